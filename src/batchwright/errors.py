@@ -1,0 +1,45 @@
+"""The few exceptions of the project. Each message names the value, the place and what to try.
+
+A message is one line. The command line prints it after ``error:`` and exits with `exit_code`.
+"""
+
+
+class BatchwrightError(Exception):
+    """Something the user can mend: bad input, bad file, bad environment. Exit code 2."""
+
+    exit_code = 2
+
+
+class JobError(BatchwrightError):
+    """A job key is unknown, has the wrong type, or asks for something that cannot be done."""
+
+
+class DataError(BatchwrightError):
+    """A data set is missing, truncated, unreadable or inconsistent."""
+
+
+class FileError(BatchwrightError):
+    """A file or folder cannot be read or written, or is not what it should be."""
+
+
+class PlanError(BatchwrightError):
+    """A profile or plan does not fit the job, the data or the workers at hand."""
+
+
+class WorkerError(BatchwrightError):
+    """A worker process died or gave up; the message carries its own last error. Exit code 1."""
+
+    exit_code = 1
+
+
+class TrainingError(WorkerError):
+    """Training itself cannot go on, for example because every gradient is infinite."""
+
+
+class Interrupted(BatchwrightError):  # noqa: N818 - a stop that was asked for is no error
+    """A signal stopped the run after a checkpoint. Exit code 128 + the signal's number."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+        self.exit_code = 128 + signal_number
