@@ -1,0 +1,1 @@
+"""MEASURE: a workload on given hardware becomes a profile."""
