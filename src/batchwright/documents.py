@@ -1,0 +1,222 @@
+"""Files in and out: a job as YAML with ``key=value`` overrides, every other record as JSON.
+
+Whatever is wrong with a file becomes one line that names the file, the key, the value and what to
+try. Writing is atomic: the old file stays until the new one is whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.records import Job, Record
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def job_keys(model: type[BaseModel] = Job, prefix: str = "") -> list[str]:
+    """Every job key in order, nested ones with a dot, such as ``probe.budget``."""
+    keys = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += job_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def load_job(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Job:
+    """The job of a YAML file (or the defaults), changed by ``key=value`` texts.
+
+    Args:
+        path: YAML file with job keys; ``None`` starts from the defaults; ``-`` reads stdin.
+        overrides: texts such as ``epochs=3`` or ``probe.budget=10``; ``resolutions=24,32`` is
+            a list, ``goal.memory=null`` unsets.
+
+    Raises:
+        FileError: the file cannot be read or is not YAML with keys.
+        JobError: an unknown key (the nearest is suggested), a wrong type or a wrong value.
+    """
+    values = _read_yaml(path) if path is not None else {}
+    return change_job(Job(), values, overrides, place=f" in {path}" if path else "")
+
+
+def change_job(
+    job: Job,
+    values: Mapping[str, Any] | None = None,
+    overrides: Iterable[str] = (),
+    place: str = "",
+) -> Job:
+    """``job`` with the keys in ``values`` and then the ``key=value`` texts replaced."""
+    merged = job.model_dump(mode="json")
+    for key, value in _flatten(values or {}):
+        _put(merged, key, value, place)
+    for text in overrides:
+        key, equals, raw = text.partition("=")
+        if not equals:
+            raise JobError(f"{text!r} is no job key: write key=value, such as epochs=3")
+        _put(merged, key.strip(), _parse_value(key.strip(), raw), "")
+    try:
+        return Job.model_validate(merged)
+    except ValidationError as error:
+        raise JobError(_first_problem(error, "job key ")) from None
+
+
+def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
+    """The record in a JSON file; ``-`` reads stdin.
+
+    Raises:
+        FileError: missing, unreadable, not JSON, or not this kind of record.
+    """
+    text = _read_text(path)
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        kind = model.__name__.lower()
+        raise FileError(
+            f"{path} is not a valid {kind}: {_first_problem(error, 'its key ')}; "
+            f"make it again with the verb that writes a {kind}"
+        ) from None
+
+
+def write_record(record: Record, path: str | Path) -> None:
+    """Write a record as JSON; ``-`` writes to stdout."""
+    write_text(record.model_dump_json(indent=2) + "\n", path)
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """Write a text file whole or not at all; ``-`` writes to stdout.
+
+    Raises:
+        FileError: the folder is missing or not writable, or the disk is full.
+    """
+    if str(path) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    target = Path(path)
+    aside = ""
+    try:
+        handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(aside).chmod(0o666 & ~_umask())
+        Path(aside).replace(target)
+    except OSError as error:
+        if aside:
+            Path(aside).unlink(missing_ok=True)
+        raise FileError(f"cannot write {target}: {error.strerror}; choose another place") from None
+
+
+def job_yaml(job: Job) -> str:
+    """The job as YAML, every key with its resolved value, in the order of the documentation."""
+    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _read_text(path: str | Path) -> str:
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read {path}: {error}") from None
+
+
+def _read_yaml(path: str | Path) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(_read_text(path)) or {}
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise FileError(
+            f"{path}{line} is not YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}"
+        ) from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise FileError(f"{path} holds no job keys: write lines such as `epochs: 3`")
+    return values
+
+
+def _parse_value(key: str, raw: str) -> Any:
+    """The value behind ``key=``; the record itself turns texts into numbers."""
+    if raw in ("null", "~"):
+        return None
+    if key in ("resolutions", "frozen") and raw != "auto":
+        return [part.strip() for part in raw.split(",") if part.strip()]
+    return raw
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            pairs += _flatten(value, f"{prefix}{key}.")
+        else:
+            pairs.append((prefix + key, value))
+    return pairs
+
+
+def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
+    known = job_keys()
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        raise JobError(f"unknown job key {key!r}{place}: {hint}")
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values[parent]
+    values[last] = value
+
+
+def _first_problem(error: ValidationError, what: str) -> str:
+    problems = error.errors(include_url=False)
+    problem = problems[0]
+    key = _key_of(problem)
+    if problem["type"] == "value_error":
+        return str(problem["msg"]).removeprefix("Value error, ")
+    messages = [p["msg"] for p in problems if _key_of(p) == key]  # one for each type it may have
+    texts = [message[0].lower() + message[1:] for message in dict.fromkeys(messages)]
+    message = " or ".join(
+        [texts[0], *(text.removeprefix("input should be ") for text in texts[1:])]
+    )
+    return f"{what}{key} = {_shorten(problem['input'])}: {message}" if key else message
+
+
+def _key_of(problem: Mapping[str, Any]) -> str:
+    return ".".join(str(part) for part in problem["loc"] if not _is_branch(part))
+
+
+def _is_branch(part: int | str) -> bool:
+    """Whether a part of pydantic's location names a union's branch rather than a key."""
+    return isinstance(part, str) and bool(set(part) & set("[-") or part in ("int", "float", "str"))
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message on one line, for a person."""
+    text = " ".join(str(error).split())
+    if isinstance(error, BatchwrightError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
