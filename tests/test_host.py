@@ -1,0 +1,167 @@
+"""What the process runs on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchwright.errors import BatchwrightError, JobError
+from batchwright.workload import host
+
+CPU = torch.device("cpu")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+
+
+@pytest.fixture
+def kernel(monkeypatch, tmp_path):
+    """A kernel whose files a test writes: a function from path to text."""
+    files: dict[str, str] = {}
+    monkeypatch.setattr(host, "_read", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+    return files
+
+
+def test_cores_are_at_least_one_and_never_more_than_the_machine_has():
+    assert 1 <= host.usable_cores() <= (os.cpu_count() or 1)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)]
+)
+def test_cores_stay_below_the_limit_of_the_control_group(kernel, monkeypatch, limit, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    kernel["/proc/self/cgroup"] = "0::/user/job\n"
+    kernel["/sys/fs/cgroup/user/cpu.max"] = limit
+    assert host.usable_cores() == expected
+
+
+@linux
+@pytest.mark.parametrize(("quota", "expected"), [("-1", 8), ("300000", 3)])
+def test_cores_stay_below_the_limit_of_a_version_1_group(kernel, monkeypatch, quota, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    kernel["/proc/self/cgroup"] = "4:cpuacct,cpu:/job\n5:memory:/other\n"
+    kernel["/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us"] = f"{quota}\n"
+    kernel["/sys/fs/cgroup/cpu/job/cpu.cfs_period_us"] = "100000\n"
+    assert host.usable_cores() == expected
+
+
+def test_free_memory_is_what_the_control_group_leaves_divided_by_the_workers(kernel):
+    kernel["/proc/meminfo"] = "MemTotal: 9000000 kB\nMemAvailable:    8000000 kB\n"
+    assert host.free_memory(CPU, 2) == 8_000_000 * 1024 // 2
+    kernel["/proc/self/cgroup"] = "0::/job\n"
+    kernel["/sys/fs/cgroup/job/memory.max"] = "1000000\n"
+    kernel["/sys/fs/cgroup/job/memory.current"] = "700000\n"
+    kernel["/sys/fs/cgroup/job/memory.stat"] = "anon 500000\ninactive_file 100000\n"
+    assert host.free_memory(CPU, 2) == 200_000
+
+
+def test_free_memory_of_this_machine_is_believable():
+    assert 2**20 < host.free_memory(CPU, 1) < 2**46
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_asking_for_a_missing_gpu_says_what_to_try():
+    assert host.resolve_device("auto") == host.resolve_device("cpu") == CPU
+    assert host.default_workers("auto") == 2
+    with pytest.raises(JobError, match=r"^device=cuda: .* no GPU; try device=cpu$"):
+        host.resolve_device("cuda")
+
+
+def test_more_workers_than_gpus_says_what_to_try(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert host.resolve_device("auto", 1) == torch.device("cuda", 1)
+    assert host.default_workers("auto") == host.default_workers("cuda") == 2
+    with pytest.raises(JobError, match="try workers=2"):
+        host.resolve_device("cuda", 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("fpu avx512_bf16", "bfloat16"), ("fpu amx_bf16", "bfloat16"), ("fpu avx512f", "float32")],
+)
+def test_automatic_precision_follows_the_processor(kernel, flags, expected):
+    kernel["/proc/cpuinfo"] = f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
+    assert host.resolve_precision("auto", CPU) == expected
+    assert host.resolve_precision("float32", CPU) == "float32"
+    assert host.resolve_precision("bfloat16", CPU) == "bfloat16"
+
+
+def test_autocast_changes_the_format_only_for_bfloat16():
+    matrix = torch.ones(2, 2)
+    with host.autocast("bfloat16", CPU):
+        assert (matrix @ matrix).dtype == torch.bfloat16
+    with host.autocast("float32", CPU):
+        assert (matrix @ matrix).dtype == torch.float32
+
+
+def prepared(**environment: str) -> str:
+    """What `prepare_process` says in a fresh process with these variables."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    code = (
+        "import torch\nfrom batchwright.workload.host import prepare_process\n"
+        "print(prepare_process(1), torch.get_num_threads(), sep='|')"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=clean | environment, capture_output=True, text=True)
+    words, threads = done.stdout.strip().split("|")
+    assert threads == "1", done.stderr
+    return words
+
+
+@linux
+@pytest.mark.slow
+def test_thresholds_are_raised_unless_the_user_has_set_them():
+    if not prepared().startswith("glibc"):
+        pytest.skip("another C library")
+    assert prepared().endswith("thresholds raised")
+    assert prepared(MALLOC_TRIM_THRESHOLD_="1000000").endswith("as set by MALLOC_TRIM_THRESHOLD_")
+    tunables = "glibc.malloc.mmap_threshold=1000000"
+    assert prepared(GLIBC_TUNABLES=tunables).endswith("as set by GLIBC_TUNABLES")
+
+
+def test_a_preloaded_allocator_is_left_alone(monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libfoo.so:/usr/lib/libjemalloc.so.2")
+    assert host._raise_thresholds() == "libjemalloc.so.2 preloaded, left as it is"
+
+
+@linux
+@pytest.mark.slow
+def test_a_worker_dies_with_its_parent(tmp_path):
+    worker = (
+        "import os, time; from batchwright.workload.host import die_with_parent\n"
+        "die_with_parent(); print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent, worker], stdout=subprocess.PIPE, text=True
+    )
+    pid = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 20
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def test_collectives_use_the_loopback_interface(monkeypatch):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "en0"), (2, "lo0")])
+    assert host.collective_interface() == "lo0"
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "eth0")])
+    with pytest.raises(BatchwrightError, match="among eth0"):
+        host.collective_interface()
