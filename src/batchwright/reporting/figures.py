@@ -1,0 +1,245 @@
+"""Figures of a run as PNG files.
+
+Drawn through matplotlib's object interface, so that a caller's own pyplot state is left alone. The
+same summary gives the same bytes: no date and no version goes into a file. Colours are those of
+Okabe and Ito, which people with any common colour vision tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchwright.records import RunSummary
+from batchwright.reporting.reading import (
+    accounting,
+    comparisons,
+    is_chosen,
+    number,
+    training_clock,
+    worker_totals,
+)
+from batchwright.reporting.writing import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
+PART_COLOURS = {
+    "set-up": "#666666",
+    "input": ORANGE,
+    "compute": BLUE,
+    "communication": RED,
+    "evaluation": GREEN,
+    "checkpoints": PURPLE,
+    "other": "#BBBBBB",
+}
+
+
+def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
+    """Write the figures that the summary has data for into ``folder``, which is made if missing.
+
+    ``epoch_seconds.png``: predicted and measured seconds per epoch, over the global batch and epoch
+    by epoch; ``learning.png``: loss and held-out accuracy; ``time.png``: where each worker's time
+    went.
+
+    Returns:
+        The files written; empty if no epoch was finished and no candidate was considered.
+
+    Raises:
+        FileError: A file cannot be written.
+    """
+    figures = {}
+    if summary.plan.considered or summary.epochs:
+        figures["epoch_seconds.png"] = _epoch_seconds(summary)
+    if summary.epochs:
+        figures["learning.png"] = _learning(summary)
+        figures["time.png"] = _time(summary)
+    make_folder(folder)
+    for name, figure in figures.items():
+        write_whole(folder / name, _png(figure))
+    return [folder / name for name in figures]
+
+
+def _epoch_seconds(summary: RunSummary) -> Figure:
+    figure, (candidates, epochs) = _panels()
+    _candidates(candidates, summary)
+    _epoch_by_epoch(epochs, summary)
+    return figure
+
+
+def _candidates(axes: Axes, summary: RunSummary) -> None:
+    """Predicted seconds of each candidate with its interval; the measured point on top."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    considered = summary.plan.considered
+    batches = [one.global_batch_size for one in considered]
+    seconds = [one.epoch_seconds for one in considered]
+    axes.fill_between(
+        batches,
+        [one.low for one in seconds],
+        [one.high for one in seconds],
+        color=BLUE,
+        alpha=0.2,
+        linewidth=0,
+        label="95 % interval",
+    )
+    axes.plot(batches, [one.value for one in seconds], "o-", color=BLUE, label="predicted")
+    chosen = [one for one in considered if is_chosen(summary.plan, one)]
+    axes.plot(
+        [one.global_batch_size for one in chosen],
+        [one.epoch_seconds.value for one in chosen],
+        "o",
+        markersize=16,
+        markerfacecolor="none",
+        markeredgecolor="black",
+        markeredgewidth=1.5,
+        label="chosen",
+    )
+    stages = summary.plan.stages
+    measured = [
+        (stages[one.stage].global_batch_size, one.measured)
+        for one in comparisons(summary)
+        if one.measured is not None
+    ]
+    axes.plot(*_columns(measured), "D", color=RED, label="measured (median)", zorder=3)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted({*batches, *_columns(measured)[0]})))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
+    axes.set_xlabel("global batch (samples per step)")
+    axes.set_ylabel("training time of an epoch (s)")
+    axes.margins(y=0.15)
+    axes.set_ylim(bottom=0)
+    axes.set_title("Candidates", fontsize=15)
+    axes.legend(frameon=False)
+
+
+def _epoch_by_epoch(axes: Axes, summary: RunSummary) -> None:
+    """Measured seconds of each epoch over the predicted interval of its stage."""
+    from matplotlib.ticker import MaxNLocator
+
+    first = 0.5
+    for index, stage in enumerate(summary.plan.stages):
+        span, predicted = (first, first + stage.epochs), stage.predicted_epoch_seconds
+        first += stage.epochs
+        if predicted is None:
+            continue
+        hidden = "_" if index else ""  # matplotlib leaves such names out of the legend
+        axes.fill_between(
+            span,
+            predicted.low,
+            predicted.high,
+            color=BLUE,
+            alpha=0.2,
+            linewidth=0,
+            label=f"{hidden}95 % interval",
+        )
+        axes.plot(span, [predicted.value] * 2, color=BLUE, label=f"{hidden}predicted")
+    for whole, face, label_of in ((True, RED, "measured"), (False, "none", "measured, resumed")):
+        points = [
+            (epoch.epoch + 1, epoch.training_seconds)
+            for epoch in summary.epochs
+            if epoch.whole is whole
+        ]
+        if points:
+            axes.plot(*_columns(points), "D", color=RED, markerfacecolor=face, label=label_of)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("training time of an epoch (s)")
+    axes.margins(y=0.15)
+    axes.set_ylim(bottom=0)
+    axes.set_title("Epoch by epoch", fontsize=15)
+    axes.legend(frameon=False, loc="lower left")
+
+
+def _learning(summary: RunSummary) -> Figure:
+    """Loss and held-out accuracy over epochs, with the seconds of training below each tick."""
+    figure, (loss, accuracy) = _panels()
+    epochs = summary.epochs
+    train = [(e.epoch + 1, e.train_loss) for e in epochs if e.train_loss is not None]
+    held_out = [(e.epoch + 1, e.val_loss) for e in epochs if e.val_loss is not None]
+    loss.plot(*_columns(train), "o-", color=BLUE, markersize=5, label="training")
+    loss.plot(*_columns(held_out), "s--", color=ORANGE, markersize=5, label="held out")
+    loss.set_ylabel("mean loss per image")
+    loss.set_title("Loss", fontsize=15)
+    loss.legend(frameon=False)
+    right = [(e.epoch + 1, 100 * e.top1) for e in epochs if e.top1 is not None]
+    accuracy.plot(*_columns(right), "s-", color=GREEN, markersize=5)
+    best = summary.best_epoch
+    if best is not None and best.top1 is not None:
+        point = (best.epoch + 1, 100 * best.top1)
+        accuracy.plot(*point, "o", markersize=16, markerfacecolor="none", color="black")
+        accuracy.annotate(
+            f"best {point[1]:.1f} %", point, (0, -26), textcoords="offset points", ha="center"
+        )
+    accuracy.set_ylabel("held-out accuracy (%)")
+    accuracy.set_title("Accuracy", fontsize=15)
+    for axes in (loss, accuracy):
+        _epochs_and_seconds(axes, summary)
+    return figure
+
+
+def _epochs_and_seconds(axes: Axes, summary: RunSummary) -> None:
+    clock = training_clock(summary)
+    stride = -(-len(clock) // 6)
+    shown = range(len(clock) - 1, -1, -stride)
+    labels = [f"{summary.epochs[i].epoch + 1}\n{number(clock[i])} s" for i in shown]
+    axes.set_xticks([summary.epochs[i].epoch + 1 for i in shown], labels)
+    axes.set_xlabel("epoch, and seconds of training by its end")
+
+
+def _time(summary: RunSummary) -> Figure:
+    """One bar per worker, each as long as the run's wall time."""
+    from matplotlib.figure import Figure
+
+    ranks = [one.rank for one in worker_totals(summary)]
+    figure = Figure(figsize=(11, 2.6 + 0.45 * len(ranks)), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    left = [0.0] * len(ranks)
+    accounts = [accounting(summary, rank) for rank in ranks]
+    for part, colour in PART_COLOURS.items():
+        seconds = [dict(account)[part] for account in accounts]
+        axes.barh(
+            ranks, seconds, left=left, height=0.7, color=colour, edgecolor="white", label=part
+        )
+        left = [start + more for start, more in zip(left, seconds, strict=True)]
+    axes.set_yticks(ranks, [f"worker {rank}" for rank in ranks])
+    axes.invert_yaxis()
+    _style(axes, grid="x")
+    axes.set_xlabel("wall time (s)")
+    axes.set_title("Where the time went", fontsize=15)
+    figure.legend(loc="outside lower center", ncols=len(PART_COLOURS), frameon=False, fontsize=12)
+    return figure
+
+
+def _panels() -> tuple[Figure, tuple[Axes, Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), dpi=110, layout="constrained")
+    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    for axes in (left, right):
+        _style(axes, grid="both")
+    return figure, (left, right)
+
+
+def _style(axes: Axes, *, grid: Any) -> None:
+    """Large letters, so that the figure is still read at half its size."""
+    axes.tick_params(labelsize=12)
+    axes.xaxis.label.set_fontsize(13)
+    axes.yaxis.label.set_fontsize(13)
+    axes.grid(axis=grid, color="#DDDDDD", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _columns(points: list[Any]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()

@@ -1,0 +1,54 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from batchwright.errors import FileError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path``: aside first, then renamed over what was there.
+
+    Raises:
+        FileError: The folder is missing, unwritable or full.
+    """
+    try:
+        descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise _refusal(path, error) from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), _usual_mode())
+        Path(aside).replace(path)
+    except OSError as error:
+        Path(aside).unlink(missing_ok=True)
+        raise _refusal(path, error) from error
+
+
+def _usual_mode() -> int:
+    """Permissions that a plainly opened file would get; the temporary one is private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _refusal(path: Path, error: OSError) -> FileError:
+    return FileError(
+        f"{path}: cannot be written ({error.strerror}); choose another folder with --out"
+    )
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and what leads to it, unless it is there.
+
+    Raises:
+        FileError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refusal(folder, error) from error

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from batchwright.errors import FileError
+from batchwright.reporting.figures import write_figures
+from samples import make_epoch, make_plan, make_summary
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write_figures(make_summary(), tmp_path_factory.mktemp("run") / "figures")
+
+
+def test_a_run_has_three_figures_that_are_whole_png_files(written):
+    assert [path.name for path in written] == ["epoch_seconds.png", "learning.png", "time.png"]
+    for path in written:
+        with Image.open(path) as image:
+            image.verify()
+            assert image.format == "PNG"
+            assert image.width >= 1000
+
+
+def test_the_same_summary_gives_the_same_bytes(written, tmp_path):
+    again = write_figures(make_summary(), tmp_path)
+    assert [p.read_bytes() for p in again] == [p.read_bytes() for p in written]
+
+
+def test_no_date_and_no_version_goes_into_a_file(written):
+    for path in written:
+        with Image.open(path) as image:
+            assert not image.text
+
+
+def test_nothing_else_is_left_in_the_folder(written):
+    assert {path.name for path in written[0].parent.iterdir()} == {path.name for path in written}
+
+
+def test_a_run_that_stopped_early_has_the_figures_that_can_be_drawn(tmp_path):
+    (only,) = write_figures(make_summary(epochs=()), tmp_path)
+    assert only.name == "epoch_seconds.png"
+    assert write_figures(make_summary(epochs=(), plan=make_plan(considered=())), tmp_path) == []
+
+
+def test_missing_losses_and_evaluations_are_gaps_not_errors(tmp_path):
+    epochs = (
+        make_epoch(0, train_loss=None, val_loss=None, val_correct=None, val_count=None),
+        make_epoch(1, whole=False),
+    )
+    stage = make_plan().stages[0].model_copy(update={"predicted_epoch_seconds": None})
+    plan = make_plan(considered=(), stages=(stage,))
+    assert len(write_figures(make_summary(plan=plan, epochs=epochs), tmp_path)) == 3
+    assert len(write_figures(make_summary(epochs=epochs[:1]), tmp_path)) == 3
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(FileError, match="taken"):
+        write_figures(make_summary(), tmp_path / "taken" / "figures")
+
+
+def test_reporting_is_imported_without_the_libraries_that_draw():
+    code = (
+        "import sys, batchwright.reporting.figures, batchwright.reporting.tables,"
+        "batchwright.reporting.progress\n"
+        "print([m for m in ('matplotlib', 'rich', 'torch', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from batchwright.reporting.progress import LINE_SECONDS, StepsProgress, progress, steps
+
+
+def a_console(*, terminal=False, **more):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100, **more)
+
+
+def step(epoch, number, seconds, **more):
+    line = {
+        "kind": "step",
+        "epoch": epoch,
+        "step": number,
+        "steps": 10,
+        "time/train_s": seconds,
+        "train/loss": 0.5,
+        "throughput/samples_per_sec": 1234.5,
+        "lr": 0.1,
+        "batch/global": 96,
+    }
+    return line | more
+
+
+def epoch_end(epoch, **more):
+    line = {
+        "kind": "epoch",
+        "epoch": epoch,
+        "epochs": 2,
+        "train/loss": 0.4,
+        "val/loss": 0.6,
+        "val/top1": 0.975,
+        "time/epoch_s": 20.0,
+        "time/eval_s": 1.0,
+        "throughput/samples_per_sec": 1200.0,
+        "lr": 0.1,
+        "plan/predicted_epoch_s": 19.0,
+        "gns/simple": 212.0,
+    }
+    return line | more
+
+
+def lines(console, records, epochs=2):
+    with progress(console, epochs=epochs) as shown:
+        for record in records:
+            shown.update(record)
+    return console.file.getvalue().splitlines()
+
+
+def test_an_epoch_is_one_plain_line_where_there_is_no_terminal():
+    said = lines(a_console(), [step(0, 5, 1.0), step(0, 10, 2.0), epoch_end(0), epoch_end(1)])
+    assert len(said) == 2
+    assert said[0].startswith("epoch 1/2: ")
+    for words in ("loss 0.400", "accuracy 97.5 %", "20.0 s (predicted 19.0 s)", "21 s left"):
+        assert words in said[0]
+    assert "left" not in said[1]
+
+
+def test_inside_a_long_epoch_lines_are_at_least_ten_seconds_of_training_apart():
+    said = lines(a_console(), [step(0, n, 4.0 * n) for n in range(1, 11)])
+    assert len(said) == 3
+    assert [line.split(":")[0].split()[-1] for line in said] == ["3/10", "6/10", "9/10"]
+    assert LINE_SECONDS == 10
+
+
+def test_time_left_uses_the_pace_of_the_first_epoch_until_one_is_finished():
+    (first,) = lines(a_console(), [step(0, 5, 10.0)])
+    assert "30 s left" in first
+    _, second = lines(a_console(), [epoch_end(0), step(1, 5, 10.0)])
+    assert "10 s left" in second
+
+
+def test_a_line_does_not_wrap_however_narrow_the_console():
+    console = Console(file=io.StringIO(), force_terminal=False, width=20)
+    assert len(lines(console, [epoch_end(0)])) == 1
+
+
+def test_values_that_are_missing_or_null_are_left_out():
+    (said,) = lines(a_console(), [epoch_end(0, **{"train/loss": None, "val/top1": None})])
+    assert "accuracy" not in said
+    assert said.startswith("epoch 1/2: held-out loss")
+    assert lines(a_console(), [{"kind": "epoch", "epoch": 1}]) == ["epoch 2/2: "]
+    assert lines(a_console(), [{"kind": "something else"}]) == []
+
+
+def test_a_note_is_shown_as_it_is_but_cannot_act_on_the_terminal():
+    assert lines(a_console(), [{"kind": "note", "text": "[red]kept\x1b[2J :smile:"}]) == [
+        "[red]kept\\x1b[2J :smile:"
+    ]
+
+
+def test_a_terminal_gets_a_bar_that_is_gone_at_the_end():
+    console = a_console(terminal=True)
+    text = "\n".join(lines(console, [step(0, 5, 1.0), epoch_end(0)]))
+    assert "━" in text
+    assert "accuracy 97.5 %" in text
+    assert text.endswith("\x1b[2K")
+
+
+def test_no_color_takes_the_colours_away(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = "\n".join(lines(a_console(terminal=True), [step(0, 5, 1.0), epoch_end(0)]))
+    assert "\x1b[3" not in text
+    assert "\x1b[9" not in text
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert len(lines(a_console(terminal=True), [step(0, 5, 1.0), epoch_end(0)])) == 1
+
+
+def test_without_a_console_everything_goes_to_standard_error(capsys):
+    with progress(epochs=1) as shown:
+        shown.update({"kind": "note", "text": "hello"})
+    with steps() as count:
+        count(1, 1, "reading")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "hello\nreading: 1 of 1\n"
+
+
+def test_countable_work_says_its_start_its_end_and_little_in_between():
+    console, now = a_console(), iter(range(1000))
+    with StepsProgress(console, clock=lambda: float(next(now))) as count:
+        for done in range(26):
+            count(done, 25, "reading training images")
+        for done in range(3):
+            count(done, 2, "reading held-out images")
+    assert console.file.getvalue().splitlines() == [
+        "reading training images: 0 of 25",
+        "reading training images: 10 of 25",
+        "reading training images: 20 of 25",
+        "reading training images: 25 of 25",
+        "reading held-out images: 0 of 2",
+        "reading held-out images: 2 of 2",
+    ]
+
+
+@pytest.mark.parametrize("total", [0, 3])
+def test_countable_work_has_a_bar_on_a_terminal(total):
+    console = a_console(terminal=True)
+    with steps(console) as count:
+        for done in range(total + 1):
+            count(done, total, "[b]reading")
+    assert f"{total} of {total}" in console.file.getvalue()
+    assert "[b]reading" in console.file.getvalue()

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from rich.console import Console
+
+from batchwright.records import Estimate
+from batchwright.reporting.reading import (
+    accounting,
+    comparisons,
+    is_chosen,
+    stage_rows,
+    worker_totals,
+)
+from batchwright.reporting.tables import plan_table, profile_table, summary_table
+from samples import (
+    make_data,
+    make_epoch,
+    make_network,
+    make_plan,
+    make_prediction,
+    make_profile,
+    make_summary,
+)
+
+
+def shown(renderable, width=80):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_the_parts_of_the_time_sum_to_the_wall_time():
+    summary = make_summary()
+    assert sum(s for _, s in accounting(summary)) == pytest.approx(summary.wall_seconds)
+    for one in worker_totals(summary):
+        parts = accounting(summary, one.rank)
+        assert sum(s for _, s in parts) == pytest.approx(summary.wall_seconds)
+
+
+@given(wall=some.floats(0, 1e6), setup=some.floats(0, 1e6), count=some.integers(0, 3))
+def test_no_part_is_negative_and_no_second_is_lost(wall, setup, count):
+    summary = make_summary(
+        epochs=tuple(make_epoch(epoch) for epoch in range(count)),
+        wall_seconds=wall,
+        setup_seconds=setup,
+    )
+    parts = accounting(summary)
+    assert all(seconds >= 0 for _, seconds in parts)
+    claimed = sum(seconds for name, seconds in parts if name != "other")
+    assert sum(s for _, s in parts) == pytest.approx(max(wall, claimed))
+
+
+def test_the_mean_over_the_workers_is_what_the_run_is_charged():
+    summary = make_summary()
+    first, second = (dict(accounting(summary, rank)) for rank in (0, 1))
+    whole = dict(accounting(summary))
+    for part in ("input", "compute", "communication"):
+        assert whole[part] == pytest.approx((first[part] + second[part]) / 2)
+
+
+def test_the_comparison_of_a_single_stage_is_the_summary_s_own():
+    summary = make_summary()
+    (one,) = comparisons(summary)
+    assert one.measured == summary.measured_epoch_seconds
+    assert one.error_percent == pytest.approx(100 * (one.predicted.value / one.measured - 1))
+
+
+@pytest.mark.parametrize(
+    ("measured", "inside", "words"),
+    [
+        (1.0, True, "0.0 % too high, inside"),
+        (1.25, False, "20.0 % too low, outside"),
+        (0.95, True, "5.3 % too high, inside"),
+    ],
+)
+def test_the_verdict_says_direction_size_and_whether_it_fell_inside(measured, inside, words):
+    stage = make_plan().stages[0]
+    predicted = stage.model_copy(
+        update={"predicted_epoch_seconds": Estimate(value=1.0, low=0.9, high=1.1)}
+    )
+    summary = make_summary(
+        plan=make_plan(stages=(predicted,)),
+        epochs=(make_epoch(0, training_seconds=measured),),
+    )
+    (one,) = comparisons(summary)
+    assert one.inside is inside
+    assert words in one.verdict
+
+
+def test_each_stage_is_compared_with_its_own_epochs():
+    stage = make_plan().stages[0]
+    plan = make_plan(stages=tuple(stage.model_copy(update={"epochs": 3}) for _ in range(2)))
+    seconds = [9.0, 1.0, 1.0, 9.0, 2.0, 2.0]
+    epochs = tuple(make_epoch(e, training_seconds=s) for e, s in enumerate(seconds))
+    assert [one.measured for one in comparisons(make_summary(plan=plan, epochs=epochs))] == [1, 2]
+
+
+def test_an_epoch_that_was_resumed_is_not_compared():
+    epochs = tuple(make_epoch(e, training_seconds=1.0 + e, whole=e != 1) for e in range(3))
+    (one,) = comparisons(make_summary(epochs=epochs))
+    assert one.measured == 3.0
+
+
+def test_only_the_candidate_with_the_plan_s_batch_workers_and_side_is_chosen():
+    plan = make_plan()
+    assert [c.global_batch_size for c in plan.considered if is_chosen(plan, c)] == [96]
+    assert not is_chosen(plan, make_prediction(96, workers=4))
+    assert not is_chosen(plan, make_prediction(96, resolution=16))
+
+
+def test_the_plan_s_table_shows_stages_reasons_sources_and_candidates():
+    text = shown(plan_table(make_plan()))
+    for word, values in stage_rows(make_plan()):
+        assert word in text
+        assert values[0] in text
+    assert "[measured]" in text
+    assert "published: Krizhevsky" in text
+    (row,) = [line for line in text.splitlines() if "chosen" in line]
+    assert "96" in row.split()
+
+
+def test_the_summary_s_table_shows_accuracy_with_its_counts_and_every_part_of_the_time():
+    text = shown(summary_table(make_summary()))
+    assert "98.1 % (353 of 360)" in text
+    assert "98.6 % (355 of 360)" in text
+    assert "too low, inside" in text
+    for name, _ in accounting(make_summary()):
+        assert name in text
+
+
+def test_a_run_without_a_finished_epoch_a_profile_or_a_prediction_still_has_its_tables():
+    stage = (
+        make_plan()
+        .stages[0]
+        .model_copy(update={"predicted_epoch_seconds": None, "predicted_bytes": None})
+    )
+    plan = make_plan(stages=(stage,), considered=(), reasons=())
+    text = shown(summary_table(make_summary(plan=plan, profile=None, epochs=())))
+    assert "nothing was predicted" in text
+    assert "not evaluated" in text
+    assert "not measured" in shown(plan_table(plan))
+
+
+def test_the_profile_s_table_says_where_the_noise_could_not_be_measured():
+    assert "212 samples" in shown(profile_table(make_profile()))
+    assert "below measurement" in shown(profile_table(make_profile(noise=None)))
+
+
+def test_names_cannot_send_markup_or_control_characters_to_the_terminal():
+    data = make_data(name="[bold red]digits\x1b[2J\u202e")
+    text = shown(plan_table(make_plan(data=data, network=make_network(name="[link=x]y"))))
+    assert "[link=x]y on [bold red]digits\\x1b[2J\\u202e" in text
+    assert "\x1b" not in text
