@@ -1,0 +1,298 @@
+"""Networks, weights, losses and optimizers of a job."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from batchwright.errors import FileError, JobError
+from batchwright.records import Job
+from batchwright.workload import task
+
+USER_MODULE = """
+import torch
+from torch import nn
+
+class Holder:
+    @staticmethod
+    def build(num_classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
+
+def with_dropout(num_classes, dropout=0.3):
+    network = Holder.build(num_classes)
+    network.share = dropout
+    return network
+
+def needs_five_pixels(num_classes):
+    return nn.Sequential(nn.Conv2d(3, num_classes, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+def fails(num_classes):
+    raise RuntimeError("no such\\nweights")
+
+def no_module(num_classes):
+    return num_classes
+
+def summed(outputs, labels):
+    return outputs.sum()
+
+five = 5
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """A module of the user's, importable as ``mine``."""
+    (tmp_path / "mine.py").write_text(USER_MODULE)
+    (tmp_path / "broken.py").write_text("import a_package_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("mine", None)
+
+
+def build(name: str = "resnet8", classes: int = 10, seed: int = 0, **options) -> nn.Module:
+    options = {"side": 8, "dropout": 0.0} | options
+    return task.build_network(name, classes=classes, seed=seed, **options)
+
+
+def same(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+# ----------------------------------------------------------------------------------- the network
+
+
+def test_a_seed_gives_the_same_weights_and_leaves_the_callers_random_state():
+    before = torch.random.get_rng_state()
+    first = build(seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(5)
+    assert same(first, build(seed=3))
+    assert not same(first, build(seed=4))
+
+
+def test_a_network_is_channels_last():
+    kernels = [p for p in build().parameters() if p.ndim == 4]
+    assert all(k.is_contiguous(memory_format=torch.channels_last) for k in kernels)
+
+
+def test_an_unknown_network_gets_a_suggestion():
+    with pytest.raises(JobError, match=r"^network=resnet81: unknown; did you mean resnet8"):
+        build("resnet81")
+    with pytest.raises(JobError, match="there are resnet8, resnet18, vgg8"):
+        build("transformer")
+
+
+def test_a_network_refuses_images_below_its_least_side():
+    with pytest.raises(JobError, match="at least 8 pixels, not 6"):
+        build("vgg8", side=6)
+
+
+@pytest.mark.usefixtures("user_module")
+def test_an_import_string_is_called_with_the_number_of_classes():
+    assert build("mine:Holder.build", classes=7)[1].out_features == 7
+    assert build("mine:with_dropout", dropout=0.1).share == 0.1
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere_at_all:build", "module 'nowhere_at_all' cannot be imported"),
+        ("broken:build", "'broken' cannot be imported .*a_package_that_is_missing"),
+        ("mine:with_dropuot", "has no 'with_dropuot'; did you mean with_dropout"),
+        ("mine:", "looks like package.module:function"),
+        ("mine:fails", r"cannot be built \(RuntimeError: no such\)"),
+        ("mine:no_module", "gave a int, not a torch.nn.Module"),
+    ],
+)
+def test_an_import_string_that_fails_says_why_in_one_line(name, message):
+    with pytest.raises(JobError, match=message) as caught:
+        build(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("user_module")
+def test_dropout_that_a_network_does_not_take_is_refused():
+    with pytest.raises(JobError, match="has no parameter `dropout`"):
+        build("mine:Holder.build", dropout=0.2)
+
+
+@pytest.mark.usefixtures("user_module")
+def test_facts_count_weights_exchanged_bytes_and_least_side():
+    network = build()
+    facts = task.network_facts("resnet8", network, 8)
+    assert (facts.parameters, facts.trained_bytes) == (78_042, 4 * 78_042)
+    assert facts.batch_norm
+    task.freeze(network, ["classifier.weight"])
+    assert task.network_facts("resnet8", network, 8).trained_bytes == 4 * (78_042 - 640)
+
+    name = "mine:needs_five_pixels"
+    facts = task.network_facts(name, build(name), 16)
+    assert (facts.least_side, facts.batch_norm) == (8, False)
+    with pytest.raises(JobError, match="cannot take images of 4 pixels"):
+        task.network_facts(name, build(name), 4)
+
+
+# ----------------------------------------------------------------------------------- fine-tuning
+
+
+@pytest.mark.parametrize("wrap", [dict, lambda state: {"model": state, "epoch": 3}])
+def test_weights_come_back_from_a_state_dict_and_from_a_checkpoint(tmp_path, wrap):
+    source = build(seed=1)
+    torch.save(wrap(source.state_dict()), tmp_path / "w.pt")
+    network = build(seed=2)
+    assert task.load_weights(network, tmp_path / "w.pt") == []
+    assert same(network, source)
+
+
+def test_a_classifier_of_other_classes_stays_fresh_and_is_reported(tmp_path):
+    source = build(classes=100, seed=1)
+    state = {f"module.{name}": value for name, value in source.state_dict().items()}
+    torch.save(state, tmp_path / "w.pt")
+    network, fresh = build(seed=2), build(seed=2)
+    left = task.load_weights(network, tmp_path / "w.pt")
+    assert left == ["classifier.weight", "classifier.bias"]
+    assert torch.equal(network.classifier.weight, fresh.classifier.weight)
+    assert same(network.stages, source.stages)
+
+
+def test_tensors_missing_from_the_file_are_reported(tmp_path):
+    state = build(seed=1).state_dict()
+    del state["classifier.bias"]
+    torch.save(state, tmp_path / "w.pt")
+    assert task.load_weights(build(), tmp_path / "w.pt") == ["classifier.bias"]
+
+
+def test_weights_of_another_network_are_refused_in_one_line(tmp_path):
+    path = tmp_path / "w.pt"
+    network = build("resnet18")
+    fresh = build("resnet18")
+    torch.save(build("vgg8").state_dict(), path)
+    with pytest.raises(FileError, match=r"fit nowhere in the network: stages.0.0.weight, .*\.\.\."):
+        task.load_weights(network, path)
+    torch.save(build("resnet8").state_dict(), path)
+    with pytest.raises(FileError, match="has shape"):
+        task.load_weights(network, path)
+    assert same(network, fresh)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "damaged|not plain tensors"),
+        (b"not weights at all", "not plain tensors|damaged"),
+        ({}, "neither a state_dict"),
+        ({"epoch": 3}, "neither a state_dict"),
+        ([1, 2], "neither a state_dict"),
+    ],
+)
+def test_a_file_without_weights_is_refused_in_one_line(tmp_path, content, message):
+    path = tmp_path / "w.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(FileError, match=message) as caught:
+        task.load_weights(build(), path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_or_absent_file_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "w.pt"
+    torch.save(build().state_dict(), path)
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(FileError, match="damaged"):
+        task.load_weights(build(), path)
+    with pytest.raises(FileError, match=r"cannot be read \(No such file"):
+        task.load_weights(build(), tmp_path / "other.pt")
+    with pytest.raises(FileError, match=r"cannot be read \(Is a directory"):
+        task.load_weights(build(), tmp_path)
+
+
+def test_a_file_with_code_in_it_does_not_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    torch.save({"model": Trap()}, tmp_path / "w.pt")
+    with pytest.raises(FileError, match="not plain tensors"):
+        task.load_weights(build(), tmp_path / "w.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_frozen_parts_keep_weights_and_statistics_while_the_rest_trains():
+    network = build()
+    task.freeze(network, ["stem.*", "stages.0.*"])
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    optimizer = task.build_optimizer(network, Job(), 0.1)
+    task.set_training(network)
+    network(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    optimizer.step()
+    for name, value in network.state_dict().items():
+        frozen = name.startswith(("stem.", "stages.0."))
+        unchanged = torch.equal(value, before[name])
+        assert unchanged if frozen else ("running" not in name or not unchanged), name
+    assert not torch.equal(network.classifier.weight, before["classifier.weight"])
+
+
+def test_patterns_that_match_nothing_or_everything_are_refused():
+    with pytest.raises(JobError, match=r"frozen=layer1\.\*: matches no parameter; .*stem\.0\.weig"):
+        task.freeze(build(), ["layer1.*"])
+    with pytest.raises(JobError, match="leaves no parameter to train"):
+        task.freeze(build(), ["*"])
+
+
+# ---------------------------------------------------------------------------- loss and optimizer
+
+
+def test_cross_entropy_is_a_mean_in_float32_with_the_jobs_smoothing():
+    outputs, labels = torch.randn(5, 4).bfloat16(), torch.tensor([0, 1, 2, 3, 0])
+    loss = task.build_loss(Job(label_smoothing=0.1))(outputs, labels)
+    assert loss.dtype == torch.float32
+    expected = functional.cross_entropy(outputs.float(), labels, label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.usefixtures("user_module")
+def test_a_loss_may_be_imported_as_a_function_or_a_module():
+    assert task.build_loss(Job(loss="mine:summed"))(torch.ones(3), torch.ones(3)) == 3
+    assert task.build_loss(Job(loss="torch.nn:MSELoss"))(torch.ones(3), torch.zeros(3)) == 1
+    with pytest.raises(JobError, match="a int cannot be called"):
+        task.build_loss(Job(loss="mine:five"))
+    with pytest.raises(JobError, match="loss=mse: unknown"):
+        task.build_loss(Job(loss="mse"))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_norms_and_biases_do_not_decay(optimizer):
+    network = build()
+    job = Job(optimizer=optimizer, weight_decay=0.1)
+    decaying, other = task.build_optimizer(network, job, 0.5).param_groups
+    assert (decaying["weight_decay"], other["weight_decay"]) == (0.1, 0.0)
+    assert decaying["lr"] == other["lr"] == 0.5
+    assert {p.ndim for p in decaying["params"]} == {2, 4}
+    assert {p.ndim for p in other["params"]} == {1}
+    assert len(decaying["params"]) + len(other["params"]) == len(list(network.parameters()))
+
+
+def test_sgd_takes_the_step_of_the_textbook():
+    network = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(network.weight, 2.0)
+    optimizer = task.build_optimizer(network, Job(momentum=0.9, weight_decay=0.5), 0.1)
+    weight, velocity = 2.0, 0.0
+    for _ in range(3):
+        network.weight.grad = torch.full((1, 1), 3.0)
+        optimizer.step()
+        gradient = 3.0 + 0.5 * weight
+        velocity = 0.9 * velocity + gradient
+        weight -= 0.1 * (gradient + 0.9 * velocity)
+    assert network.weight.item() == pytest.approx(weight)
+
+
+def test_plain_sgd_without_momentum_can_be_had():
+    assert not task.build_optimizer(build(), Job(momentum=0), 0.1).defaults["nesterov"]
