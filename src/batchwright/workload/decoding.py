@@ -1,0 +1,134 @@
+"""One image file -> uint8 RGB pixels, upright, at the size at which it is stored."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+"""Names that are taken for images, in lower case."""
+
+# Formats that Pillow decodes itself: no other program (as for EPS) runs on a stranger's file.
+_FORMATS = ("BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_ORIENTATION = 0x0112  # EXIF tag
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+STORE_MARGIN = 1.15  # room for random crops around the training resolution
+_REDUCING_GAP = 2.0  # cheap reduction stops at twice the wanted size; the filter does the rest
+
+
+class UnreadableImageError(Exception):
+    """An image cannot be decoded; the message says why."""
+
+
+def decode(data: bytes, *, top_resolution: int) -> npt.NDArray[np.uint8]:
+    """The pixels of an encoded image, as uint8 (height, width, 3).
+
+    Upright by its EXIF orientation. Transparent parts are laid on white. 16-bit grey is divided by
+    257. CMYK is converted without colour profile. Of an animation, the first frame.
+
+    Args:
+        data: The file's content.
+        top_resolution: Largest training resolution, in pixels. A shorter side above 1.15 times
+            that is reduced to it, one below it is enlarged to it; the aspect is kept.
+
+    Raises:
+        UnreadableImageError: Damaged, of an unknown format, too large, or of deep colour.
+    """
+    # Pillow's decoders raise many kinds of exception on damaged files (SyntaxError, struct.error,
+    # zlib.error ...): whatever they raise, this file is unreadable.
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            return _decode(image, top_resolution)
+    except UnreadableImageError:
+        raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImageError("not an image of a known format") from error
+    except MemoryError as error:
+        raise UnreadableImageError("not enough memory to decode it") from error
+    except Exception as error:
+        raise UnreadableImageError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def shorter_side(path: Path) -> int:
+    """The shorter side of an image file in pixels, from its header; raises `OSError`."""
+    with Image.open(path, formats=_FORMATS) as image:
+        return min(image.size)
+
+
+def stored_size(width: int, height: int, top_resolution: int) -> tuple[int, int]:
+    """Width and height at which an image is stored, in pixels; see `decode`."""
+    shorter = min(width, height)
+    wanted = min(max(shorter, top_resolution), round(STORE_MARGIN * top_resolution))
+    if wanted == shorter:
+        return width, height
+    factor = wanted / shorter
+    return max(wanted, round(width * factor)), max(wanted, round(height * factor))
+
+
+def _decode(image: Image.Image, top_resolution: int) -> npt.NDArray[np.uint8]:
+    _refuse_large(*image.size)
+    width, height = stored_size(*image.size, top_resolution)
+    _refuse_large(width, height)  # a long thin line enlarged
+    # JPEG decodes at 1/2, 1/4 or 1/8 of its size for a fraction of the time.
+    image.draft(None, (int(width * _REDUCING_GAP), int(height * _REDUCING_GAP)))
+    encoded_size = image.size
+    image.load()
+    # Asked for after loading: PNG may hold it behind the pixels, and TIFF turns itself.
+    upright = _UPRIGHT.get(_orientation(image))
+    if image.size != encoded_size:
+        width, height = height, width
+    image = _rgb(image)
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=_REDUCING_GAP)
+    if upright is not None:
+        image = image.transpose(upright)
+    return np.asarray(image)
+
+
+def _refuse_large(width: int, height: int) -> None:
+    """Hold Pillow's limit: a small file may claim to unpack to more than the memory."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > limit:
+        raise UnreadableImageError(
+            f"{width} x {height} pixels are more than Pillow's limit of {limit:,}"
+        )
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # noqa: BLE001 - damaged EXIF data are no reason to refuse good pixels
+        return 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """``image`` in mode RGB; see `decode` for transparency and deep colour."""
+    if image.mode == "F":
+        raise UnreadableImageError("its pixels are floating-point numbers; save it with 8 bits")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        image = _grey_of_16_bits(image)
+    if image.has_transparency_data:
+        paper = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(paper, image.convert("RGBA"))
+    return image.convert("RGB")
+
+
+def _grey_of_16_bits(image: Image.Image) -> Image.Image:
+    levels = np.asarray(image).astype(np.int64)
+    if levels.min() < 0 or levels.max() > 65535:
+        raise UnreadableImageError("its pixels have 32 bits; save it with 8 or 16")
+    return Image.fromarray(((levels + 128) // 257).astype(np.uint8))
