@@ -173,6 +173,13 @@ class Job(Record):
     probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")
     goal: Goal = Field(Goal(), description="What the plan aims for.")
 
+    @property
+    def augmentation(self) -> Augmentation:
+        """`augment`, with `auto` resolved."""
+        if self.augment != "auto":
+            return self.augment
+        return "crop" if self.data == "digits" else "crop-flip"
+
     @model_validator(mode="after")
     def _resolutions_rise(self) -> Job:
         sides = self.resolutions

@@ -1,0 +1,122 @@
+"""Which global batches come into question, and where more batch stops paying."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def candidates(
+    workers: int, most_global: int, *, least_local: int = 1, most_local: int | None = None
+) -> list[int]:
+    """Global batches worth considering: equal local batches in powers of two, and the largest.
+
+    Args:
+        workers: Number of workers.
+        most_global: Largest global batch that the data allows, in samples.
+        least_local: Smallest local batch, in samples.
+        most_local: Largest local batch that the memory allows, in samples; unset: no limit.
+
+    Returns:
+        Rising multiples of ``workers``; empty if the limits leave none.
+
+    Example:
+        >>> candidates(2, 143, least_local=16)
+        [32, 64, 128, 142]
+        >>> candidates(2, 143, least_local=16, most_local=32)
+        [32, 64]
+    """
+    largest = most_global // workers
+    powers = []
+    local = 1
+    while local <= largest:
+        powers.append(local)
+        local *= 2
+    allowed = [
+        local
+        for local in sorted({*powers, largest})
+        if least_local <= local <= (largest if most_local is None else most_local)
+    ]
+    return [workers * local for local in allowed]
+
+
+def steps_per_epoch(samples: int, global_batch: int, least: int) -> tuple[int, int]:
+    """Steps in one epoch, and the samples of the last one.
+
+    A tail of fewer samples than the global batch is a step of its own if every worker gets its
+    least batch from it; else it joins the step before.
+
+    Args:
+        samples: Training samples in an epoch.
+        global_batch: Samples per step over all workers, at most ``samples``.
+        least: Fewest samples a step can have over all workers.
+
+    Example:
+        >>> steps_per_epoch(1000, 64, 4), steps_per_epoch(1000, 333, 4)
+        ((16, 40), (3, 334))
+    """
+    whole, tail = divmod(samples, global_batch)
+    if tail == 0:
+        return whole, global_batch
+    return (whole + 1, tail) if tail >= least else (whole, global_batch + tail)
+
+
+def knee_point(epoch_seconds: Mapping[int, float], doubling_gain: float) -> int | None:
+    r"""Smallest batch whose doubling saves less than a share of the epoch time.
+
+    The rule needs no range of batches, so the answer does not move when candidates are added at
+    either end. Where a step of :math:`b` samples takes :math:`a b + \beta` seconds, so an epoch
+    takes :math:`(a + \beta / b) D`, doubling saves less than :math:`\epsilon` from
+
+    .. math:: b^* = \beta (1 - 2 \epsilon) / (2 \epsilon a)
+
+    on.
+
+    Args:
+        epoch_seconds: Seconds per epoch for each batch, in samples.
+        doubling_gain: :math:`\epsilon`, a share in (0, 1).
+
+    Returns:
+        A batch whose double is there too; `None` if every doubling saves at least that share.
+    """
+    for batch in sorted(epoch_seconds):
+        double = epoch_seconds.get(2 * batch)
+        if double is not None and 1 - double / epoch_seconds[batch] < doubling_gain:
+            return batch
+    return None
+
+
+def kneedle(x: Sequence[float], y: Sequence[float], sensitivity: float = 1.0) -> float | None:
+    """The knee of a convex, falling curve by Kneedle: farthest from the line between its ends.
+
+    Both axes are brought to [0, 1]; in 1 - (x + y), a local maximum is a knee once the curve has
+    fallen below it by ``sensitivity`` mean steps of x before it rises again. So the answer depends
+    on the range and spacing of x: give batches as log2.
+
+    Args:
+        x: Rising, at least two values.
+        y: One value for each, not all equal.
+        sensitivity: S of the paper, in mean steps of normalized x.
+
+    Returns:
+        The x of the first knee; `None` if there is none.
+
+    References:
+        Satopaa et al., Finding a "Kneedle" in a Haystack, ICDCS Workshops 2011.
+    """
+    width, height = x[-1] - x[0], max(y) - min(y)
+    if len(x) < 3 or height <= 0:
+        return None
+    difference = [
+        1 - (one - x[0]) / width - (other - min(y)) / height
+        for one, other in zip(x, y, strict=True)
+    ]
+    knee, threshold = None, 0.0
+    for i in range(1, len(x) - 1):
+        before, here, after = difference[i - 1 : i + 2]
+        if here >= before and here >= after:
+            knee, threshold = x[i], here - sensitivity / (len(x) - 1)
+        elif here <= before and here <= after:
+            knee = None
+        if knee is not None and after < threshold:
+            return knee
+    return None

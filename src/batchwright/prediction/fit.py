@@ -1,0 +1,156 @@
+"""A line through measured points, with an interval, and with what the points cannot tell.
+
+Measured times and bytes span powers of ten, so errors are relative: a batch of 16 counts as much as
+one of 512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+
+from batchwright.records import Estimate
+
+UNKNOWN_RELATIVE_ERROR = 0.2
+"""Assumed standard error where the points are too few to show any."""
+
+# 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom.
+_T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+_Z_975 = 1.959964
+
+
+def student_t_975(degrees: int) -> float:
+    """97.5 % quantile of Student's t: a table up to 10 degrees of freedom, then a series.
+
+    The series in 1 / ``degrees`` is Cornish and Fisher's (Abramowitz and Stegun 26.7.5), right to
+    four digits here. A table costs nothing to import.
+    """
+    if degrees < 1:
+        raise ValueError(f"Student's t has no quantile with {degrees} degrees of freedom")
+    if degrees <= len(_T_975):
+        return _T_975[degrees - 1]
+    z = _Z_975
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
+
+
+@dataclass(frozen=True)
+class Line:
+    """``y = intercept + slope x`` with both at least 0, and its uncertainty.
+
+    Attributes:
+        intercept: y at x = 0, in the unit of y.
+        slope: y per unit of x.
+        relative_error: Standard deviation of (measured - line) / line around a true line;
+            `None` if there are no more points than parameters.
+        degrees: Degrees of freedom behind ``relative_error``.
+        largest_residual: Largest absolute (measured - line) / measured of the points.
+        caveat: What the points cannot tell, in words; empty if nothing.
+    """
+
+    intercept: float
+    slope: float
+    relative_error: float | None
+    degrees: int
+    largest_residual: float
+    caveat: str
+    _mass: float  # variance of the line at x: s^2 (1 / mass + (x - center)^2 / spread)
+    _center: float
+    _spread: float
+
+    def at(self, x: float) -> float:
+        """The line at ``x``."""
+        return self.intercept + self.slope * x
+
+    def relative_half_width(self, x: float) -> float:
+        r"""Half the 95 % prediction interval at ``x``, relative to the line there.
+
+        .. math:: t_{0.975} \; s \sqrt{1 + v(x) / \hat y(x)^2}
+
+        with :math:`s` the relative standard error and :math:`s^2 v(x)` the line's own variance.
+        Where the points show no error, twice `UNKNOWN_RELATIVE_ERROR`.
+        """
+        if self.relative_error is None:
+            return 2 * UNKNOWN_RELATIVE_ERROR
+        variance = 1 / self._mass + (x - self._center) ** 2 / self._spread
+        scatter = sqrt(1 + variance / self.at(x) ** 2)
+        return student_t_975(self.degrees) * self.relative_error * scatter
+
+    def predict(self, x: float) -> Estimate:
+        """Value and 95 % prediction interval at ``x``; never below 0."""
+        return interval(self.at(x), self.relative_half_width(x))
+
+
+def interval(value: float, relative_half_width: float) -> Estimate:
+    """``value`` with an interval of a relative half width around it; never below 0."""
+    width = value * relative_half_width
+    return Estimate(value=value, low=max(0.0, value - width), high=value + width)
+
+
+def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
+    r"""Least squares of relative errors with neither parameter below 0.
+
+    .. math:: \min_{c_0, c_1 \ge 0} \sum_i \big( (y_i - c_0 - c_1 x_i) / y_i \big)^2
+
+    Where the best intercept would be negative the line is pinned to the origin, where the best
+    slope would be negative to a constant: neither time nor memory goes that way. Points at a single
+    x cannot tell intercept from slope; the line then goes through the origin.
+
+    Args:
+        xs: Positive, for example samples.
+        ys: Positive, for example seconds or bytes; as many as ``xs``.
+
+    Raises:
+        ValueError: No points, unequal numbers of them, or one that is not positive.
+    """
+    if not xs or len(xs) != len(ys):
+        raise ValueError(f"a line needs as many x as y and at least one: {len(xs)} and {len(ys)}")
+    for x, y in zip(xs, ys, strict=True):
+        if not (0 < x < inf and 0 < y < inf):
+            raise ValueError(f"the point ({x}, {y}) is not positive and finite")
+    weights = [1 / y**2 for y in ys]
+    mass = sum(weights)
+    center = sum(w * x for w, x in zip(weights, xs, strict=True)) / mass
+    mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / mass
+    spread = sum(w * (x - center) ** 2 for w, x in zip(weights, xs, strict=True))
+    if len(set(xs)) == 1:
+        caveat = f"only x = {xs[0]:g} was measured: taken as proportional to x"
+        return _proportional(xs, ys, weights, caveat)
+    slope = (
+        sum(w * (x - center) * (y - mean) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
+    )
+    intercept = mean - slope * center
+    if intercept < 0:
+        return _proportional(xs, ys, weights, "no fixed part found: taken as proportional to x")
+    if slope < 0:
+        caveat = "no growth with x found: taken as constant"
+        return _line(xs, ys, mean, 0.0, 1, caveat, (mass, center, inf))
+    caveat = "two points show no error: the interval is assumed" if len(xs) == 2 else ""
+    return _line(xs, ys, intercept, slope, 2, caveat, (mass, center, spread))
+
+
+def _proportional(
+    xs: Sequence[float], ys: Sequence[float], weights: list[float], caveat: str
+) -> Line:
+    spread = sum(w * x**2 for w, x in zip(weights, xs, strict=True))
+    slope = sum(w * x * y for w, x, y in zip(weights, xs, ys, strict=True)) / spread
+    return _line(xs, ys, 0.0, slope, 1, caveat, (inf, 0.0, spread))
+
+
+def _line(
+    xs: Sequence[float],
+    ys: Sequence[float],
+    intercept: float,
+    slope: float,
+    parameters: int,
+    caveat: str,
+    shape: tuple[float, float, float],
+) -> Line:
+    """The line with its residuals; ``shape`` is mass, center, spread."""
+    residuals = [(y - intercept - slope * x) / y for x, y in zip(xs, ys, strict=True)]
+    degrees = len(xs) - parameters
+    error = sqrt(sum(r**2 for r in residuals) / degrees) if degrees else None
+    return Line(intercept, slope, error, degrees, max(map(abs, residuals)), caveat, *shape)

@@ -1,0 +1,100 @@
+"""`planning.batch_size`: candidates, the doubling rule, and Kneedle beside it."""
+
+import random
+from math import log2
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.planning.batch_size import candidates, knee_point, kneedle, steps_per_epoch
+
+
+def test_candidates_are_powers_of_two_per_worker_and_the_largest():
+    assert candidates(2, 143, least_local=16) == [32, 64, 128, 142]
+    assert candidates(3, 100) == [3, 6, 12, 24, 48, 96, 99]
+    assert candidates(2, 128) == [2, 4, 8, 16, 32, 64, 128]
+
+
+def test_memory_leaves_out_the_large_candidates_and_nothing_may_be_left():
+    assert candidates(2, 143, least_local=16, most_local=40) == [32, 64]
+    assert candidates(2, 143, least_local=16, most_local=8) == []
+    assert candidates(4, 3) == []
+
+
+@given(st.integers(1, 8), st.integers(1, 5000), st.integers(1, 64))
+def test_candidates_rise_within_the_limits(workers, most_global, least):
+    found = candidates(workers, most_global, least_local=least)
+    assert found == sorted(set(found))
+    assert all(b % workers == 0 and workers * least <= b <= most_global for b in found)
+
+
+@given(st.integers(1, 10_000), st.data())
+def test_the_steps_of_an_epoch_hold_every_sample_once(samples, data):
+    batch = data.draw(st.integers(1, samples))
+    least = data.draw(st.integers(1, batch))
+    steps, last = steps_per_epoch(samples, batch, least)
+    assert (steps - 1) * batch + last == samples
+    assert last >= least
+
+
+@given(st.floats(1e-5, 1e-2), st.floats(0.1, 3000), st.floats(0.01, 0.3))
+def test_the_rule_finds_the_smallest_batch_not_below_the_closed_form(slope, ratio, gain):
+    fixed = ratio * slope
+    batches = [2**i for i in range(21)]
+    seconds = {b: slope + fixed / b for b in batches}
+    closed_form = fixed * (1 - 2 * gain) / (2 * gain * slope)
+    if any(abs(b / closed_form - 1) < 1e-6 for b in batches):
+        return  # exactly on a candidate, rounding decides
+    expected = next((b for b in batches[:-1] if b >= closed_form), None)
+    assert knee_point(seconds, gain) == expected
+
+
+def test_the_published_curve_has_its_knee_at_the_candidate_above_630():
+    seconds = {2**i: 0.0005 + 0.035 / 2**i for i in range(4, 13)}
+    assert knee_point(seconds, 0.05) == 1024
+
+
+def test_more_candidates_at_either_end_do_not_move_the_knee():
+    curve = {2**i: 0.0005 + 0.035 / 2**i for i in range(2, 16)}
+    for first in range(2, 9):
+        for last in range(13, 16):
+            part = {b: s for b, s in curve.items() if 2**first <= b <= 2**last}
+            assert knee_point(part, 0.05) == 1024
+
+
+def test_without_a_knee_there_is_none():
+    assert knee_point({b: 1 / b for b in (16, 32, 64)}, 0.05) is None
+    assert knee_point({16: 1.0}, 0.05) is None
+    assert knee_point({16: 1.0, 24: 0.99}, 0.05) is None
+
+
+def test_kneedle_gives_the_answers_measured_before():
+    def epoch(x):
+        return (0.0005 * x + 0.035) * -(-50_000 // (4 * x))
+
+    for grid, plain, logarithmic in (
+        ([2**i for i in range(4, 13)], 256, 128),
+        (list(range(16, 4097, 16)), 272, 96),
+        ([2**i for i in range(4, 11)], 128, 64),
+    ):
+        seconds = [epoch(x) for x in grid]
+        assert kneedle(grid, seconds) == plain
+        assert 2 ** kneedle([log2(x) for x in grid], seconds) == pytest.approx(logarithmic)
+
+
+def test_kneedle_finds_nothing_on_a_flat_or_a_short_curve():
+    assert kneedle([4, 5, 6], [1.0, 1.0, 1.0]) is None
+    assert kneedle([4, 5], [2.0, 1.0]) is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_kneedle_agrees_with_kneed_on_falling_curves():
+    kneed = pytest.importorskip("kneed")
+    rng = random.Random(0)
+    for _ in range(100):
+        x = list(range(4, 5 + rng.randint(3, 13)))
+        fixed, noise = 10 ** rng.uniform(-2, 0), rng.choice([0, 0.005])
+        y = [(0.0005 + fixed / 2**v) * (1 + rng.gauss(0, noise)) for v in x]
+        expected = kneed.KneeLocator(x, y, curve="convex", direction="decreasing").knee
+        assert kneedle(x, y) == expected

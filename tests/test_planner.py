@@ -1,0 +1,307 @@
+"""`planning.planner`: what is chosen, why, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+
+from batchwright.errors import JobError, PlanError
+from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.records import (
+    Cluster,
+    CollectiveTime,
+    DataFacts,
+    Goal,
+    GradientNoise,
+    Job,
+    MemoryPoint,
+    NetworkFacts,
+    Plan,
+    ProbeSettings,
+    Profile,
+    StepTime,
+)
+
+MIB = 2**20
+
+
+def data_of(samples=50_000):
+    return DataFacts(
+        name="cifar100",
+        digest="0" * 64,
+        train_samples=samples,
+        val_samples=100,
+        split="as published",
+        classes=("a", "b"),
+        side=32,
+    )
+
+
+def network_of(**changes):
+    plain = {"name": "resnet8", "parameters": 75_000, "trained_bytes": 300_000}
+    return NetworkFacts(**{**plain, "batch_norm": True, **changes})
+
+
+def step_of(batch, seconds, workers=2, resolution=32):
+    return StepTime(
+        resolution=resolution,
+        local_batch_size=batch,
+        workers=workers,
+        compute_seconds=seconds,
+        sync_seconds=0.003,
+        step_seconds=seconds + 0.003,
+        step_low=seconds + 0.0029,
+        step_high=seconds + 0.0031,
+        repeats=10,
+    )
+
+
+def memory_of(batch, resolution=32):
+    return MemoryPoint(
+        resolution=resolution, local_batch_size=batch, peak_bytes=2 * MIB + batch * MIB
+    )
+
+
+def profile_of(samples=50_000, job=None, fixed=0.02, batches=(16, 32, 64, 128, 256), **changes):
+    """A worker that takes ``fixed`` seconds a step and 0.5 ms an image, and 1 MiB an image."""
+    fields = {
+        "job": job or Job(data="cifar100:x", workers=2, precision="float32", resolutions=(32,)),
+        "data": data_of(samples),
+        "network": network_of(),
+        "cluster": Cluster(
+            device="cpu",
+            device_name="a processor",
+            workers=2,
+            cores=2,
+            threads=1,
+            memory_bytes=8192 * MIB,
+            python="3.11",
+            torch="2.13",
+            allocator="glibc",
+        ),
+        "steps": tuple(step_of(b, fixed - 0.003 + 0.0005 * b) for b in batches),
+        "memory": tuple(memory_of(b) for b in batches[:3]),
+        "collectives": (
+            CollectiveTime(
+                bytes=300_000, workers=2, seconds=0.003, low=0.0029, high=0.0031, repeats=9
+            ),
+        ),
+        "noise": None,
+        "evaluation_seconds_per_image": 0.0001,
+        "probe_seconds": 9.0,
+    }
+    return Profile(**{**fields, **changes})
+
+
+def job_of(**changes):
+    return profile_of().job.model_copy(update=changes)
+
+
+def reason(plan, choice):
+    return next(one for one in plan.reasons if one.choice == choice)
+
+
+def test_the_global_batch_is_the_knee_of_the_predicted_epoch_time():
+    # A local batch of b: 0.02 (1 - 2 0.05) / (2 0.05 0.0005) = 360, so 512.
+    plan = make_plan(profile_of())
+    assert plan.stages[0].local_batch_sizes == (512, 512)
+    assert "1024" in reason(plan, "global batch").value
+    assert "Kneedle" in reason(plan, "global batch").why
+    assert reason(plan, "global batch").source == "predicted"
+    assert plan.considered[0].global_batch_size == 32
+    assert plan.considered[-1].global_batch_size == 5000
+    assert [one.global_batch_size for one in plan.considered if one.extrapolated] == [
+        1024,
+        2048,
+        4096,
+        5000,
+    ]
+
+
+def test_predictions_follow_the_measured_times():
+    chosen = make_plan(profile_of(), job_of(global_batch=128)).stages[0]
+    # 390 whole steps of 64 each, and a last one with the 80 images left, 40 each.
+    expected = 390 * (0.02 + 0.0005 * 64) + 0.02 + 0.0005 * 40
+    assert chosen.predicted_epoch_seconds.value == pytest.approx(expected)
+    assert chosen.predicted_epoch_seconds.low < expected < chosen.predicted_epoch_seconds.high
+    assert chosen.predicted_bytes.value == pytest.approx(66 * MIB)
+
+
+def test_without_a_knee_the_largest_batch_is_taken_and_the_reason_says_so():
+    plan = make_plan(profile_of(samples=1437))
+    assert plan.stages[0].global_batch_size == 142
+    assert "Each doubling" in reason(plan, "global batch").why
+
+
+def test_every_considered_batch_leaves_ten_steps_an_epoch():
+    for samples in (100, 1437, 50_000):
+        plan = make_plan(profile_of(samples=samples))
+        assert all(one.steps_per_epoch >= 10 for one in plan.considered)
+
+
+def test_the_objective_time_takes_the_least_predicted_epoch_time():
+    plan = make_plan(profile_of(), job_of(goal=Goal(objective="time")))
+    fastest = min(plan.considered, key=lambda one: one.epoch_seconds.value)
+    assert plan.stages[0].global_batch_size == fastest.global_batch_size
+
+
+def test_memory_bounds_the_candidates_by_the_upper_end():
+    plan = make_plan(profile_of(), job_of(goal=Goal(memory=100 * MIB)))
+    assert max(one.local_batch_size for one in plan.considered) == 64
+    assert all(one.peak_bytes.high <= 100 * MIB for one in plan.considered)
+
+
+def test_an_asked_batch_beyond_the_memory_is_accumulated():
+    stage = make_plan(profile_of(), job_of(global_batch=512, goal=Goal(memory=100 * MIB))).stages[0]
+    assert stage.local_batch_sizes == (256, 256)
+    assert stage.accumulation_steps == 3
+    assert stage.micro_batch_size == 86
+    assert stage.predicted_bytes.high <= 100 * MIB
+
+
+def test_an_asked_micro_batch_is_kept():
+    plan = make_plan(profile_of(), job_of(micro_batch=32, global_batch=256))
+    assert plan.stages[0].micro_batch_size == 32
+    assert plan.stages[0].accumulation_steps == 4
+    assert "4 passes" in reason(plan, "local batches").why
+
+
+def test_an_asked_batch_need_not_divide_evenly():
+    stage = make_plan(profile_of(), job_of(global_batch=129)).stages[0]
+    assert stage.local_batch_sizes == (65, 64)
+
+
+def test_the_rate_is_scaled_and_says_by_which_rule():
+    linear = make_plan(profile_of(), job_of(global_batch=512, scaling="linear"))
+    assert linear.stages[0].learning_rate == pytest.approx(0.4)
+    assert "512 / 128" in reason(linear, "learning rate").why
+    assert "Goyal" in reason(linear, "learning rate").reference
+    assert linear.learning_rate.warmup_epochs == 3
+    root = make_plan(profile_of(), job_of(global_batch=512))
+    assert root.stages[0].learning_rate == pytest.approx(0.2)
+    assert "Krizhevsky" in reason(root, "learning rate").reference
+    assert make_plan(profile_of(), job_of(global_batch=128)).learning_rate.warmup_epochs == 0
+
+
+def test_a_batch_well_above_the_noise_scale_is_said_to_cost_progress():
+    noise = GradientNoise(noise_scale=100, trace=1, sqr_norm=0.01, parts=2, repeats=20)
+    above = make_plan(profile_of(noise=noise), job_of(global_batch=400))
+    assert "well above" in reason(above, "gradient noise scale").why
+    assert "20%" in reason(above, "gradient noise scale").why
+    below = make_plan(profile_of(noise=noise), job_of(global_batch=32))
+    assert "well below" in reason(below, "gradient noise scale").why
+
+
+def test_the_plan_carries_the_resolved_job():
+    job = make_plan(profile_of(), Job(data="cifar100:x", epochs=3)).job
+    assert (job.workers, job.precision, job.resolutions) == (2, "float32", (32,))
+    assert job.augment == "crop-flip"
+    assert job.epochs == 3
+
+
+def test_the_same_input_gives_the_same_bytes_and_comes_back_from_json():
+    first, second = make_plan(profile_of()), make_plan(profile_of())
+    assert first.model_dump_json() == second.model_dump_json()
+    assert Plan.model_validate_json(first.model_dump_json()) == first
+    again = make_plan(Profile.model_validate_json(profile_of().model_dump_json()))
+    assert again.model_dump_json() == first.model_dump_json()
+
+
+def test_the_plan_explains_itself():
+    text = make_plan(profile_of()).explain()
+    for word in ("global batch", "learning rate", "warm-up", "memory", "precision", "workers"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes", "named"),
+    [
+        ({}, {"network": "vgg8"}, "network=resnet8.*network=vgg8.*probe again"),
+        ({}, {"precision": "bfloat16"}, "precision=float32"),
+        ({}, {"workers": 4}, "workers=2.*workers=4"),
+        ({}, {"resolutions": (24, 32)}, "resolutions=32.*resolutions=24,32"),
+        ({}, {"probe": ProbeSettings(steps=3)}, "probe"),
+        ({}, {"launch": "in-process"}, "in-process"),
+        ({}, {"global_batch": 60_000}, "60000.*50000"),
+        ({}, {"global_batch": 3}, "global_batch=3.*at least 4"),
+        ({}, {"micro_batch": 1}, "micro_batch=1"),
+        ({}, {"micro_batch": 9000, "global_batch": 18_000}, "raise goal.memory"),
+        ({}, {"goal": Goal(memory=MIB)}, r"3\.\d|4\.0 MiB.*1\.0 MiB"),
+        ({"samples": 3}, {}, "3 training images.*2 worker"),
+        ({"samples": 30}, {}, "least_steps=10.*least_steps=7"),
+        ({"steps": ()}, {}, "no step times at 32 px"),
+        ({"memory": ()}, {}, "no memory peaks at 32 px"),
+        ({"steps": (step_of(16, 0.1), step_of(16, 0.2))}, {}, "two step times.*16"),
+        ({"memory": (memory_of(16), memory_of(16))}, {}, "two memory peaks"),
+        ({"steps": (step_of(16, 0.1, workers=3),)}, {}, "2 workers.*3 in its measurements"),
+        ({"network": network_of(least_side=33)}, {}, "at least 33 px, not 32"),
+        ({"job": Job(data="cifar100:x")}, {}, "precision"),
+        ({"job": Job(data="cifar100:x", workers=4, precision="float32")}, {}, "workers=4"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(profile, changes, named):
+    made = profile_of(**profile)
+    with pytest.raises(PlanError, match=named) as caught:
+        make_plan(made, made.job.model_copy(update=changes) if changes else None)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_warmup_longer_than_the_training_is_refused():
+    with pytest.raises(JobError, match="warmup_epochs"):
+        make_plan(profile_of(), job_of(warmup_epochs=31, epochs=30))
+
+
+def test_one_measured_batch_is_enough_but_flagged():
+    plan = make_plan(profile_of(batches=(64,)), job_of(global_batch=128))
+    assert "Only x = 64 was measured" in reason(plan, "epoch time").why
+
+
+def test_tiny_data_falls_back_to_batches_smaller_than_measured():
+    plan = make_plan(profile_of(samples=45))
+    assert plan.stages[0].global_batch_size == 4
+    assert all(one.extrapolated for one in plan.considered)
+
+
+def test_without_a_profile_the_asked_batches_are_kept_and_nothing_is_predicted():
+    plan = plan_without_profile(Job(), data_of(), network_of(), local_batch_sizes=[48, 16])
+    stage = plan.stages[0]
+    assert stage.local_batch_sizes == (48, 16)
+    assert stage.predicted_epoch_seconds is None
+    assert stage.predicted_bytes is None
+    assert plan.considered == ()
+    assert plan.job.workers == 2
+    assert reason(plan, "global batch").source == "asked"
+
+
+def test_without_a_profile_the_base_batch_is_assumed_or_what_the_data_allows():
+    job = Job(workers=2)
+    assumed = plan_without_profile(job, data_of(), network_of())
+    assert assumed.stages[0].local_batch_sizes == (64, 64)
+    assert reason(assumed, "global batch").source == "assumed"
+    assert plan_without_profile(job, data_of(400), network_of()).stages[0].global_batch_size == 40
+
+
+@pytest.mark.parametrize(
+    ("job", "local", "named"),
+    [
+        (Job(workers=3), [8, 8], "workers=3"),
+        (Job(global_batch=20), [8, 8], "global_batch=20"),
+        (Job(global_batch=60_000), None, "60000"),
+        (Job(), [8, 1], "at least 2"),
+        (Job(micro_batch=1, workers=2), None, "micro_batch=1"),
+    ],
+)
+def test_without_a_profile_contradictions_are_refused(job, local, named):
+    with pytest.raises(PlanError, match=named):
+        plan_without_profile(job, data_of(), network_of(), local_batch_sizes=local)
+
+
+def test_planning_starts_without_torch_scipy_and_numpy():
+    code = (
+        "import sys, batchwright.planning.planner; "
+        "print([name for name in ('torch', 'scipy', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,74 @@
+"""`prediction.noise_scale`: unbiased for any split, averaged before dividing."""
+
+import json
+from math import nan
+
+import numpy as np
+import pytest
+
+from batchwright.prediction.noise_scale import NoiseState, estimate
+
+DIMENSIONS = 20
+TRUE_GRADIENT = np.full(DIMENSIONS, 0.3)
+DEVIATION = np.linspace(0.5, 2.0, DIMENSIONS)
+TRUE_TRACE = float(np.sum(DEVIATION**2))
+TRUE_SQR_NORM = float(np.sum(TRUE_GRADIENT**2))
+
+
+def norms(rng, sizes):
+    """S and |g|^2 of mean gradients over parts of the given sizes."""
+    noise = rng.standard_normal((len(sizes), DIMENSIONS)) * DEVIATION
+    parts = TRUE_GRADIENT + noise / np.sqrt(np.array(sizes))[:, None]
+    shares = np.array(sizes) / sum(sizes)
+    whole = shares @ parts
+    return float(shares @ np.sum(parts**2, axis=1)), float(whole @ whole)
+
+
+@pytest.mark.parametrize("sizes", [(64, 64), (85, 43), (8, 24, 32, 64), (1,) * 128])
+def test_estimates_are_unbiased_for_any_split(sizes):
+    rng = np.random.default_rng(0)
+    drawn = np.array(
+        [estimate(*norms(rng, sizes), parts=len(sizes), batch=128) for _ in range(20_000)]
+    )
+    error = drawn.std(axis=0) / np.sqrt(len(drawn))
+    trace, sqr_norm = drawn.mean(axis=0)
+    assert abs(trace - TRUE_TRACE) < 4 * error[0]
+    assert abs(sqr_norm - TRUE_SQR_NORM) < 4 * error[1]
+
+
+def test_averaging_finds_the_noise_scale():
+    rng = np.random.default_rng(1)
+    state = NoiseState()
+    for _ in range(5000):
+        state = state.update(*norms(rng, (85, 43)), parts=2, batch=128)
+    assert state.noise_scale == pytest.approx(TRUE_TRACE / TRUE_SQR_NORM, rel=0.1)
+
+
+def test_a_decay_forgets_the_past_and_without_one_all_count_the_same():
+    plain = forgetting = NoiseState()
+    for trace in [1.0] * 50 + [3.0] * 50:
+        norms_of = {"weighted_sqr_norm": trace + 1, "sqr_norm": 1.0, "parts": 2, "batch": 1}
+        plain = plain.update(**norms_of)
+        forgetting = forgetting.update(**norms_of, decay=0.9)
+    assert plain.trace == pytest.approx(2.0)
+    assert forgetting.trace == pytest.approx(3.0, rel=0.01)
+
+
+def test_there_is_no_noise_scale_before_the_first_step_or_without_signal():
+    assert NoiseState().noise_scale is None
+    assert NoiseState().update(3.0, 1.0, parts=2, batch=8).noise_scale is None
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace():
+    state = NoiseState().update(1.2, 1.0, parts=2, batch=8)
+    assert state.update(nan, 1.0, parts=2, batch=8) is state
+
+
+def test_one_part_cannot_tell_noise_from_signal():
+    with pytest.raises(ValueError, match="1 part"):
+        estimate(1.0, 1.0, parts=1, batch=8)
+
+
+def test_the_state_survives_a_checkpoint():
+    state = NoiseState().update(1.2, 1.0, parts=2, batch=8)
+    assert NoiseState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
