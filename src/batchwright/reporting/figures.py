@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.records import RunSummary
+from batchwright.reporting.charts import batch_axis
 from batchwright.reporting.reading import (
     accounting,
     comparisons,
@@ -72,8 +73,6 @@ def _epoch_seconds(summary: RunSummary) -> Figure:
 
 def _candidates(axes: Axes, summary: RunSummary) -> None:
     """Predicted seconds of each candidate with its interval; the measured point on top."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
     considered = summary.plan.considered
     batches = [one.global_batch_size for one in considered]
     seconds = [one.epoch_seconds for one in considered]
@@ -106,9 +105,9 @@ def _candidates(axes: Axes, summary: RunSummary) -> None:
     ]
     axes.plot(*_columns(measured), "D", color=RED, label="measured (median)", zorder=3)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted({*batches, *_columns(measured)[0]})))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
+    ticks = batch_axis("", batches + [b for b, _ in measured], [b for b, _ in measured]).ticks
+    axes.set_xticks(*_columns(list(ticks)))
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("global batch (samples per step)")
     axes.set_ylabel("training time of an epoch (s)")
     axes.margins(y=0.15)
@@ -235,7 +234,7 @@ def _style(axes: Axes, *, grid: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _columns(points: list[Any]) -> tuple[list[float], list[float]]:
+def _columns(points: list[Any]) -> tuple[list[Any], list[Any]]:
     return [x for x, _ in points], [y for _, y in points]
 
 

@@ -206,6 +206,15 @@ def local_batches(sizes: tuple[int, ...]) -> str:
     return " + ".join(map(str, sizes))
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "thread"), counted(2, "worker")
+    ('1 thread', '2 workers')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Seconds for a person, three figures or so.
 

@@ -13,6 +13,7 @@ from batchwright.reporting.reading import (
     accounting,
     accuracy,
     comparisons,
+    counted,
     duration,
     header_rows,
     in_seconds,
@@ -37,7 +38,7 @@ def profile_table(profile: Profile) -> RenderableType:
     cluster, noise = profile.cluster, profile.noise
     facts = _facts(f"{profile.network.name} on {profile.data.name}")
     _row(facts, "device", f"{cluster.device_name} ({cluster.device})")
-    _row(facts, "workers", f"{cluster.workers}, {cluster.threads} threads each")
+    _row(facts, "workers", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each")
     _row(facts, "memory per worker", size(cluster.memory_bytes))
     _row(facts, "gradient", size(profile.network.trained_bytes))
     scale = noise.noise_scale if noise else None

@@ -1,0 +1,78 @@
+"""Pieces of the page: everything from outside is escaped here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from batchwright.reporting.charts import Axis, Band, Series, swatch, xy_chart
+from batchwright.reporting.reading import number, printable
+
+
+def safe(text: str) -> str:
+    """Text that is only text on the page."""
+    return escape(printable(text))
+
+
+def section(title: str, content: str) -> str:
+    """A titled part of the page."""
+    return f"<section><h2>{safe(title)}</h2>\n{content}\n</section>"
+
+
+def pair(left: str, right: str) -> str:
+    """Two things side by side, one below the other on a phone."""
+    return f'<div class="pair">{left}{right}</div>'
+
+
+def table(caption: str, head: Sequence[str] | None, rows: Iterable[Sequence[str]]) -> str:
+    """A table that scrolls sideways where it does not fit; each row's first cell heads it.
+
+    Without ``head`` it is a list of facts in words, with it one of numbers.
+    """
+    header = ""
+    if head is not None:
+        cells = "".join(f'<th scope="col">{safe(name)}</th>' for name in head)
+        header = f"<thead><tr>{cells}</tr></thead>"
+    body = "\n".join(
+        f'<tr><th scope="row">{safe(row[0])}</th>'
+        + "".join(f"<td>{safe(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    kind = "facts" if head is None else "numbers"
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{safe(caption)}">'
+        f'<table class="{kind}"><caption>{safe(caption)}</caption>{header}<tbody>{body}</tbody>'
+        "</table></div>"
+    )
+
+
+def xy_figure(
+    title: str, x: Axis, y: Axis, series: Sequence[Series], bands: Sequence[Band], numbers: str
+) -> str:
+    """A chart over two axes with its legend and, behind it, the table ``numbers``."""
+    drawn = [one for one in series if one.points]
+    entries = {one.name: swatch(one.style, one.marker) for one in drawn}
+    entries |= {band.name: swatch(band.style, "band") for band in bands}
+    return figure(
+        title, legend(list(entries.items())), xy_chart(title, x, y, drawn, bands), numbers
+    )
+
+
+def figure(title: str, names: str, svg: str, numbers: str) -> str:
+    """A chart with its legend ``names`` and, behind it, the table ``numbers``."""
+    return (
+        f"<figure><figcaption>{safe(title)}</figcaption>{names}{svg}"
+        f"<details><summary>The numbers</summary>{numbers}</details></figure>"
+    )
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Names with their marks: (name, swatch)."""
+    items = "".join(f"<li>{mark}{safe(name)}</li>" for name, mark in entries)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def or_dash(value: float | None) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else number(value)

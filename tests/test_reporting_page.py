@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+import yaml
+
+from batchwright.errors import FileError
+from batchwright.records import Job, Reason
+from batchwright.reporting.charts import batch_axis, linear_axis
+from batchwright.reporting.page import page, write_page
+from batchwright.reporting.reading import accounting, stage_rows
+from samples import make_data, make_epoch, make_job, make_network, make_plan, make_summary
+
+EMPTY = {"meta", "br", "hr", "img", "input", "link"}
+HOSTILE = "<script>alert(1)</script>\"'&\x1b[2J\u202e"
+
+
+class Document(HTMLParser):
+    """The elements of a page; complains if one is not closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.seen if name == tag]
+
+    def text(self, tag):
+        return "".join(words for inside, words in self.words if inside == tag)
+
+
+@pytest.fixture(scope="module")
+def text():
+    return page(make_summary())
+
+
+def test_the_page_is_well_formed_and_has_its_sections(text):
+    document = Document(text)
+    assert document.text("h1") == "resnet8 on digits"
+    headings = [words for tag, words in document.words if tag == "h2"]
+    assert headings == [
+        "The plan",
+        "Predicted against measured",
+        "Accuracy",
+        "Where the time went",
+        "The job",
+        "Data, network and environment",
+    ]
+
+
+def test_the_page_needs_nothing_from_outside(text):
+    document = Document(text)
+    tags = {tag for tag, _ in document.seen}
+    assert not tags & {"script", "link", "img", "iframe", "object", "form", "base", "a", "use"}
+    assert "://" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_the_content_policy_allows_the_page_s_own_style_and_nothing_else(text):
+    document = Document(text)
+    (policy,) = [
+        meta["content"]
+        for meta in document.all("meta")
+        if meta.get("http-equiv") == "Content-Security-Policy"
+    ]
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    for tag, attributes in document.seen:
+        assert "style" not in attributes, tag
+        assert not any(name.startswith("on") for name in attributes), tag
+
+
+def test_every_class_that_a_mark_has_is_described_by_the_style(text):
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    described = set(re.findall(r"\.([a-z-]+)", style))
+    used = {
+        name
+        for _, attributes in Document(text).seen
+        for name in (attributes.get("class") or "").split()
+    }
+    assert used <= described
+
+
+def test_every_chart_has_a_title_and_the_numbers_behind_it(text):
+    document = Document(text)
+    charts = [svg for svg in document.all("svg") if svg.get("role") == "img"]
+    assert len(charts) == len(document.all("figure")) == 5
+    assert all(chart["aria-label"] for chart in charts)
+    for figure in re.findall(r"<figure>.*?</figure>", text, re.DOTALL):
+        assert re.search(r"<details><summary>The numbers</summary>.*<table", figure, re.DOTALL)
+        (chart,) = re.findall(r'<svg class="chart".*?</svg>', figure, re.DOTALL)
+        marks = re.findall(r'<(?:circle|rect|polygon) class="(?:mark|bar|ring)[^>]*>(.{7})', chart)
+        assert marks
+        assert set(marks) == {"<title>"}
+
+
+def test_the_numbers_of_the_run_are_on_the_page(text):
+    for _, (value,) in stage_rows(make_plan()):
+        assert value in text
+    for name, _ in accounting(make_summary()):
+        assert name in text
+    for words in ("5.1 % too low", "inside the 95 % interval", "98.1 % (353 of 360)", "98.6 %"):
+        assert words in text
+    for reason in make_plan().reasons:
+        assert reason.why in text
+
+
+def test_names_from_outside_are_escaped_wherever_they_appear():
+    data = make_data(name=HOSTILE, classes=(HOSTILE, "b"), split=HOSTILE)
+    reason = Reason(
+        choice=HOSTILE, value=HOSTILE, why=HOSTILE, source="published", reference=HOSTILE
+    )
+    plan = make_plan(
+        data=data,
+        network=make_network(name=HOSTILE),
+        reasons=(reason,),
+        job=make_job(data=HOSTILE, network=HOSTILE),
+    )
+    profile = make_summary().profile
+    cluster = profile.cluster.model_copy(update={"device_name": HOSTILE, "allocator": HOSTILE})
+    hostile = page(
+        make_summary(
+            plan=plan,
+            run_folder=f"runs/{HOSTILE}",
+            profile=profile.model_copy(update={"cluster": cluster}),
+        )
+    )
+    document = Document(hostile)
+    assert not document.all("script")
+    assert "<script" not in hostile
+    assert "\x1b" not in hostile
+    assert "\u202e" not in hostile
+    assert hostile.count("&lt;script&gt;") >= 10
+
+
+def test_the_job_on_the_page_reads_back_as_the_job(text):
+    assert Job(**yaml.safe_load(Document(text).text("pre"))) == make_job()
+
+
+def test_the_folders_above_the_run_are_not_shown():
+    assert "/home/someone" not in page(make_summary(run_folder="/home/someone/runs/a"))
+
+
+def test_the_same_summary_gives_the_same_bytes(tmp_path):
+    first, second = tmp_path / "a" / "report.html", tmp_path / "b" / "report.html"
+    for path in (first, second):
+        write_page(make_summary(), path)
+    assert first.read_bytes() == second.read_bytes()
+    assert list(first.parent.iterdir()) == [first]
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(FileError, match=r"report\.html"):
+        write_page(make_summary(), tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def without_predictions():
+    stage = make_plan().stages[0]
+    bare = stage.model_copy(update={"predicted_epoch_seconds": None, "predicted_bytes": None})
+    return make_plan(stages=(bare,), considered=(), reasons=())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": ()},
+        {"profile": None},
+        {"plan": without_predictions()},
+        {"plan": without_predictions(), "epochs": (), "profile": None, "wall_seconds": 0.0},
+        {"epochs": (make_epoch(0),)},
+        {"epochs": (make_epoch(0, training_seconds=0.0, train_loss=None),)},
+        {"epochs": (make_epoch(0, val_correct=None, val_count=None, val_loss=None),)},
+        {"epochs": (make_epoch(4, whole=False), make_epoch(5)), "resumed": 1},
+        {"epochs": (make_epoch(0, workers=()),)},
+    ],
+    ids=lambda changes: "+".join(changes),
+)
+def test_a_run_of_which_less_is_known_still_has_a_page(changes):
+    document = Document(page(make_summary(**changes)))
+    for _, attributes in document.seen:
+        assert "nan" not in " ".join(str(value) for value in attributes.values()).split()
+
+
+def test_a_plan_of_several_stages_has_a_column_and_a_band_for_each():
+    stage = make_plan().stages[0]
+    stages = tuple(stage.model_copy(update={"epochs": 10, "resolution": r}) for r in (16, 24, 32))
+    text = page(make_summary(plan=make_plan(stages=stages)))
+    assert all(f"<td>{side} px</td>" in text for side in (16, 24, 32))
+    assert text.count('class="band blue" points') == 4
+
+
+@pytest.mark.parametrize("values", [[0.0], [], [5.0], [0.1, 0.1004], [3.0, 1e9], [-2.0, 4.0]])
+def test_a_linear_axis_has_a_few_ticks_and_holds_its_values(values):
+    for from_zero in (True, False):
+        axis = linear_axis("", values, from_zero=from_zero)
+        assert 2 <= len(axis.ticks) <= 9
+        assert all(-1e-6 <= axis.share(value) <= 1 + 1e-6 for value in values)
+        assert len({label for _, label in axis.ticks}) == len(axis.ticks)
+
+
+def test_an_axis_of_percent_does_not_go_beyond_100():
+    assert linear_axis("", [40.0, 100.0], from_zero=False).high == 100
+
+
+def test_ticks_of_a_batch_axis_keep_apart_and_the_measured_batch_has_one():
+    batches = [b for power in range(3, 11) for b in (2**power, 3 * 2 ** (power - 1))]
+    axis = batch_axis("", batches, [96])
+    places = [axis.share(batch) for batch, _ in axis.ticks]
+    assert (96.0, "96") in axis.ticks
+    assert min(b - a for a, b in pairwise(places)) >= 0.09
