@@ -122,8 +122,8 @@ def _read_batch(edition: Edition, path: Path, classes: int) -> Arrays:
         raise DataError(f"{path} has no list `{edition.label_key}` of {len(data):,} labels")
     if not all(isinstance(label, int) and 0 <= label < classes for label in labels):
         raise DataError(f"{path}: `{edition.label_key}` must be whole numbers below {classes}")
-    planes = data.reshape(-1, 3, _SIDE, _SIDE)
-    return planes.transpose(0, 2, 3, 1), np.array(labels, np.int64)
+    planes = data.reshape(-1, 3, _SIDE, _SIDE)  # red, then green, then blue
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, np.int64)
 
 
 # ----------------------------------------------------------------------------------------- pickles
@@ -139,14 +139,15 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
+class _ForeignNameError(Exception):
+    """A pickle names something that is not admitted."""
+
+
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ADMITTED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}, which no CIFAR file needs"
-            ) from None
+        if (module, name) not in _ADMITTED:
+            raise _ForeignNameError(f"{module}.{name}")
+        return _ADMITTED[module, name]
 
 
 def _unpickle(edition: Edition, path: Path) -> dict[str, Any]:
@@ -155,16 +156,17 @@ def _unpickle(edition: Edition, path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    # Python 2 wrote these files; its strings come out as bytes. A damaged pickle can raise nearly
-    # any exception.
+    # Python 2 wrote these files; its strings come out as bytes.
     try:
         content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except Exception as error:
+    except _ForeignNameError as error:
+        raise DataError(f"{path} is refused: it calls {error}, which no CIFAR file does") from error
+    except Exception as error:  # a damaged pickle can raise nearly anything
         expected = edition.files[path.name]
         cause = (
             f"it has {len(data):,} bytes, the original {expected:,}"
             if len(data) != expected
-            else " ".join(str(error).split())
+            else " ".join(str(error).split()) or type(error).__name__
         )
         raise DataError(
             f"{path} is truncated or damaged: {cause}; unpack {edition.title} again"

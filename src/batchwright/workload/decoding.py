@@ -15,7 +15,7 @@ SUFFIXES = frozenset(
 """Names that are taken for images, in lower case."""
 
 # Formats that Pillow decodes itself: no other program (as for EPS) runs on a stranger's file.
-_FORMATS = ("BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION = 0x0112  # EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

@@ -26,6 +26,7 @@ from batchwright.workload.store import PARTS, Part, Progress, StoreWriter
 
 _HELD_OUT = ("val", "test")  # in order of preference
 _USUAL_SIDE = 160  # pixels: enough to learn from photographs at a bearable cost
+_SHOWN = 5  # class names in a message
 _SAMPLE = 100  # images looked at to find the natural side
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -50,6 +51,7 @@ class Listing:
     classes: tuple[str, ...]
     files: dict[Part, list[ImageFile]]
     split: str
+    outside: int = 0  # links that lead out of the folder, left out
 
     @property
     def all_files(self) -> list[ImageFile]:
@@ -72,24 +74,113 @@ def list_images(path: Path, job: Job) -> Listing:
     """
     if not path.is_dir():
         raise DataError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}")
-    root = path.resolve()
-    held_out = next((name for name in _HELD_OUT if _is_folder(root / name, root)), None)
-    has_train = _is_folder(root / "train", root)
+    folder = _Folder(path.resolve())
+    held_out = next((name for name in _HELD_OUT if folder.has_part(name)), None)
+    has_train = folder.has_part("train")
     if held_out and not has_train:
         raise DataError(f"{path} has {held_out}/ but no train/ beside it")
-    classes = _class_names(root / "train" if has_train else root, root)
-    everything = _list_part(root / "train" if has_train else root, root, classes)
+    start = "train" if has_train else ""
+    classes = folder.class_names(start)
+    images = folder.images(start, classes)
     if held_out:
-        _refuse_other_classes(root, held_out, classes)
-        files: dict[Part, list[ImageFile]] = {
-            "train": everything,
-            "val": _list_part(root / held_out, root, classes),
+        _refuse_other_classes(folder, held_out, classes)
+        parts: dict[Part, list[ImageFile]] = {
+            "train": images,
+            "val": folder.images(held_out, classes),
         }
-        return Listing(root, classes, files, f"the folder {held_out}/")
-    if job.val is None:
+        split = f"the folder {held_out}/"
+    elif job.val is None:
         raise DataError(f"{path} has no val/ or test/: hold out a share of it with val=0.1")
-    split = f"{job.val:g} of each class, drawn with seed {job.seed}"
-    return Listing(root, classes, hold_out(everything, classes, job.val, job.seed), split)
+    else:
+        parts = hold_out(images, classes, job.val, job.seed)
+        split = f"{job.val:g} of each class, drawn with seed {job.seed}"
+    return Listing(folder.root, classes, parts, split, folder.outside)
+
+
+class _Folder:
+    """Looks into a folder without following links that lead out of it, but counts them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.outside = 0
+
+    def has_part(self, name: str) -> bool:
+        """Whether there is a folder ``name`` just below the root."""
+        path = self.root / name
+        if path.is_dir() and not self._is_inside(path):
+            raise DataError(
+                f"{path} is a link that leads out of {self.root} and is not followed: "
+                "put the folder itself there"
+            )
+        return path.is_dir()
+
+    def class_names(self, part: str) -> tuple[str, ...]:
+        """Names of the folders in ``part``, in alphabetical order."""
+        folder = self.root / part
+        names = sorted(
+            entry.name
+            for entry in os.scandir(folder)
+            if not entry.name.startswith(".")
+            and entry.is_dir()
+            and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
+        )
+        if len(names) < 2:
+            raise DataError(
+                f"{folder} holds {len(names)} class folder(s) and needs two or more: "
+                "put the images of each class in a folder named for it"
+            )
+        for name in names:
+            if not name.isprintable():
+                raise DataError(f"{folder}: the class folder {name!r} needs a printable UTF-8 name")
+        return tuple(names)
+
+    def images(self, part: str, classes: tuple[str, ...]) -> list[ImageFile]:
+        """Image files of ``part`` at any depth below their class folder, in order of names."""
+        prefix = len(str(self.root)) + 1
+        found: list[ImageFile] = []
+        for label, class_name in enumerate(classes):
+            folder = self.root / part / class_name
+            before = len(found)
+            for entry in self._entries(str(folder)):
+                state = entry.stat()
+                name = entry.path[prefix:]
+                found.append(ImageFile(name, label, state.st_size, state.st_mtime_ns))
+            if len(found) == before:
+                raise DataError(f"class folder {folder} holds no image{self._hint()}")
+        return sorted(found, key=lambda file: file.name)
+
+    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        """Image files; links to folders are not entered, so there are no circles."""
+        for entry in os.scandir(folder):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._entries(entry.path)
+            elif (
+                os.path.splitext(entry.name)[1].lower() in SUFFIXES  # noqa: PTH122 - a million times
+                and entry.is_file()
+                and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
+            ):
+                yield entry
+
+    def _is_inside(self, path: Path) -> bool:
+        inside = path.resolve().is_relative_to(self.root)
+        self.outside += not inside
+        return inside
+
+    def _hint(self) -> str:
+        return " (links that lead out of the data folder are not followed)" * bool(self.outside)
+
+
+def _refuse_other_classes(folder: _Folder, held_out: str, classes: tuple[str, ...]) -> None:
+    train, other = set(classes), set(folder.class_names(held_out))
+    only = [
+        f"only in {part}/: {', '.join(sorted(names)[:_SHOWN])}{', ...' * (len(names) > _SHOWN)}"
+        for part, names in (("train", train - other), (held_out, other - train))
+        if names
+    ]
+    if only:
+        raise DataError(f"{folder.root}: class folders differ: {'; '.join(only)}")
 
 
 def hold_out(
@@ -114,75 +205,6 @@ def hold_out(
 
 def _draw(seed: int, name: str) -> bytes:
     return hashlib.sha256(b"%d/%s" % (seed, os.fsencode(name))).digest()
-
-
-def _class_names(folder: Path, root: Path) -> tuple[str, ...]:
-    names = sorted(
-        entry.name
-        for entry in os.scandir(folder)
-        if not entry.name.startswith(".") and _is_folder(Path(entry.path), root)
-    )
-    if len(names) < 2:
-        raise DataError(
-            f"{folder} holds {len(names)} class folder(s) and needs two or more: "
-            "put the images of each class in a folder named for it"
-        )
-    for name in names:
-        if not name.isprintable():
-            raise DataError(f"{folder}: the class folder {name!r} needs a printable UTF-8 name")
-    return tuple(names)
-
-
-def _refuse_other_classes(root: Path, held_out: str, classes: tuple[str, ...]) -> None:
-    here, there = set(classes), set(_class_names(root / held_out, root))
-    if here != there:
-        only = [
-            f"only in {folder}/: {', '.join(sorted(names)[:5])}{', ...' * (len(names) > 5)}"
-            for folder, names in (("train", here - there), (held_out, there - here))
-            if names
-        ]
-        raise DataError(f"{root}: class folders differ: {'; '.join(only)}")
-
-
-def _list_part(folder: Path, root: Path, classes: tuple[str, ...]) -> list[ImageFile]:
-    files: list[ImageFile] = []
-    for label, class_name in enumerate(classes):
-        mine = [
-            ImageFile(
-                name=Path(entry.path).relative_to(root).as_posix(),
-                label=label,
-                bytes=entry.stat().st_size,
-                modified=entry.stat().st_mtime_ns,
-            )
-            for entry in _image_entries(folder / class_name, root)
-        ]
-        if not mine:
-            raise DataError(f"class folder {folder / class_name} holds no image")
-        files += mine
-    return sorted(files, key=lambda file: file.name)
-
-
-def _image_entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
-    """Image files at any depth; links to folders are not entered, so there are no circles."""
-    for entry in os.scandir(folder):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _image_entries(Path(entry.path), root)
-        elif (
-            Path(entry.name).suffix.lower() in SUFFIXES
-            and entry.is_file()
-            and (not entry.is_symlink() or _is_inside(Path(entry.path), root))
-        ):
-            yield entry
-
-
-def _is_folder(path: Path, root: Path) -> bool:
-    return path.is_dir() and _is_inside(path, root)
-
-
-def _is_inside(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root)
 
 
 # ---------------------------------------------------------------------------------------- decoding
@@ -239,6 +261,8 @@ def decode_all(
     digest = hashlib.sha256(json.dumps(listing.classes).encode())
     tasks = [(part, file) for part in PARTS for file in listing.files[part]]
     skipped = 0
+    if listing.outside:
+        _logger.warning("%d link(s) out of %s were not followed", listing.outside, listing.root)
 
     def read(task: tuple[Part, ImageFile]) -> _Decoded | UnreadableImageError:
         return _read(listing.root / task[1].name, top_resolution)

@@ -236,8 +236,8 @@ def _import_data(text: str) -> ImageData:
     train, val, names = returned
     for which, dataset in (("training", train), ("validation", val)):
         _refuse_unusable(text, which, dataset)
-    classes = tuple(map(str, names))
-    if len(classes) < 2 or isinstance(names, str):
+    classes = tuple(map(str, names)) if isinstance(names, (tuple, list)) else ()
+    if len(classes) < 2:
         raise DataError(f"data={text} must return the names of two or more classes, in label order")
     side = _side_of_item(text, train, len(classes))
     identity = json.dumps([text, len(train), len(val), classes, side])

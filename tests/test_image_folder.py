@@ -1,0 +1,242 @@
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from batchwright.errors import DataError
+from batchwright.records import Job
+from batchwright.workload.image_folder import ImageFile, hold_out, list_images, natural_side
+from batchwright.workload.sources import ImageData, open_data
+from batchwright.workload.store import ImageStore
+
+GREY = {"cat": 40, "dog": 200}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+
+
+def draw(path: Path, size: tuple[int, int] = (16, 16), grey: int | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, GREY[path.parent.name] if grey is None else grey).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "images"
+    for part, count in (("train", 3), ("val", 2)):
+        for name in GREY:
+            for index in range(count):
+                draw(made / part / name / f"{index}.png")
+    return made
+
+
+def open_folder(root: Path, **keys: Any) -> ImageData:
+    return open_data(Job(data=f"imagefolder:{root}", **keys))
+
+
+def stored(data: ImageData) -> tuple[ImageStore, ImageStore]:
+    assert isinstance(data.train, ImageStore)
+    assert isinstance(data.val, ImageStore)
+    return data.train, data.val
+
+
+def names(root: Path, part: str, **keys: Any) -> list[str]:
+    return [file.name for file in list_images(root, Job(**keys)).files[part]]  # type: ignore[index]
+
+
+def test_images_come_in_order_of_name_with_their_class(root: Path) -> None:
+    data = open_folder(root)
+    train, val = stored(data)
+    assert data.facts.classes == ("cat", "dog")
+    assert (data.facts.train_samples, data.facts.val_samples) == (6, 4)
+    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert val.labels.tolist() == [0, 0, 1, 1]
+    assert [int(train.image(i)[0, 0, 0]) for i in (0, 5)] == [40, 200]
+    assert data.facts.split == "the folder val/"
+    assert data.facts.side == 16
+
+
+def test_test_stands_in_for_val(root: Path) -> None:
+    (root / "val").rename(root / "test")
+    assert open_folder(root).facts.split == "the folder test/"
+
+
+def test_mixed_sizes_keep_their_aspect(root: Path) -> None:
+    draw(root / "train" / "cat" / "wide.png", (64, 32))
+    train, _ = stored(open_folder(root))
+    assert train.shape is None
+    assert train.image(3).shape == (18, 36, 3)  # shorter side 1.15 x 16
+
+
+def test_the_top_resolution_of_the_job_decides_the_stored_size(root: Path) -> None:
+    train, _ = stored(open_folder(root, resolutions=(4, 8)))
+    assert train.shape == (9, 9)
+
+
+def test_a_share_of_each_class_is_held_out_where_there_is_no_val(root: Path) -> None:
+    for folder in (root, root / "train"):  # train/ alone, or the class folders themselves
+        if (root / "val").exists():
+            (root / "val").rename(root.parent / "other")
+        data = open_folder(folder, val=0.34)
+        assert stored(data)[1].labels.tolist() == [0, 1]
+        assert data.facts.split == "0.34 of each class, drawn with seed 0"
+
+
+def test_the_held_out_images_depend_on_the_seed_alone(root: Path) -> None:
+    train = root / "train"
+    for index in range(3, 40):
+        draw(train / "cat" / f"{index}.png")
+    first = names(train, "val", val=0.2, seed=1)
+    assert first == names(train, "val", val=0.2, seed=1)
+    assert first != names(train, "val", val=0.2, seed=2)
+    everything = names(train, "train", val=0.2, seed=1) + first
+    assert sorted(everything) == sorted(set(everything))
+    assert sum(name.startswith("cat/") for name in first) == 8
+
+
+def test_at_least_one_image_of_a_class_goes_to_each_side() -> None:
+    files = [ImageFile(f"{label}/{i}", label, 1, 1) for label in (0, 1) for i in range(2)]
+    for share in (0.01, 0.99):
+        parts = hold_out(files, ("a", "b"), share, seed=0)
+        assert [file.label for file in parts["val"]] == [0, 1]
+        assert [file.label for file in parts["train"]] == [0, 1]
+
+
+def test_hidden_files_and_files_that_are_no_images_are_left_out(root: Path) -> None:
+    draw(root / "train" / "cat" / "deep" / "4.png", grey=0)
+    draw(root / "train" / "cat" / ".5.png", grey=0)
+    draw(root / "train" / ".git" / "6.png", grey=0)
+    (root / "train" / "cat" / "notes.txt").write_text("hello")
+    cats = [name for name in names(root, "train") if "cat" in name]
+    assert cats == [f"train/cat/{name}.png" for name in ("0", "1", "2", "deep/4")]
+
+
+def test_links_are_followed_inside_the_folder_only(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cats = root / "train" / "cat"
+    draw(root.parent / "secret" / "7.png", grey=0)
+    (cats / "in.png").symlink_to(cats / "0.png")
+    (cats / "out.png").symlink_to(root.parent / "secret" / "7.png")
+    (cats / "round").symlink_to(cats)
+    (cats / "gone.png").symlink_to(cats / "nothing.png")
+    (root / "train" / "fox").symlink_to(root.parent / "secret")
+    data = open_folder(root)
+    assert data.facts.train_samples == 7
+    assert data.facts.classes == ("cat", "dog")
+    assert f"2 link(s) out of {root} were not followed" in caplog.text
+
+
+def test_a_part_that_is_a_link_out_of_the_folder_is_refused(root: Path) -> None:
+    (root / "val").rename(root.parent / "elsewhere")
+    (root / "val").symlink_to(root.parent / "elsewhere")
+    with pytest.raises(DataError, match="val is a link that leads out of"):
+        open_folder(root)
+
+
+def test_the_folder_itself_may_be_a_link(root: Path) -> None:
+    link = root.parent / "link"
+    link.symlink_to(root)
+    assert open_folder(link).facts == open_folder(root).facts
+
+
+def test_an_unreadable_image_is_named_with_the_way_out(root: Path) -> None:
+    path = root / "train" / "cat" / "1.png"
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(DataError, match=f"unreadable image {path}: .*unreadable=skip$"):
+        open_folder(root)
+
+
+def test_an_unreadable_image_is_left_out_and_counted_if_asked(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / "train" / "cat" / "1.png").write_bytes(b"no image")
+    data = open_folder(root, unreadable="skip")
+    assert (data.facts.skipped, data.facts.train_samples) == (1, 5)
+    assert caplog.records[0].levelno == logging.WARNING
+    assert "cat/1.png: not an image of a known format" in caplog.text
+    with pytest.raises(DataError, match="unreadable image"):
+        open_folder(root)  # what was skipped for one job is not skipped for another
+
+
+def test_a_class_of_which_nothing_can_be_read_is_named(root: Path) -> None:
+    for path in (root / "val" / "dog").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="no val image of class dog can be read"):
+        open_folder(root, unreadable="skip")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_an_image_without_permission_is_unreadable(root: Path) -> None:
+    (root / "train" / "cat" / "1.png").chmod(0)
+    with pytest.raises(DataError, match=r"1\.png: Permission denied"):
+        open_folder(root)
+
+
+def test_classes_that_differ_between_the_parts_are_named(root: Path) -> None:
+    (root / "val" / "dog").rename(root / "val" / "dingo")
+    with pytest.raises(DataError, match=r"differ: only in train/: dog; only in val/: dingo"):
+        open_folder(root)
+
+
+def test_a_folder_that_is_laid_out_otherwise_is_refused_in_words(root: Path) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        open_folder(root / "nowhere")
+    with pytest.raises(DataError, match="is not a folder"):
+        open_folder(root / "val" / "cat" / "0.png")
+    with pytest.raises(DataError, match=r"no val/ or test/: .* with val=0\.1"):
+        open_folder(root / "train")
+    with pytest.raises(DataError, match=r"cat holds 0 class folder\(s\)"):
+        open_folder(root / "train" / "cat", val=0.1)
+    (root / "train" / "fox").mkdir()
+    (root / "val" / "fox").mkdir()
+    with pytest.raises(DataError, match="train/fox holds no image"):
+        open_folder(root)
+    draw(root / "train" / "fox" / "1.png", grey=0)
+    with pytest.raises(DataError, match="class fox has a single image"):
+        open_folder(root / "train", val=0.1)
+    (root / "train").rename(root / "training")
+    with pytest.raises(DataError, match="has val/ but no train/"):
+        open_folder(root)
+
+
+def test_a_changed_image_makes_another_store(root: Path) -> None:
+    before = open_folder(root)
+    path = root / "train" / "cat" / "0.png"
+    draw(path, grey=99)
+    os.utime(path, ns=(1, 1))
+    after = open_folder(root)
+    assert int(stored(after)[0].image(0)[0, 0, 0]) == 99
+    assert after.facts.digest != before.facts.digest
+
+
+def test_the_digest_depends_on_names_classes_and_content_alone(root: Path) -> None:
+    digest = open_folder(root).facts.digest
+    copy = root.parent / "copy"
+    root.rename(copy)
+    for path in copy.rglob("*.png"):
+        os.utime(path, ns=(5, 5))
+    assert open_folder(copy).facts.digest == digest
+    assert open_folder(copy, resolutions=(8,)).facts.digest == digest
+    (copy / "val" / "cat" / "0.png").rename(copy / "val" / "dog" / "9.png")
+    assert open_folder(copy).facts.digest != digest
+
+
+@pytest.mark.parametrize(("side", "natural"), [(5, 8), (47, 40), (160, 160), (500, 160)])
+def test_the_natural_side_follows_the_median_image(root: Path, side: int, natural: int) -> None:
+    for path in root.rglob("*.png"):
+        draw(path, (side, 2 * side))
+    draw(root / "train" / "cat" / "large.png", (900, 900))
+    (root / "train" / "cat" / "bad.png").write_bytes(b"")
+    assert natural_side(list_images(root, Job())) == natural
+
+
+def test_progress_counts_every_image(root: Path) -> None:
+    calls: list[tuple[int, int, str]] = []
+    open_data(Job(data=f"imagefolder:{root}"), progress=lambda *call: calls.append(call))
+    assert calls == [(done, 10, "decoding images") for done in range(1, 11)]

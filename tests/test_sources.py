@@ -1,0 +1,159 @@
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from batchwright.errors import DataError, JobError
+from batchwright.records import Job
+from batchwright.workload.sources import ImageData, open_data
+from batchwright.workload.store import ImageStore
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+
+
+def parts(data: ImageData) -> tuple[ImageStore, ImageStore]:
+    assert isinstance(data.train, ImageStore)
+    assert isinstance(data.val, ImageStore)
+    return data.train, data.val
+
+
+def test_digits_are_split_by_class_and_the_same_for_every_seed() -> None:
+    data = open_data(Job(data="digits", seed=0))
+    train, val = parts(data)
+    assert (len(train), len(val)) == (1437, 360)
+    assert torch.bincount(val.labels).tolist() == [36] * 10
+    assert data.facts.classes == tuple("0123456789")
+    assert data.facts.side == 8
+    assert data.facts.split == "36 images of each digit, the same in every job"
+    assert open_data(Job(data="digits", seed=1)).facts == data.facts
+
+
+def test_the_digest_of_digits_never_changes() -> None:
+    digest = "c29b302fb0e975f9b39992c8089bb07c2e634305a9dfa1a250861c031a2929e4"
+    assert open_data(Job(data="digits")).facts.digest == digest
+
+
+def test_digits_are_all_the_images_of_scikit_learn_at_full_range() -> None:
+    from sklearn.datasets import load_digits
+
+    train, val = parts(open_data(Job(data="digits")))
+    assert train.images is not None
+    assert val.images is not None
+    ours = torch.cat([train.images, val.images])
+    assert torch.equal(ours[..., 0], ours[..., 2])
+    ours_by_value = sorted(map(bytes, ours[..., 0].numpy()))
+    wanted = np.floor(load_digits().images * 255 / 16 + 0.5).astype(np.uint8)
+    assert ours_by_value == sorted(map(bytes, wanted))
+    assert int(ours.max()) == 255
+
+
+@pytest.mark.slow
+def test_cached_digits_are_opened_without_scikit_learn() -> None:
+    open_data(Job(data="digits"))
+    code = (
+        "import sys; from batchwright.records import Job\n"
+        "from batchwright.workload.sources import open_data\n"
+        "open_data(Job(data='digits')); sys.exit('sklearn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("digit", "did you mean digits?"),
+        ("cifar1000:/data", "did you mean cifar100:PATH?"),
+        ("imagefolders:/data", "did you mean imagefolder:PATH?"),
+        ("digits:/data", "did you mean digits?"),
+        ("???", "choose one of digits, cifar10:PATH"),
+        ("cifar100", "data=cifar100 needs the folder: data=cifar100:PATH"),
+        ("imagefolder:", "needs the folder"),
+        ("cifar10:/no/such/folder", "/no/such/folder does not exist"),
+    ],
+)
+def test_unknown_data_are_refused_with_a_hint(text: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        open_data(Job(data=text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------ data from a function
+
+
+def dataset(count: int = 3, *, shape: tuple[int, ...] = (3, 6, 8), label: int = 1) -> TensorDataset:
+    return TensorDataset(torch.zeros(count, *shape), torch.full((count,), label))
+
+
+def provide(monkeypatch: pytest.MonkeyPatch, returned: Any) -> Job:
+    module = types.ModuleType("some_users_data")
+    module.load = lambda: returned  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "some_users_data", module)
+    return Job(data="some_users_data:load")
+
+
+def test_a_users_data_sets_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, val = dataset(3), dataset(2)
+    job = provide(monkeypatch, (train, val, ["a", "b"]))
+    data = open_data(job)
+    assert data.train is train
+    assert data.val is val
+    assert (data.facts.train_samples, data.facts.val_samples) == (3, 2)
+    assert data.facts.classes == ("a", "b")
+    assert data.facts.side == 6
+    assert (data.mean, data.std) == ((0, 0, 0), (1, 1, 1))
+    assert open_data(job).facts == data.facts
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (dataset(), "must return (train, validation, class names)"),
+        ((Endless(), dataset(), "ab"), "the training data (Endless) cannot be indexed"),
+        ((dataset(), iter([1]), "ab"), "cannot be indexed"),
+        ((dataset(), dataset(0), ["a", "b"]), "the validation data (TensorDataset) are empty"),
+        ((dataset(), dataset(), "ab"), "names of two or more classes"),
+        ((dataset(), dataset(), 7), "names of two or more classes"),
+        ((dataset(label=2), dataset(), ["a", "b"]), "label 2 is outside the 2 class names"),
+        ((dataset(shape=(6, 8)), dataset(), ["a", "b"]), "a torch.float32 tensor (6, 8)"),
+        (([("text", 0)], dataset(), ["a", "b"]), "the first image is a str"),
+        (([1], dataset(), ["a", "b"]), "the first training item is not"),
+    ],
+)
+def test_a_users_data_set_that_cannot_be_used_is_refused(
+    monkeypatch: pytest.MonkeyPatch, returned: Any, message: str
+) -> None:
+    job = provide(monkeypatch, returned)
+    with pytest.raises(DataError) as caught:
+        open_data(job)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_fails_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("disk on fire\nsecond line")
+
+    provide(monkeypatch, None)
+    monkeypatch.setattr(sys.modules["some_users_data"], "load", fail)
+    with pytest.raises(DataError, match=r"some_users_data:load failed: OSError: disk on fire$"):
+        open_data(Job(data="some_users_data:load"))
+
+
+def test_a_function_that_is_not_there_is_named() -> None:
+    with pytest.raises(JobError, match="no_such_module_at_all"):
+        open_data(Job(data="no_such_module_at_all:load"))
