@@ -55,6 +55,7 @@ def test_missing_losses_and_evaluations_are_gaps_not_errors(tmp_path):
     plan = make_plan(considered=(), stages=(stage,))
     assert len(write_figures(make_summary(plan=plan, epochs=epochs), tmp_path)) == 3
     assert len(write_figures(make_summary(epochs=epochs[:1]), tmp_path)) == 3
+    assert len(write_figures(make_summary(plan=plan, epochs=epochs[1:]), tmp_path)) == 3
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -88,6 +88,11 @@ def test_values_that_are_missing_or_null_are_left_out():
     assert lines(a_console(), [{"kind": "something else"}]) == []
 
 
+def test_a_loss_that_is_not_finite_is_shown_not_raised():
+    (said,) = lines(a_console(), [step(0, 5, 20.0, **{"train/loss": float("nan")})])
+    assert "loss nan" in said
+
+
 def test_a_note_is_shown_as_it_is_but_cannot_act_on_the_terminal():
     assert lines(a_console(), [{"kind": "note", "text": "[red]kept\x1b[2J :smile:"}]) == [
         "[red]kept\\x1b[2J :smile:"

@@ -87,25 +87,28 @@ def _candidates(axes: Axes, summary: RunSummary) -> None:
     )
     axes.plot(batches, [one.value for one in seconds], "o-", color=BLUE, label="predicted")
     chosen = [one for one in considered if is_chosen(summary.plan, one)]
-    axes.plot(
-        [one.global_batch_size for one in chosen],
-        [one.epoch_seconds.value for one in chosen],
-        "o",
-        markersize=16,
-        markerfacecolor="none",
-        markeredgecolor="black",
-        markeredgewidth=1.5,
-        label="chosen",
-    )
+    if chosen:
+        axes.plot(
+            [one.global_batch_size for one in chosen],
+            [one.epoch_seconds.value for one in chosen],
+            "o",
+            markersize=16,
+            markerfacecolor="none",
+            markeredgecolor="black",
+            markeredgewidth=1.5,
+            label="chosen",
+        )
     stages = summary.plan.stages
     measured = [
         (stages[one.stage].global_batch_size, one.measured)
         for one in comparisons(summary)
         if one.measured is not None
     ]
-    axes.plot(*_columns(measured), "D", color=RED, label="measured (median)", zorder=3)
+    if measured:
+        axes.plot(*_columns(measured), "D", color=RED, label="measured (median)", zorder=3)
     axes.set_xscale("log", base=2)
-    ticks = batch_axis("", batches + [b for b, _ in measured], [b for b, _ in measured]).ticks
+    planned = [stage.global_batch_size for stage in stages]
+    ticks = batch_axis("", [*batches, *planned], planned).ticks
     axes.set_xticks(*_columns(list(ticks)))
     axes.set_xticks([], minor=True)
     axes.set_xlabel("global batch (samples per step)")

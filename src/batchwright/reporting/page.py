@@ -109,7 +109,7 @@ def _headline(summary: RunSummary, title: str) -> str:
         ),
         (
             "Prediction",
-            first.verdict if error is None else f"{abs(error):.1f} % too {_low_or_high(error)}",
+            first.verdict if error is None else f"{abs(error):.1f} % {first.direction}",
             _how_right(summary),
         ),
         (
@@ -125,18 +125,14 @@ def _headline(summary: RunSummary, title: str) -> str:
         ),
     ]
     cells = "\n".join(
-        f"<li><span>{markup.safe(name)}</span><strong>{markup.safe(value)}</strong><small>{markup.safe(more)}"
-        "</small></li>"
+        f"<li><span>{markup.safe(name)}</span><strong>{markup.safe(value)}</strong>"
+        f"<small>{markup.safe(more)}</small></li>"
         for name, value, more in tiles
     )
     return (
         f'<header><p class="kicker">Batchwright report</p><h1>{markup.safe(title)}</h1>'
         f'<ul class="tiles">{cells}</ul></header>'
     )
-
-
-def _low_or_high(error: float) -> str:
-    return "low" if error < 0 else "high"
 
 
 def _how_right(summary: RunSummary) -> str:
@@ -164,13 +160,10 @@ def _plan(summary: RunSummary) -> str:
         + "</p></li>"
         for one in plan.reasons
     )
-    return (
-        '<div class="pair"><div>'
-        + markup.table("The plan's stages", [word, *stages], [[name, *row] for name, row in rows])
-        + "</div><div>"
-        + markup.table("The plan's header", None, header_rows(plan))
-        + "</div></div>"
-        + (f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else "")
+    table = markup.table("The plan's stages", [word, *stages], [[name, *row] for name, row in rows])
+    header = markup.table("The plan's header", None, header_rows(plan))
+    return _beside(table, header, stages=len(stages)) + (
+        f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else ""
     )
 
 
@@ -191,7 +184,12 @@ def _predicted(summary: RunSummary) -> str:
         "whole epochs, the first left out: it pays for what is done once.</p></div>"
     )
     charts = markup.pair(candidates_chart(summary), epochs_chart(summary))
-    return markup.pair(table, note) + charts
+    return _beside(table, note, stages=len(compared)) + charts
+
+
+def _beside(table: str, other: str, *, stages: int) -> str:
+    """A table of stages and something beside it; a table of many stages has the page's width."""
+    return markup.pair(table, other) if stages == 1 else table + other
 
 
 def _range(one: Comparison) -> str:

@@ -93,11 +93,11 @@ def candidates_chart(summary: RunSummary) -> str:
             for one in plan.considered
         ],
     )
-    stages = [plan.stages[one.stage].global_batch_size for one in measured]
-    batches = [*(one.global_batch_size for one in plan.considered), *stages]
+    planned = [stage.global_batch_size for stage in plan.stages]
+    batches = [*(one.global_batch_size for one in plan.considered), *planned]
     return markup.xy_figure(
         "Candidates: epoch time over global batch",
-        batch_axis("global batch (samples per step)", batches, stages),
+        batch_axis("global batch (samples per step)", batches, planned),
         linear_axis("seconds per epoch", _heights(series, [Band("", "", edges)])),
         series,
         [Band("95 % interval", "blue", edges)],

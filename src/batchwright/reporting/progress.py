@@ -72,20 +72,20 @@ class RunProgress:
             self._say(str(record.get("text", "")))
 
     def _step(self, record: Mapping[str, Any]) -> None:
-        epoch, step, steps = record["epoch"], record["step"], record["steps"]
+        epoch, step, most = record["epoch"], record["step"], record["steps"]
         text = ", ".join(_step_words(record) + self._time_left(record))
         if self._bar:
             if self._task is None:
                 self._task = self._bar.add_task("", total=None, text="")
             name = f"epoch {epoch + 1}/{self._epochs}"
-            self._bar.update(self._task, description=name, total=steps, completed=step, text=text)
+            self._bar.update(self._task, description=name, total=most, completed=step, text=text)
             return
         seconds = record.get("time/train_s") or 0.0
         if epoch != self._shown[0]:
             self._shown = (epoch, 0.0)
         if seconds - self._shown[1] >= LINE_SECONDS:
             self._shown = (epoch, seconds)
-            self._say(f"epoch {epoch + 1}/{self._epochs}, step {step}/{steps}: {text}")
+            self._say(f"epoch {epoch + 1}/{self._epochs}, step {step}/{most}: {text}")
 
     def _epoch(self, record: Mapping[str, Any]) -> None:
         spent = (record.get("time/epoch_s") or 0.0) + (record.get("time/eval_s") or 0.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import floor, log10
+from itertools import groupby
+from math import floor, isfinite, log10
 from statistics import fmean, median
 
 from batchwright.records import EpochRecord, Estimate, Plan, Prediction, RunSummary
@@ -100,6 +101,11 @@ class Comparison:
         return self.predicted.low <= self.measured <= self.predicted.high
 
     @property
+    def direction(self) -> str:
+        """Which way the prediction erred."""
+        return "too low" if (self.error_percent or 0.0) < 0 else "too high"
+
+    @property
     def verdict(self) -> str:
         """How right the prediction was, in a few words."""
         error = self.error_percent
@@ -107,8 +113,8 @@ class Comparison:
             return "nothing was predicted"
         if error is None:
             return "nothing was measured"
-        size = f"{abs(error):.1f} % too {'low' if error < 0 else 'high'}"
-        return f"{size}, {'inside' if self.inside else 'outside'} the 95 % interval"
+        where = "inside" if self.inside else "outside"
+        return f"{abs(error):.1f} % {self.direction}, {where} the 95 % interval"
 
 
 def comparisons(summary: RunSummary) -> list[Comparison]:
@@ -196,14 +202,17 @@ def header_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def local_batches(sizes: tuple[int, ...]) -> str:
-    """Local batches in few words: ``4 x 32`` if equal, else ``40 + 24``.
+    """Local batches in few words, neighbours of one size together.
 
     >>> local_batches((32, 32, 32, 32)), local_batches((40, 24)), local_batches((8,))
-    ('4 × 32', '40 + 24', '8')
+    ('4 x 32', '40 + 24', '8')
+    >>> local_batches((30, 16, 16, 8)), local_batches((12, 11, 10, 9, 8))
+    ('30 + 2 x 16 + 8', '8 to 12')
     """
-    if len(sizes) > 1 and len(set(sizes)) == 1:
-        return f"{len(sizes)} \N{MULTIPLICATION SIGN} {sizes[0]}"
-    return " + ".join(map(str, sizes))
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    if len(runs) > 4:
+        return f"{min(sizes)} to {max(sizes)}"
+    return " + ".join(f"{count} x {size}" if count > 1 else str(size) for size, count in runs)
 
 
 def counted(count: int, noun: str) -> str:
@@ -232,11 +241,11 @@ def duration(seconds: float) -> str:
 def number(value: float) -> str:
     """Three significant figures, without an exponent.
 
-    >>> [number(v) for v in (0, 0.001234, 0.5, 12.345, 123.4, 12345.6)]
-    ['0', '0.00123', '0.500', '12.3', '123', '12,346']
+    >>> [number(v) for v in (0, 0.001234, 0.5, 12.345, 12345.6, float("nan"))]
+    ['0', '0.00123', '0.500', '12.3', '12,346', 'nan']
     """
-    if not value:
-        return "0"
+    if not value or not isfinite(value):
+        return f"{value:.0f}"
     decimals = max(0, 2 - floor(log10(abs(value))))
     return f"{value:,.{decimals}f}"
 

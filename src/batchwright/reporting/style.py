@@ -41,6 +41,9 @@ th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--edge); text-ali
 th { font-weight: normal; color: var(--soft); }
 .numbers td, .numbers thead th + th { text-align: right; padding: 5px 0 5px 12px; }
 .numbers th, .numbers td { white-space: nowrap; }
+.numbers tbody th { position: sticky; left: 0; background: var(--paper); white-space: normal;
+  min-width: 5em; }
+.numbers td:nth-child(2):last-child { white-space: normal; }
 .facts td { overflow-wrap: anywhere; }
 .facts th { width: 38%; }
 .reasons { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 12px;
