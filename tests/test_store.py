@@ -197,6 +197,17 @@ def test_a_full_disk_leaves_nothing_and_says_what_to_do(
     assert [path.suffix for path in (cache / "stores").iterdir()] == [".lock"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_disk_that_fills_up_at_the_end_gives_the_same_line(cache: Path) -> None:
+    def build(writer: StoreWriter) -> DataFacts:
+        writer._pixels["val"] = store._HashedFile(Path("/dev/full"))
+        return build_uniform(writer)  # so few bytes that they are written when the file is closed
+
+    with pytest.raises(FileError, match="cache is full"):
+        open_store(RECIPE, build)
+    assert [path.suffix for path in (cache / "stores").iterdir()] == [".lock"]
+
+
 def test_a_cache_that_cannot_be_made_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
