@@ -1,0 +1,233 @@
+"""Batches out of stored images."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from batchwright.workload import pipeline as module
+from batchwright.workload.pipeline import ImagePipeline, draw, split_mix
+
+CPU = torch.device("cpu")
+PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+class _Store(SimpleNamespace):
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def store_of(images: list[torch.Tensor]) -> _Store:
+    """A store with the attributes that the pipeline reads."""
+    shapes = {tuple(image.shape[:2]) for image in images}
+    return _Store(
+        labels=torch.arange(len(images)) % 10,
+        shape=shapes.pop() if len(shapes) == 1 else None,
+        images=torch.stack(images) if len({i.shape for i in images}) == 1 else None,
+        image=lambda index: images[index],
+    )
+
+
+def noise(*sizes: tuple[int, int]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(0, 256, (*size, 3), generator=generator, dtype=torch.uint8) for size in sizes
+    ]
+
+
+UNIFORM = store_of(noise(*[(16, 16)] * 300))
+MIXED = store_of(noise(*[(18, 24), (30, 18), (18, 18)] * 100))
+
+
+def build(store=UNIFORM, **options) -> ImagePipeline:
+    options = {"device": CPU, "side": 16, "augmentation": "crop-flip", "seed": 7} | PLAIN | options
+    return ImagePipeline(store, **options)
+
+
+def grey_levels(images: torch.Tensor) -> torch.Tensor:
+    """Back to uint8 (n, height, width, 3), where mean is 0 and std is 1."""
+    return (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+
+
+# ------------------------------------------------------------------------------------- randomness
+
+
+def test_the_hash_is_split_mix_64():
+    state = np.zeros(1, dtype=np.uint64)
+    expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert split_mix(state, np.arange(3, dtype=np.uint64)).tolist() == expected
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_a_sample_looks_the_same_whatever_batch_it_is_in(store):
+    indices = torch.randperm(300, generator=torch.Generator().manual_seed(1))[:40]
+    whole, labels = build(store).training_batch(indices, epoch=3, resolution=12)
+    other = build(store)
+    other.training_batch(indices.flip(0), epoch=9, resolution=16)
+    for position in (0, 17, 39):
+        alone, label = other.training_batch(
+            indices[position : position + 1], epoch=3, resolution=12
+        )
+        assert torch.equal(alone[0], whole[position])
+        assert label[0] == labels[position] == store.labels[indices[position]]
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_seed_and_epoch_change_the_image(store):
+    indices = torch.arange(20)
+    first, _ = build(store).training_batch(indices, epoch=0, resolution=16)
+    next_epoch, _ = build(store).training_batch(indices, epoch=1, resolution=16)
+    other_seed, _ = build(store, seed=8).training_batch(indices, epoch=0, resolution=16)
+    assert not torch.equal(first, next_epoch)
+    assert not torch.equal(first, other_seed)
+
+
+def test_draws_are_uniform_and_independent():
+    count, bins = 40_000, 9
+    draws = draw(seed=1, epoch=2, indices=torch.arange(count))
+    rows = draws.vertical * bins >> 24
+    columns = draws.horizontal * bins >> 24
+    cells = (rows * bins + columns) * 2 + draws.flip
+    observed = torch.bincount(cells, minlength=2 * bins * bins).double()
+    expected = count / len(observed)
+    chi_squared = ((observed - expected) ** 2 / expected).sum()
+    freedom = len(observed) - 1
+    assert abs(chi_squared - freedom) < 4 * (2 * freedom) ** 0.5  # four standard deviations
+
+
+def test_neighbouring_epochs_and_seeds_are_unrelated():
+    indices = torch.arange(1, 20_001)
+    reference = draw(0, 0, indices).horizontal.double()
+    for seed, epoch, offset in ((0, 1, 0), (1, 0, 0), (0, 0, 1), (0, 1, -1), (2**64 - 1, 0, 0)):
+        other = draw(seed, epoch, indices + offset).horizontal.double()
+        correlation = torch.corrcoef(torch.stack([reference, other]))[0, 1]
+        assert abs(correlation) < 4 / len(indices) ** 0.5, (seed, epoch, offset)
+
+
+# ----------------------------------------------------------------------------------------- pixels
+
+
+def test_every_shift_of_a_padded_image_occurs_and_nothing_else():
+    image = noise((16, 16))[0]
+    padded = torch.zeros(20, 20, 3, dtype=torch.uint8)
+    padded[2:18, 2:18] = image
+    expected = {
+        padded[y : y + 16, x : x + 16].numpy().tobytes() for y in range(5) for x in range(5)
+    }
+    images, _ = build(store_of([image] * 2000), augmentation="crop").training_batch(
+        torch.arange(2000), epoch=0, resolution=16
+    )
+    assert {one.numpy().tobytes() for one in grey_levels(images)} == expected
+
+
+def test_half_of_the_images_are_mirrored():
+    indices = torch.arange(300)
+    cropped, _ = build(augmentation="crop").training_batch(indices, epoch=0, resolution=16)
+    both, _ = build(augmentation="crop-flip").training_batch(indices, epoch=0, resolution=16)
+    same = (both == cropped).flatten(1).all(1)
+    mirrored = (both == cropped.flip(3)).flatten(1).all(1)
+    assert (same ^ mirrored).all()
+    assert 0.4 < mirrored.double().mean() < 0.6
+
+
+def test_crops_of_larger_images_reach_every_corner_and_stay_inside():
+    image = noise((18, 24))[0]
+    inside = {image[y : y + 16, x : x + 16].numpy().tobytes() for y in range(3) for x in range(9)}
+    images, _ = build(store_of([image] * 2000), augmentation="crop").training_batch(
+        torch.arange(2000), epoch=0, resolution=16
+    )
+    assert {one.numpy().tobytes() for one in grey_levels(images)} == inside
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_evaluation_takes_the_middle_and_nothing_random(store):
+    pipeline = build(store)
+    images, labels = pipeline.evaluation_batch(torch.arange(3), resolution=16)
+    for index in range(3):
+        image = store.image(index)
+        top, left = (image.shape[0] - 16) // 2, (image.shape[1] - 16) // 2
+        middle = image[top : top + 16, left : left + 16]
+        assert torch.equal(grey_levels(images)[index], middle)
+    assert labels.tolist() == [0, 1, 2]
+    without, _ = build(store, augmentation="none").training_batch(
+        torch.arange(3), epoch=5, resolution=16
+    )
+    assert torch.equal(without, images)
+
+
+@pytest.mark.parametrize("resolution", [8, 12, 16, 24])
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_another_resolution_keeps_the_mean_colour(store, resolution):
+    full, _ = build(store).training_batch(torch.arange(9), epoch=0, resolution=16)
+    resized, _ = build(store).training_batch(torch.arange(9), epoch=0, resolution=resolution)
+    assert resized.shape == (9, 3, resolution, resolution)
+    torch.testing.assert_close(resized.mean((2, 3)), full.mean((2, 3)), atol=0.02, rtol=0)
+
+
+def test_resizing_averages_fine_detail_instead_of_picking_pixels():
+    """A checkerboard becomes grey; taking the nearest pixels would leave it black or white."""
+    board = ((torch.arange(16)[:, None] + torch.arange(16)) % 2 * 255).to(torch.uint8)
+    store = store_of([board[:, :, None].expand(16, 16, 3)] * 2)
+    images, _ = build(store).evaluation_batch(torch.arange(2), resolution=4)
+    assert (images - 0.5).abs().max() < 0.1
+
+
+def test_images_without_margin_are_seen_whole_at_lower_resolutions():
+    """A dot in the corner is still there after resizing, so that no part was cut away."""
+    image = torch.zeros(32, 32, 3, dtype=torch.uint8)
+    image[:2, :2] = 255
+    images, _ = build(store_of([image] * 2), side=16).evaluation_batch(
+        torch.arange(2), resolution=16
+    )
+    assert images[0, 0, 0, 0] > 0.5
+
+
+def test_images_smaller_than_the_side_are_enlarged():
+    store = store_of(
+        [torch.full((h, w, 3), 99, dtype=torch.uint8) for h, w in ((10, 30), (16, 18))]
+    )
+    images, _ = build(store).training_batch(torch.arange(2), epoch=0, resolution=16)
+    assert (grey_levels(images) == 99).all()
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_batches_are_normalized_channels_last_and_of_the_asked_format(store):
+    mean, std = (0.2, 0.4, 0.6), (0.5, 0.25, 0.125)
+    indices = torch.arange(5)
+    plain, _ = build(store).training_batch(indices, epoch=1, resolution=12)
+    images, labels = build(store, mean=mean, std=std).training_batch(
+        indices, epoch=1, resolution=12
+    )
+    expected = (plain - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    torch.testing.assert_close(images, expected)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.dtype == torch.int64
+    half, _ = build(store, mean=mean, std=std, dtype=torch.bfloat16).training_batch(
+        indices, epoch=1, resolution=12
+    )
+    assert torch.equal(half, images.bfloat16())
+
+
+def test_the_store_itself_is_never_changed():
+    before = UNIFORM.images.clone()
+    build().training_batch(torch.arange(300), epoch=0, resolution=16)
+    assert torch.equal(UNIFORM.images, before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_a_gpu_makes_the_same_images(monkeypatch, store, resident):
+    monkeypatch.setattr(module, "RESIDENT_BYTES", 2**30 if resident else 0)
+    gpu = build(store, device=torch.device("cuda"))
+    for resolution in (16, 12):
+        expected, labels = build(store).training_batch(
+            torch.arange(40), epoch=2, resolution=resolution
+        )
+        images, gpu_labels = gpu.training_batch(torch.arange(40), epoch=2, resolution=resolution)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(gpu_labels.cpu(), labels)
+        torch.testing.assert_close(images.cpu(), expected, atol=0.6 / 255, rtol=0)
