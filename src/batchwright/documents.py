@@ -7,9 +7,7 @@ try. Writing is atomic: the old file stays until the new one is whole.
 from __future__ import annotations
 
 import difflib
-import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.files import write_whole
 from batchwright.records import Job, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -103,31 +102,12 @@ def write_text(text: str, path: str | Path) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    target = Path(path)
-    aside = ""
-    try:
-        handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(aside).chmod(0o666 & ~_umask())
-        Path(aside).replace(target)
-    except OSError as error:
-        if aside:
-            Path(aside).unlink(missing_ok=True)
-        raise FileError(f"cannot write {target}: {error.strerror}; choose another place") from None
+    write_whole(Path(path), text.encode())
 
 
 def job_yaml(job: Job) -> str:
     """The job as YAML, every key with its resolved value, in the order of the documentation."""
     return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _read_text(path: str | Path) -> str:

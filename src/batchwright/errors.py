@@ -32,6 +32,10 @@ class WorkerError(BatchwrightError):
     exit_code = 1
 
 
+class LostWorkerError(WorkerError):
+    """Another worker went away or fell silent; its own error is the one to read."""
+
+
 class TrainingError(WorkerError):
     """Training itself cannot go on, for example because every gradient is infinite."""
 

@@ -11,6 +11,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchwright.files import make_folder, write_whole
 from batchwright.records import RunSummary
 from batchwright.reporting.charts import batch_axis
 from batchwright.reporting.reading import (
@@ -21,7 +22,6 @@ from batchwright.reporting.reading import (
     training_clock,
     worker_totals,
 )
-from batchwright.reporting.writing import make_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,6 +12,7 @@ from html import escape
 from importlib.metadata import version
 from pathlib import Path
 
+from batchwright.files import make_folder, write_whole
 from batchwright.records import EpochRecord, RunSummary
 from batchwright.reporting import markup
 from batchwright.reporting.page_charts import (
@@ -38,7 +39,6 @@ from batchwright.reporting.reading import (
     worker_totals,
 )
 from batchwright.reporting.style import STYLE
-from batchwright.reporting.writing import make_folder, write_whole
 
 
 def write_page(summary: RunSummary, path: Path) -> None:

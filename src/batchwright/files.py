@@ -23,6 +23,8 @@ def write_whole(path: Path, content: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             os.fchmod(file.fileno(), _usual_mode())
+            file.flush()
+            os.fsync(file.fileno())
         Path(aside).replace(path)
     except OSError as error:
         Path(aside).unlink(missing_ok=True)
@@ -37,9 +39,7 @@ def _usual_mode() -> int:
 
 
 def _refusal(path: Path, error: OSError) -> FileError:
-    return FileError(
-        f"{path}: cannot be written ({error.strerror}); choose another folder with --out"
-    )
+    return FileError(f"cannot write {path}: {error.strerror}; choose another place")
 
 
 def make_folder(folder: Path) -> None:

@@ -1,0 +1,258 @@
+"""The command line: the same verbs as the library, reading and writing JSON files.
+
+What a person reads goes to standard error, JSON to standard output, so commands pipe:
+
+    batchwright probe data=digits | batchwright plan - | batchwright train - --out runs/a
+
+Everything heavy is imported inside the command that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchwright.errors import BatchwrightError
+
+if TYPE_CHECKING:
+    from batchwright.records import Job, Plan, Record, RunSummary
+
+app = typer.Typer(
+    name="batchwright",
+    help="Decides how an image-training job should use its workers, runs it, and checks itself.",
+    epilog="Job keys, such as epochs=3 or data=cifar100:PATH, are explained in docs/job.md.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+JobWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOB.yaml] [KEY=VALUE]...", help="A job file, and job keys that change it."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Job keys to change.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+@app.command()
+def run(
+    words: JobWords = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    as_json: JsonFlag = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
+) -> None:
+    """Probe, plan, train and report."""
+    from batchwright import verbs
+
+    def show(plan: Plan) -> None:
+        _print_plan(plan, explain=explain)
+
+    if resume:
+        if words:
+            raise BatchwrightError(
+                f"--resume takes the job of the run folder: leave out {' '.join(words)}"
+            )
+        summary = verbs.run(run_folder=out, resume=True)
+    else:
+        summary = verbs.run(_job(words), run_folder=out, on_plan=show)
+    _finish(summary, as_json)
+
+
+@app.command()
+def probe(
+    words: JobWords = None,
+    out: Annotated[Path | None, typer.Option(help="File for the profile; - is stdout.")] = None,
+) -> None:
+    """Measure: step times, memory, exchange times, gradient noise."""
+    from batchwright import verbs
+    from batchwright.reporting.tables import profile_table
+
+    _refuse_bad_target(out)
+    profile = verbs.probe(_job(words))
+    _show(profile_table(profile))
+    _write(profile, out)
+
+
+@app.command()
+def plan(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE.json", help="From probe; - is stdin.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="File for the plan; - is stdout.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
+) -> None:
+    """Decide, and predict: batch, rate and why. Needs no torch."""
+    from batchwright.documents import change_job, read_record
+    from batchwright.planning.planner import make_plan
+    from batchwright.records import Profile
+
+    measured = read_record(profile, Profile)
+    decided = make_plan(measured, change_job(measured.job, overrides=overrides or ()))
+    if explain or out is not None:
+        _print_plan(decided, explain=explain)
+    if out is not None or not (explain and sys.stdout.isatty()):
+        _write(decided, out)
+
+
+@app.command()
+def train(
+    plan: Annotated[
+        str | None, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")
+    ] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train as a plan says, with real worker processes."""
+    from batchwright import verbs
+
+    words = list(overrides or ())
+    if plan is not None and "=" in plan and not Path(plan).exists():
+        words.insert(0, plan)
+        plan = None
+    summary = verbs.train(plan, run_folder=out, resume=resume, overrides=words)
+    _finish(summary, as_json)
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder or summary.json.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for page and figures.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
+    from batchwright import verbs
+
+    summary = verbs.read_summary(run)
+    page = verbs.report(summary, out=out)
+    _finish(summary, as_json, page=page)
+
+
+@app.command()
+def doctor(as_json: JsonFlag = False) -> None:
+    """Say what this machine offers to training, and what is wrong with it."""
+    from batchwright.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{'!' if finding.problem else ' '} {finding.name:<20} {finding.value}")
+            if finding.problem:
+                print(f"  {'':<20} {finding.problem}")
+    if any(finding.problem for finding in findings):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point: every known mistake is one line on stderr and exit code 2."""
+    from batchwright.documents import one_line
+
+    if sys.platform == "win32":
+        print("error: batchwright does not run on Windows; use Linux or WSL 2", file=sys.stderr)
+        sys.exit(2)
+    try:
+        app()
+    except BatchwrightError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("error: stopped by signal 2", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _job(words: list[str] | None) -> Job:
+    """The job of ``[JOB.yaml] [KEY=VALUE]...``."""
+    from batchwright.documents import load_job
+
+    words = list(words or ())
+    is_file = bool(words) and ("=" not in words[0] or Path(words[0]).exists())
+    path = words.pop(0) if is_file else None
+    return load_job(path, words)
+
+
+def _refuse_bad_target(out: Path | None) -> None:
+    """Better now than after measuring for half a minute."""
+    if out is not None and str(out) != "-" and not os.access(out.parent, os.W_OK):
+        raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
+
+
+def _write(record: Record, out: Path | None) -> None:
+    """To the file; without one to stdout."""
+    from batchwright.documents import write_record
+
+    write_record(record, "-" if out is None else out)
+
+
+def _print_plan(plan: Plan, *, explain: bool) -> None:
+    if explain:
+        print(plan.explain(), file=sys.stderr)
+        return
+    stage = plan.stages[0]
+    seconds = stage.predicted_epoch_seconds
+    expected = f", {seconds.value:.2g} s an epoch expected" if seconds else ""
+    print(
+        f"plan: global batch {stage.global_batch_size} "
+        f"({'+'.join(map(str, stage.local_batch_sizes))}), {stage.resolution} px, "
+        f"rate {stage.learning_rate:.3g}, {plan.precision}{expected}; --explain says why",
+        file=sys.stderr,
+    )
+
+
+def _show(table: Any) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(table)
+
+
+def _finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
+    """What a run comes to: a table for a person, one object for a program."""
+    from batchwright.reporting.tables import summary_table
+
+    _show(summary_table(summary))
+    found = page or Path(summary.run_folder) / "report.html"
+    if found.exists():
+        print(f"report: {found}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(_result(summary), indent=2))
+
+
+def _result(summary: RunSummary) -> dict[str, Any]:
+    stage = summary.plan.stages[-1]
+    best = summary.best_epoch
+    seconds = stage.predicted_epoch_seconds
+    return {
+        "test_accuracy": summary.test_accuracy,
+        "best_accuracy": best.top1 if best else None,
+        "best_epoch": best.epoch + 1 if best else None,
+        "epochs": len(summary.epochs),
+        "workers": summary.plan.workers,
+        "global_batch_size": stage.global_batch_size,
+        "local_batch_sizes": stage.local_batch_sizes,
+        "precision": summary.plan.precision,
+        "predicted_epoch_seconds": seconds.value if seconds else None,
+        "predicted_epoch_seconds_low": seconds.low if seconds else None,
+        "predicted_epoch_seconds_high": seconds.high if seconds else None,
+        "measured_epoch_seconds": summary.measured_epoch_seconds,
+        "wall_seconds": summary.wall_seconds,
+        "run_folder": summary.run_folder,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""ACT: a plan and a workload become a trained network and its records."""

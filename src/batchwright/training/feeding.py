@@ -1,0 +1,224 @@
+"""From sample indices to batches on the device, for our image store and for any data set."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from batchwright.errors import DataError, PlanError
+from batchwright.workload.pipeline import ImagePipeline
+
+Batch = Any  # a tensor, or a tuple, list or dict of them, as the user's data set makes it
+ImagePart = int | str  # where the image is in a tuple or dict batch
+
+
+class Feed(Protocol):
+    """Makes the batches of one data set."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def description(self) -> dict[str, Any]:
+        """What a user of the trained network must know of its input; plain values."""
+
+    def training(self, batches: Sequence[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """A batch for each tensor of sample indices, in order."""
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """The same without augmentation."""
+
+
+class PipelineFeed:
+    """Batches made on the device by an `ImagePipeline`."""
+
+    def __init__(self, pipeline: ImagePipeline) -> None:
+        self._pipeline = pipeline
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    def description(self) -> dict[str, Any]:
+        """Image side in pixels, and the normalization of RGB values in [0, 1]."""
+        pipeline = self._pipeline
+        return {"side": pipeline.side, "mean": list(pipeline.mean), "std": list(pipeline.std)}
+
+    def training(self, batches: Sequence[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """(images, labels) with augmentation."""
+        for indices in batches:
+            yield self._pipeline.training_batch(indices, epoch=epoch, resolution=resolution)
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """(images, labels) without augmentation."""
+        side = resolution or self._pipeline.side
+        for indices in batches:
+            yield self._pipeline.evaluation_batch(indices, resolution=side)
+
+
+class DatasetFeed:
+    """Batches of a user's map-style data set, through loader processes.
+
+    Every item is fetched with Python's, numpy's and torch's random numbers seeded from (seed,
+    epoch, index), so it is the same whichever process, worker or resumed run fetches it.
+
+    Args:
+        dataset: Map-style; its items are collated as `torch.utils.data.default_collate` does.
+        device: Where batches go.
+        seed: The job's seed.
+        loaders: Loader processes; 0 fetches in this process.
+        images: Where the image is in a tuple or dict batch, to be resized; ``None``: nowhere.
+        resize: Does the resizing instead: f(batch, resolution) -> batch.
+        sides: Training resolutions of the plan, in pixels.
+        collate: Other than the default.
+
+    Raises:
+        DataError: The data set is iterable only, so "each sample once" cannot be kept.
+        PlanError: Several resolutions, and nothing says what to resize.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        device: torch.device,
+        seed: int,
+        loaders: int = 2,
+        images: ImagePart | None = None,
+        resize: Callable[[Batch, int], Batch] | None = None,
+        sides: Sequence[int] = (),
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        refuse_iterable(dataset)
+        if len(set(sides)) > 1 and images is None and resize is None:
+            raise PlanError(
+                f"the plan has several resolutions ({', '.join(map(str, sorted(set(sides))))}): "
+                "say which part of a batch is the image with images=, or give resize="
+            )
+        self._dataset, self._device, self._seed = dataset, device, seed
+        self._images, self._collate = images, collate
+        self._resize = resize
+        self._order = _EpochOrder()
+        self._loader = self._make_loader(loaders)
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type] # map-style, checked above
+
+    def description(self) -> dict[str, Any]:
+        """Nothing: the data set prepares its own images."""
+        return {}
+
+    def training(self, batches: Sequence[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """The data set's own batches, resized if asked."""
+        for batch in self._fetch(batches, epoch):
+            yield self._resized(batch, resolution)
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """The data set's own batches; resized only if ``resolution`` is given."""
+        for batch in self._fetch(batches, 0):
+            yield batch if resolution is None else self._resized(batch, resolution)
+
+    def _make_loader(self, loaders: int) -> DataLoader[Any]:
+        return DataLoader(
+            SeededItems(self._dataset, self._seed),
+            batch_sampler=self._order,
+            num_workers=loaders,
+            collate_fn=self._collate,
+            pin_memory=self._device.type == "cuda",
+            persistent_workers=loaders > 0,
+            generator=torch.Generator(),  # or each epoch would draw from the global one
+        )
+
+    def _fetch(self, batches: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
+        self._order.batches = [[(epoch, int(i)) for i in indices] for indices in batches]
+        for batch in self._loader:
+            yield to_device(batch, self._device)
+
+    def _resized(self, batch: Batch, resolution: int) -> Batch:
+        if self._resize is not None:
+            return self._resize(batch, resolution)
+        if self._images is None:
+            return batch
+        return _replace(batch, self._images, _resize_images(batch[self._images], resolution))
+
+
+class SeededItems(Dataset[Any]):
+    """A data set whose item (epoch, index) is fetched with random numbers seeded from both."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, index = key
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the user's code may draw from any of the three
+        seed = int(np.random.SeedSequence((self._seed, epoch, index)).generate_state(1)[0])
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            return self._dataset[index]
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+            torch.set_rng_state(states[2])
+
+
+class _EpochOrder(Sampler[list[tuple[int, int]]]):
+    """Hands the loader the batches of the epoch at hand."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[int, int]]] = []
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def refuse_iterable(dataset: Any) -> None:
+    """Raise `DataError` for a data set without length and indices."""
+    if isinstance(dataset, IterableDataset) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    ):
+        raise DataError(
+            f"{type(dataset).__name__} can only be iterated: each sample exactly once, under "
+            "unequal shares and after a resume, needs a data set with __len__ and __getitem__"
+        )
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move every tensor in a batch to the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return _like(batch, [to_device(value, device) for value in batch])
+    return batch
+
+
+def _replace(batch: Batch, part: ImagePart, value: Tensor) -> Batch:
+    if isinstance(batch, dict):
+        return {**batch, part: value}
+    values = list(batch)
+    values[int(part)] = value
+    return _like(batch, values)
+
+
+def _like(batch: Batch, values: list[Any]) -> Batch:
+    named = hasattr(batch, "_fields")  # a named tuple takes its fields one by one
+    return type(batch)(*values) if named else type(batch)(values)
+
+
+def _resize_images(images: Tensor, resolution: int) -> Tensor:
+    if images.shape[-1] == resolution and images.shape[-2] == resolution:
+        return images
+    return functional.interpolate(
+        images.float(), size=(resolution, resolution), mode="bilinear", antialias=True
+    )

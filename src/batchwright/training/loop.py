@@ -1,0 +1,122 @@
+"""Our training loop, on the same handle that a user's own loop uses.
+
+    python -m batchwright.training.loop RUN_FOLDER [--resume]
+
+runs in every worker: the plan is in the run folder, and everything else goes there too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from batchwright.documents import read_record
+from batchwright.errors import PlanError
+from batchwright.processes import worker_main
+from batchwright.records import Plan
+from batchwright.training.session import Session
+from batchwright.workload.host import prepare_process, resolve_device
+from batchwright.workload.pipeline import ImagePipeline
+from batchwright.workload.sources import ImageData, open_data
+from batchwright.workload.store import ImageStore
+from batchwright.workload.task import (
+    build_loss,
+    build_network,
+    build_optimizer,
+    freeze,
+    load_weights,
+    set_training,
+)
+
+
+def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) -> None:
+    """Train as ``plan`` says, as one of its workers; the records go to the run folder.
+
+    Args:
+        plan: What to do; its job names data, network, loss and optimizer.
+        run_folder: Where metrics, checkpoints and the summary go.
+        resume: Continue from the run folder's last checkpoint.
+        local_rank: This worker's number on its machine.
+
+    Raises:
+        PlanError: The data are not those of the plan.
+        Interrupted: A stop signal came; a checkpoint was written.
+    """
+    job = plan.job
+    device = resolve_device(job.device, local_rank)
+    data = open_data(job, verify=False)  # the launcher has just verified it
+    _refuse_other_data(plan, data)
+    training, held_out = (_fed(part, plan, data, device) for part in (data.train, data.val))
+    network = build_network(
+        job.network,
+        classes=len(plan.data.classes),
+        side=plan.data.side,
+        dropout=plan.stages[0].dropout,
+        seed=job.seed,
+    ).to(device)
+    if job.weights is not None and not resume:
+        load_weights(network, job.weights)
+    freeze(network, job.frozen)
+    set_training(network)
+    loss = build_loss(job)
+    optimizer = build_optimizer(network, job, plan.learning_rate.base)
+    with Session(
+        network, optimizer, training, plan=plan, run_folder=run_folder, resume=resume
+    ) as session:
+        for epoch in session.epochs():
+            for images, labels in session.batches():
+                session.step(loss(network(images), labels))
+            if (epoch + 1) % job.evaluate_epochs == 0 or epoch + 1 == plan.epochs:
+                session.evaluate(held_out, accuracy_and_loss)
+
+
+def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Whether each sample's first guess is right, and its cross entropy: two tensors (n,)."""
+    loss = functional.cross_entropy(outputs.float(), labels, reduction="none")
+    return {"top1": outputs.argmax(dim=1) == labels, "loss": loss}
+
+
+def _fed(
+    part: ImageStore | Dataset[Any], plan: Plan, data: ImageData, device: torch.device
+) -> ImagePipeline | Dataset[Any]:
+    """What feeds a session: our pipeline over our store, or the user's own data set."""
+    if not isinstance(part, ImageStore):
+        return part
+    return ImagePipeline(
+        part,
+        device=device,
+        side=plan.data.side,
+        mean=data.mean,
+        std=data.std,
+        augmentation=plan.stages[0].augmentation,
+        seed=plan.job.seed,
+        dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
+    )
+
+
+def _refuse_other_data(plan: Plan, data: ImageData) -> None:
+    if data.facts.digest != plan.data.digest:
+        raise PlanError(
+            f"the plan was made for other data than {plan.job.data}: {plan.data.train_samples} "
+            f"images with digest {plan.data.digest[:12]}, here {data.facts.train_samples} with "
+            f"{data.facts.digest[:12]}; probe and plan again"
+        )
+
+
+def _main() -> None:
+    folder = Path(sys.argv[1])
+    prepare_process(torch.get_num_threads())
+    plan = read_record(folder / "plan.json", Plan)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    train(plan, run_folder=folder, resume="--resume" in sys.argv[2:], local_rank=local_rank)
+
+
+if __name__ == "__main__":
+    worker_main(_main)

@@ -1,0 +1,91 @@
+"""What an epoch adds up to, step by step, until it becomes an `EpochRecord`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from batchwright.records import EpochRecord, Stage, WorkerTime
+
+
+@dataclass
+class EpochMeter:
+    """Sums over the steps of one epoch on one worker; seconds, samples, counts.
+
+    ``training`` is wall time inside the steps, checkpoints aside; ``input``, ``compute`` and
+    ``communication`` are its parts on this worker.
+    """
+
+    epoch: int = 0
+    steps: int = 0
+    skipped: int = 0
+    samples: int = 0
+    local_samples: int = 0
+    weight: float = 0.0
+    loss: float = 0.0
+    rate: float = 0.0
+    input: float = 0.0
+    compute: float = 0.0
+    communication: float = 0.0
+    training: float = 0.0
+    evaluation: float = 0.0
+    checkpoint: float = 0.0
+    whole: bool = True
+    scores: dict[str, float] = field(default_factory=dict)
+    score_count: int = 0
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Mean training loss so far; ``None`` where it is not finite or nothing was seen."""
+        mean = self.loss / self.weight if self.weight else math.nan
+        return mean if math.isfinite(mean) else None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Training samples of all workers per second so far."""
+        return self.samples / self.training if self.training > 0 else 0.0
+
+    def values(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; ``EpochMeter(**values)`` goes on, no longer whole."""
+        return {**asdict(self), "whole": False}
+
+    def worker_time(self, local_batch_size: int) -> WorkerTime:
+        """This worker's own part of the record."""
+        return WorkerTime(
+            local_batch_size=local_batch_size,
+            samples=self.local_samples,
+            input_seconds=self.input,
+            compute_seconds=self.compute,
+            communication_seconds=self.communication,
+        )
+
+    def record(
+        self, stage: Stage, workers: list[WorkerTime], noise_scale: float | None
+    ) -> EpochRecord:
+        """The finished epoch, from rank 0's view."""
+        correct = self.scores.get("top1")
+        loss = self.scores.get("loss")
+        return EpochRecord(
+            epoch=self.epoch,
+            resolution=stage.resolution,
+            global_batch_size=stage.global_batch_size,
+            steps=self.steps,
+            skipped_steps=self.skipped,
+            samples=self.samples,
+            learning_rate=self.rate,
+            train_loss=self.mean_loss,
+            val_loss=_finite(loss / self.score_count) if loss is not None else None,
+            val_correct=round(correct) if correct is not None else None,
+            val_count=self.score_count or None,
+            noise_scale=noise_scale,
+            training_seconds=self.training,
+            evaluation_seconds=self.evaluation,
+            checkpoint_seconds=self.checkpoint,
+            workers=tuple(workers),
+            whole=self.whole,
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,218 @@
+"""Gradients summed over the workers while the backward pass still runs.
+
+Each worker's gradient arrives already weighted by its samples, so the sum over the workers is the
+gradient of the mean loss over the union of their batches, whatever the local batch sizes are:
+
+    g = sum_i (b_i / B) g_i
+
+Gradients are copied into fixed buckets, in the order in which the backward pass makes them, and
+each full bucket is all-reduced at once. The last message also carries `Tally`: loss, weight, the
+sample-weighted squared norms of the workers' gradients, and flags. Nothing needs a message of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from batchwright.group import Group, naming_the_lost
+
+BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
+_SCALARS = 4  # weight, loss, stop, checkpoint
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What rides in the last message, summed over the workers.
+
+    Attributes:
+        weight: Weight of the step's samples (their number, unless the caller weighs them).
+        loss: Sum over the micro-batches of weight x mean loss.
+        stop: Workers that were asked to stop.
+        checkpoint: Workers that ask for a checkpoint (rank 0 does, by its clock).
+        local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 for each parameter, gradient units squared;
+            ``None`` with one worker, where it says nothing.
+    """
+
+    weight: float
+    loss: float
+    stop: float = 0.0
+    checkpoint: float = 0.0
+    local_sqr_norms: Tensor | None = None
+
+
+class Reducer:
+    """Sums gradients over a group, bucket by bucket.
+
+    Buckets and their order never change, so a restarted run sums in the same order.
+
+    Args:
+        parameters: What is trained, in the model's order; frozen parameters are left out.
+        group: The workers. With one worker nothing is copied or sent.
+        bucket_bytes: Size at which a bucket is sent.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self._group = group
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._next = 0  # first bucket not sent yet
+        self._armed = False
+        if group.size > 1 and self.parameters:
+            self._buckets = _make_buckets(self.parameters, bucket_bytes)
+            self._bucket_of = {p: b for b in self._buckets for p in b.parameters}
+            self._hooks = [
+                p.register_post_accumulate_grad_hook(self._arrived) for p in self.parameters
+            ]
+
+    def arm(self) -> None:
+        """Send buckets as they fill during the next backward pass: it is the step's last one."""
+        self._armed = bool(self._buckets)
+
+    def finish(self, tally: Tally, share: float) -> Tally:
+        """Wait for all buckets; then every worker holds the sum of all gradients in ``.grad``.
+
+        A parameter that got a gradient on no worker keeps ``None``.
+
+        Args:
+            tally: This worker's own figures.
+            share: b_i / B, this worker's share of the step, for the squared norms.
+
+        Returns:
+            The figures summed over all workers.
+
+        Raises:
+            LostWorkerError: Another worker is gone or silent.
+        """
+        if not self._buckets:
+            return tally
+        self._fill_tail(tally, share)
+        with naming_the_lost():
+            for bucket in self._buckets[self._next :]:
+                bucket.send()
+            for bucket in self._buckets:
+                bucket.wait()
+        self._next, self._armed = 0, False
+        return self._read_tail()
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _arrived(self, parameter: Tensor) -> None:
+        """Called by autograd when a parameter's gradient is whole."""
+        if not self._armed:
+            return
+        self._bucket_of[cast("nn.Parameter", parameter)].missing -= 1
+        # The last bucket waits for `finish`, which knows what rides in its tail.
+        while self._next < len(self._buckets) - 1 and not self._buckets[self._next].missing:
+            with naming_the_lost():
+                self._buckets[self._next].send()
+            self._next += 1
+
+    def _fill_tail(self, tally: Tally, share: float) -> None:
+        scalars = [tally.weight, tally.loss, tally.stop, tally.checkpoint]
+        present = [float(p.grad is not None) for p in self.parameters]
+        tail = self._buckets[-1].tail
+        tail[: _SCALARS + len(present)] = tail.new_tensor(scalars + present)
+        tail[_SCALARS + len(present) :] = sqr_norms(self.parameters).to(tail) / share
+
+    def _read_tail(self) -> Tally:
+        tail = self._buckets[-1].tail
+        scalars, present, norms = tail.split([_SCALARS, *[len(self.parameters)] * 2])
+        for bucket in self._buckets:
+            bucket.hand_over()
+        for parameter, count in zip(self.parameters, present.tolist(), strict=True):
+            if not count:
+                parameter.grad = None
+        weight, loss, stop, checkpoint = scalars.tolist()
+        return Tally(weight, loss, stop, checkpoint, norms.clone())
+
+
+class _Bucket:
+    """A flat tensor that holds several gradients and, in the last bucket, the tail."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        tail: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.parameters = parameters
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes) + tail, dtype=dtype, device=device)
+        *pieces, self.tail = self.flat.split([*sizes, tail])
+        self.views = [_shaped_like(p, piece) for p, piece in zip(parameters, pieces, strict=True)]
+        self.missing = len(parameters)
+        self._work: dist.Work | None = None
+
+    def send(self) -> None:
+        """Copy the gradients in and start summing them over the workers."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)
+        self._work = dist.all_reduce(self.flat, async_op=True)
+
+    def wait(self) -> None:
+        """Wait until the sum is there."""
+        if self._work is not None:
+            self._work.wait()
+        self._work, self.missing = None, len(self.parameters)
+
+    def hand_over(self) -> None:
+        """Make the sums the parameters' gradients."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+
+def sqr_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Squared norm of each parameter's gradient, 0 where there is none: float32 (parameters,)."""
+    gradients = [p.grad for p in parameters]
+    nothing = torch.zeros((), device=parameters[0].device)
+    norms = iter(torch._foreach_norm([g for g in gradients if g is not None]))
+    return torch.stack([nothing if g is None else next(norms).float() for g in gradients]).square()
+
+
+def _make_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
+    """Group parameters, last first as the backward pass reaches them, by number format and size."""
+    groups: list[list[nn.Parameter]] = []
+    filled = 0
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        if not groups or groups[-1][0].dtype != parameter.dtype or filled + size > bucket_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(parameter)
+        filled += size
+    if groups[-1][0].dtype.itemsize < 4:
+        groups.append([])  # counts and norms need at least float32
+    tails = [0] * (len(groups) - 1) + [_SCALARS + 2 * len(parameters)]
+    return [
+        _Bucket(group, tail, group[0].dtype if group else torch.float32, parameters[0].device)
+        for group, tail in zip(groups, tails, strict=True)
+    ]
+
+
+def _shaped_like(parameter: nn.Parameter, piece: Tensor) -> Tensor:
+    """A view of a flat piece with the parameter's shape and, where dense, its memory format.
+
+    Same strides for weights and gradients keep the optimizer's passes over them dense.
+    """
+    if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
+        return piece.as_strided(parameter.size(), parameter.stride(), piece.storage_offset())
+    return piece.view(parameter.size())

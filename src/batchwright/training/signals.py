@@ -1,0 +1,41 @@
+"""Stopping on request: SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and an orderly end.
+
+A handler only notes the signal. The request rides in the next step's last message, so all workers
+stop after the same step and none is left waiting in an exchange.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopRequest:
+    """Notes the first stop signal while active; restores the former handlers on `close`.
+
+    Outside the main thread Python allows no handlers, and then it never asks to stop.
+
+    Attributes:
+        number: The signal that arrived, or 0.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._former: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                self._former[number] = signal.signal(number, self._note)
+
+    def close(self) -> None:
+        """Put the former handlers back."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._former = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.number = self.number or number
