@@ -163,6 +163,7 @@ def main() -> None:
     if sys.platform == "win32":
         print("error: batchwright does not run on Windows; use Linux or WSL 2", file=sys.stderr)
         sys.exit(2)
+    sys.path.append(str(Path.cwd()))  # import strings find the user's modules, as `python -m` does
     try:
         app()
     except BatchwrightError as error:

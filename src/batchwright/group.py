@@ -81,7 +81,10 @@ def join_process_group(device: torch.device, timeout: float) -> None:
     """
     if os.environ.get("MASTER_ADDR", "") in _LOOPBACK or _one_host():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", collective_interface())
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # NCCL's object collectives go by the current device
+        backend = "nccl"
     with naming_the_lost():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
 

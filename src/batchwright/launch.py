@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
-from batchwright.processes import AGENT_PID, ERRORS_FOLDER, PARENT_PID, die_with_parent
+from batchwright.processes import AGENT_PID, ERRORS_FOLDER, PARENT_PID, STARTED, die_with_parent
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0  # from a stop signal until the agent is killed, workers with it
@@ -59,7 +59,7 @@ def run_workers(
         JobError: The port is in use.
     """
     _refuse_busy_port(port)
-    for report in folder.glob("*.json"):
+    for report in [*folder.glob("rank*.json"), *folder.glob("agent.json")]:
         report.unlink()
     specification = {
         "module": module,
@@ -74,6 +74,7 @@ def run_workers(
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         ERRORS_FOLDER: str(folder),
         PARENT_PID: str(os.getpid()),
+        STARTED: str(time.time()),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_SECONDS / 2)),
     }
     with (folder / "agent.log").open("wb") as log, _noting_signals() as noted:

@@ -21,6 +21,7 @@ from batchwright.errors import BatchwrightError, LostWorkerError
 ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # where a worker leaves its last error, as a JSON file
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its agent
 AGENT_PID = "BATCHWRIGHT_AGENT"  # the agent's process, for its workers
+STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
@@ -36,6 +37,11 @@ def die_with_parent(variable: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[variable]):
         os._exit(1)
+
+
+def seconds_since_launch() -> float:
+    """Seconds since the launcher started the processes; 0 without a launcher."""
+    return max(0.0, time.time() - float(os.environ.get(STARTED, "inf")))
 
 
 def worker_main(work: Callable[[], None]) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ from batchwright.documents import (
 )
 from batchwright.errors import DataError, FileError, JobError, PlanError
 from batchwright.files import make_folder
-from batchwright.launch import run_workers
+from batchwright.launch import POLL_SECONDS, run_workers
 from batchwright.planning.planner import make_plan
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.reporting.figures import write_figures
@@ -386,8 +388,8 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
             from batchwright.training.loop import train as train_here
 
             prepare_process(usable_cores())
-            train_here(plan, run_folder=folder, resume=resume)
-            lines(shown.update)
+            with lines.followed(shown.update):
+                train_here(plan, run_folder=folder, resume=resume)
         else:
             run_workers(
                 "batchwright.training.loop",
@@ -430,3 +432,21 @@ class _Tail:
                     break
                 self._position += len(line)
                 show(json.loads(line))
+
+    @contextmanager
+    def followed(self, show: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        """Inside, a thread calls ``show`` with every line soon after it was written."""
+        done = threading.Event()
+
+        def follow() -> None:
+            while not done.wait(POLL_SECONDS):
+                self(show)
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            self(show)

@@ -12,6 +12,7 @@ from typing import Any
 
 from batchwright.documents import write_record
 from batchwright.errors import FileError
+from batchwright.processes import seconds_since_launch
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.training.meter import EpochMeter
 
@@ -31,7 +32,7 @@ class Recorder:
         self.epochs: list[EpochRecord] = []
         self.resumed = 0
         self._plan = plan
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() - seconds_since_launch()
         self._earlier_seconds = 0.0
         self._setup_seconds: float | None = None
         self._last_line = 0.0
