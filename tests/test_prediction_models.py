@@ -10,7 +10,7 @@ from batchwright.records import CollectiveTime, MemoryPoint, StepTime
 BATCHES = (16, 32, 64, 128)
 
 
-def step_point(batch, compute, sync=0.003):
+def step_point(batch, compute, sync=0.003, scatter=0.01):
     step = compute + sync
     return StepTime(
         resolution=32,
@@ -19,8 +19,8 @@ def step_point(batch, compute, sync=0.003):
         compute_seconds=compute,
         sync_seconds=sync,
         step_seconds=step,
-        step_low=0.99 * step,
-        step_high=1.01 * step,
+        step_low=(1 - scatter) * step,
+        step_high=(1 + scatter) * step,
         repeats=10,
     )
 
@@ -56,6 +56,19 @@ def test_a_bent_step_time_keeps_to_the_measured_points():
     assert model.predict(96, [96]).value == pytest.approx(halfway)
 
 
+def test_a_bend_within_the_scatter_of_the_points_is_smoothed_by_the_line():
+    wobbles = (1.15, 0.9, 1.15, 0.9)
+    seconds = [(0.005 + 0.0004 * b) * w for b, w in zip(BATCHES, wobbles, strict=True)]
+    quiet, noisy = (
+        fit_step_time(
+            [step_point(b, s, scatter=scatter) for b, s in zip(BATCHES, seconds, strict=True)]
+        )
+        for scatter in (0.01, 0.3)
+    )
+    assert quiet.compute.at(64) == pytest.approx(seconds[2])
+    assert noisy.compute.at(64) == noisy.compute.line.at(64)
+
+
 def test_beyond_bent_points_the_prediction_goes_on_without_a_jump():
     points = bent_points()
     model = fit_step_time(points)
@@ -63,7 +76,7 @@ def test_beyond_bent_points_the_prediction_goes_on_without_a_jump():
     assert model.predict(129, [129]).value == pytest.approx(edge, rel=0.02)
     assert model.predict(256, [256]).value > 1.5 * edge
     assert model.predict(4, [4]).value > 0
-    widths = [model.step.relative_half_width(batch) for batch in (128, 96, 256)]
+    widths = [model.compute.standard_error(batch) for batch in (128, 96, 256)]
     assert widths[0] < widths[1]
     assert widths[0] < widths[2]
 
@@ -75,6 +88,30 @@ def test_accumulation_exchanges_gradients_once():
     assert split == pytest.approx(whole + 0.005)
     with pytest.raises(ValueError, match="64"):
         model.predict(64, [32, 16])
+
+
+def test_a_jumpy_exchange_does_not_bend_computing():
+    syncs = (0.0007, 0.004, 0.001, 0.0039)
+    points = [
+        step_point(b, 0.003 + 0.00002 * b, sync=s, scatter=0.3)
+        for b, s in zip(BATCHES, syncs, strict=True)
+    ]
+    model = fit_step_time(points)
+    assert model.compute.at(64) == pytest.approx(0.003 + 0.00002 * 64)
+    estimate = model.predict(64, [64])
+    assert 0.001 < estimate.value - model.compute.at(64) < 0.0039
+    assert 0 < estimate.low < 0.8 * estimate.value
+
+
+def test_waiting_that_grows_with_the_batch_is_seen():
+    points = [step_point(b, 0.005 + 0.0004 * b, sync=0.002 + 0.00004 * b) for b in BATCHES]
+    expected = 0.007 + 0.00044 * 512
+    assert fit_step_time(points).predict(512, [512]).value == pytest.approx(expected)
+
+
+def test_one_worker_exchanges_nothing():
+    model = fit_step_time([step_point(b, 0.01 * b, sync=0.0) for b in BATCHES])
+    assert model.predict(64, [64]).value == pytest.approx(0.64)
 
 
 def test_points_may_come_in_any_order():

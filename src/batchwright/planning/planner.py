@@ -101,7 +101,7 @@ def make_plan(profile: Profile, job: Job | None = None) -> Plan:
             why,
             reasons.local_batches(stage),
             reasons.memory(chosen, case.limit, asked=job.goal.memory is not None),
-            reasons.trust(chosen, case.times.step),
+            reasons.trust(chosen, case.times.compute),
             *reasons.learning_rate(job, rule, stage),
             *([reasons.noise_scale(stage.global_batch_size, noise)] if noise else []),
         ),
@@ -333,7 +333,7 @@ class _Case:
     def _candidates(self) -> list[int]:
         most_global = self.data.train_samples // self.job.goal.least_steps
         most_local = None if self.job.micro_batch != "auto" else self.largest_micro_batch
-        for least in (max(self.least_local, self.times.step.batches[0]), self.least_local):
+        for least in (max(self.least_local, self.times.compute.batches[0]), self.least_local):
             found = candidates(self.workers, most_global, least_local=least, most_local=most_local)
             if found:  # batches smaller than the measured ones only where nothing else is left
                 return found

@@ -142,17 +142,20 @@ def memory(chosen: Prediction, limit: int, *, asked: bool) -> Reason:
     )
 
 
-def trust(chosen: Prediction, steps: Curve) -> Reason:
+def trust(chosen: Prediction, compute: Curve) -> Reason:
     """How the time was predicted, and how well that describes the measurements."""
-    count, residual = len(steps.batches), steps.line.largest_residual
-    if steps.linear:
-        how = f"A line through {count} measured batches, off by at most {residual:.1%}."
+    count, residual = len(compute.batches), compute.line.largest_residual
+    if compute.linear:
+        how = f"Computing: a line through {count} measured batches, off by at most {residual:.1%}."
     else:
-        how = f"Between {count} measured batches, as a line misses them by up to {residual:.0%}."
+        how = (
+            f"Computing: between {count} measured batches, as a line misses them by up to "
+            f"{residual:.0%}."
+        )
     if chosen.extrapolated:
-        how += f" The batch lies outside {steps.batches[0]} to {steps.batches[-1]}."
-    if steps.line.caveat:
-        how += f" {steps.line.caveat[0].upper()}{steps.line.caveat[1:]}."
+        how += f" The batch lies outside {compute.batches[0]} to {compute.batches[-1]}."
+    if compute.line.caveat:
+        how += f" {compute.line.caveat[0].upper()}{compute.line.caveat[1:]}."
     estimate = chosen.epoch_seconds
     return Reason(
         choice="epoch time",

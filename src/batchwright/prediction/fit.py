@@ -44,10 +44,10 @@ class Line:
     Attributes:
         intercept: y at x = 0, in the unit of y.
         slope: y per unit of x.
-        relative_error: Standard deviation of (measured - line) / line around a true line;
+        relative_error: Standard deviation of (measured - line) / scale around a true line;
             `None` if there are no more points than parameters.
         degrees: Degrees of freedom behind ``relative_error``.
-        largest_residual: Largest absolute (measured - line) / measured of the points.
+        largest_residual: Largest absolute (measured - line) / scale of the points.
         caveat: What the points cannot tell, in words; empty if nothing.
     """
 
@@ -65,23 +65,23 @@ class Line:
         """The line at ``x``."""
         return self.intercept + self.slope * x
 
-    def relative_half_width(self, x: float) -> float:
-        r"""Half the 95 % prediction interval at ``x``, relative to the line there.
+    def standard_error(self, x: float) -> float:
+        r"""Standard error of a new measurement at ``x``, relative to the line there.
 
-        .. math:: t_{0.975} \; s \sqrt{1 + v(x) / \hat y(x)^2}
+        .. math:: s \sqrt{1 + v(x) / \hat y(x)^2}
 
-        with :math:`s` the relative standard error and :math:`s^2 v(x)` the line's own variance.
-        Where the points show no error, twice `UNKNOWN_RELATIVE_ERROR`.
+        with :math:`s` the relative error and :math:`s^2 v(x)` the line's own variance. Where the
+        points show no error, `UNKNOWN_RELATIVE_ERROR`.
         """
         if self.relative_error is None:
-            return 2 * UNKNOWN_RELATIVE_ERROR
+            return UNKNOWN_RELATIVE_ERROR
         variance = 1 / self._mass + (x - self._center) ** 2 / self._spread
-        scatter = sqrt(1 + variance / self.at(x) ** 2)
-        return student_t_975(self.degrees) * self.relative_error * scatter
+        return self.relative_error * sqrt(1 + variance / self.at(x) ** 2)
 
     def predict(self, x: float) -> Estimate:
-        """Value and 95 % prediction interval at ``x``; never below 0."""
-        return interval(self.at(x), self.relative_half_width(x))
+        """Value and 95 % prediction interval at ``x``: Student's t times the standard error."""
+        quantile = student_t_975(self.degrees) if self.degrees else 2.0
+        return interval(self.at(x), quantile * self.standard_error(x))
 
 
 def interval(value: float, relative_half_width: float) -> Estimate:
@@ -90,10 +90,12 @@ def interval(value: float, relative_half_width: float) -> Estimate:
     return Estimate(value=value, low=max(0.0, value - width), high=value + width)
 
 
-def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
+def fit_line(
+    xs: Sequence[float], ys: Sequence[float], scales: Sequence[float] | None = None
+) -> Line:
     r"""Least squares of relative errors with neither parameter below 0.
 
-    .. math:: \min_{c_0, c_1 \ge 0} \sum_i \big( (y_i - c_0 - c_1 x_i) / y_i \big)^2
+    .. math:: \min_{c_0, c_1 \ge 0} \sum_i \big( (y_i - c_0 - c_1 x_i) / s_i \big)^2
 
     Where the best intercept would be negative the line is pinned to the origin, where the best
     slope would be negative to a constant: neither time nor memory goes that way. Points at a single
@@ -101,48 +103,57 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
 
     Args:
         xs: Positive, for example samples.
-        ys: Positive, for example seconds or bytes; as many as ``xs``.
+        ys: Not negative, for example seconds or bytes; as many as ``xs``.
+        scales: What errors are relative to, s; unset: ``ys``, which are positive then.
 
     Raises:
-        ValueError: No points, unequal numbers of them, or one that is not positive.
+        ValueError: No points, unequal numbers of them, or one that makes no sense.
     """
+    scales = ys if scales is None else scales
     if not xs or len(xs) != len(ys):
         raise ValueError(f"a line needs as many x as y and at least one: {len(xs)} and {len(ys)}")
-    for x, y in zip(xs, ys, strict=True):
-        if not (0 < x < inf and 0 < y < inf):
+    for x, y, scale in zip(xs, ys, scales, strict=True):
+        if not (0 < x < inf and 0 <= y < inf and 0 < scale < inf):
             raise ValueError(f"the point ({x}, {y}) is not positive and finite")
-    weights = [1 / y**2 for y in ys]
+    weights = [1 / scale**2 for scale in scales]
     mass = sum(weights)
     center = sum(w * x for w, x in zip(weights, xs, strict=True)) / mass
     mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / mass
     spread = sum(w * (x - center) ** 2 for w, x in zip(weights, xs, strict=True))
     if len(set(xs)) == 1:
         caveat = f"only x = {xs[0]:g} was measured: taken as proportional to x"
-        return _proportional(xs, ys, weights, caveat)
+        return _proportional(xs, ys, scales, weights, caveat)
     slope = (
         sum(w * (x - center) * (y - mean) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
     )
     intercept = mean - slope * center
     if intercept < 0:
-        return _proportional(xs, ys, weights, "no fixed part found: taken as proportional to x")
+        return _proportional(
+            xs, ys, scales, weights, "no fixed part found: taken as proportional to x"
+        )
     if slope < 0:
         caveat = "no growth with x found: taken as constant"
-        return _line(xs, ys, mean, 0.0, 1, caveat, (mass, center, inf))
+        return _line(xs, ys, scales, mean, 0.0, 1, caveat, (mass, center, inf))
     caveat = "two points show no error: the interval is assumed" if len(xs) == 2 else ""
-    return _line(xs, ys, intercept, slope, 2, caveat, (mass, center, spread))
+    return _line(xs, ys, scales, intercept, slope, 2, caveat, (mass, center, spread))
 
 
 def _proportional(
-    xs: Sequence[float], ys: Sequence[float], weights: list[float], caveat: str
+    xs: Sequence[float],
+    ys: Sequence[float],
+    scales: Sequence[float],
+    weights: list[float],
+    caveat: str,
 ) -> Line:
     spread = sum(w * x**2 for w, x in zip(weights, xs, strict=True))
     slope = sum(w * x * y for w, x, y in zip(weights, xs, ys, strict=True)) / spread
-    return _line(xs, ys, 0.0, slope, 1, caveat, (inf, 0.0, spread))
+    return _line(xs, ys, scales, 0.0, slope, 1, caveat, (inf, 0.0, spread))
 
 
 def _line(
     xs: Sequence[float],
     ys: Sequence[float],
+    scales: Sequence[float],
     intercept: float,
     slope: float,
     parameters: int,
@@ -150,7 +161,9 @@ def _line(
     shape: tuple[float, float, float],
 ) -> Line:
     """The line with its residuals; ``shape`` is mass, center, spread."""
-    residuals = [(y - intercept - slope * x) / y for x, y in zip(xs, ys, strict=True)]
+    residuals = [
+        (y - intercept - slope * x) / scale for x, y, scale in zip(xs, ys, scales, strict=True)
+    ]
     degrees = len(xs) - parameters
     error = sqrt(sum(r**2 for r in residuals) / degrees) if degrees else None
     return Line(intercept, slope, error, degrees, max(map(abs, residuals)), caveat, *shape)

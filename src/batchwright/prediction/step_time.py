@@ -1,7 +1,9 @@
 """Seconds per training step against the local batch, at one resolution and worker count.
 
 A line describes many devices, but not all: caches, allocators and kernel choices bend it. So a line
-where it is good, and the measured medians with straight lines between them where it is not.
+where it misses the measured medians by no more than they scatter, and else the medians with
+straight lines between them. The exchange of gradients is a model of its own: its time jumps about,
+and computing need not be judged by that.
 """
 
 from __future__ import annotations
@@ -9,17 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, pi, sqrt
 from statistics import median
 
 from batchwright.prediction.fit import Line, fit_line, interval
 from batchwright.records import Estimate, StepTime
 
-LINE_TOLERANCE = 0.05
-"""A line whose relative residuals are all within this is used; else the points themselves."""
-
-REPEATABILITY = 0.03
-"""Assumed relative standard deviation of the same step's median from one run to the next."""
+REPEATABILITY = 0.05
+"""Assumed relative standard deviation of the same step's mean from one run to the next."""
 
 _QUARTILES_PER_DEVIATION = 1.349  # distance between the quartiles of a normal distribution
 _Z_975 = 1.96
@@ -33,7 +32,7 @@ class Curve:
         batches: Measured local batches, rising, in samples.
         seconds: Measured medians, in seconds.
         line: The line through them.
-        linear: Whether the line is good enough to be used between them.
+        linear: Whether the line misses them by no more than they scatter, so that it is used.
         deviation: Relative standard deviation of one measured median, fit error aside.
     """
 
@@ -48,7 +47,7 @@ class Curve:
         return not self.batches[0] <= batch <= self.batches[-1]
 
     def at(self, batch: float) -> float:
-        """Seconds for a step of ``batch`` samples."""
+        """Seconds for ``batch`` samples."""
         if self.linear:
             return self.line.at(batch)
         if self.extrapolates(batch):
@@ -57,24 +56,20 @@ class Curve:
             return self.seconds[edge] * self.line.at(batch) / self.line.at(self.batches[edge])
         return self._between(batch)
 
-    def predict(self, batch: float) -> Estimate:
-        """Seconds for a step of ``batch`` samples, with a 95 % interval."""
-        return interval(self.at(batch), self.relative_half_width(batch))
+    def standard_error(self, batch: float) -> float:
+        """Relative standard error at ``batch``.
 
-    def relative_half_width(self, batch: float) -> float:
-        """Half the 95 % interval at ``batch``, relative to the value.
-
-        Run-to-run variation, and beside it the line's own prediction interval or, where the
-        points are used, how far the line is from them: between points this gauges the bend.
+        Scatter of the measured medians, and beside it the line's own error or, where the points
+        are used, how far the line is from them: between points this gauges the bend.
         """
         if self.linear:
-            error = self.line.relative_half_width(batch)
+            error = self.line.standard_error(batch)
         elif batch in self.batches:
             error = 0.0
         else:
             error = abs(self.line.at(batch) - self.at(batch)) / self.at(batch)
             error = max(error, self.line.largest_residual)
-        return hypot(error, _Z_975 * self.deviation)
+        return hypot(error, self.deviation)
 
     def _between(self, batch: float) -> float:
         right = bisect_left(self.batches, batch)
@@ -87,46 +82,63 @@ class Curve:
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    """Step times at one resolution: the whole step, and computing alone."""
+    """Step times at one resolution and worker count.
 
-    step: Curve
+    Attributes:
+        compute: Input, forward and backward pass, and update.
+        sync: Exchange of gradients: a latency, and a part that grows with the batch because
+            workers wait for each other. Its errors are relative to the whole step.
+    """
+
     compute: Curve
+    sync: Line
 
     def predict(self, local_batch_size: int, micro_batch_sizes: Sequence[int]) -> Estimate:
-        """Seconds per step of ``local_batch_size`` samples, with a 95 % interval.
+        r"""Seconds per step of ``local_batch_size`` samples, with a 95 % interval.
 
-        A step is one micro-batch with the exchange of gradients, and the others without:
+        Micro-batches are computed one after the other, and gradients exchanged once:
 
-        .. math:: t(m_1) + t_{comp}(m_2) + ... + t_{comp}(m_k)
+        .. math:: t = \sum_j t_{comp}(m_j) + t_{sync}(b)
 
         Args:
             local_batch_size: Samples of the busiest worker.
             micro_batch_sizes: How they are cut; their sum is ``local_batch_size``.
         """
-        first, *others = micro_batch_sizes
-        if first + sum(others) != local_batch_size:
+        if sum(micro_batch_sizes) != local_batch_size:
             raise ValueError(f"micro-batches {list(micro_batch_sizes)} for {local_batch_size}")
-        seconds = self.step.at(first) + sum(self.compute.at(size) for size in others)
-        return interval(seconds, self.step.relative_half_width(first))
+        computing = sum(self.compute.at(size) for size in micro_batch_sizes)
+        seconds = computing + self.sync.at(local_batch_size)
+        error = hypot(
+            self.compute.standard_error(micro_batch_sizes[0]) * computing / seconds,
+            self.sync.relative_error or 0.0,
+        )
+        return interval(seconds, _Z_975 * error)
 
     def extrapolates(self, micro_batch_size: int) -> bool:
         """Whether a micro-batch lies outside what was measured."""
-        return self.step.extrapolates(micro_batch_size)
+        return self.compute.extrapolates(micro_batch_size)
 
 
 def fit_step_time(points: Sequence[StepTime]) -> StepTimeModel:
     """Model of points at one resolution and worker count, at least one, in any order."""
     ordered = sorted(points, key=lambda point: point.local_batch_size)
-    spread = median((p.step_high - p.step_low) / p.step_seconds for p in ordered)
-    deviation = hypot(REPEATABILITY, spread / _QUARTILES_PER_DEVIATION)
     batches = tuple(point.local_batch_size for point in ordered)
+    seconds = tuple(point.compute_seconds for point in ordered)
+    deviation = hypot(REPEATABILITY, median(_median_error(point) for point in ordered))
+    line = fit_line(batches, seconds)
     return StepTimeModel(
-        step=_curve(batches, tuple(p.step_seconds for p in ordered), deviation),
-        compute=_curve(batches, tuple(p.compute_seconds for p in ordered), deviation),
+        compute=Curve(
+            batches, seconds, line, line.largest_residual <= _Z_975 * deviation, deviation
+        ),
+        sync=fit_line(
+            batches,
+            [point.sync_seconds for point in ordered],
+            [point.step_seconds for point in ordered],
+        ),
     )
 
 
-def _curve(batches: tuple[int, ...], seconds: tuple[float, ...], deviation: float) -> Curve:
-    line = fit_line(batches, seconds)
-    linear = line.largest_residual <= LINE_TOLERANCE
-    return Curve(batches, seconds, line, linear, deviation)
+def _median_error(point: StepTime) -> float:
+    """Relative standard error of a point's median, from its quartiles, as of a normal sample."""
+    deviation = (point.step_high - point.step_low) / _QUARTILES_PER_DEVIATION / point.step_seconds
+    return sqrt(pi / 2) * deviation / sqrt(point.repeats)
