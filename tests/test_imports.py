@@ -1,0 +1,154 @@
+"""Which module may import which, and who starts without torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import batchwright
+
+ROOT = Path(batchwright.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+
+# What each module or folder may import of ours, besides itself.
+ARROWS = {
+    "records": set(),
+    "errors": set(),
+    "files": {"records", "errors"},
+    "documents": {"records", "errors", "files"},
+    "processes": {"documents", "errors"},
+    "group": {"errors", "workload.host"},
+    "launch": {"errors", "processes"},
+    "prediction": {"records", "errors"},
+    "planning": {"records", "errors", "prediction"},
+    "workload": {"records", "errors", "documents", "files"},
+    "probing": {
+        "records",
+        "errors",
+        "documents",
+        "group",
+        "processes",
+        "workload",
+        "prediction.noise_scale",
+    },
+    "training": {
+        "records",
+        "errors",
+        "documents",
+        "group",
+        "processes",
+        "workload",
+        "planning.partition",
+        "planning.learning_rate",
+        "prediction.noise_scale",
+    },
+    "reporting": {"records", "errors", "files"},
+}
+ASSEMBLY = {"__init__", "cli", "verbs", "doctor"}  # put everything together
+WITHOUT_TORCH = {
+    *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
+    *("records", "errors", "prediction", "planning", "reporting"),
+}
+
+
+def name_of(path: Path) -> str:
+    """``training/session.py`` is ``training.session``."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def home_of(path: Path) -> str:
+    return name_of(path).partition(".")[0]
+
+
+def imports_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything imported, wherever the import stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: relative import"
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def within(name: str, allowed: str) -> bool:
+    return name == allowed or name.startswith(f"{allowed}.")
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_of_ours_follow_the_arrows(path):
+    home = home_of(path)
+    if home in ASSEMBLY:
+        return
+    allowed = ARROWS[home] | {home}
+    strays = [
+        f"line {line}: {name}"
+        for line, name in imports_in(parse(path))
+        if name.startswith("batchwright.")
+        and not any(within(name.removeprefix("batchwright."), one) for one in allowed)
+    ]
+    assert not strays
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_torchvision_and_timm_are_imported_nowhere(path):
+    packages = {name.partition(".")[0] for _, name in imports_in(parse(path))}
+    assert not packages & {"torchvision", "timm"}
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if home_of(p) in WITHOUT_TORCH], ids=name_of)
+def test_modules_that_start_without_torch_import_it_inside_functions_only(path):
+    # The elastic agent runs in a process of its own, inside a function of `launch`.
+    at_start = ast.Module([n for n in parse(path).body if not is_block(n)], [])
+    assert "torch" not in {name.partition(".")[0] for _, name in imports_in(at_start)}
+
+
+def is_block(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import batchwright; dir(batchwright); batchwright.Job; batchwright.plan",
+        "import sys; sys.argv = ['batchwright', '--help']\n"
+        "from batchwright.cli import main\n"
+        "try: main()\nexcept SystemExit: pass",
+        "import io, sys; sys.path.insert(0, TESTS); sys.argv = ['batchwright', 'plan', '-']\n"
+        "from samples import make_profile\n"
+        "sys.stdin = io.StringIO(make_profile().model_dump_json())\n"
+        "from batchwright.cli import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code, end.code",
+        "import sys; sys.path.insert(0, TESTS)\n"
+        "from samples import make_plan; make_plan().explain()\n"
+        "import batchwright.reporting.page, batchwright.reporting.figures\n"
+        "import batchwright.reporting.tables, batchwright.reporting.progress",
+    ],
+    ids=["import", "help", "plan", "reporting"],
+)
+def test_torch_is_not_loaded_by(code):
+    tests = str(Path(__file__).parent)
+    script = (
+        f"import sys, io, json, contextlib\nTESTS = {tests!r}\n"
+        f"with contextlib.redirect_stdout(io.StringIO()):\n"
+        + "".join(f"    {line}\n" for line in code.split("\n"))
+        + "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout))
+    assert "batchwright" in loaded
+    assert not loaded & {"torch", "torchvision", "timm"}
