@@ -21,6 +21,10 @@ from batchwright.records import Job, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
+_KINDS = {"Profile": "profile", "Plan": "plan", "RunSummary": "summary", "Job": "job"}
+_WRITTEN_BY = {"profile": "probe", "plan": "plan", "summary": "train"}  # which verb writes what
+_LISTS = ("frozen", "resolutions")  # keys that take several values, separated by commas
+
 
 def job_keys(model: type[BaseModel] = Job, prefix: str = "") -> list[str]:
     """Every job key in order, nested ones with a dot, such as ``probe.budget``."""
@@ -46,7 +50,7 @@ def load_job(path: str | Path | None = None, overrides: Iterable[str] = ()) -> J
         JobError: an unknown key (the nearest is suggested), a wrong type or a wrong value.
     """
     values = _read_yaml(path) if path is not None else {}
-    return change_job(Job(), values, overrides, place=f" in {path}" if path else "")
+    return change_job(Job(), values, overrides, place=f" in {_name_of(path)}" if path else "")
 
 
 def change_job(
@@ -57,17 +61,17 @@ def change_job(
 ) -> Job:
     """``job`` with the keys in ``values`` and then the ``key=value`` texts replaced."""
     merged = job.model_dump(mode="json")
-    for key, value in _flatten(values or {}):
+    from_file = _flatten(values or {})
+    for key, value in from_file:
         _put(merged, key, value, place)
-    for text in overrides:
-        key, equals, raw = text.partition("=")
-        if not equals:
-            raise JobError(f"{text!r} is no job key: write key=value, such as epochs=3")
-        _put(merged, key.strip(), _parse_value(key.strip(), raw), "")
+    given = [_override(text) for text in overrides]
+    for key, raw in given:
+        _put(merged, key, None if raw in ("null", "~") else raw, "")
     try:
         return Job.model_validate(merged)
     except ValidationError as error:
-        raise JobError(_first_problem(error, "job key ")) from None
+        in_file = _key_of(error.errors()[0]) in {k for k, _ in from_file} - {k for k, _ in given}
+        raise JobError(_first_problem(error, "job key ", place if in_file else "")) from None
 
 
 def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
@@ -76,14 +80,17 @@ def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
     Raises:
         FileError: missing, unreadable, not JSON, or not this kind of record.
     """
-    text = _read_text(path)
+    text, where = _read_text(path), _name_of(path)
+    kind = _KINDS.get(model.__name__, model.__name__)
+    verb = _WRITTEN_BY.get(kind)
+    hint = f"; `batchwright {verb}` writes a {kind}" if verb else ""
+    if not text.strip():
+        raise FileError(f"{where} is empty, where a {kind} was expected{hint}")
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        kind = model.__name__.lower()
         raise FileError(
-            f"{path} is not a valid {kind}: {_first_problem(error, 'its key ')}; "
-            f"make it again with the verb that writes a {kind}"
+            f"{where} is not a valid {kind}: {_first_problem(error, 'its key ')}{hint}"
         ) from None
 
 
@@ -110,15 +117,19 @@ def job_yaml(job: Job) -> str:
     return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def _name_of(path: str | Path) -> str:
+    return "standard input" if str(path) == "-" else str(path)
+
+
 def _read_text(path: str | Path) -> str:
-    if str(path) == "-":
-        return sys.stdin.read()
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}: {error}") from None
+    except UnicodeDecodeError:
+        raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8") from None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:
@@ -128,20 +139,26 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise FileError(
-            f"{path}{line} is not YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}"
+            f"{_name_of(path)}{line} is not YAML: "
+            f"{getattr(error, 'problem', None) or 'cannot be parsed'}"
         ) from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise FileError(f"{path} holds no job keys: write lines such as `epochs: 3`")
+        raise FileError(f"{_name_of(path)} holds no job keys: write lines such as `epochs: 3`")
     return values
 
 
-def _parse_value(key: str, raw: str) -> Any:
-    """The value behind ``key=``; the record itself turns texts into numbers."""
-    if raw in ("null", "~"):
-        return None
-    if key in ("resolutions", "frozen") and raw != "auto":
-        return [part.strip() for part in raw.split(",") if part.strip()]
-    return raw
+def _override(text: str) -> tuple[str, str]:
+    key, equals, raw = text.partition("=")
+    if not (equals and key.strip()):
+        raise JobError(f"{text!r} is no job key: write key=value, such as epochs=3")
+    return key.strip(), raw.strip()
+
+
+def _as_list(value: Any) -> Any:
+    """What ``24,32`` or a single value means for a key that takes several."""
+    if isinstance(value, str) and value != "auto":
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, int) else value
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -160,24 +177,31 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
         raise JobError(f"unknown job key {key!r}{place}: {hint}")
+    if isinstance(value, bool):  # would pass for 0 or 1
+        raise JobError(f"job key {key} = {value}{place}: no key is a yes or no")
     *parents, last = key.split(".")
     for parent in parents:
         values = values[parent]
-    values[last] = value
+    values[last] = _as_list(value) if key in _LISTS else value
 
 
-def _first_problem(error: ValidationError, what: str) -> str:
+def _first_problem(error: ValidationError, what: str, place: str = "") -> str:
     problems = error.errors(include_url=False)
     problem = problems[0]
     key = _key_of(problem)
     if problem["type"] == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
-    messages = [p["msg"] for p in problems if _key_of(p) == key]  # one for each type it may have
+    if problem["type"] == "missing":
+        return f"{what}{key} is missing"
+    if problem["type"] == "extra_forbidden":
+        return f"{what}{key} is unknown"
+    # One message for each type that the key may have, and for its parts if it takes several.
+    messages = [p["msg"] for p in problems if f"{_key_of(p)}.".startswith(f"{key}.")]
     texts = [message[0].lower() + message[1:] for message in dict.fromkeys(messages)]
     message = " or ".join(
         [texts[0], *(text.removeprefix("input should be ") for text in texts[1:])]
     )
-    return f"{what}{key} = {_shorten(problem['input'])}: {message}" if key else message
+    return f"{what}{key} = {_shorten(problem['input'])}{place}: {message}" if key else message
 
 
 def _key_of(problem: Mapping[str, Any]) -> str:

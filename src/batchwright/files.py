@@ -12,9 +12,14 @@ from batchwright.errors import FileError
 def write_whole(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``: aside first, then renamed over what was there.
 
+    A device or a pipe, such as /dev/stdout, is written to and never replaced.
+
     Raises:
         FileError: The folder is missing, unwritable or full.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        _write_through(path, content)
+        return
     try:
         descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -26,8 +31,17 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(aside).replace(path)
-    except OSError as error:
+    except BaseException as error:
         Path(aside).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _refusal(path, error) from error
+        raise
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
         raise _refusal(path, error) from error
 
 

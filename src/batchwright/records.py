@@ -133,7 +133,9 @@ class Job(Record):
         "epochs, or constant.",
     )
     clip_norm: Positive | None = Field(None, description="Largest global gradient norm.")
-    seed: Index = Field(0, description="Seed of weights, order, split and augmentation.")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of weights, order, split and augmentation."
+    )
     epochs: Count = Field(30, description="Epochs to train.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="`auto`: bfloat16 autocast where the processor computes in it."
@@ -412,6 +414,11 @@ class Plan(Record):
     def workers(self) -> int:
         """Number of workers."""
         return self.stages[0].workers
+
+    @property
+    def top_resolution(self) -> int:
+        """Largest training resolution, in pixels; evaluation uses it."""
+        return max(stage.resolution for stage in self.stages)
 
     def stage_of(self, epoch: int) -> int:
         """Index of the stage that holds the zero-based ``epoch``; `IndexError` past the end."""

@@ -1,0 +1,399 @@
+"""Jobs and records in files: what goes round, and what each mistake says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from batchwright.documents import (
+    change_job,
+    job_keys,
+    job_yaml,
+    load_job,
+    one_line,
+    read_record,
+    write_record,
+    write_text,
+)
+from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.records import Goal, Job, Plan, ProbeSettings, Profile, RunSummary
+from samples import make_job, make_plan, make_profile, make_summary
+
+OTHER_VALUES = Job(
+    data="imagefolder:/somewhere",
+    val=0.1,
+    unreadable="skip",
+    network="torchvision.models:resnet50",
+    weights="weights.pt",
+    frozen=("stem.*", "stages.0.*"),
+    loss="mine:loss",
+    label_smoothing=0.1,
+    dropout=0.2,
+    augment="none",
+    optimizer="adamw",
+    momentum=0.8,
+    weight_decay=0.01,
+    learning_rate=0.003,
+    base_batch=64,
+    scaling="linear",
+    warmup_epochs=1.5,
+    decay="steps",
+    clip_norm=1.0,
+    seed=2**63 - 1,
+    epochs=7,
+    precision="float32",
+    device="cpu",
+    workers=3,
+    launch="in-process",
+    global_batch=96,
+    micro_batch=16,
+    resolutions=(24, 32),
+    evaluate_epochs=2,
+    checkpoint_seconds=5.5,
+    timeout=30,
+    restarts=1,
+    port=29_500,
+    probe=ProbeSettings(budget=3, steps=4),
+    goal=Goal(objective="time", doubling_gain=0.1, least_steps=5, memory=2**30),
+)
+ONE_CHOICE = {"method"}  # keys with a single value as yet
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def value_at(job: Job, key: str):
+    value = job
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def as_override(value) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+# ------------------------------------------------------------------------------------------- jobs
+
+
+def test_the_sample_changes_every_key():
+    same = {key for key in job_keys() if value_at(OTHER_VALUES, key) == value_at(Job(), key)}
+    assert same == ONE_CHOICE
+
+
+def test_every_key_goes_through_yaml_and_back(tmp_path):
+    text = job_yaml(OTHER_VALUES)
+    assert load_job(yaml_file(tmp_path, text)) == OTHER_VALUES
+    assert list(yaml.safe_load(text)) == list(Job.model_fields)
+    assert load_job(yaml_file(tmp_path, job_yaml(Job()))) == Job()
+
+
+@pytest.mark.parametrize("key", job_keys())
+def test_every_key_can_be_set_on_the_command_line(key):
+    value = value_at(OTHER_VALUES, key)
+    assert value_at(load_job(None, [f"{key}={as_override(value)}"]), key) == value
+
+
+def test_what_comes_later_wins(tmp_path):
+    path = yaml_file(tmp_path, "epochs: 3\nseed: 5\nprobe:\n  budget: 4\n")
+    job = load_job(path, ["epochs=4", "epochs=5", "probe.steps=2"])
+    assert (job.epochs, job.seed) == (5, 5)
+    assert job.probe == ProbeSettings(budget=4, steps=2)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "probe: {}\n"])
+def test_a_file_without_keys_is_the_default_job(tmp_path, text):
+    assert load_job(yaml_file(tmp_path, text)) == Job()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("resolutions: 24,32", (24, 32)),
+        ("resolutions: [24, 32]", (24, 32)),
+        ("resolutions: 32", (32,)),
+        ("resolutions: auto", "auto"),
+        ("frozen: stem.*", ("stem.*",)),
+        ("frozen: [stem.*, head.*]", ("stem.*", "head.*")),
+        ("frozen: []", ()),
+        ("probe.budget: 4", 4),
+        ("goal: {memory: null}", None),
+    ],
+)
+def test_yaml_may_say_it_in_any_natural_way(tmp_path, text, value):
+    key = "goal.memory" if text.startswith("goal") else text.partition(":")[0]
+    assert value_at(load_job(yaml_file(tmp_path, text)), key) == value
+
+
+def test_null_unsets_a_key():
+    assert change_job(OTHER_VALUES, overrides=["goal.memory=null", "val=~"]).val is None
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("epocs=3", "epochs"),
+        ("probe.budgt=3", "probe.budget"),
+        ("lerning_rate=0.1", "learning_rate"),
+        ("worker=2", "workers"),
+        ("goal.memry=5", "goal.memory"),
+    ],
+)
+def test_an_unknown_key_gets_the_nearest_one_suggested(text, near):
+    with pytest.raises(JobError, match=f"did you mean '{near}'"):
+        load_job(None, [text])
+
+
+def test_an_unknown_key_without_neighbours_gets_the_list():
+    with pytest.raises(JobError, match=r"unknown job key 'zzz': known are data, val, .*goal\."):
+        load_job(None, ["zzz=1"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "epochs=0",
+        "epochs=-3",
+        "epochs=many",
+        "epochs=2.5",
+        "epochs=",
+        "epochs=true",
+        "epochs=null",
+        "learning_rate=nan",
+        "learning_rate=inf",
+        "learning_rate=-0.1",
+        "weight_decay=Infinity",
+        "val=1.5",
+        "workers=0",
+        "global_batch=-1",
+        "augment=flip",
+        "optimizer=adam",
+        "port=70000",
+        "seed=-1",
+        "seed=99999999999999999999",
+        "data=",
+        "resolutions=32,24",
+        "resolutions=a,b",
+        "resolutions=0",
+        "resolutions=",
+        "probe.budget=0",
+        "goal.memory=2GB",
+    ],
+)
+def test_a_wrong_value_names_key_and_value(text):
+    key, _, value = text.partition("=")
+    with pytest.raises(JobError) as caught:
+        load_job(None, [text])
+    message = str(caught.value)
+    assert message == one_line(caught.value)
+    assert key in message
+    assert all(part in message for part in value.split(",") if value != "null")
+    assert "tuple" not in message
+
+
+@pytest.mark.parametrize("text", ["epochs", "=3", " =3", "--epochs"])
+def test_a_word_that_is_no_key_says_how_one_looks(text):
+    with pytest.raises(JobError, match="write key=value, such as epochs=3"):
+        load_job(None, [text])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["epochs: many", "epochs: true", "epochs: .nan", "epochs: [3]", "epochs: null", "epocs: 3"],
+)
+def test_a_wrong_value_in_a_file_names_the_file(tmp_path, text):
+    path = yaml_file(tmp_path, text)
+    with pytest.raises(JobError, match=f"in {path}: "):
+        load_job(path)
+
+
+def test_an_override_is_not_blamed_on_the_file(tmp_path):
+    path = yaml_file(tmp_path, "epochs: 3")
+    with pytest.raises(JobError) as caught:
+        load_job(path, ["epochs=no"])
+    assert str(path) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epochs: [3", "line 1 is not YAML"),
+        ("epochs: 3\n\tseed: 1", "line 2 is not YAML"),
+        ("epochs: 3\nseed: 1: 2", "line 2 is not YAML"),
+        ("\x00", "is not YAML"),
+        ("!!python/object/apply:os.getcwd []", "is not YAML"),
+        ("- epochs", "holds no job keys"),
+        ("just words", "holds no job keys"),
+        ("3: 4", "holds no job keys"),
+    ],
+)
+def test_what_is_no_job_file_is_refused_by_place(tmp_path, text, said):
+    path = yaml_file(tmp_path, text)
+    with pytest.raises(FileError) as caught:
+        load_job(path)
+    assert str(path) in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "there is no file"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not text in UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, make, said):
+    path = tmp_path / "job.yaml"
+    make(path)
+    for read in (load_job, lambda path: read_record(path, Plan)):
+        with pytest.raises(FileError) as caught:
+            read(path)
+        assert str(path) in str(caught.value)
+        assert said in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------- records
+
+
+@pytest.mark.parametrize("record", [make_profile(), make_plan(), make_summary(), make_job()])
+def test_every_record_goes_through_its_file_and_back(tmp_path, record):
+    path = tmp_path / "record.json"
+    write_record(record, path)
+    assert read_record(path, type(record)) == record
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_not_finite_are_refused_in_json(tmp_path, number):
+    path = tmp_path / "profile.json"
+    text = make_profile().model_dump_json().replace('"probe_seconds":17.4', '"probe_seconds":%s')
+    path.write_text(text % number)
+    with pytest.raises(FileError, match=r"probe_seconds = .*finite number"):
+        read_record(path, Profile)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("", None), "is empty"),
+        (('"probe_seconds":17.4', '"probe_seconds":17.4,"more":1'), "key more is unknown"),
+        (('"epochs":30', '"epocs":30'), "key job.epocs is unknown"),
+        (('"epochs":30', '"epochs":0'), "key job.epochs = 0: "),
+        (('"probe_seconds":17.4', '"probe_seconds":"long"'), "probe_seconds = 'long': "),
+        ((',"probe_seconds":17.4', ""), "key probe_seconds is missing"),
+        (("profile/1", "profile/9"), "format = 'batchwright-profile/9'"),
+        (("}", ""), "invalid JSON"),
+        (("{", "["), "invalid JSON"),
+    ],
+)
+def test_a_damaged_profile_says_where_and_who_writes_one(tmp_path, change, said):
+    path = tmp_path / "profile.json"
+    old, new = change
+    path.write_text("" if new is None else make_profile().model_dump_json().replace(old, new))
+    with pytest.raises(FileError) as caught:
+        read_record(path, Profile)
+    message = str(caught.value)
+    assert message == one_line(caught.value)
+    assert str(path) in message
+    assert said in message
+    assert "`batchwright probe` writes a profile" in message
+
+
+def test_another_kind_of_record_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    write_record(make_plan(), path)
+    with pytest.raises(FileError, match=r"not a valid profile.*batchwright-plan/1"):
+        read_record(path, Profile)
+    with pytest.raises(FileError, match=r"not a valid summary.*`batchwright train` writes"):
+        read_record(path, RunSummary)
+
+
+def test_nothing_on_standard_input_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115, PTH123 - a stand-in
+    with pytest.raises(FileError, match="standard input is empty, where a plan was expected"):
+        read_record("-", Plan)
+
+
+# ---------------------------------------------------------------------------------------- writing
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Nothing can be written through to the disk any more."""
+
+    def refuse(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, full_disk):
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    with pytest.raises(FileError, match=rf"cannot write {path}: No space left on device"):
+        write_record(make_plan(), path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    def interrupt(descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        write_text("new", path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_written_file_has_the_usual_permissions(tmp_path):
+    plain, ours = tmp_path / "plain", tmp_path / "ours"
+    plain.write_text("x")
+    write_text("x", ours)
+    assert stat.S_IMODE(ours.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "said"),
+    [
+        (lambda folder: None, "none/plan.json", "No such file or directory"),
+        (lambda folder: (folder / "plan.json").mkdir(), "plan.json", "Is a directory"),
+        (lambda folder: (folder / "file").write_text(""), "file/plan.json", "Not a directory"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(tmp_path, make, name, said):
+    make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FileError, match=said) as caught:
+        write_text("x", tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text("through", path)
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_any_error_fits_on_one_line():
+    assert one_line(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert one_line(BatchwrightError("as it\nis")) == "as it is"
+    assert one_line(KeyError()) == "KeyError"
