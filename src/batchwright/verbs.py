@@ -221,8 +221,9 @@ def _ready(job: Job) -> Job:
     facts = _open_data(job).facts
     if not facts.val_samples:
         raise DataError(f"data={job.data} has no held-out images: set val=0.1 to hold some out")
+    job = resolve(job, facts)
     _check_network(job, facts)
-    return resolve(job, facts)
+    return job
 
 
 def resolve(job: Job, data: DataFacts) -> Job:
@@ -235,15 +236,12 @@ def resolve(job: Job, data: DataFacts) -> Job:
         if job.workers not in ("auto", 1):
             raise JobError(f"workers={job.workers} with launch=in-process: that is one worker")
         workers = 1
-    augment = job.augment
-    if augment == "auto":
-        augment = "crop" if data.name == "digits" else "crop-flip"
     return job.model_copy(
         update={
             "device": device.type,
             "workers": workers,
             "precision": resolve_precision(job.precision, device),
-            "augment": augment,
+            "augment": job.augmentation,
             "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
         }
     )
@@ -274,7 +272,11 @@ def _check_network(job: Job, data: DataFacts) -> None:
     from batchwright.workload.task import build_loss, build_network, freeze, load_weights
 
     network = build_network(
-        job.network, classes=len(data.classes), side=data.side, dropout=job.dropout, seed=job.seed
+        job.network,
+        classes=len(data.classes),
+        side=data.side if job.resolutions == "auto" else max(job.resolutions),
+        dropout=job.dropout,
+        seed=job.seed,
     )
     if job.weights is not None:
         left = load_weights(network, job.weights)

@@ -89,6 +89,7 @@ class Bench:
             std=data.std,
             augmentation=self.job.augmentation,
             seed=self.job.seed,
+            dtype=torch.bfloat16 if self._precision == "bfloat16" else torch.float32,
         )
 
     def _resident(self, dataset: Any) -> Batch:

@@ -57,7 +57,7 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
     network = build_network(
         job.network,
         classes=len(plan.data.classes),
-        side=plan.data.side,
+        side=plan.top_resolution,
         dropout=plan.stages[0].dropout,
         seed=job.seed,
     ).to(device)
@@ -92,7 +92,7 @@ def _fed(
     return ImagePipeline(
         part,
         device=device,
-        side=plan.data.side,
+        side=plan.top_resolution,
         mean=data.mean,
         std=data.std,
         augmentation=plan.stages[0].augmentation,
