@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -132,31 +130,6 @@ def test_thresholds_are_raised_unless_the_user_has_set_them():
 def test_a_preloaded_allocator_is_left_alone(monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libfoo.so:/usr/lib/libjemalloc.so.2")
     assert host._raise_thresholds() == "libjemalloc.so.2 preloaded, left as it is"
-
-
-@linux
-@pytest.mark.slow
-def test_a_worker_dies_with_its_parent(tmp_path):
-    worker = (
-        "import os, time; from batchwright.workload.host import die_with_parent\n"
-        "die_with_parent(); print(os.getpid(), flush=True); time.sleep(60)"
-    )
-    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", parent, worker], stdout=subprocess.PIPE, text=True
-    )
-    pid = int(process.stdout.readline())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    deadline = time.monotonic() + 20
-    while _alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _alive(pid)
-
-
-def _alive(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status")
-    return status.exists() and "State:\tZ" not in status.read_text()
 
 
 def test_collectives_use_the_loopback_interface(monkeypatch):

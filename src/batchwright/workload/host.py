@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ _GIB = 2**30
 
 # Parameters of glibc's mallopt, from <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
-_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 def usable_cores() -> int:
@@ -128,12 +126,6 @@ def _raise_thresholds() -> str:
     if not (kept and mallopt(_M_TRIM_THRESHOLD, 2 * _GIB - 1)):
         return f"{version}, thresholds refused"
     return f"{version}, mmap and trim thresholds raised"
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux; nothing elsewhere)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_memory(device: torch.device, workers: int) -> int:

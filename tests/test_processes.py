@@ -1,0 +1,37 @@
+"""Worker processes live no longer than their parent."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux only")
+@pytest.mark.slow
+def test_a_worker_dies_with_its_parent(tmp_path):
+    worker = (
+        "import os, time; from batchwright.processes import die_with_parent\n"
+        "die_with_parent('PARENT'); print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    parent = (
+        "import os, subprocess, sys; os.environ['PARENT'] = str(os.getpid())\n"
+        "subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent, worker], stdout=subprocess.PIPE, text=True
+    )
+    pid = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 20
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
