@@ -1,0 +1,196 @@
+"""Writes docs/job.md from the fields of `records.Job`: ``python docs/job_page.py [--check]``.
+
+Meaning and default are the record's own; units and examples stand here. A test checks that every
+key has an example that is accepted, and that the page is in step.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from batchwright.documents import job_keys
+from batchwright.planning.planner import PLANNING_KEYS
+from batchwright.records import Job
+from batchwright.verbs import TRAINING_KEYS
+
+PAGE = Path(__file__).with_name("job.md")
+
+SECTIONS = {
+    "data": "Data",
+    "network": "Network and starting weights",
+    "loss": "Learning",
+    "precision": "Computing and workers",
+    "global_batch": "Batch and resolution",
+    "evaluate_epochs": "While it runs",
+    "probe.budget": "Measuring",
+    "goal.objective": "What the plan aims for",
+}
+"""First key of each section, in the record's order."""
+
+UNITS = {
+    "val": "share",
+    "label_smoothing": "share",
+    "dropout": "share",
+    "weight_decay": "per step and rate",
+    "learning_rate": "per step",
+    "base_batch": "samples",
+    "warmup_epochs": "epochs",
+    "clip_norm": "gradient norm",
+    "epochs": "epochs",
+    "workers": "processes",
+    "global_batch": "samples per step",
+    "micro_batch": "samples",
+    "resolutions": "pixels",
+    "evaluate_epochs": "epochs",
+    "checkpoint_seconds": "s",
+    "timeout": "s",
+    "restarts": "times",
+    "probe.budget": "s",
+    "probe.steps": "steps",
+    "goal.doubling_gain": "share",
+    "goal.least_steps": "steps per epoch",
+    "goal.memory": "bytes",
+}
+
+EXAMPLES = {
+    "data": "cifar100:~/data/cifar-100-python",
+    "val": "0.1",
+    "unreadable": "skip",
+    "network": "torchvision.models:resnet50",
+    "weights": "runs/a/checkpoints/best.pt",
+    "frozen": "stem.*,stages.0.*",
+    "loss": "my_losses:focal",
+    "label_smoothing": "0.1",
+    "dropout": "0.2",
+    "augment": "none",
+    "optimizer": "adamw",
+    "momentum": "0.95",
+    "weight_decay": "1e-4",
+    "learning_rate": "0.05",
+    "base_batch": "256",
+    "scaling": "linear",
+    "warmup_epochs": "2.5",
+    "decay": "steps",
+    "clip_norm": "1.0",
+    "seed": "7",
+    "epochs": "3",
+    "precision": "float32",
+    "method": "plain",
+    "device": "cpu",
+    "workers": "4",
+    "launch": "in-process",
+    "global_batch": "512",
+    "micro_batch": "64",
+    "resolutions": "160",
+    "evaluate_epochs": "5",
+    "checkpoint_seconds": "600",
+    "timeout": "300",
+    "restarts": "2",
+    "port": "29500",
+    "probe.budget": "5",
+    "probe.steps": "30",
+    "goal.objective": "time",
+    "goal.doubling_gain": "0.1",
+    "goal.least_steps": "50",
+    "goal.memory": "4294967296",
+}
+
+HEAD = """\
+# Job keys
+
+<!-- Written by docs/job_page.py from records.py; change it there. -->
+
+A job says what to train and on what: everything that changes the result is a key. Give keys on the
+command line, in a YAML file, or both; what comes later wins:
+
+```sh
+batchwright run job.yaml epochs=3 probe.budget=5
+```
+
+```yaml
+# job.yaml
+data: cifar100:~/data/cifar-100-python
+network: resnet8
+epochs: 30
+probe:
+  budget: 30
+```
+
+In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"budget": 5})`.
+
+A list takes commas (`frozen=stem.*,stages.0.*`), `null` unsets a key, and an unknown key, a wrong
+type or a value out of range is refused with one line. The resolved job, with every `auto` that this
+machine and the data decide replaced, is saved beside the run as `job.yaml` and can be given again.
+
+The last column says from which verb on a key may still change. *probe*: it changes what is
+measured. *plan*: a profile can be planned again with another value. *train*: even a finished plan
+can run with another value (`data` only to another place of the same images).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    for key in job_keys():
+        if key in SECTIONS:
+            lines += [
+                f"\n## {SECTIONS[key]}\n",
+                "| key | meaning | unit | default | example | changes at |",
+                "|---|---|---|---|---|---|",
+            ]
+        lines.append(_row(key))
+    return "\n".join(lines) + "\n"
+
+
+def _row(key: str) -> str:
+    field = _field(key)
+    example = f"`{key}={EXAMPLES[key]}`"
+    meaning = field.description + _choices(field)
+    cells = [f"`{key}`", meaning, UNITS.get(key, ""), _default(field.default), example]
+    return "| " + " | ".join([*cells, _verb(key)]) + " |"
+
+
+def _field(key: str) -> Any:
+    model: type[BaseModel] = Job
+    *parents, last = key.split(".")
+    for parent in parents:
+        model = model.model_fields[parent].annotation  # type: ignore[assignment] # a record, too
+    return model.model_fields[last]
+
+
+def _choices(field: Any) -> str:
+    """The words a key takes, unless its description names them all."""
+    words = [word for word in get_args(field.annotation) if isinstance(word, str)]
+    if all(f"`{word}`" in field.description for word in words):
+        return ""
+    return f" One of {', '.join(f'`{word}`' for word in words)}."
+
+
+def _default(value: Any) -> str:
+    if value is PydanticUndefined:
+        return "required"
+    return {None: "unset", (): "none"}.get(value) or f"`{value}`"
+
+
+def _verb(key: str) -> str:
+    """The last verb that still takes another value."""
+    name = key.partition(".")[0]
+    return "train" if name in TRAINING_KEYS else "plan" if name in PLANNING_KEYS else "probe"
+
+
+def main() -> None:
+    """Write the page, or with ``--check`` compare it."""
+    if sys.argv[1:] == ["--check"]:
+        if PAGE.read_text(encoding="utf-8") != page():
+            raise SystemExit(f"{PAGE.name} is out of step: run python docs/job_page.py")
+    else:
+        PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
