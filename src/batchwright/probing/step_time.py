@@ -7,6 +7,7 @@ fast. The exchange of gradients is timed apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import mean, median
 
 from batchwright.probing.bench import Batch, Bench
@@ -57,7 +58,9 @@ def measure_points(
     """Time and memory at one resolution, small batches first, as many as the time allows.
 
     The first ``least_points`` are measured in any case, with fewer steps if time is short. The
-    others stop before the time is over, or before a step needs more memory than there is.
+    others stop before the time is over, or before a step needs more memory than there is. What time
+    is left goes into a second pass over the same points: other programs and the processor's clock
+    change from one second to the next, and steps taken in one go would not show it.
 
     Args:
         bench: What is measured.
@@ -70,7 +73,7 @@ def measure_points(
     """
     deadline = now(bench.device) + seconds
     sizes = _start_lower_if_slow(bench, resolution, sizes, seconds, least_points)
-    times: list[StepTime] = []
+    points: list[_Point] = []
     peaks: list[MemoryPoint] = []
     per_sample = _seconds_per_sample(bench, resolution, sizes[0])
     for position, size in enumerate(sizes):
@@ -88,31 +91,55 @@ def measure_points(
         if peak is None:
             break
         peaks.append(MemoryPoint(resolution=resolution, local_batch_size=size, peak_bytes=peak))
-        times.append(time_steps(bench, supply, size=size, resolution=resolution, steps=steps))
-        per_sample = times[-1].step_seconds / size
-    return times, peaks
+        points.append(_Point(size, supply, time_steps(bench, supply, steps)))
+        per_sample = median(map(sum, points[-1].seconds)) / size
+    for point in points:
+        left = deadline - now(bench.device)
+        affordable = left > point.pass_seconds
+        if not follow(bench.group, int(affordable)):
+            break
+        point.seconds += time_steps(bench, point.supply, len(point.seconds))
+    return [_record(point, resolution, bench.group.size) for point in points], peaks
 
 
-def time_steps(
-    bench: Bench, supply: Callable[[], Batch], *, size: int, resolution: int, steps: int
-) -> StepTime:
-    """Median and quartiles over ``steps`` steps, each the mean over the workers."""
+@dataclass
+class _Point:
+    """One local batch while it is measured; ``seconds`` are (compute, sync) of each step."""
+
+    size: int
+    supply: Callable[[], Batch]
+    seconds: list[tuple[float, float]]
+
+    @property
+    def pass_seconds(self) -> float:
+        """Time that measuring it once more takes."""
+        timed = sum(map(sum, self.seconds))
+        return timed * (1 + WARM_UP_STEPS / len(self.seconds))
+
+
+def time_steps(bench: Bench, supply: Callable[[], Batch], steps: int) -> list[tuple[float, float]]:
+    """Seconds of computing and of exchange of each of ``steps`` steps, means over the workers."""
     for _ in range(WARM_UP_STEPS):
         bench.step(supply)
     everyone = bench.group.gather([_time_step(bench, supply) for _ in range(steps)])
-    compute = [mean(worker[step][0] for worker in everyone) for step in range(steps)]
-    sync = [mean(worker[step][1] for worker in everyone) for step in range(steps)]
-    low, middle, high = spread([sum(parts) for parts in zip(compute, sync, strict=True)])
+    return [
+        (mean(compute for compute, _ in step), mean(sync for _, sync in step))
+        for step in zip(*everyone, strict=True)
+    ]
+
+
+def _record(point: _Point, resolution: int, workers: int) -> StepTime:
+    low, middle, high = spread([compute + sync for compute, sync in point.seconds])
     return StepTime(
         resolution=resolution,
-        local_batch_size=size,
-        workers=bench.group.size,
-        compute_seconds=median(compute),
-        sync_seconds=median(sync),
+        local_batch_size=point.size,
+        workers=workers,
+        compute_seconds=median(compute for compute, _ in point.seconds),
+        sync_seconds=median(sync for _, sync in point.seconds),
         step_seconds=middle,
         step_low=low,
         step_high=high,
-        repeats=steps,
+        repeats=len(point.seconds),
     )
 
 

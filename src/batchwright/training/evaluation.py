@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchwright.errors import DataError
 from batchwright.group import Group
 from batchwright.training.feeding import Feed
 from batchwright.training.signals import StopRequest
@@ -35,6 +36,7 @@ def evaluate(
     resolution: int | None,
     forward: Forward,
     autocast: Callable[[], AbstractContextManager[Any]],
+    share: float,
 ) -> tuple[dict[str, float], int, int]:
     """Sums of a metric over a data set, each sample counted once.
 
@@ -44,22 +46,32 @@ def evaluate(
     Returns:
         Sum of each value over the samples, number of samples, and number of workers that were asked
         to stop (then the sums are partial and to be thrown away).
+
+    Raises:
+        DataError: There are no samples.
+        ValueError: The metric gave something else than one value for each sample.
     """
+    if not len(feed):
+        raise DataError("session.evaluate() got an empty data set: there is nothing to evaluate")
     indices = torch.arange(group.rank, len(feed), group.size)
     totals: dict[str, float] = {}
     count = 0
-    with evaluation_mode(model), merged_batch_norm(model, group), torch.inference_mode():
-        batches = [b for b in indices.split(batch_size) if len(b)]
-        for batch in feed.evaluation(batches, resolution):
+    with evaluation_mode(model), merged_batch_norm(model, group, share), torch.inference_mode():
+        batches = [part for part in indices.split(batch_size) if len(part)]
+        for batch_indices, batch in zip(batches, feed.evaluation(batches, resolution), strict=True):
             if stop.number:
                 break
             with autocast():
                 values = metric(*forward(model, batch))
             named = values if isinstance(values, dict) else {"value": values}
             for name, each in named.items():
+                if each.shape != (len(batch_indices),):
+                    raise ValueError(
+                        f"metric {name!r} has shape {tuple(each.shape)} for {len(batch_indices)} "
+                        "samples: return one value for each, not their mean"
+                    )
                 totals[name] = totals.get(name, 0.0) + float(each.sum(dtype=torch.float64))
-                count_here = each.shape[0]
-            count += count_here
+            count += len(batch_indices)
     return _summed(totals, count, group, stop)
 
 
@@ -88,7 +100,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def merged_batch_norm(model: nn.Module, group: Group, share: float | None = None) -> Iterator[None]:
+def merged_batch_norm(model: nn.Module, group: Group, share: float) -> Iterator[None]:
     r"""Inside, batch normalization has the statistics of all workers' samples together.
 
     With worker weights :math:`w_i` that sum to 1: mean :math:`m = \sum w_i m_i`, variance
@@ -97,7 +109,7 @@ def merged_batch_norm(model: nn.Module, group: Group, share: float | None = None
     Args:
         model: Holds the layers.
         group: The workers.
-        share: This worker's weight, b_i / B; ``None``: equal.
+        share: This worker's weight, b_i / B.
     """
     layers = [
         layer
@@ -110,10 +122,9 @@ def merged_batch_norm(model: nn.Module, group: Group, share: float | None = None
     means = [_present(layer.running_mean) for layer in layers]
     variances = [_present(layer.running_var) for layer in layers]
     own = [t.clone() for t in (*means, *variances)]
-    weight = 1 / group.size if share is None else share
     mean = torch.cat([m.double() for m in means])
     moment = torch.cat([v.double() for v in variances]) + mean.square()
-    merged_mean, merged_moment = group.sum(weight * torch.stack([mean, moment]))
+    merged_mean, merged_moment = group.sum(share * torch.stack([mean, moment]))
     sizes = [m.numel() for m in means]
     merged = [*merged_mean.split(sizes), *(merged_moment - merged_mean.square()).split(sizes)]
     try:

@@ -112,8 +112,13 @@ class Keeper:
         waited = time.perf_counter() - self._saved_at
         return self._folder is not None and waited > self._plan.job.checkpoint_seconds
 
-    def save(self, name: str, state: RunState) -> float:
+    def save(self, name: str, state: RunState, share: float) -> float:
         """Write ``checkpoints/name.pt``; returns the seconds it took.
+
+        Args:
+            name: ``last`` or ``best``.
+            state: How far the run is.
+            share: This worker's share of the samples, for batch normalization.
 
         Raises:
             FileError: It cannot be written; the previous one is unharmed.
@@ -121,7 +126,7 @@ class Keeper:
         if self._folder is None:
             return 0.0
         started = time.perf_counter()
-        with merged_batch_norm(self._model, self._group):
+        with merged_batch_norm(self._model, self._group, share):
             model = {key: value.cpu().clone() for key, value in self._model.state_dict().items()}
         workers = self._group.gather(self._worker_state(state))
         if self._group.rank == 0:
@@ -139,8 +144,10 @@ class Keeper:
             }
             save_checkpoint(self._folder / "checkpoints" / f"{name}.pt", content)
         self._group.barrier()  # a checkpoint that only some workers believe in is none
-        self._saved_at = time.perf_counter()
-        return self._saved_at - started
+        now = time.perf_counter()
+        if name == "last":  # only this one is resumed from
+            self._saved_at = now
+        return now - started
 
     def restore(self, state: RunState) -> None:
         """Load ``last.pt`` into model, optimizer, recorder and ``state``, if there is one.

@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 
 from batchwright.documents import read_record
 from batchwright.errors import Interrupted, PlanError, TrainingError
-from batchwright.group import Group
+from batchwright.group import Group, naming_the_lost
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import Plan, Stage
 from batchwright.training.evaluation import (
@@ -135,8 +135,9 @@ class Session:
     ) -> None:
         self._feed = self._feed_of(dataset)
         self._check_plan()
-        self._share_first_weights()
-        self._reducer = Reducer(self.model.parameters(), self._group)
+        trained = _all_parameters(self.model, self.optimizer)
+        self._share_first_weights(trained)
+        self._reducer = Reducer(trained, self._group)
         self._least = 2 if any(isinstance(m, _BatchNorm) for m in self.model.modules()) else 1
         self._state = RunState()
         self._steps: list[Step] = []
@@ -213,8 +214,7 @@ class Session:
     def batches(self) -> Iterator[Any]:
         """The micro-batches of the current epoch, on the device, at the stage's resolution.
 
-        Between a batch and its `step` or `backward`, autocast is on if the plan computes in
-        bfloat16.
+        Between a batch and its `step`, autocast is on if the plan computes in bfloat16.
 
         Raises:
             Interrupted: A stop signal came; a checkpoint was written.
@@ -269,6 +269,7 @@ class Session:
             if micro.last:
                 self._reducer.arm()
             self.backward(loss, weight=weight)
+        self._leave_autocast()
         self._micro = None
         if not micro.last:
             return False
@@ -282,9 +283,9 @@ class Session:
             weight: As for `step`.
         """
         micro = self._open_micro()
-        self._leave_autocast()
         mean_over = micro.samples if weight is None else weight
-        (loss * (mean_over / micro.step.samples)).backward()
+        with torch.autocast(self.device.type, enabled=False):
+            (loss * (mean_over / micro.step.samples)).backward()
         self._weight += mean_over
         self._loss += float(loss.detach()) * mean_over
 
@@ -312,6 +313,8 @@ class Session:
             The mean of each value, over all samples; the same on all workers.
 
         Raises:
+            DataError: The data set is empty, or can only be iterated.
+            ValueError: The metric gave something else than one value for each sample.
             Interrupted: A stop signal came; a checkpoint was written.
         """
         started = time.perf_counter()
@@ -325,6 +328,7 @@ class Session:
             resolution=None,
             forward=forward,
             autocast=self._autocast,
+            share=self._share,
         )
         self._state.meter.evaluation += time.perf_counter() - started
         if stopped:
@@ -372,12 +376,13 @@ class Session:
         tally = self._reducer.finish(own, step.local_batch_sizes[self.rank] / step.samples)
         self._lap("communication")
         sqr_norm = self._rescale(step, tally)
+        self._set_rates()
         updated = math.isfinite(sqr_norm) and tally.weight > 0
         if updated:
             self._clip(math.sqrt(sqr_norm))
-            self._set_rates()
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in parameters:  # those that the optimizer does not have would add up
+            parameter.grad = None
         self._count(step, tally, updated)
         self._lap("compute")
         return updated
@@ -509,8 +514,13 @@ class Session:
         if any(self._group.gather(self._keeper.due or state.epoch == self.plan.epochs)):
             self._checkpoint("last")
 
+    @property
+    def _share(self) -> float:
+        """This worker's share of the samples, b_i / B."""
+        return self.stage.local_batch_sizes[self.rank] / self.stage.global_batch_size
+
     def _checkpoint(self, name: str) -> None:
-        self._state.meter.checkpoint += self._keeper.save(name, self._state)
+        self._state.meter.checkpoint += self._keeper.save(name, self._state, self._share)
         self._mark = time.perf_counter()
 
     def _stop_now(self) -> None:
@@ -551,10 +561,10 @@ class Session:
                 "probe and plan again for this data"
             )
 
-    def _share_first_weights(self) -> None:
+    def _share_first_weights(self, parameters: list[nn.Parameter]) -> None:
         if self.world_size > 1:
-            with torch.no_grad():
-                for tensor in self.model.state_dict().values():
+            with torch.no_grad(), naming_the_lost():
+                for tensor in (*parameters, *self.model.buffers()):
                     dist.broadcast(tensor, src=0)
 
     def _close(self) -> None:
@@ -562,3 +572,11 @@ class Session:
             self._reducer.close()
         self._stop.close()
         self._group.close()
+
+
+def _all_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The model's, in its order, then others that the optimizer has, such as a loss's own."""
+    parameters = dict.fromkeys(model.parameters())
+    for group in optimizer.param_groups:
+        parameters.update(dict.fromkeys(group["params"]))
+    return list(parameters)
