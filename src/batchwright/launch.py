@@ -71,7 +71,7 @@ def run_workers(
     }
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "OMP_NUM_THREADS": str(threads),
         ERRORS_FOLDER: str(folder),
         PARENT_PID: str(os.getpid()),
         STARTED: str(time.time()),

@@ -353,7 +353,7 @@ def _write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
 
 def _probe_in(folder: Path, job: Job) -> Profile:
     """Measure a resolved job; ``folder`` takes the workers' files."""
-    from batchwright.workload.host import prepare_process, usable_cores
+    from batchwright.workload.host import prepare_process, worker_threads
 
     write_record(job, folder / "job.json")
     out, lines = folder / "profile.json", _Tail(folder / "progress.jsonl")
@@ -361,7 +361,7 @@ def _probe_in(folder: Path, job: Job) -> Profile:
         if job.launch == "in-process":
             from batchwright.probing.probe import measure
 
-            allocator = prepare_process(usable_cores())
+            allocator = prepare_process(worker_threads(1))
             measured = measure(
                 job, rank=0, world_size=1, local_rank=0, allocator=allocator, progress=show
             )
@@ -371,7 +371,7 @@ def _probe_in(folder: Path, job: Job) -> Profile:
             "batchwright.probing.worker",
             [str(folder)],
             workers=_count(job),
-            threads=max(1, usable_cores() // _count(job)),
+            threads=worker_threads(_count(job)),
             folder=folder,
             port=job.port,
             poll=lambda: lines(lambda line: show(line["done"], line["total"], line["what"])),
@@ -380,7 +380,7 @@ def _probe_in(folder: Path, job: Job) -> Profile:
 
 
 def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
-    from batchwright.workload.host import prepare_process, usable_cores
+    from batchwright.workload.host import worker_threads
 
     logs = folder / "logs" / "train"
     logs.mkdir(parents=True, exist_ok=True)
@@ -389,7 +389,6 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
         if plan.job.launch == "in-process":
             from batchwright.training.loop import train as train_here
 
-            prepare_process(usable_cores())
             with lines.followed(shown.update):
                 train_here(plan, run_folder=folder, resume=resume)
         else:
@@ -397,7 +396,7 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
                 "batchwright.training.loop",
                 [str(folder), *(["--resume"] if resume else [])],
                 workers=plan.workers,
-                threads=max(1, usable_cores() // plan.workers),
+                threads=worker_threads(plan.workers),
                 folder=logs,
                 port=plan.job.port,
                 restarts=plan.job.restarts,

@@ -11,21 +11,19 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
 from batchwright.documents import read_record, write_record
 from batchwright.group import Group
 from batchwright.probing.probe import measure
 from batchwright.processes import worker_main
 from batchwright.records import Job
-from batchwright.workload.host import prepare_process, resolve_device
+from batchwright.workload.host import prepare_process, resolve_device, worker_threads
 
 
 def _main() -> None:
     folder = Path(sys.argv[1])
     job = read_record(folder / "job.json", Job)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    allocator = prepare_process(torch.get_num_threads())
+    allocator = prepare_process(worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])))
     group = Group(resolve_device(job.device, local_rank), job.timeout)
 
     def progress(done: int, total: int, what: str) -> None:

@@ -22,7 +22,7 @@ from batchwright.errors import PlanError
 from batchwright.processes import worker_main
 from batchwright.records import Plan
 from batchwright.training.session import Session
-from batchwright.workload.host import prepare_process, resolve_device
+from batchwright.workload.host import resolve_device
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.sources import ImageData, open_data
 from batchwright.workload.store import ImageStore
@@ -112,7 +112,6 @@ def _refuse_other_data(plan: Plan, data: ImageData) -> None:
 
 def _main() -> None:
     folder = Path(sys.argv[1])
-    prepare_process(torch.get_num_threads())
     plan = read_record(folder / "plan.json", Plan)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     train(plan, run_folder=folder, resume="--resume" in sys.argv[2:], local_rank=local_rank)

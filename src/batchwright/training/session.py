@@ -46,7 +46,7 @@ from batchwright.training.recorder import Recorder
 from batchwright.training.reduction import Reducer, Tally, sqr_norms
 from batchwright.training.sampler import Step, epoch_order, epoch_steps, micro_batches
 from batchwright.training.signals import StopRequest
-from batchwright.workload.host import autocast
+from batchwright.workload.host import autocast, prepare_process, worker_threads
 from batchwright.workload.pipeline import ImagePipeline
 
 NOISE_DECAY = 0.98  # the noise scale looks back about 50 steps
@@ -122,6 +122,7 @@ class Session:
         }  # fmt: skip
         self._sides = [stage.resolution for stage in self.plan.stages]
         self._feeds: dict[int, Feed] = {}
+        prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()
         try:

@@ -38,6 +38,17 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
+def worker_threads(local_workers: int) -> int:
+    """Compute threads of each of ``local_workers`` on this machine: an equal share of its cores.
+
+    ``OMP_NUM_THREADS`` above 1 is taken as the user's word; torchrun sets 1 by itself.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 1:
+        return int(asked)
+    return max(1, usable_cores() // local_workers)
+
+
 def default_workers(device: str) -> int:
     """Worker processes where the job does not say: all visible GPUs, or two on CPU."""
     on_gpu = device != "cpu" and torch.cuda.is_available()
