@@ -1,0 +1,309 @@
+"""What all benchmarks share: arguments, facts of the machine, figures, the kept results.
+
+A benchmark runs from the project's root as
+
+    python -m benchmarks.NAME [--quick|--full] [--data DIR] [--json FILE]
+
+and prints a table of figures. A figure that was not measured is left out, never filled in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from statistics import fmean, median, quantiles, stdev
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import t as student
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+THIS_RUN = "measured in this run"
+
+# ------------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the command line says.
+
+    Attributes:
+        full: All figures, kept afterwards; else the timing figures and a check of the kept ones.
+        data: Folder with ``cifar-100-python/`` and ``imagenette2-160/``; ``None``: figures that
+            need them are left out.
+        json: File for the report; ``None`` writes none.
+    """
+
+    full: bool
+    data: Path | None
+    json: Path | None
+
+
+def parse_arguments(description: str, words: Sequence[str] | None = None) -> Arguments:
+    """Read the command line, or ``words``; the data folder may also be in BATCHWRIGHT_DATA."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--quick", action="store_true", help="timing figures, about three minutes")
+    mode.add_argument("--full", action="store_true", help="all figures, kept in benchmarks/results")
+    named = os.environ.get("BATCHWRIGHT_DATA")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        type=Path,
+        default=Path(named) if named else None,
+        help="folder with cifar-100-python/ and imagenette2-160/ (default: BATCHWRIGHT_DATA)",
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report here too")
+    found = parser.parse_args(words)
+    return Arguments(full=found.full, data=found.data, json=found.json)
+
+
+def command(name: str, arguments: Arguments) -> str:
+    """The command line in a form that is the same on every machine: folders by their meaning."""
+    words = ["python", "-m", f"benchmarks.{name}", "--full" if arguments.full else "--quick"]
+    if arguments.data is not None:
+        words += ["--data", "DIR"]
+    return shlex.join(words)
+
+
+# --------------------------------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured value.
+
+    Attributes:
+        name: What was measured.
+        value: In ``unit``.
+        unit: ``ratio``, ``images/s``, ``s``, ``share`` or ``points`` (hundredths of a share).
+        low: Lower end of the spread; which spread, the function that made the figure says.
+        high: Upper end.
+        repeats: Measurements behind it.
+        goal: The value to reach, if there is one.
+        met: Whether it is reached; ``None`` without a goal.
+        source: Where the value is from; ``from`` in JSON.
+    """
+
+    name: str
+    value: float
+    unit: str
+    low: float
+    high: float
+    repeats: int
+    goal: float | None = None
+    met: bool | None = None
+    source: str = THIS_RUN
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; six significant digits say all that such measurements can."""
+        values = asdict(self)
+        values["from"] = values.pop("source")
+        return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Figure:
+        """What `as_json` gave."""
+        values = dict(values)
+        return cls(source=values.pop("from"), **values)
+
+
+def median_figure(
+    name: str, values: Sequence[float], unit: str, *, at_least: float | None = None
+) -> Figure:
+    """Median, and the quartiles as spread; the goal is on the median."""
+    low, middle, high = quartiles(values)
+    met = None if at_least is None else middle >= at_least
+    return Figure(name, middle, unit, low, high, len(values), at_least, met)
+
+
+def ratio_figure(
+    name: str, over: Sequence[float], under: Sequence[float], *, at_least: float | None = None
+) -> Figure:
+    """Median over the rounds of ``over / under`` within a round, and the quartiles as spread."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return median_figure(name, ratios, "ratio", at_least=at_least)
+
+
+def mean_figure(
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Figure:
+    """Mean, and the range as spread; the goal is on the mean."""
+    mean = fmean(values)
+    goal, met = at_least, None
+    if at_least is not None:
+        met = mean >= at_least
+    elif at_most is not None:
+        goal, met = at_most, mean <= at_most
+    return Figure(name, mean, unit, min(values), max(values), len(values), goal, met)
+
+
+def difference_figure(
+    name: str, values: Sequence[float], reference: Sequence[float], unit: str, *, margin: float
+) -> Figure:
+    """Mean of paired differences, and Student's 95 % interval as spread.
+
+    "No worse" means that the interval's lower end is above ``-margin``. A single pair has no
+    interval: it is a check, without a goal.
+    """
+    differences = [a - b for a, b in zip(values, reference, strict=True)]
+    mean, count = fmean(differences), len(differences)
+    if count == 1:
+        return Figure(name, mean, unit, mean, mean, 1)
+    half = float(student.ppf(0.975, count - 1)) * stdev(differences) / math.sqrt(count)
+    return Figure(name, mean, unit, mean - half, mean + half, count, -margin, mean - half > -margin)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; all the same for a single value."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, median(values), high
+
+
+def print_figures(figures: Iterable[Figure]) -> None:
+    """A table for a person."""
+    table = Table()
+    for title in ("figure", "value", "spread", "unit", "repeats", "goal", "met", "from"):
+        table.add_column(title, justify="left" if title in ("figure", "from") else "right")
+    for figure in figures:
+        table.add_row(
+            figure.name,
+            f"{figure.value:.4g}",
+            f"{figure.low:.4g} to {figure.high:.4g}",
+            figure.unit,
+            str(figure.repeats),
+            "" if figure.goal is None else f"{figure.goal:g}",
+            "" if figure.met is None else "yes" if figure.met else "NO",
+            figure.source,
+        )
+    Console(width=None if os.isatty(1) else 140).print(table)
+
+
+# ------------------------------------------------------------------------------- reports, results
+
+
+def make_report(
+    name: str,
+    arguments: Arguments,
+    figures: Iterable[Figure],
+    *,
+    seeds: Iterable[int],
+    measurements: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The JSON object of one run.
+
+    Args:
+        name: The benchmark.
+        arguments: Its command line.
+        figures: What was measured or copied.
+        seeds: Used in the run.
+        measurements: The single values behind the figures, by what they are of.
+    """
+    return {
+        "name": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command(name, arguments),
+        "environment": environment(seeds),
+        "figures": [figure.as_json() for figure in figures],
+        "measurements": measurements,
+    }
+
+
+def environment(seeds: Iterable[int]) -> dict[str, Any]:
+    """Where the run took place: enough to repeat it, nothing that names the machine or its user."""
+    packages = ("torch", "numpy", "lightning", "accelerate")
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "versions": {name: version for name in packages if (version := _version(name))},
+        "seeds": sorted(seeds),
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    """Short name of the checked-out commit; ``+changes`` where tracked sources differ from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words],  # noqa: S607 - git is where the user's PATH has it
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip()
+
+    name = git("rev-parse", "--short", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks")
+    return (name or "unknown") + ("+changes" if changed else "")
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """As indented JSON; NaN and infinity are refused."""
+    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def keep(report: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write the report of a full run among the kept results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{report['name']}-{report['date']}-{report['environment']['commit']}.json"
+    write_report(report, path)
+    return path
+
+
+def kept_figures(name: str, wanted: Iterable[str], folder: Path = RESULTS) -> list[Figure]:
+    """The ``wanted`` figures of the newest kept result, each saying where it is from."""
+    reports = [
+        (json.loads(p.read_text(encoding="utf-8")), p) for p in folder.glob(f"{name}-*.json")
+    ]
+    if not reports:
+        return []
+    report, path = max(reports, key=lambda found: (found[0]["date"], found[1].stat().st_mtime))
+    where = f"kept: {path.name}, {report['date']}, commit {report['environment']['commit']}"
+    figures = {values["name"]: Figure.from_json(values) for values in report["figures"]}
+    return [replace(figures[one], source=where) for one in wanted if one in figures]
+
+
+def _processor() -> str:
+    """Model name, and whether it computes in bfloat16."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = fields.get("flags", "").split()
+    features = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    return f"{fields.get('model name', platform.machine())} ({', '.join(features)})"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,181 @@
+"""The form of a benchmark's report and the arithmetic of its figures, on made-up measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
+
+from benchmarks.common import (  # noqa: E402
+    Arguments,
+    Figure,
+    commit,
+    difference_figure,
+    keep,
+    kept_figures,
+    make_report,
+    mean_figure,
+    median_figure,
+    parse_arguments,
+    print_figures,
+    ratio_figure,
+    write_report,
+)
+from benchmarks.turns import Arm, Turns, take_turns  # noqa: E402
+
+FORM = {"name", "value", "unit", "low", "high", "repeats", "goal", "met", "from"}
+QUICK = Arguments(full=False, data=None, json=None)
+
+
+def test_a_ratio_is_the_median_of_the_ratios_within_rounds() -> None:
+    # The medians of the arms themselves, 200 and 100, would give 2.
+    over, under = [100.0, 200.0, 900.0, 950.0, 150.0], [100.0, 100.0, 300.0, 950.0, 100.0]
+    figure = ratio_figure("a_over_b", over, under, at_least=1.25)
+    assert (figure.low, figure.value, figure.high) == (1.0, 1.5, 2.0)
+    assert (figure.repeats, figure.goal, figure.met) == (5, 1.25, True)
+    assert ratio_figure("a_over_b", over, under, at_least=1.6).met is False
+
+
+def test_arms_of_different_lengths_give_no_ratio() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        ratio_figure("a_over_b", [1.0, 2.0], [1.0])
+
+
+def test_a_mean_is_held_against_its_goal_from_the_right_side() -> None:
+    assert mean_figure("accuracy", [0.96, 0.99], "share", at_least=0.97).met is True
+    assert mean_figure("seconds", [100.0, 130.0], "s", at_most=120.0).met is True
+    late = mean_figure("seconds", [110.0, 150.0], "s", at_most=120.0)
+    assert (late.value, late.low, late.high, late.goal, late.met) == (130, 110, 150, 120, False)
+    assert mean_figure("seconds", [1.0], "s").met is None
+
+
+def test_no_worse_needs_the_whole_interval_above_the_margin() -> None:
+    reference = [50.0, 51.0, 52.0, 53.0, 54.0]
+    even = [a + d for a, d in zip(reference, (-0.2, 0.1, 0.0, -0.1, 0.2), strict=True)]
+    figure = difference_figure("d", even, reference, "points", margin=1.0)
+    half = 2.776445 * math.sqrt(0.1 / 4 / 5)  # Student's t with four degrees of freedom
+    assert figure.value == pytest.approx(0, abs=1e-12)
+    assert (figure.low, figure.high) == pytest.approx((-half, half), abs=1e-6)
+    assert (figure.goal, figure.met) == (-1.0, True)
+    uneven = [a + d for a, d in zip(reference, (-2.0, 1.0, 0.0, -1.0, 2.0), strict=True)]
+    assert difference_figure("d", uneven, reference, "points", margin=1.0).met is False
+
+
+def test_a_single_pair_is_a_check_without_interval_or_goal() -> None:
+    figure = difference_figure("d_check", [50.0], [50.5], "points", margin=1.0)
+    assert (figure.value, figure.low, figure.high) == (-0.5, -0.5, -0.5)
+    assert figure.goal is None
+    assert figure.met is None
+
+
+def test_a_report_has_the_agreed_form_and_no_folder_of_this_machine(tmp_path: Path) -> None:
+    arguments = Arguments(full=True, data=tmp_path / "data", json=tmp_path / "out.json")
+    figures = [median_figure("rate", [1 / 3, 2.0, 3.0], "images/s")]
+    report = make_report("made_up", arguments, figures, seeds={1, 0}, measurements={"a": [1.0]})
+    write_report(report, tmp_path / "out.json")
+    text = (tmp_path / "out.json").read_text(encoding="utf-8")
+    read = json.loads(text)
+    assert {"name", "command", "environment", "figures"} <= set(read)
+    assert read["command"] == "python -m benchmarks.made_up --full --data DIR"
+    assert {"processor", "cores", "torch", "versions", "seeds", "commit"} <= set(
+        read["environment"]
+    )
+    assert read["environment"]["seeds"] == [0, 1]
+    assert all(set(figure) == FORM for figure in read["figures"])
+    assert read["figures"][0]["from"] == "measured in this run"
+    assert str(tmp_path) not in text
+    assert str(ROOT) not in text
+
+
+def test_infinite_figures_are_not_written(tmp_path: Path) -> None:
+    report = make_report(
+        "made_up", QUICK, [median_figure("rate", [math.inf], "s")], seeds=(), measurements={}
+    )
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_report(report, tmp_path / "out.json")
+
+
+def test_kept_figures_come_from_the_newest_report_and_say_so(tmp_path: Path) -> None:
+    for date, accuracy in (("2024-01-02", 0.98), ("2024-01-01", 0.5)):
+        figures = [
+            mean_figure("accuracy", [accuracy], "share", at_least=0.97),
+            median_figure("rate", [7.0], "images/s"),
+        ]
+        report = make_report("made_up", QUICK, figures, seeds=(0,), measurements={})
+        keep({**report, "date": date}, tmp_path)
+    (copied,) = kept_figures("made_up", ["accuracy", "never_measured"], tmp_path)
+    assert (copied.value, copied.goal, copied.met) == (0.98, 0.97, True)
+    assert "made_up-2024-01-02" in copied.source
+    assert f"commit {commit()}" in copied.source
+    assert kept_figures("another", ["accuracy"], tmp_path) == []
+
+
+def test_a_figure_survives_json() -> None:
+    figure = ratio_figure("a_over_b", [2.0, 3.0], [1.0, 1.0], at_least=1.0)
+    assert Figure.from_json(figure.as_json()) == figure
+
+
+def test_arms_take_turns_and_the_order_is_reversed_from_round_to_round() -> None:
+    turns: list[str] = []
+
+    def arm(name: str, rates: list[float]) -> float:
+        turns.append(name)
+        return rates.pop(0)
+
+    slow, fast = [1.0, 2.0, 3.0], [10.0, 20.0, 30.0]
+    said: list[str] = []
+    found = take_turns(
+        {"slow": lambda: arm("slow", slow), "fast": lambda: arm("fast", fast)}, 3, show=said.append
+    )
+    assert turns == ["slow", "fast", "fast", "slow", "slow", "fast"]
+    assert found == {"slow": [1.0, 2.0, 3.0], "fast": [10.0, 20.0, 30.0]}
+    assert len(said) == 3
+
+
+def test_the_command_line_is_quick_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BATCHWRIGHT_DATA", raising=False)
+    assert parse_arguments("made up", []) == QUICK
+    assert parse_arguments("made up", ["--full", "--data", "x"]).data == Path("x")
+    with pytest.raises(SystemExit):
+        parse_arguments("made up", ["--full", "--quick"])
+
+
+def test_the_table_shows_a_missed_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_figures([ratio_figure("a_over_b", [0.5], [1.0], at_least=0.98)])
+    shown = capsys.readouterr().out
+    assert "a_over_b" in shown
+    assert "NO" in shown
+
+
+def counting(turns: Turns, images: int) -> None:
+    while True:
+        turns.step_done(images)
+
+
+def failing(turns: Turns) -> None:
+    turns.step_done(1)
+    raise SystemExit(3)
+
+
+@pytest.mark.slow
+def test_an_arm_sleeps_between_turns_in_a_process_of_its_own_and_ends_when_told() -> None:
+    arm = Arm(counting, 128)
+    assert arm.turn(lead_in=2, steps=3) > 0
+    assert arm.turn(lead_in=0, steps=1) > 0
+    arm.stop()
+    with pytest.raises(RuntimeError, match="counting ended"):
+        arm.turn(lead_in=0, steps=1)
+
+
+@pytest.mark.slow
+def test_an_arm_that_dies_is_named() -> None:
+    arm = Arm(failing)
+    with pytest.raises(RuntimeError, match="failing ended"):
+        arm.turn(lead_in=0, steps=5)
+    arm.stop()
