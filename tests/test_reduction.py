@@ -1,0 +1,252 @@
+"""Gradients summed over two real processes, against one process with the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from batchwright.group import Group
+from batchwright.training.reduction import Reducer, Tally, sqr_norms
+from gloo import together
+
+SHARES = (11, 5)
+BATCH = sum(SHARES)
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.slow
+
+
+class Network(nn.Module):
+    """Convolutions without BatchNorm; one layer frozen, one unused, one only for large batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.frozen = nn.Conv2d(8, 8, 3, padding=1)
+        self.unused = nn.Linear(4, 4)
+        self.large = nn.Conv2d(8, 8, 1)
+        self.last = nn.Linear(8, 5)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, images):
+        features = functional.relu(self.frozen(functional.relu(self.first(images))))
+        if len(images) > 5:
+            features = features + self.large(features)
+        return self.last(features.mean(dim=(2, 3)))
+
+
+def make_network(dtype, channels_last=False):
+    torch.manual_seed(0)
+    network = Network().to(dtype)
+    return network.to(memory_format=torch.channels_last) if channels_last else network
+
+
+def make_batch(dtype):
+    random = torch.Generator().manual_seed(1)
+    images = torch.randn(BATCH, 3, 6, 6, generator=random, dtype=torch.float64).to(dtype)
+    return images, torch.randint(0, 5, (BATCH,), generator=random)
+
+
+def part_of(batch, rank):
+    first = sum(SHARES[:rank])
+    return tuple(values[first : first + SHARES[rank]] for values in batch)
+
+
+def loss_of(network, images, labels):
+    return functional.cross_entropy(network(images), labels)
+
+
+def gradients(network):
+    return {
+        name: None if p.grad is None else p.grad.clone() for name, p in network.named_parameters()
+    }
+
+
+CASES = {
+    "float64": {"dtype": torch.float64},
+    "float32": {"dtype": torch.float32},
+    "small buckets": {"dtype": torch.float64, "bucket_bytes": 700},
+    "a bucket each": {"dtype": torch.float64, "bucket_bytes": 1},
+    "micro-batches": {"dtype": torch.float64, "micro": 6, "bucket_bytes": 700},
+    "float32 channels last": {"dtype": torch.float32, "channels_last": True, "bucket_bytes": 700},
+    "bfloat16": {"dtype": torch.bfloat16, "bucket_bytes": 300},
+}
+
+
+def reduce_case(rank, group, *, dtype, bucket_bytes=2**20, micro=BATCH, channels_last=False):
+    """Two steps, so that the second shows whether the first left anything behind."""
+    network = make_network(dtype, channels_last)
+    reducer = Reducer(network.parameters(), group, bucket_bytes)
+    images, labels = part_of(make_batch(dtype), rank)
+    for step in range(2):
+        network.zero_grad()
+        parts = list(zip(images.split(micro), labels.split(micro), strict=True))
+        loss = 0.0
+        for index, part in enumerate(parts):
+            if index == len(parts) - 1 and step == 0:  # not armed: all is sent at the end
+                reducer.arm()
+            value = loss_of(network, *part)
+            (value * len(part[0]) / BATCH).backward()
+            loss += float(value.detach()) * len(part[0])
+        tally = Tally(weight=len(images), loss=loss, stop=float(rank == 1), checkpoint=1.0)
+        tally = reducer.finish(tally, SHARES[rank] / BATCH)
+        if step == 0:
+            first = gradients(network)
+    strides = {name: p.grad.stride() for name, p in network.named_parameters() if p.requires_grad
+               and p.grad is not None}  # fmt: skip
+    reducer.close()
+    own = {name: p.stride() for name, p in network.named_parameters()}
+    same_strides = all(own[name] == stride for name, stride in strides.items())
+    return first, gradients(network), asdict(tally), same_strides
+
+
+def all_cases(rank):
+    group = Group(CPU, timeout=30)
+    try:
+        return {name: reduce_case(rank, group, **case) for name, case in CASES.items()}
+    finally:
+        group.close()
+
+
+@pytest.fixture(scope="module")
+def reduced(tmp_path_factory):
+    return together(all_cases, tmp_path_factory.mktemp("reduced"))
+
+
+def reference(dtype, micro=BATCH):
+    """Gradient and loss of the whole batch in one process, and each worker's own mean gradient."""
+    own, weighted, loss = [], None, 0.0
+    for rank in range(2):
+        network = make_network(dtype)
+        images, labels = part_of(make_batch(dtype), rank)
+        for part in zip(images.split(micro), labels.split(micro), strict=True):
+            value = loss_of(network, *part)
+            (value * (len(part[0]) / SHARES[rank])).backward()
+            loss += float(value.detach()) * len(part[0])
+        own.append(gradients(network))
+    weighted = {
+        name: add(*(scaled(g[name], s / BATCH) for g, s in zip(own, SHARES, strict=True)))
+        for name in own[0]
+    }
+    return weighted, own, loss
+
+
+def scaled(gradient, share):
+    return None if gradient is None else gradient * share
+
+
+def add(one, two):
+    if one is None or two is None:
+        return one if two is None else two
+    return one + two
+
+
+def distance(one, two):
+    """Relative L2 distance over all tensors together."""
+    names = [name for name, gradient in two.items() if gradient is not None]
+    apart = torch.cat([(one[n] - two[n]).flatten().double() for n in names])
+    return float(apart.norm() / torch.cat([two[n].flatten().double() for n in names]).norm())
+
+
+def test_unequal_batches_give_the_gradient_of_their_union(reduced):
+    """In one process, over all 16 samples at once, where every layer sees each sample alike."""
+    network = make_network(torch.float64)
+    images, labels = make_batch(torch.float64)
+    outputs = torch.cat([network(part_of((images, labels), rank)[0]) for rank in range(2)])
+    functional.cross_entropy(outputs, labels).backward()
+    union = gradients(network)
+    _, own, _ = reference(torch.float64)
+    plain = {name: add(scaled(own[0][name], 0.5), scaled(own[1][name], 0.5)) for name in own[0]}
+    ours = reduced[0]["float64"][0]
+    assert distance(ours, union) <= 1e-12
+    assert distance(plain, union) > 0.1  # 0.35: what averaging without weights would do
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "bfloat16"])
+def test_every_layout_gives_the_same_gradient(reduced, name):
+    case = CASES[name]
+    wanted, _, _ = reference(case["dtype"], case.get("micro", BATCH))
+    for rank in range(2):
+        for found in reduced[rank][name][:2]:
+            if case["dtype"] == torch.float64:
+                assert distance(found, wanted) <= 1e-12
+            for key, gradient in wanted.items():
+                if gradient is not None:
+                    assert distance({key: found[key]}, {key: gradient}) <= 1e-4
+
+
+def test_half_precision_gradients_are_summed_and_counts_stay_exact(reduced):
+    wanted, _, _ = reference(torch.bfloat16)
+    found, _, tally, _ = reduced[0]["bfloat16"]
+    assert distance(found, wanted) < 0.02
+    assert tally["weight"] == BATCH
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_workers_hold_the_same_bits(reduced, name):
+    for one, two in zip(reduced[0][name][:2], reduced[1][name][:2], strict=True):
+        for key in one:
+            assert one[key] is two[key] is None or torch.equal(one[key], two[key])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_frozen_and_unused_parameters_keep_none(reduced, name):
+    found = reduced[0][name][0]
+    missing = {key for key, gradient in found.items() if gradient is None}
+    assert {"frozen.weight", "frozen.bias", "unused.weight", "unused.bias"} == missing
+
+
+def test_a_layer_used_by_one_worker_only_has_that_workers_gradient(reduced):
+    _, own, _ = reference(torch.float64)
+    assert own[1]["large.weight"] is None
+    wanted = own[0]["large.weight"] * SHARES[0] / BATCH
+    for rank in range(2):
+        assert torch.allclose(reduced[rank]["float64"][0]["large.weight"], wanted, rtol=1e-12)
+
+
+def test_gradients_have_their_parameters_memory_format(reduced):
+    assert reduced[0]["float32 channels last"][3]
+
+
+@pytest.mark.parametrize("name", ["float64", "small buckets", "float32", "micro-batches"])
+def test_the_tally_sums_what_every_worker_says(reduced, name):
+    case = CASES[name]
+    _, own, loss = reference(case["dtype"], case.get("micro", BATCH))
+    trained = [key for key, p in make_network(case["dtype"]).named_parameters() if p.requires_grad]
+    norms = [
+        sum(
+            s / BATCH * float(g[key].double().square().sum())
+            for g, s in zip(own, SHARES, strict=True)
+            if g[key] is not None
+        )
+        for key in trained
+    ]
+    for rank in range(2):
+        tally = reduced[rank][name][2]
+        assert tally["weight"] == BATCH
+        assert tally["loss"] == pytest.approx(loss, rel=1e-5)
+        assert (tally["stop"], tally["checkpoint"]) == (1.0, 2.0)
+        assert tally["local_sqr_norms"].tolist() == pytest.approx(norms, rel=1e-4)
+
+
+def test_one_worker_alone_sends_nothing():
+    network = make_network(torch.float32)
+    reducer = Reducer(network.parameters(), Group(CPU))
+    reducer.arm()
+    loss_of(network, *make_batch(torch.float32)).backward()
+    before = gradients(network)
+    tally = Tally(weight=BATCH, loss=1.0)
+    assert reducer.finish(tally, 1.0) is tally
+    after = gradients(network)
+    assert all(after[k] is before[k] is None or torch.equal(after[k], before[k]) for k in after)
+
+
+def test_squared_norms_are_per_parameter_and_0_without_a_gradient():
+    network = make_network(torch.float64)
+    loss_of(network, *make_batch(torch.float64)).backward()
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    wanted = [0.0 if p.grad is None else float(p.grad.square().sum()) for p in parameters]
+    assert sqr_norms(parameters).tolist() == pytest.approx(wanted, rel=1e-6)
