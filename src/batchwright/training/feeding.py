@@ -159,7 +159,7 @@ class SeededItems(Dataset[Any]):
         seed = int(np.random.SeedSequence((self._seed, epoch, index)).generate_state(1)[0])
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # not the GPU's, which the model draws from
         try:
             return self._dataset[index]
         finally:
