@@ -60,6 +60,7 @@ class _MicroBatch:
     samples: int
     last: bool
     step: Step
+    weight: float | None = None  # what its losses are means over, once there is one
 
 
 class Session:
@@ -281,13 +282,24 @@ class Session:
 
         Args:
             loss: As for `step`; the parts' losses add up.
-            weight: As for `step`.
+            weight: As for `step`, and the same for all parts.
+
+        Raises:
+            RuntimeError: No batch is open.
+            ValueError: A part before had another weight.
         """
         micro = self._open_micro()
-        mean_over = micro.samples if weight is None else weight
+        mean_over = float(micro.samples if weight is None else weight)
+        if micro.weight is None:
+            micro.weight = mean_over
+            self._weight += mean_over
+        elif micro.weight != mean_over:
+            raise ValueError(
+                f"weight={mean_over:g} after weight={micro.weight:g}: the losses of one "
+                "micro-batch must be means over the same weight to add up"
+            )
         with torch.autocast(self.device.type, enabled=False):
             (loss * (mean_over / micro.step.samples)).backward()
-        self._weight += mean_over
         self._loss += float(loss.detach()) * mean_over
 
     def evaluate(

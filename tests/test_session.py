@@ -1,0 +1,812 @@
+"""The public handle, in one process: a user's own loop on a small data set."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, IterableDataset
+
+from batchwright import Session
+from batchwright.errors import DataError, FileError, PlanError, TrainingError
+from batchwright.planning.learning_rate import rate_factor
+from batchwright.records import LearningRateRule, Plan, RunSummary, Stage
+from batchwright.training import keeper
+from batchwright.training.feeding import SeededItems
+from batchwright.training.sampler import epoch_order
+from samples import make_data, make_job, make_plan
+
+SAMPLES, FEATURES, CLASSES = 22, 4, 3
+BATCH = 5  # 22 samples are 4 full steps and a tail of 2
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny tensors on several threads mostly wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Points(Dataset):
+    """Points whose label is hidden in one feature; ``noisy`` adds to each what chance gives."""
+
+    def __init__(self, samples=SAMPLES, *, noisy=False):
+        self.samples, self.noisy = samples, noisy
+        self.seen = []
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        self.seen.append(index)
+        features = torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
+        features[index % CLASSES] += 2
+        if self.noisy:
+            features += torch.rand(FEATURES) + random.random() + np.random.rand()  # noqa: NPY002
+        return features, index % CLASSES
+
+
+class Images(Dataset):
+    """Tiny images in a dict."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return {"pixels": torch.full((3, 8, 8), float(index)), "label": index % CLASSES}
+
+
+def make_tiny_plan(
+    batches=(BATCH,), *, epochs=2, samples=SAMPLES, micro=64, precision="float32", sides=(8,), **job
+):
+    """A plan for `Points`: constant rate unless the job says otherwise."""
+    rule = job.pop("rule", None) or LearningRateRule(
+        base=0.1, base_batch=BATCH, scaling="none", peak=0.1, warmup_epochs=0, decay="none"
+    )
+    stages = tuple(
+        Stage(
+            epochs=epochs,
+            resolution=side,
+            learning_rate=rule.peak,
+            dropout=0,
+            augmentation="none",
+            local_batch_sizes=batches,
+            micro_batch_size=micro,
+        )
+        for side in sides
+    )
+    return make_plan(
+        job=make_job(workers=len(batches), timeout=30, **job),
+        data=make_data(train_samples=samples, classes=tuple("abc")),
+        precision=precision,
+        learning_rate=rule,
+        stages=stages,
+        considered=(),
+        reasons=(),
+    )
+
+
+def make_model(*, extras=False):
+    """Linear; with ``extras`` also what makes an exact resume hard."""
+    torch.manual_seed(0)
+    if not extras:
+        return nn.Linear(FEATURES, CLASSES)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, CLASSES)
+    )
+
+
+def make_session(model=None, optimizer=None, dataset=None, *, plan=None, **options):
+    model = model or make_model()
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"loaders": 0, "plan": plan or make_tiny_plan()} | options
+    return Session(model, optimizer, dataset or Points(), **options)
+
+
+def train(one, *, until=None, each_step=lambda: None):
+    """The usual loop; ``until`` steps, then the process is asked to stop."""
+    steps = 0
+    for _ in one.epochs():
+        for features, labels in one.batches():
+            one.step(functional.cross_entropy(one.model(features), labels))
+            each_step()
+            steps += 1
+            if steps == until:
+                os.kill(os.getpid(), signal.SIGTERM)
+        one.evaluate(Points(7), top1)
+
+
+def run_loop(one, step):
+    """The loop alone, with any ``step(features, labels)``."""
+    with one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                step(features, labels)
+
+
+def top1(outputs, labels):
+    return outputs.argmax(dim=1) == labels
+
+
+def weights_of(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+def summary_in(folder):
+    return RunSummary.model_validate_json((folder / "summary.json").read_text())
+
+
+# ------------------------------------------------------------------------------------ the update
+
+
+def test_each_group_has_the_plans_rate_in_proportion_to_its_own_first():
+    rule = LearningRateRule(
+        base=0.1, base_batch=BATCH, scaling="linear", peak=0.4, warmup_epochs=1, decay="cosine"
+    )
+    model = make_model()
+    optimizer = torch.optim.SGD([{"params": [model.weight], "lr": 0.1}, {"params": [model.bias],
+                                 "lr": 0.02}])  # fmt: skip
+    rates, seen = [], 0
+    with make_session(model, optimizer, plan=make_tiny_plan(rule=rule, epochs=3)) as one:
+        train(one, each_step=lambda: rates.append([g["lr"] for g in optimizer.param_groups]))
+    sizes = [5, 5, 5, 5, 2] * 3
+    for (first, second), size in zip(rates, sizes, strict=True):
+        factor = rate_factor(seen, rule=rule, samples_per_epoch=SAMPLES, epochs=3)
+        assert first == pytest.approx(0.1 * factor * 4)
+        assert second == pytest.approx(0.02 * factor * 4)
+        seen += size
+    assert rates[0][0] == pytest.approx(0.1)  # the warm-up begins at the small batch's rate
+
+
+def test_rates_of_ones_own_are_left_alone_with_a_warning():
+    rule = LearningRateRule(
+        base=0.1, base_batch=BATCH, scaling="linear", peak=0.4, warmup_epochs=0, decay="cosine"
+    )
+    rates = set()
+    with pytest.warns(UserWarning, match="the plan wanted 4 times your rate at global batch 5"):
+        one = make_session(plan=make_tiny_plan(rule=rule), learning_rate="mine")
+    with one:
+        train(one, each_step=lambda: rates.add(one.optimizer.param_groups[0]["lr"]))
+    assert rates == {0.1}
+
+
+def test_rates_of_ones_own_are_no_news_where_the_plan_wants_the_same():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_session(learning_rate="mine").__exit__(None, None, None)
+
+
+def first_change(**options):
+    """How far a single step of rate 1 moves the weights."""
+    model = make_model()
+    before = weights_of(model)
+    rule = LearningRateRule(
+        base=1, base_batch=BATCH, scaling="none", peak=1, warmup_epochs=0, decay="none"
+    )
+    plan = make_tiny_plan(rule=rule, **options.pop("job", {}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    moved = []
+    with make_session(model, optimizer, plan=plan, **options) as one:
+        train(one, each_step=lambda: moved.append(weights_of(model) - before))
+    return moved[0]
+
+
+@pytest.mark.parametrize("options", [{"clip_norm": 0.01}, {"job": {"clip_norm": 0.01}}])
+def test_a_large_gradient_is_clipped_to_its_norm(options):
+    free, clipped = first_change(), first_change(**options)
+    assert free.norm() > 0.1
+    assert clipped.norm() == pytest.approx(0.01, rel=1e-4)
+    assert torch.allclose(clipped / clipped.norm(), free / free.norm(), atol=1e-4)
+
+
+def test_a_small_gradient_is_not_clipped():
+    assert torch.equal(first_change(), first_change(clip_norm=1000))
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3])
+def test_micro_batches_give_the_same_training(micro):
+    whole, parts = make_model().double(), make_model().double()
+    sizes = []
+    for model, most in ((whole, 64), (parts, micro)):
+        with make_session(model, plan=make_tiny_plan(micro=most)) as one:
+            for _ in one.epochs():
+                for features, labels in one.batches():
+                    loss = functional.cross_entropy(model(features.double()), labels)
+                    updated = one.step(loss)
+                    if most == micro:
+                        sizes.append((len(labels), updated))
+    assert torch.allclose(weights_of(whole), weights_of(parts), rtol=1e-12)
+    assert max(size for size, _ in sizes) <= micro
+    assert sum(updated for _, updated in sizes) == 10  # 5 steps in each of 2 epochs
+    assert sum(size for size, _ in sizes) == 2 * SAMPLES
+
+
+def gradient_of(loss_of, micro=64):
+    """The gradient that the first step uses: ``loss_of(session, outputs, labels)`` makes it."""
+    model = make_model().double()
+    before = weights_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    one = make_session(model, optimizer, plan=make_tiny_plan(micro=micro, epochs=1))
+    try:
+        next(one.epochs())
+        for features, labels in one.batches():
+            if loss_of(one, model(features.double()), labels):
+                return (before - weights_of(model)) / 0.1
+    finally:
+        one.__exit__(RuntimeError, RuntimeError(), None)
+    raise AssertionError("no update")
+
+
+def test_a_loss_over_other_things_than_samples_is_weighed_by_their_number():
+    """Samples of class 0 count not at all: the mean is over the others, over all micro-batches."""
+
+    def chosen(one, outputs, labels):
+        kept = labels > 0
+        if not kept.any():
+            return one.step(outputs.sum() * 0, weight=0)
+        return one.step(functional.cross_entropy(outputs[kept], labels[kept]), weight=kept.sum())
+
+    whole, parts = gradient_of(chosen), gradient_of(chosen, micro=2)
+    assert torch.allclose(whole, parts, rtol=1e-10)
+    model = make_model().double()
+    points = [Points()[int(i)] for i in epoch_order(SAMPLES, 0, 0)[:BATCH]]
+    kept = [(f, y) for f, y in points if y > 0]
+    features = torch.stack([f for f, _ in kept]).double()
+    functional.cross_entropy(model(features), torch.tensor([y for _, y in kept])).backward()
+    wanted = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert torch.allclose(whole, wanted, rtol=1e-10)
+
+
+def test_several_backward_passes_add_up():
+    def in_parts(one, outputs, labels):
+        loss = functional.cross_entropy(outputs, labels)
+        one.backward(0.25 * loss)
+        one.backward(0.75 * functional.cross_entropy(one.model(inputs_of(outputs)), labels))
+        return one.step()
+
+    def at_once(one, outputs, labels):
+        loss = functional.cross_entropy(outputs, labels)
+        other = functional.cross_entropy(one.model(inputs_of(outputs)), labels)
+        return one.step(0.25 * loss + 0.75 * other)
+
+    def inputs_of(outputs):
+        return torch.ones(len(outputs), FEATURES, dtype=torch.float64)
+
+    wanted = gradient_of(at_once)
+    assert torch.allclose(gradient_of(in_parts), wanted, rtol=1e-10)
+    assert torch.allclose(gradient_of(in_parts, micro=2), wanted, rtol=1e-10)
+
+
+def test_parts_of_a_loss_with_other_weights_are_refused():
+    one = make_session()
+
+    def step(features, labels):
+        one.backward(one.model(features).mean())
+        one.step(one.model(features).mean(), weight=3)
+
+    with pytest.raises(ValueError, match="weight=3 after weight=5: the losses of one micro"):
+        run_loop(one, step)
+
+
+def test_weights_outside_the_optimizer_neither_move_nor_add_up():
+    model = nn.Sequential(nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    before = weights_of(model[0])
+    leftovers = []
+    with make_session(model, optimizer) as one:
+        train(one, each_step=lambda: leftovers.append(model[0].weight.grad))
+    assert torch.equal(weights_of(model[0]), before)
+    assert leftovers == [None] * 10
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_and_is_counted(tmp_path):
+    model, changes = make_model(), []
+    with make_session(model, run_folder=tmp_path / "run") as one:
+        for _ in one.epochs():
+            for number, (features, labels) in enumerate(one.batches()):
+                loss = functional.cross_entropy(model(features), labels)
+                before = weights_of(model)
+                updated = one.step(loss * (float("nan") if number in (1, 3) else 1))
+                changes.append((updated, not torch.equal(weights_of(model), before)))
+    assert changes == [(n not in (1, 3),) * 2 for _ in range(2) for n in range(5)]
+    assert [epoch.skipped_steps for epoch in summary_in(tmp_path / "run").epochs] == [2, 2]
+    assert [epoch.train_loss for epoch in summary_in(tmp_path / "run").epochs] == [None, None]
+
+
+def test_gradients_that_stay_infinite_end_the_training_with_the_rate_in_the_message():
+    one = make_session(plan=make_tiny_plan(epochs=30))
+    with pytest.raises(TrainingError, match=r"20 steps in a row .*learning_rate, now 0\.1, "):
+        run_loop(one, lambda features, labels: one.step(one.model(features).sum() * float("inf")))
+
+
+# ---------------------------------------------------------------------------------------- misuse
+
+
+def test_a_step_without_a_batch_is_refused():
+    with make_session() as one:
+        with pytest.raises(RuntimeError, match="without a batch"):
+            one.step(torch.zeros((), requires_grad=True))
+        with pytest.raises(RuntimeError, match="without a batch"):
+            one.backward(torch.zeros((), requires_grad=True))
+
+
+def test_two_steps_for_one_batch_are_refused():
+    one = make_session()
+
+    def step(features, labels):
+        one.step(one.model(features).sum())
+        one.step(one.model(features).sum())
+
+    with pytest.raises(RuntimeError, match="without a batch"):
+        run_loop(one, step)
+
+
+def test_batches_without_steps_are_refused():
+    with pytest.raises(RuntimeError, match="call step"):
+        run_loop(make_session(), lambda features, labels: None)
+
+
+def test_leaving_an_epoch_early_is_refused():
+    def leave_early(one):
+        with one:
+            for _ in one.epochs():
+                for number, (features, _) in enumerate(one.batches()):
+                    if number == 2:
+                        break
+                    one.step(one.model(features).sum())
+
+    with pytest.raises(RuntimeError, match="epoch 1 ended after 2 of 5 steps"):
+        leave_early(make_session())
+
+
+def test_a_loss_that_has_nothing_to_do_with_the_model_is_refused():
+    one = make_session()
+    with pytest.raises(RuntimeError, match="no gradient: is the loss computed from"):
+        run_loop(one, lambda features, labels: one.step(torch.zeros((), requires_grad=True) * 2))
+
+
+def test_a_plan_for_other_data_is_refused():
+    with pytest.raises(PlanError, match="for 22 training samples and the data set has 23"):
+        make_session(dataset=Points(23))
+
+
+def test_a_plan_for_more_workers_is_refused():
+    with pytest.raises(PlanError, match=r"for 2 worker\(s\) and 1 are running: start 2, or plan"):
+        make_session(plan=make_tiny_plan((3, 2)))
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(PlanError, match="global batch of 23 is larger than the 22"):
+        train(make_session(plan=make_tiny_plan((23,))))
+
+
+def test_data_that_can_only_be_iterated_are_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(DataError, match="Stream can only be iterated: each sample exactly once"):
+        make_session(dataset=Stream())
+    with make_session() as one, pytest.raises(DataError, match="generator can only be iterated"):
+        one.evaluate((n for n in range(3)), top1)
+
+
+def test_a_missing_plan_file_is_named(tmp_path):
+    with pytest.raises(FileError, match=r"there is no file .*plan\.json"):
+        make_session(plan=tmp_path / "plan.json")
+
+
+def test_a_refused_session_gives_the_signals_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(PlanError):
+        make_session(dataset=Points(23))
+    assert signal.getsignal(signal.SIGTERM) is before
+    with make_session():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# -------------------------------------------------------------------------------------- batches
+
+
+def test_every_epoch_has_every_sample_once():
+    points = Points()
+    with make_session(dataset=points) as one:
+        for _ in one.epochs():
+            points.seen.clear()
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(one.model(features), labels))
+            assert sorted(points.seen) == list(range(SAMPLES))
+
+
+def sides_seen(**options):
+    """Side, kind and labels of the batches under two resolutions."""
+    seen = []
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
+    plan = make_tiny_plan(sides=(4, 8), epochs=1)
+    with make_session(model, dataset=Images(), plan=plan, **options) as one:
+        for _ in one.epochs():
+            for batch in one.batches():
+                assert sorted(batch) == ["label", "pixels"]
+                one.step(functional.cross_entropy(model(batch["pixels"]), batch["label"]))
+                seen.append(tuple(batch["pixels"].shape[-2:]))
+    return seen
+
+
+def test_the_named_image_in_a_batch_is_resized():
+    assert sides_seen(images="pixels") == [(4, 4)] * 5 + [(8, 8)] * 5
+
+
+def test_ones_own_resizing_is_called_with_the_resolution():
+    def crop(batch, side):
+        return {**batch, "pixels": batch["pixels"][..., :side, :side]}
+
+    assert sides_seen(resize=crop) == [(4, 4)] * 5 + [(8, 8)] * 5
+
+
+def test_several_resolutions_without_a_way_to_resize_are_refused():
+    with pytest.raises(PlanError, match=r"several resolutions \(4, 8\): .*images=.*resize="):
+        sides_seen()
+
+
+def test_an_item_is_the_same_whoever_fetches_it_and_the_callers_chance_is_untouched():
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)  # noqa: NPY002
+    expected = torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)  # noqa: NPY002
+    items = SeededItems(Points(noisy=True), seed=3)
+    first = items[(2, 7)][0]
+    found = torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+    assert torch.equal(found[0], expected[0])
+    assert found[1:] == expected[1:]
+    assert torch.equal(items[(2, 7)][0], first)
+    assert not torch.equal(items[(3, 7)][0], first)
+    assert not torch.equal(SeededItems(Points(noisy=True), seed=4)[(2, 7)][0], first)
+
+
+@pytest.mark.slow
+def test_loader_processes_change_nothing():
+    models = []
+    for loaders in (0, 2):
+        model = make_model(extras=True)
+        torch.manual_seed(1)
+        with make_session(model, dataset=Points(noisy=True), loaders=loaders) as one:
+            train(one)
+        models.append(weights_of(model))
+    assert torch.equal(*models)
+
+
+def test_autocast_is_on_from_the_batch_to_its_step():
+    def is_on():
+        return torch.is_autocast_enabled("cpu")
+
+    one = make_session(plan=make_tiny_plan(precision="bfloat16", epochs=1))
+    with one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                assert is_on()
+                outputs = one.model(features)
+                assert outputs.dtype == torch.bfloat16
+                one.backward(functional.cross_entropy(outputs.float(), labels))
+                assert is_on()
+                assert one.model(features).dtype == torch.bfloat16
+                one.step()
+                assert not is_on()
+            assert not is_on()
+            assert one.evaluate(Points(7), lambda o, y: (o.dtype == torch.bfloat16) + 0 * y) == {
+                "value": 1.0
+            }
+    assert all(p.dtype == torch.float32 for p in one.model.parameters())
+
+
+def test_an_error_in_the_users_loop_leaves_autocast():
+    one = make_session(plan=make_tiny_plan(precision="bfloat16"))
+    with pytest.raises(ZeroDivisionError):
+        run_loop(one, lambda features, labels: 1 / 0)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+# ------------------------------------------------------------------------------------ evaluation
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 7])
+def test_evaluation_counts_every_sample_once(batch_size):
+    points = Points(7)
+    with make_session() as one:
+        means = one.evaluate(
+            points,
+            lambda outputs, labels: {"one": torch.ones(len(labels)), "label": labels},
+            batch_size=batch_size,
+        )
+    assert sorted(points.seen) == list(range(7))
+    assert means == {"one": 1.0, "label": sum(i % 3 for i in range(7)) / 7}
+
+
+def test_evaluation_gives_every_module_its_own_mode_back():
+    model = make_model(extras=True)
+    model[1].eval()  # a frozen normalization stays as its owner left it
+    modes = [module.training for module in model.modules()]
+    with make_session(model) as one:
+        one.evaluate(Points(7), lambda o, y: torch.full(y.shape, not any_training(model)))
+        assert [module.training for module in model.modules()] == modes
+        assert not any(p.requires_grad is False for p in model.parameters())
+
+
+def any_training(model):
+    return any(module.training for module in model.modules())
+
+
+def test_a_metric_that_is_a_mean_already_is_refused():
+    with make_session() as one, pytest.raises(ValueError, match="one value for each, not their"):
+        one.evaluate(Points(7), lambda outputs, labels: top1(outputs, labels).float().mean())
+
+
+def test_an_empty_data_set_cannot_be_evaluated():
+    with make_session() as one, pytest.raises(DataError, match="empty data set"):
+        one.evaluate(Points(0), top1)
+
+
+def test_other_batches_are_evaluated_by_the_users_own_forward_pass():
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
+    with make_session(model, dataset=Images()) as one:
+        means = one.evaluate(
+            Images(),
+            lambda outputs, labels: torch.ones_like(labels),
+            forward=lambda model, batch: (model(batch["pixels"]), batch["label"]),
+        )
+    assert means == {"value": 1.0}
+
+
+# ---------------------------------------------------------------------------- folder and resume
+
+
+def test_a_run_leaves_its_records(tmp_path):
+    folder = tmp_path / "run"
+    with make_session(run_folder=folder, plan=make_tiny_plan(epochs=3)) as one:
+        train(one)
+    summary = summary_in(folder)
+    assert [epoch.epoch for epoch in summary.epochs] == [0, 1, 2]
+    assert all(epoch.samples == SAMPLES and epoch.steps == 5 for epoch in summary.epochs)
+    assert all(epoch.whole for epoch in summary.epochs)
+    assert summary.resumed == 0
+    assert summary.plan == one.plan
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [0, 1, 2]
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with make_session() as one:
+        train(one)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_a_run_is_refused_and_left_alone(tmp_path):
+    with make_session(run_folder=tmp_path / "run") as one:
+        train(one)
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    with pytest.raises(FileError, match="holds a run already: choose another folder, or resume"):
+        make_session(run_folder=tmp_path / "run")
+    after = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert before == after
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match=f"cannot make {tmp_path}/file/run"):
+        make_session(run_folder=tmp_path / "file" / "run")
+
+
+class Counter:
+    """Something of the user's with a state."""
+
+    def __init__(self):
+        self.count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def run_in_pieces(folder, pieces, plan):
+    """Train, asked to stop after each of ``pieces`` steps, resumed each time; the last to its end.
+
+    Nothing but the folder goes from one piece to the next.
+    """
+    for number, until in enumerate([*pieces, None]):
+        model = make_model(extras=True)
+        torch.manual_seed(1 if number == 0 else 1000 + number)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        points = Points(noisy=True)
+        one = make_session(
+            model, optimizer, points, plan=plan, run_folder=folder, resume=number > 0
+        )
+        counter = Counter()
+        one.keep("counter", counter)
+
+        def count(counter=counter):
+            counter.count += 1
+
+        if until is None:
+            with one:
+                train(one, each_step=count)
+        else:
+            with pytest.raises(SystemExit) as stopped, one:
+                train(one, until=until, each_step=count)
+            assert stopped.value.code == 143
+    return model, counter
+
+
+@pytest.mark.parametrize(
+    "pieces", [(3,), (1,), (5,), (7,), (2, 4, 3), (5, 5, 1)], ids=lambda pieces: str(pieces)
+)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, pieces, capsys):
+    """Stopped inside an epoch, at its very end, and several times in a row."""
+    plan = make_tiny_plan(epochs=3)
+    whole, _ = run_in_pieces(tmp_path / "whole", (), plan)
+    model, counter = run_in_pieces(tmp_path / "pieces", pieces, plan)
+    assert torch.equal(weights_of(model), weights_of(whole))
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(dict(model.named_buffers())[name], buffer), name
+    assert counter.count == 15
+    one, two = summary_in(tmp_path / "whole"), summary_in(tmp_path / "pieces")
+    assert two.resumed == len(pieces)
+    assert [epoch.epoch for epoch in two.epochs] == [0, 1, 2]
+    for before, after in zip(one.epochs, two.epochs, strict=True):
+        assert (after.samples, after.steps) == (before.samples, before.steps)
+        assert after.train_loss == pytest.approx(before.train_loss, rel=1e-12)
+        assert (after.val_correct, after.val_count) == (before.val_correct, before.val_count)
+    assert "continue with --resume" in capsys.readouterr().err
+
+
+def test_a_stop_during_evaluation_keeps_the_finished_steps(tmp_path):
+    one = make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=1))
+
+    def metric(outputs, labels):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return top1(outputs, labels)
+
+    def loop():
+        with one:
+            for _ in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+                one.evaluate(Points(7), metric, batch_size=3)
+
+    with pytest.raises(SystemExit) as stopped:
+        loop()
+    assert stopped.value.code == 138
+    with make_session(
+        run_folder=tmp_path / "run", plan=one.plan, resume=True, model=(model := make_model())
+    ) as again:
+        train(again, each_step=lambda: pytest.fail("all steps were done"))
+    assert torch.equal(weights_of(model), weights_of(one.model))
+    (epoch,) = summary_in(tmp_path / "run").epochs
+    assert (epoch.steps, epoch.val_count, epoch.whole) == (5, 7, False)
+
+
+def test_another_plans_checkpoint_is_not_resumed(tmp_path):
+    with make_session(run_folder=tmp_path / "run") as one:
+        train(one)
+    with pytest.raises(PlanError, match=r"last\.pt was written under another plan"):
+        make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=9), resume=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
+def test_a_damaged_checkpoint_is_named(tmp_path, content):
+    with make_session(run_folder=tmp_path / "run") as one:
+        train(one)
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    path.write_bytes(path.read_bytes()[:-500] if content is None else content)
+    with pytest.raises(FileError, match=f"{path} is no readable checkpoint"):
+        make_session(run_folder=tmp_path / "run", resume=True)
+
+
+def test_checkpoints_open_without_us_and_hold_plain_values(tmp_path):
+    model = make_model(extras=True)
+    with make_session(model, run_folder=tmp_path / "run") as one:
+        train(one)
+    for name in ("last", "best"):
+        path = tmp_path / "run" / "checkpoints" / f"{name}.pt"
+        content = torch.load(path, weights_only=True)
+        assert content["classes"] == ["a", "b", "c"]
+        assert content["network"] == "resnet8"
+        fresh = make_model(extras=True)
+        fresh.load_state_dict(content["model"])
+        Plan.model_validate_json(content["plan"])
+    last = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
+    assert all(torch.equal(last["model"][key], value) for key, value in model.state_dict().items())
+
+
+def test_best_is_the_first_epoch_with_the_highest_score(tmp_path):
+    scores = [0.5, 0.9, 0.9, 0.2]
+    after = []
+    with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=4)) as one:
+        for epoch in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(one.model(features), labels))
+            after.append(weights_of(one.model))
+            one.evaluate(Points(4), lambda o, y, e=epoch: torch.full(y.shape, scores[e]))
+    best = torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["model"]
+    assert torch.equal(torch.cat([value.flatten() for value in best.values()]), after[1])
+
+
+def test_improving_epochs_do_not_put_off_the_checkpoint_that_is_resumed(tmp_path, monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(keeper, "time", clock)
+    plan = make_tiny_plan(epochs=4, checkpoint_seconds=45)
+    with make_session(run_folder=tmp_path / "run", plan=plan) as one:
+        for epoch in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(one.model(features), labels))
+            clock.now += 30
+            one.evaluate(Points(4), lambda o, y, e=epoch: torch.full(y.shape, float(e)))
+            assert (tmp_path / "run" / "checkpoints" / "last.pt").exists() == (epoch >= 2)
+
+
+def test_a_checkpoint_inside_an_epoch_is_written_by_the_clock(tmp_path):
+    plan = make_tiny_plan(epochs=1, checkpoint_seconds=1e-9)
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    steps = []
+    with make_session(run_folder=tmp_path / "run", plan=plan) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                if path.exists():
+                    steps.append(torch.load(path, weights_only=True)["state"]["step"])
+                one.step(functional.cross_entropy(one.model(features), labels))
+    assert steps == [1, 2, 3, 4]
+
+
+def test_a_full_disk_ends_the_run_and_keeps_the_former_checkpoint(tmp_path, monkeypatch):
+    plan = make_tiny_plan(epochs=1, checkpoint_seconds=1e-9)
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    one = make_session(run_folder=tmp_path / "run", plan=plan)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    def step(features, labels):
+        if path.exists():
+            monkeypatch.setattr(os, "fsync", full)
+        one.step(functional.cross_entropy(one.model(features), labels))
+
+    with pytest.raises(FileError, match=r"last\.pt: .*No space left.*the previous one"):
+        run_loop(one, step)
+    assert torch.load(path, weights_only=True)["state"]["step"] == 1
+    assert [file.name for file in path.parent.iterdir()] == ["last.pt"]
+
+
+def test_the_noise_scale_needs_two_workers():
+    with make_session() as one:
+        train(one)
+        assert one.noise_scale is None
+
+
+def test_time_is_divided_without_rest(tmp_path):
+    with make_session(run_folder=tmp_path / "run") as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                time.sleep(0.001)
+                one.step(functional.cross_entropy(one.model(features), labels))
+    for epoch in summary_in(tmp_path / "run").epochs:
+        (worker,) = epoch.workers
+        parts = worker.input_seconds + worker.compute_seconds + worker.communication_seconds
+        assert parts == pytest.approx(epoch.training_seconds, rel=1e-6)
