@@ -34,14 +34,32 @@ app = typer.Typer(
 
 JobWords = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[JOB.yaml] [KEY=VALUE]...", help="A job file, and job keys that change it."
-    ),
+    typer.Argument(metavar="JOB.yaml|KEY=VALUE", help="A job file, and job keys that change it."),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Job keys to change.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Job keys to change.")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from batchwright import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    del version  # printed by its callback
 
 
 @app.command()
@@ -65,7 +83,9 @@ def run(
             )
         summary = verbs.run(run_folder=out, resume=True)
     else:
-        summary = verbs.run(_job(words), run_folder=out, on_plan=show)
+        job = _job(words)
+        print(f"{job.network} on {job.data}, {job.epochs} epochs", file=sys.stderr)
+        summary = verbs.run(job, run_folder=out, on_plan=show)
     _finish(summary, as_json)
 
 
@@ -146,7 +166,9 @@ def doctor(as_json: JsonFlag = False) -> None:
 
     findings = examine()
     if as_json:
-        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+        problems = sum(bool(finding.problem) for finding in findings)
+        found = [finding._asdict() for finding in findings]
+        print(json.dumps({"problems": problems, "findings": found}, indent=2))
     else:
         for finding in findings:
             print(f"{'!' if finding.problem else ' '} {finding.name:<20} {finding.value}")
@@ -206,11 +228,13 @@ def _print_plan(plan: Plan, *, explain: bool) -> None:
         return
     stage = plan.stages[0]
     seconds = stage.predicted_epoch_seconds
-    expected = f", {seconds.value:.2g} s an epoch expected" if seconds else ""
+    expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
+    sizes = stage.local_batch_sizes
+    equal = len(set(sizes)) == 1
+    shares = f"{len(sizes)} x {sizes[0]}" if equal else "+".join(map(str, sizes))
     print(
-        f"plan: global batch {stage.global_batch_size} "
-        f"({'+'.join(map(str, stage.local_batch_sizes))}), {stage.resolution} px, "
-        f"rate {stage.learning_rate:.3g}, {plan.precision}{expected}; --explain says why",
+        f"plan: global batch {stage.global_batch_size} ({shares}), {stage.resolution} px, "
+        f"rate {stage.learning_rate:.3g}, {plan.precision}{expected}",
         file=sys.stderr,
     )
 
@@ -227,6 +251,9 @@ def _finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> Non
 
     _show(summary_table(summary))
     found = page or Path(summary.run_folder) / "report.html"
+    profile = Path(summary.run_folder) / "profile.json"
+    if profile.exists():
+        print(f"why this plan: batchwright plan {profile} --explain", file=sys.stderr)
     if found.exists():
         print(f"report: {found}", file=sys.stderr)
     if as_json:

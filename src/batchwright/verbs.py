@@ -24,7 +24,7 @@ from batchwright.documents import (
     write_record,
     write_text,
 )
-from batchwright.errors import DataError, FileError, JobError, PlanError
+from batchwright.errors import DataError, FileError, Interrupted, JobError, PlanError
 from batchwright.files import make_folder
 from batchwright.launch import POLL_SECONDS, run_workers
 from batchwright.planning.planner import make_plan
@@ -178,7 +178,8 @@ def run(
         logs = folder / "logs" / "probe"
         make_folder(logs)
         write_text(job_yaml(job), folder / "job.yaml")
-        profile = _probe_in(logs, job)
+        with _telling_how_to_resume(folder):
+            profile = _probe_in(logs, job)
         decided = make_plan(profile)
         if on_plan is not None:
             on_plan(decided)
@@ -322,6 +323,7 @@ def _new_run_folder(wanted: str | Path | None, job: Job) -> Path:
         kind = job.data.partition(":")[0]
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         wanted = Path("runs") / f"{kind}-{job.network.replace(':', '.')}-{stamp}"
+        print(f"run folder: {wanted}", file=sys.stderr)  # noqa: T201 - to find it while it runs
     folder = Path(wanted)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileError(
@@ -346,6 +348,16 @@ def _write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
     write_record(plan, folder / "plan.json")
     if profile is not None:
         write_record(profile, folder / "profile.json")
+
+
+@contextmanager
+def _telling_how_to_resume(folder: Path) -> Iterator[None]:
+    """Add to the message of a stop that was asked for how to go on from it."""
+    try:
+        yield
+    except Interrupted as stop:
+        how = f"continue with `batchwright run --resume --out {folder}`"
+        raise Interrupted(stop.signal_number, f"{stop}; {how}") from None
 
 
 # --------------------------------------------------------------------------------------- launching
@@ -385,7 +397,7 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
     logs = folder / "logs" / "train"
     logs.mkdir(parents=True, exist_ok=True)
     lines = _Tail(folder / "metrics.jsonl", from_end=resume)
-    with progress(epochs=plan.epochs) as shown:
+    with _telling_how_to_resume(folder), progress(epochs=plan.epochs) as shown:
         if plan.job.launch == "in-process":
             from batchwright.training.loop import train as train_here
 

@@ -209,7 +209,7 @@ def _reporter(progress: Progress | None, sizes: int, sides: int) -> Callable[[st
     def report(what: str) -> None:
         nonlocal done
         if progress is not None:
-            progress(done if what else total, total, what or "measured")
+            progress(done if what else total, total, f"measuring {what}" if what else "measured")
         done += 1
 
     return report

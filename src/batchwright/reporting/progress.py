@@ -46,6 +46,7 @@ class RunProgress:
     def __enter__(self) -> RunProgress:
         if self._bar:
             self._bar.start()
+            self._task = self._bar.add_task("starting the workers", total=None, text="")
         return self
 
     def __exit__(
@@ -75,10 +76,7 @@ class RunProgress:
         epoch, step, most = record["epoch"], record["step"], record["steps"]
         text = ", ".join(_step_words(record) + self._time_left(record))
         if self._bar:
-            if self._task is None:
-                self._task = self._bar.add_task("", total=None, text="")
-            name = f"epoch {epoch + 1}/{self._epochs}"
-            self._bar.update(self._task, description=name, total=most, completed=step, text=text)
+            self._draw(epoch, step, most, text)
             return
         seconds = record.get("time/train_s") or 0.0
         if epoch != self._shown[0]:
@@ -90,11 +88,17 @@ class RunProgress:
     def _epoch(self, record: Mapping[str, Any]) -> None:
         spent = (record.get("time/epoch_s") or 0.0) + (record.get("time/eval_s") or 0.0)
         self._epoch_seconds = spent or None
-        words = _epoch_words(record)
+        words = _epoch_words(record, brief=self._bar is not None)
         left = spent * (self._epochs - record["epoch"] - 1)
         if left:
             words.append(_left(left))
         self._say(f"epoch {record['epoch'] + 1}/{self._epochs}: {', '.join(words)}")
+        self._draw(record["epoch"], 1, 1, "")
+
+    def _draw(self, epoch: int, done: int, total: int, text: str) -> None:
+        if self._bar and self._task is not None:
+            name = f"epoch {epoch + 1}/{self._epochs}"
+            self._bar.update(self._task, description=name, total=total, completed=done, text=text)
 
     def _time_left(self, record: Mapping[str, Any]) -> list[str]:
         """The rest of the run: at the last epoch's pace, in the first epoch at its own so far."""
@@ -178,15 +182,18 @@ def _step_words(record: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _epoch_words(record: Mapping[str, Any]) -> list[str]:
-    words = _words(
-        record,
+def _epoch_words(record: Mapping[str, Any], *, brief: bool) -> list[str]:
+    """What an epoch was like; ``brief`` to fit a terminal of 80 columns."""
+    shown: list[tuple[str, Callable[[float], str]]] = [
         ("train/loss", lambda v: f"loss {number(v)}"),
         ("val/loss", lambda v: f"held-out loss {number(v)}"),
         ("val/top1", lambda v: f"accuracy {percent(v)}"),
         ("throughput/samples_per_sec", lambda v: f"{number(v)} images/s"),
         ("time/epoch_s", duration),
-    )
+    ]
+    if brief:
+        return _words(record, *(one for one in shown if one[0] != "val/loss"))
+    words = _words(record, *shown)
     if record.get("time/epoch_s") and record.get("plan/predicted_epoch_s"):
         words[-1] += f" (predicted {duration(record['plan/predicted_epoch_s'])})"
     return words
