@@ -1,0 +1,260 @@
+"""The public handle in two real processes, against one process with the whole batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from batchwright import Session
+from batchwright.errors import FileError, PlanError
+from batchwright.prediction.noise_scale import NoiseState, estimate
+from batchwright.records import LearningRateRule
+from batchwright.training.sampler import epoch_order
+from gloo import together
+from test_session import FEATURES, Points, make_model, make_tiny_plan, summary_in
+
+pytestmark = pytest.mark.slow
+SAMPLES = 30  # of steps of 8: three whole ones and a tail of 6
+RULE = LearningRateRule(
+    base=0.1, base_batch=8, scaling="linear", peak=0.2, warmup_epochs=1, decay="cosine"
+)
+
+
+class Loss(nn.Module):
+    """Cross entropy with weights of its own, which only the optimizer knows."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(1.0 + rank, dtype=torch.float64))
+
+    def forward(self, outputs, labels):
+        return functional.cross_entropy(self.sharpness * outputs, labels)
+
+
+def make_plan(batches, **changes):
+    return make_tiny_plan(batches, samples=SAMPLES, rule=RULE, epochs=3, **changes)
+
+
+def train(rank, batches, folder=None, *, model=None, resume=False, until=None, micro=64):
+    """Everything that can be compared afterwards."""
+    torch.manual_seed(rank)  # rank 0's weights are everybody's
+    model = model or nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    loss = Loss(rank)
+    optimizer = torch.optim.SGD(
+        [*model.parameters(), *loss.parameters()], lr=0.1, momentum=0.9, nesterov=True
+    )
+    points, steps, means = Points(SAMPLES), 0, []
+    with Session(
+        model,
+        optimizer,
+        points,
+        plan=make_plan(batches, micro=micro),
+        run_folder=folder,
+        resume=resume,
+        loaders=0,
+        clip_norm=0.5,
+    ) as one:
+        one.keep("loss", loss)
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                steps += one.step(loss(model(features.double()), labels))
+                if until == (rank, steps):
+                    os.kill(os.getpid(), signal.SIGTERM)
+            means.append(
+                one.evaluate(
+                    Points(7),
+                    lambda outputs, labels: {"ones": torch.ones(len(labels)), "label": labels},
+                    forward=lambda model, batch: (model(batch[0].double()), batch[1]),
+                )
+            )
+        noise = one.noise_scale
+    weights = torch.cat([p.detach().flatten() for p in optimizer_parameters(optimizer)])
+    return {"weights": weights, "means": means, "noise": noise, "seen": points.seen, "steps": steps}
+
+
+def optimizer_parameters(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return train(0, (8,))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("workers")
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """By worker, what each function gives; all in one start, since starting takes the time."""
+    return together(everything, folder, folder)
+
+
+def everything(rank, folder):
+    return {
+        "whole": train(rank, (5, 3), folder / "whole"),
+        "micro-batches": train(rank, (7, 1), micro=2),
+        "noise": one_step_of_noise(rank),
+        "batch norm": train_with_batch_norm(rank, folder / "norm"),
+        "pieces": stop_and_resume(rank, folder / "pieces"),
+        "refusals": refusals(rank, folder),
+    }
+
+
+def test_unequal_shares_train_like_one_process(alone, found):
+    assert torch.equal(found[0]["whole"]["weights"], found[1]["whole"]["weights"])
+    assert torch.allclose(found[0]["whole"]["weights"], alone["weights"], rtol=1e-9)
+
+
+def test_micro_batches_on_one_worker_only_change_nothing(alone, found):
+    for each in found:
+        assert torch.allclose(each["micro-batches"]["weights"], alone["weights"], rtol=1e-9)
+
+
+def test_every_sample_is_seen_once_by_one_of_the_workers(found, folder):
+    both = sorted(found[0]["whole"]["seen"] + found[1]["whole"]["seen"])
+    assert both == sorted(list(range(SAMPLES)) * 3)
+    for epoch in summary_in(folder / "whole").epochs:
+        assert epoch.samples == SAMPLES
+        assert [worker.samples for worker in epoch.workers] == [19, 11]
+        assert [worker.local_batch_size for worker in epoch.workers] == [5, 3]
+
+
+def test_the_held_out_samples_are_counted_once_over_both(found):
+    assert found[0]["whole"]["means"] == found[1]["whole"]["means"]
+    assert found[0]["whole"]["means"][0] == {"ones": 1.0, "label": sum(i % 3 for i in range(7)) / 7}
+
+
+def test_the_noise_scale_is_the_estimators(found):
+    for each in found:
+        assert each["noise"]["session"] == pytest.approx(each["noise"]["alone"], rel=1e-4)
+
+
+def one_step_of_noise(rank):
+    """The session's state after a step, and the estimate from gradients computed alone."""
+    model, points = make_model().double(), Points(SAMPLES)
+    order = epoch_order(SAMPLES, 0, 0)[:8].split([5, 3])
+    gradients = []
+    for part in order:
+        features = torch.stack([points[int(i)][0] for i in part]).double()
+        loss = functional.cross_entropy(model(features), torch.zeros(len(part)).long())
+        gradients.append(
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        )
+    whole = (5 * gradients[0] + 3 * gradients[1]) / 8
+    weighted = (5 * gradients[0].square().sum() + 3 * gradients[1].square().sum()) / 8
+    trace, sqr_norm = estimate(float(weighted), float(whole.square().sum()), parts=2, batch=8)
+    wanted = NoiseState(trace, sqr_norm, 1).noise_scale
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    with Session(model, optimizer, points, plan=make_plan((5, 3)), loaders=0) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(model(features.double()), 0 * labels))
+                found.append(one.noise_scale)
+    return {"session": found[0], "alone": wanted}
+
+
+# ---------------------------------------------------------------------------- batch normalization
+
+
+def test_batch_norm_is_merged_by_samples_for_evaluation_and_checkpoints(found, folder):
+    own = [each["batch norm"]["after"] for each in found]
+    assert not torch.equal(own[0]["running_mean"], own[1]["running_mean"])
+    mean = (5 * own[0]["running_mean"] + 3 * own[1]["running_mean"]) / 8
+    moment = sum(
+        share / 8 * (each["running_var"] + each["running_mean"].square())
+        for share, each in zip((5, 3), own, strict=True)
+    )
+    merged = [each["batch norm"]["inside"] for each in found]
+    kept = torch.load(folder / "norm" / "checkpoints" / "last.pt", weights_only=True)["model"]
+    for statistics in (*merged, {name.removeprefix("0."): kept[name] for name in kept}):
+        assert torch.allclose(statistics["running_mean"], mean)
+        assert torch.allclose(statistics["running_var"], moment - mean.square())
+
+
+def test_evaluation_leaves_every_workers_own_statistics(found):
+    for each in found:
+        before, after = each["batch norm"]["before"], each["batch norm"]["after"]
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def train_with_batch_norm(rank, folder):
+    model = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = {}
+
+    def statistics():
+        return {name: value.clone() for name, value in model[0].named_buffers()}
+
+    def metric(outputs, labels):
+        found["inside"] = statistics()
+        return labels == 0
+
+    plan = make_plan((5, 3))
+    with Session(model, optimizer, Points(SAMPLES), plan=plan, run_folder=folder, loaders=0) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(model(features), labels))
+            found["before"] = statistics()
+            one.evaluate(Points(7), metric)
+            found["after"] = statistics()
+    return found
+
+
+# ----------------------------------------------------------------------------- stop, resume, refuse
+
+
+def stop_and_resume(rank, folder):
+    """Stopped twice by a signal that reaches the second worker only."""
+    codes = []
+    for piece, until in enumerate([(1, 2), (1, 5)]):
+        try:
+            train(rank, (5, 3), folder, resume=piece > 0, until=until)
+        except SystemExit as stopped:
+            codes.append(stopped.code)
+    return {**train(rank, (5, 3), folder, resume=True), "codes": codes}
+
+
+def test_a_signal_to_one_worker_stops_both_and_a_resume_ends_with_the_same_bits(found, folder):
+    for each in found:
+        assert each["pieces"]["codes"] == [143, 143]
+        assert torch.equal(each["pieces"]["weights"], each["whole"]["weights"])
+        assert 0 < each["pieces"]["steps"] < 12 - 2 - 2
+    summary = summary_in(folder / "pieces")
+    assert summary.resumed == 2
+    assert [epoch.samples for epoch in summary.epochs] == [SAMPLES] * 3
+
+
+def refusals(rank, folder):
+    """What both workers hear when the run cannot begin."""
+    if rank == 0:
+        (folder / "file").write_text("")
+    return [
+        str(raised(PlanError, train, rank, (8,), folder / "one")),
+        str(raised(PlanError, train, rank, (4, 2, 2), folder / "three")),
+        str(raised(FileError, train, rank, (5, 3), folder / "file" / "run")),
+    ]
+
+
+def raised(kind, function, *args):
+    try:
+        function(*args)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def test_both_workers_hear_why_a_run_cannot_begin(found, folder):
+    one, two = found[0]["refusals"], found[1]["refusals"]
+    assert one == two
+    assert "for 1 worker(s) and 2 are running: start 1, or plan again with workers=2" in one[0]
+    assert "for 3 worker(s) and 2 are running" in one[1]
+    assert f"cannot make {folder}/file/run" in one[2]
