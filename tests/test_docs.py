@@ -1,0 +1,331 @@
+"""What the documents say is so: verbs, options and job keys are there, and what is shown runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import batchwright as bw
+from batchwright.cli import app
+from batchwright.documents import job_keys, load_job, write_record
+from batchwright.planning.planner import plan_without_profile
+from batchwright.records import Job
+from samples import make_data, make_network
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def shell_lines(text: str) -> list[str]:
+    return [line for block in blocks(text, "sh") for line in block.splitlines() if line]
+
+
+def load(path: Path):
+    spec = spec_from_file_location(path.stem, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+JOB_PAGE = load(DOCS / "job_page.py")
+
+
+def run(command: str, folder: Path) -> str:
+    """Run a line of a document; returns what it printed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],  # noqa: S607 - the documents speak to a shell
+        cwd=folder,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout + done.stderr
+
+
+# ------------------------------------------------------------------------------- nothing is missing
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_documented_with_all_its_options(verb):
+    sections = re.split(r"^## ", read("docs/verbs.md"), flags=re.MULTILINE)
+    (section,) = [text for text in sections if text.startswith(f"{verb}\n")]
+    for parameter in VERBS[verb].params:
+        for option in parameter.opts:
+            if option.startswith("--") and option != "--help":
+                assert f"- `{option}" in section, option
+                assert option in blocks(section, "sh")[0]
+
+
+def test_every_documented_option_exists():
+    known = {option for verb in VERBS.values() for p in verb.params for option in p.opts}
+    named = set(re.findall(r"- `(--[a-z-]+)", read("docs/verbs.md")))
+    assert named <= known
+
+
+@pytest.mark.parametrize("key", job_keys())
+def test_every_job_key_has_a_row_and_an_example_that_is_accepted(key):
+    assert f"\n| `{key}` |" in read("docs/job.md")
+    job = load_job(None, [f"{key}={JOB_PAGE.EXAMPLES[key]}"])
+    assert isinstance(job, Job)
+
+
+def test_the_page_of_job_keys_is_in_step_with_the_record():
+    assert read("docs/job.md") == JOB_PAGE.page(), "run python docs/job_page.py"
+    for table in (JOB_PAGE.SECTIONS, JOB_PAGE.UNITS, JOB_PAGE.EXAMPLES):
+        assert set(table) <= set(job_keys())
+
+
+def test_the_table_in_the_readme_is_in_step_with_the_newest_result():
+    table = load(ROOT / "benchmarks" / "readme_table.py")
+    assert table.filled(README) == README, "run python -m benchmarks.readme_table"
+
+
+def test_every_public_name_is_in_the_documents():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = ("probe", "plan", "train", "report", "run", "Session")
+    assert set(named) < set(bw.__all__)
+    for name in named:
+        assert f"bw.{name}" in text
+
+
+def test_links_between_the_documents_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_module_named_in_the_readme_exists_and_every_folder_is_named():
+    package = ROOT / "src" / "batchwright"
+    table = README[README.index("## What is where") :].splitlines()
+    named = {name for row in table if row.startswith("| `") for name in re.findall("`(.+?)`", row)}
+    modules = {name for name in named if name.endswith((".py", "/"))}
+    assert all((package / name).exists() for name in modules)
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    files = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    assert folders | files == modules
+
+
+def test_decisions_are_numbered_without_gaps_and_have_three_parts():
+    pages = sorted((DOCS / "decisions").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith(f"# {int(page.name[:4])}. ")
+        for part in ("**Context.**", "**Choice.**", "**Consequences.**"):
+            assert part in text, page.name
+
+
+def test_every_dependency_has_its_reason():
+    import tomllib
+
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    reasons = read("docs/decisions/0002-dependencies.md")
+    for requirement in project["dependencies"]:
+        name = re.match(r"[\w-]+", requirement)[0]
+        assert re.search(rf"^\| `{name}", reasons, re.MULTILINE), name
+
+
+def test_functions_named_in_the_equations_exist():
+    from importlib import import_module
+
+    page = read("docs/methods.md")
+    named = re.findall(r"\| `((?:prediction|planning|training|workload)\.[\w.]+)` \|", page)
+    assert len(named) > 15
+    for name in named:
+        module, _, rest = name.partition(".")
+        second, _, attribute = rest.partition(".")
+        found = import_module(f"batchwright.{module}.{second}")
+        for part in attribute.split("."):
+            found = getattr(found, part) if part else found
+
+
+def test_the_checks_take_the_test_command_from_the_readme():
+    (line,) = [line for line in shell_lines(README) if line.endswith("pytest")]
+    assert (
+        re.search(r"grep -E '(.*)' README.md", read(".ci/run"))[1] == "^python3 -m venv .*pytest$"
+    )
+    assert re.fullmatch("python3 -m venv .*pytest", line)
+
+
+# ------------------------------------------------------------------------- what is shown, runs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_in_the_documents_is_python(page):
+    for code in blocks(page.read_text(encoding="utf-8"), "python"):
+        compile(code, page.name, "exec")
+
+
+@pytest.fixture
+def loop_of_ones_own(tmp_path, monkeypatch):
+    """What the documents take for granted around a session."""
+    images = torch.rand(96, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    dataset = TensorDataset(images, (images.mean(dim=(1, 2, 3)) > 0.5).long())
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    data = make_data(train_samples=96, val_samples=96, classes=("dark", "light"), side=8)
+    job = Job(workers=1, epochs=2, global_batch=32, timeout=20)
+    plan = plan_without_profile(job, data, make_network(batch_norm=False, least_side=1))
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    write_record(plan, "plan.json")
+    yield {
+        "bw": bw,
+        "model": model,
+        "criterion": nn.CrossEntropyLoss(),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        **dict.fromkeys(("dataset", "train_set", "test_set"), dataset),
+    }
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/loop.md"])
+def test_the_session_in_the_documents_runs(page, loop_of_ones_own):
+    definitions = [code for code in blocks(read("docs/loop.md"), "python") if "def acc" in code]
+    (loop,) = [code for code in blocks(read(page), "python") if "bw.Session(" in code]
+    exec("\n".join([*definitions, loop]), loop_of_ones_own)  # noqa: S102 - our own document
+    assert loop_of_ones_own["epoch"] == 1
+    assert Path("runs/a/summary.json").exists()
+
+
+def write_cifar(folder: Path) -> None:
+    """A hundredth of CIFAR-100, in its own format."""
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for name, count in (("train", 500), ("test", 100)):
+        pixels = generator.integers(0, 256, (count, 3072), dtype=np.uint8)
+        labels = [index % 100 for index in range(count)]
+        content = {b"data": pixels, b"fine_labels": labels}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=4))
+    names = {b"fine_label_names": [b"%d" % index for index in range(100)]}
+    (folder / "meta").write_bytes(pickle.dumps(names, protocol=4))
+
+
+def write_flowers(folder: Path) -> None:
+    """Sixty small photographs in two classes."""
+    generator = np.random.default_rng(0)
+    for index in range(60):
+        place = folder / ("daisy", "tulip")[index % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{index}.jpg")
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """A folder in which all commands of the README were run, in order; and what each printed."""
+    folder = tmp_path_factory.mktemp("readme")
+    write_cifar(folder / "PATH" / "cifar-100-python")
+    write_flowers(folder / "PATH" / "flowers")
+    lines = shell_lines(README)
+    first = lines[0].rpartition("&& .venv/bin/")[2]  # the installation before it is .ci/run's part
+    commands = [first, *(line for line in lines[1:] if line.startswith("batchwright"))]
+    return folder, {command: run(command, folder) for command in commands}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_readmes_commands_run_in_order(followed):
+    folder, printed = followed
+    assert len(printed) > 10
+    assert next(iter(printed)) == "batchwright run"
+    for name in ("digits", "cifar", "flowers", "b64", "piped"):
+        assert (folder / "runs" / name / "summary.json").exists()
+    accuracy = json.loads((folder / "runs/digits/summary.json").read_text())["epochs"][-1]
+    assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]
+    assert "accuracy" in printed["batchwright run"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_file_and_metric_of_a_run_is_documented(followed):
+    folder, _ = followed
+    page = read("docs/run-folder.md")
+    for path in (folder / "runs" / "digits").iterdir():
+        assert f"`{path.name}" in page, path.name
+    for line in (folder / "runs/digits/metrics.jsonl").read_text().splitlines():
+        for name in json.loads(line):
+            name = re.sub(r"(rank|local/)1", r"\g<1>0", name)
+            shown = name.partition("_s")[0] if name.startswith("time/rank") else name
+            group, _, last = name.rpartition("/")
+            assert f"`{name}`" in page or (f"`{group}/" in page and f"`{last}`" in page), shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_checkpoint_opens_without_this_package_as_shown(followed):
+    folder, _ = followed
+    page = read("docs/run-folder.md")
+    (code,) = [code for code in blocks(page, "python") if "torch.load(" in code]
+    script = "import sys\nsys.modules['batchwright'] = None\n" + code
+    script += """
+from sklearn.datasets import load_digits
+digits = load_digits()
+grey = torch.tensor(digits.images * 255 / 16).round()
+names = classify(grey[:, None].expand(-1, 3, -1, -1).to(torch.uint8))
+right = sum(name == str(label) for name, label in zip(names, digits.target))
+assert right > 0.97 * len(names), right
+assert checkpoint["input"]["side"] == 8
+print(*checkpoint)
+"""
+    (folder / "open.py").write_text(script)
+    for key in run(f"{sys.executable} open.py", folder).split():
+        assert re.search(rf"^\| .*`{key}`.* \|", page, re.MULTILINE), key
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_verbs_from_python_run_as_shown(tmp_path):
+    (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
+    script = "\n".join(f"    {line}" for line in code.splitlines())
+    (tmp_path / "verbs.py").write_text(f"if __name__ == '__main__':\n{script}\n")
+    run(f"{sys.executable} verbs.py", tmp_path)
+    assert (tmp_path / "runs/python/report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_example_of_ones_own_loop_runs_as_its_head_says(tmp_path):
+    source = read("examples/classify.py")
+    (tmp_path / "classify.py").write_text(source)
+    head = source.split('"""')[1].replace("\\\n", "")
+    plain, planning, planned = re.findall(r"^    (\S.*)$", head, re.MULTILINE)
+    assert float(run(plain, tmp_path).split()[-1].rstrip("%")) > 95
+    run(planning, tmp_path)
+    assert float(run(planned, tmp_path).split()[-1].rstrip("%")) > 95
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_example_of_fine_tuning_runs(tmp_path):
+    (tmp_path / "finetune.py").write_text(read("examples/finetune.py"))
+    assert "of the held-out images" in run(f"{sys.executable} finetune.py", tmp_path)
