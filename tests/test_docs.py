@@ -67,7 +67,7 @@ def run(command: str, folder: Path) -> str:
         text=True,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.stdout + done.stderr
+    return done.stderr + done.stdout
 
 
 # ------------------------------------------------------------------------------- nothing is missing
