@@ -668,7 +668,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, pieces, capsys):
         assert (after.samples, after.steps) == (before.samples, before.steps)
         assert after.train_loss == pytest.approx(before.train_loss, rel=1e-12)
         assert (after.val_correct, after.val_count) == (before.val_correct, before.val_count)
-    assert "continue with --resume" in capsys.readouterr().err
+    assert "continue with resume=True in" in capsys.readouterr().err
 
 
 def test_a_stop_during_evaluation_keeps_the_finished_steps(tmp_path):

@@ -77,15 +77,9 @@ def run(
         _print_plan(plan, explain=explain)
 
     if resume:
-        if words:
-            raise BatchwrightError(
-                f"--resume takes the job of the run folder: leave out {' '.join(words)}"
-            )
-        summary = verbs.run(run_folder=out, resume=True)
+        summary = verbs.run(run_folder=out, resume=True, overrides=words or (), on_plan=show)
     else:
-        job = _job(words)
-        print(f"{job.network} on {job.data}, {job.epochs} epochs", file=sys.stderr)
-        summary = verbs.run(job, run_folder=out, on_plan=show)
+        summary = verbs.run(_job(words), run_folder=out, on_plan=show)
     _finish(summary, as_json)
 
 
@@ -211,7 +205,11 @@ def _job(words: list[str] | None) -> Job:
 
 def _refuse_bad_target(out: Path | None) -> None:
     """Better now than after measuring for half a minute."""
-    if out is not None and str(out) != "-" and not os.access(out.parent, os.W_OK):
+    if out is None or str(out) == "-":
+        return
+    if out.is_dir():
+        raise BatchwrightError(f"cannot write {out}: it is a folder; name a file in it")
+    if not os.access(out.parent, os.W_OK):
         raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
 
 

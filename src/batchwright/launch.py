@@ -58,7 +58,7 @@ def run_workers(
         Interrupted: A stop signal came; the workers have ended.
         JobError: The port is in use.
     """
-    _refuse_busy_port(port)
+    refuse_busy_port(port)
     for report in [*folder.glob("rank*.json"), *folder.glob("agent.json")]:
         report.unlink()
     specification = {
@@ -132,7 +132,8 @@ def _noting_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _refuse_busy_port(port: int) -> None:
+def refuse_busy_port(port: int) -> None:
+    """Raise `JobError` if ``port`` on this machine is taken; 0 stands for any free one."""
     if not port:
         return
     with socket.socket() as probe:

@@ -26,7 +26,8 @@ from batchwright.documents import (
 )
 from batchwright.errors import DataError, FileError, Interrupted, JobError, PlanError
 from batchwright.files import make_folder
-from batchwright.launch import POLL_SECONDS, run_workers
+from batchwright.launch import POLL_SECONDS, refuse_busy_port, run_workers
+from batchwright.planning.learning_rate import make_rule
 from batchwright.planning.planner import make_plan
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.reporting.figures import write_figures
@@ -116,7 +117,7 @@ def train(
     plan = plan if isinstance(plan, Plan) else read_record(plan, Plan)
     overrides = list(overrides)
     if received:
-        _refuse_unconfirmed_code(plan.job, {*keys, *(o.partition("=")[0] for o in overrides)})
+        _refuse_unconfirmed_code(plan.job, keys, overrides)
     plan = _with_job(plan, change_job(plan.job, keys, overrides))
     _check_training(plan)
     if not resume:
@@ -152,6 +153,7 @@ def run(
     run_folder: str | Path | None = None,
     resume: bool = False,
     on_plan: Callable[[Plan], None] | None = None,
+    overrides: Iterable[str] = (),
     **keys: Any,
 ) -> RunSummary:
     """Probe, plan, train and report.
@@ -161,25 +163,30 @@ def run(
         run_folder: Where everything goes; unset: a new folder under ``runs``.
         resume: Continue the run in ``run_folder``.
         on_plan: Called with the plan before training starts.
-        keys: Job keys to change.
+        overrides: ``key=value`` texts, as on the command line.
+        keys: Job keys to change; with ``resume`` as for `train`.
 
     Returns:
         What happened; the page is ``report.html`` in the run folder.
     """
     if resume and run_folder is not None and (Path(run_folder) / "plan.json").exists():
-        summary = train(run_folder=run_folder, resume=True, **keys)
+        summary = train(run_folder=run_folder, resume=True, overrides=overrides, **keys)
     else:
+        overrides = list(overrides)
         if resume:  # stopped before there was a plan
             folder = _existing_run(run_folder, "job.yaml")
-            job = _ready(_job_of(folder / "job.yaml", keys))
+            job = load_job(folder / "job.yaml")
+            _refuse_unconfirmed_code(job, keys, overrides)
+            job = _ready(change_job(job, keys, overrides))
         else:
-            job = _ready(_job_of(job, keys))
+            job = _ready(_job_of(job, keys, overrides))
             folder = _new_run_folder(run_folder, job)
         logs = folder / "logs" / "probe"
         make_folder(logs)
         write_text(job_yaml(job), folder / "job.yaml")
         with _telling_how_to_resume(folder):
             profile = _probe_in(logs, job)
+        write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
         decided = make_plan(profile)
         if on_plan is not None:
             on_plan(decided)
@@ -190,7 +197,12 @@ def run(
 
 
 def read_summary(run: str | Path) -> RunSummary:
-    """The summary of a run folder, or of a summary file."""
+    """The summary of a run folder, or of a summary file; ``-`` is stdin.
+
+    Its ``run_folder`` is where it was found, also after the folder has moved.
+    """
+    if str(run) == "-":
+        return read_record("-", RunSummary)
     path = Path(run)
     if path.is_dir():
         path = path / "summary.json"
@@ -199,15 +211,17 @@ def read_summary(run: str | Path) -> RunSummary:
                 f"{run} holds no summary.json: the run has not finished; "
                 f"continue it with `batchwright run --resume --out {run}`"
             )
-    return read_record(str(run) if str(run) == "-" else path, RunSummary)
+    return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
 
 
 # ----------------------------------------------------------------------------------- jobs and data
 
 
-def _job_of(job: Job | str | Path | None, keys: Mapping[str, Any]) -> Job:
+def _job_of(
+    job: Job | str | Path | None, keys: Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Job:
     job = job if isinstance(job, Job) else load_job(job)
-    return change_job(job, keys)
+    return change_job(job, keys, overrides)
 
 
 def _open_data(job: Job) -> ImageData:
@@ -218,10 +232,17 @@ def _open_data(job: Job) -> ImageData:
 
 
 def _ready(job: Job) -> Job:
-    """Open the data, check the network, and make the job concrete for this machine."""
+    """Make the job concrete for this machine; refuse at once what cannot come to a plan."""
+    refuse_busy_port(job.port)
+    make_rule(job, job.base_batch, job.epochs)
     facts = _open_data(job).facts
     if not facts.val_samples:
         raise DataError(f"data={job.data} has no held-out images: set val=0.1 to hold some out")
+    if job.global_batch != "auto" and job.global_batch > facts.train_samples:
+        raise JobError(
+            f"global_batch={job.global_batch} is larger than the {facts.train_samples} training "
+            f"images of data={job.data}: choose {facts.train_samples} or less"
+        )
     job = resolve(job, facts)
     _check_network(job, facts)
     return job
@@ -250,6 +271,7 @@ def resolve(job: Job, data: DataFacts) -> Job:
 
 def _check_training(plan: Plan) -> None:
     """Whatever can be refused is refused here, before anything is written or started."""
+    refuse_busy_port(plan.job.port)
     if plan.workers > 1 and plan.job.launch == "in-process":
         raise PlanError(f"the plan is for {plan.workers} workers: launch=in-process is one")
     if isinstance(plan.job.workers, int) and plan.job.workers != plan.workers:
@@ -300,12 +322,16 @@ def _with_job(plan: Plan, job: Job) -> Plan:
     return plan.model_copy(update={"job": job})
 
 
-def _refuse_unconfirmed_code(job: Job, named: set[str]) -> None:
+def _refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[str]) -> None:
     """A file may not make us import what the caller has not named."""
+    named = {*keys, *(text.partition("=")[0].strip() for text in overrides)}
     for key in _CODE_KEYS:
         name = getattr(job, key)
         if _is_import_string(key, name) and key not in named:
-            raise PlanError(f"the plan runs code, {key}={name}: repeat {key}={name} to allow it")
+            raise PlanError(
+                f"{key}={name} in a file would run code: repeat {key}={name} on the command line "
+                "to allow it"
+            )
 
 
 def _is_import_string(key: str, name: str) -> bool:
@@ -323,7 +349,6 @@ def _new_run_folder(wanted: str | Path | None, job: Job) -> Path:
         kind = job.data.partition(":")[0]
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         wanted = Path("runs") / f"{kind}-{job.network.replace(':', '.')}-{stamp}"
-        print(f"run folder: {wanted}", file=sys.stderr)  # noqa: T201 - to find it while it runs
     folder = Path(wanted)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileError(
@@ -331,6 +356,8 @@ def _new_run_folder(wanted: str | Path | None, job: Job) -> Path:
             "with --resume"
         )
     make_folder(folder)
+    told = f"{job.network} on {job.data}, {job.epochs} epochs, in {folder}"
+    print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
     return folder
 
 

@@ -68,7 +68,13 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
     loss = build_loss(job)
     optimizer = build_optimizer(network, job, plan.learning_rate.base)
     with Session(
-        network, optimizer, training, plan=plan, run_folder=run_folder, resume=resume
+        network,
+        optimizer,
+        training,
+        plan=plan,
+        run_folder=run_folder,
+        resume=resume,
+        exit_on_stop=False,
     ) as session:
         for epoch in session.epochs():
             for images, labels in session.batches():

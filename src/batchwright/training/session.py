@@ -82,6 +82,8 @@ class Session:
         resize: Resizes a whole batch instead: f(batch, resolution in pixels) -> batch.
         collate: As `torch.utils.data.DataLoader` takes it.
         loaders: Loader processes for a map-style data set.
+        exit_on_stop: After a stop signal and its checkpoint, end the process with code 128 + the
+            signal's number; ``False`` raises `Interrupted` instead.
 
     Attributes:
         plan: The plan that is followed.
@@ -111,12 +113,14 @@ class Session:
         resize: Callable[[Batch, int], Batch] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         loaders: int = 2,
+        exit_on_stop: bool = True,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else read_record(plan, Plan)
         self.model, self.optimizer = model, optimizer
         self.device = next(model.parameters()).device
         self._clip_norm = clip_norm or self.plan.job.clip_norm
         self._own_rates = learning_rate == "mine"
+        self._exit_on_stop = exit_on_stop
         self._first_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._loading = {
             "images": images, "resize": resize, "collate": collate, "loaders": loaders
@@ -364,9 +368,10 @@ class Session:
                 self._group.barrier()  # nobody leaves before the summary is there
         finally:
             self._close()
-        if isinstance(error, Interrupted):
+        if isinstance(error, Interrupted) and self._exit_on_stop:
             if self.rank == 0:
-                print(f"batchwright: {error}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
+                kept = f"; continue with resume=True in {self._folder}" if self._folder else ""
+                print(f"batchwright: {error}{kept}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
             raise SystemExit(error.exit_code) from None
 
     # --------------------------------------------------------------------------------- the update
@@ -541,8 +546,7 @@ class Session:
         number = max(self._group.gather(self._stop.number))
         self._checkpoint("last")
         where = f"epoch {self._state.epoch + 1}, step {self._state.step}"
-        kept = f"; continue with --resume in {self._folder}" if self._folder else ""
-        raise Interrupted(number, f"stopped by signal {number} at {where}{kept}")
+        raise Interrupted(number, f"stopped by signal {number} at {where}")
 
     # -------------------------------------------------------------------------------------- set-up
 

@@ -1,0 +1,506 @@
+"""The command line: what it refuses and how, and that the verbs pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import batchwright as bw
+from batchwright import cli
+from batchwright.documents import write_record
+from batchwright.records import Plan, Profile
+from samples import make_plan, make_profile, make_summary
+
+MINE = """
+import pathlib
+import torch
+
+pathlib.Path("imported").touch()
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), index % 4 / 4.0), index % 4
+
+def data():
+    return Points(), Points(), ("a", "b", "c", "d")
+
+def network(num_classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))
+"""
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Decoded images, once for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, cache):
+    """An empty working folder."""
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs ``batchwright WORDS`` in this process: exit code, stdout, stderr."""
+
+    def call(*words, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["batchwright", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        done = capsys.readouterr()
+        return code, done.out, done.err
+
+    return call
+
+
+@pytest.fixture
+def refused(command, place):
+    """Runs a command that must fail as the rules say; returns its message."""
+
+    def call(*words, stdin="", progress=""):
+        before = contents(place)
+        code, out, err = command(*words, stdin=stdin)
+        if progress:  # lines before the mistake was found
+            shown, _, err = err.partition("error: ")
+            assert all(line.startswith(progress) for line in shown.splitlines())
+            err = f"error: {err}"
+        assert err.startswith("error: "), err
+        assert err.count("\n") == 1, err
+        assert code == 2
+        assert not out
+        assert contents(place) == before
+        return err.removeprefix("error: ").rstrip("\n")
+
+    return call
+
+
+def contents(folder):
+    """Every file below a folder with its bytes, and every folder."""
+    return {p: p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+@pytest.fixture
+def mine(place, monkeypatch):
+    """A module of the user's in the working folder; importing it leaves a trace."""
+    (place / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(place))
+    yield place / "imported"
+    sys.modules.pop("mine", None)
+
+
+def image(path, color=(10, 20, 30), side=16):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (side, side), color).save(path)
+
+
+@pytest.fixture
+def folder_of_images(place):
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            for number in range(3):
+                image(place / "images" / part / name / f"{number}.png", (number, 0, len(name)))
+    return place / "images"
+
+
+# ------------------------------------------------------------------------------- jobs that are bad
+
+
+@pytest.mark.parametrize("verb", ["run", "probe"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data=digit"], "data=digit is unknown; did you mean digits?"),
+        (["data=mnist"], "data=mnist is unknown; choose one of digits, cifar10:PATH"),
+        (["data=cifar100"], "data=cifar100 needs the folder: data=cifar100:PATH"),
+        (["data=cifar100:/nowhere"], "/nowhere"),
+        (["data=imagefolder:/nowhere"], "/nowhere"),
+        (["data=no_such_module:data"], "module 'no_such_module' cannot be imported"),
+        (["network=resnet9"], "network=resnet9: unknown; did you mean resnet"),
+        (["network=no_such_module:net"], "module 'no_such_module' cannot be imported"),
+        (["network=os:no_such_name"], "module 'os' has no 'no_such_name'"),
+        (["loss=mse"], "loss=mse: unknown; try cross_entropy"),
+        (["weights=/nowhere.pt"], "weights=/nowhere.pt: cannot be read (No such file"),
+        (["frozen=stage.*"], "frozen=stage.*: matches no parameter"),
+        (["frozen=*"], "leaves no parameter to train"),
+        (["epochs=0"], "epochs = '0'"),
+        (["epochs=-5"], "epochs = '-5'"),
+        (["epochs=many"], "epochs = 'many'"),
+        (["epocs=3"], "unknown job key 'epocs': did you mean 'epochs'?"),
+        (["learning_rate=nan"], "learning_rate = 'nan'"),
+        (["global_batch=100000"], "global_batch=100000 is larger than the 1437 training images"),
+        (["epochs=3", "warmup_epochs=4"], "warmup_epochs=4 is longer than epochs=3"),
+        (["workers=2", "launch=in-process"], "workers=2 with launch=in-process"),
+        (["resolutions=2"], "network=resnet8: takes images of at least 4 pixels, not 2"),
+        (["nothing.yaml"], "there is no file nothing.yaml"),
+        (["epochs=3", "nothing.yaml"], "'nothing.yaml' is no job key: write key=value"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_job_is_refused(refused, verb, words, said):
+    assert said in refused(verb, *words)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(refused):
+    assert "device=cuda" in refused("run", "device=cuda")
+
+
+def test_a_bad_job_file_is_refused_by_name(refused, place):
+    (place / "job.yaml").write_text("epochs: 3: 4\n")
+    assert refused("run", "job.yaml").startswith("job.yaml line 1 is not YAML")
+    (place / "job.yaml").write_text("epochs: many\n")
+    assert "epochs = 'many' in job.yaml" in refused("probe", "job.yaml")
+
+
+def test_a_port_in_use_is_refused(refused):
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = f"port={port} cannot be used (Address already in use): choose another, or port=0"
+        assert said in refused("run", f"port={port}")
+        plan = make_plan().model_dump_json()
+        assert said in refused("train", "-", f"port={port}", stdin=plan)
+
+
+def test_an_unreadable_image_is_named_and_may_be_skipped(refused, command, folder_of_images):
+    broken = folder_of_images / "train" / "cat" / "broken.png"
+    broken.write_bytes(b"this is no image")
+    words = ["run", f"data=imagefolder:{folder_of_images}", "resolutions=16"]
+    message = refused(*words, progress="decoding images")
+    assert str(broken) in message
+    assert "unreadable=skip" in message
+    message = refused(*words, "unreadable=skip", "global_batch=100", progress="decoding images")
+    assert "larger than the 6 training images" in message
+
+
+def test_class_folders_that_differ_are_named(refused, folder_of_images):
+    image(folder_of_images / "val" / "mouse" / "0.png")
+    assert "mouse" in refused("run", f"data=imagefolder:{folder_of_images}")
+
+
+def test_a_folder_without_held_out_images_says_how_to_hold_some_out(refused, place):
+    for name in ("cat", "dog"):
+        image(place / "images" / "train" / name / "0.png")
+    assert "val=0.1" in refused("run", f"data=imagefolder:{place / 'images'}")
+
+
+def test_a_truncated_cifar_file_is_named(refused, place):
+    content = {
+        b"data": np.zeros((20, 3072), np.uint8),
+        b"fine_labels": list(range(20)),
+        b"coarse_labels": [0] * 20,
+        b"filenames": [b"x"] * 20,
+    }
+    folder = place / "cifar-100-python"
+    folder.mkdir()
+    for name in ("train", "test"):
+        (folder / name).write_bytes(pickle.dumps(content))
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"n"] * 100}))
+    (folder / "train").write_bytes((folder / "train").read_bytes()[:-100])
+    message = refused("run", f"data=cifar100:{folder}", progress="reading CIFAR-100")
+    assert f"{folder / 'train'} is truncated" in message
+
+
+# ------------------------------------------------------------------------------------------ places
+
+
+def test_a_folder_that_holds_anything_is_left_alone(refused, place):
+    (place / "run").mkdir()
+    (place / "run" / "notes.txt").write_text("mine")
+    said = "run exists and is not empty: choose another --out, or continue its run with --resume"
+    assert said in refused("run", "--out", "run")
+
+
+@pytest.mark.parametrize("out", ["file/run", "/proc/run"])
+def test_a_run_folder_that_cannot_be_made_is_refused(refused, place, out):
+    (place / "file").write_text("")
+    assert f"cannot write {out}" in refused("run", "--out", out)
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("nowhere/profile.json", "no such folder, or not writable"),
+        ("folder", "it is a folder; name a file in it"),
+    ],
+)
+def test_a_profile_that_cannot_be_written_is_refused_before_measuring(refused, place, out, said):
+    (place / "folder").mkdir()
+    assert f"cannot write {out}: {said}" in refused("probe", "--out", out)
+
+
+def test_a_plan_that_cannot_be_written_is_refused(refused, command, place):
+    write_record(make_profile(), place / "profile.json")
+    code, out, err = command("plan", "profile.json", "--out", "nowhere/plan.json")
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last == (
+        "error: cannot write nowhere/plan.json: No such file or directory; choose another place"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unwritable to root")
+def test_an_unwritable_folder_is_refused(refused, place):
+    (place / "locked").mkdir(mode=0o500)
+    assert "cannot write locked/run: Permission denied" in refused("run", "--out", "locked/run")
+
+
+# ---------------------------------------------------------------------------------- plan and train
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["network=vgg8"], "measured with network=resnet8, the job says network=vgg8: probe again"),
+        (["workers=3"], "measured with workers=2, the job says workers=3: probe again"),
+        (["data=cifar10:/x"], "measured with data=digits, the job says data=cifar10:/x"),
+        (["global_batch=5000"], "5000"),
+        (["goal.memory=1000"], "raise goal.memory"),
+        (["epochs=2", "warmup_epochs=3"], "warmup_epochs=3 is longer than epochs=2"),
+        (["epochs=0"], "epochs = '0'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_plan_that_the_profile_cannot_give_is_refused(refused, place, words, said):
+    write_record(make_profile(), place / "profile.json")
+    assert said in refused("plan", "profile.json", *words)
+    assert said in refused("plan", "-", *words, stdin=make_profile().model_dump_json())
+
+
+@pytest.mark.parametrize("verb", ["plan", "train"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "standard input is empty"),
+        ("{}", "is missing"),
+        ("[NaN]", "should be an object"),
+        ('{"format": ', "invalid JSON"),
+    ],
+)
+def test_broken_input_is_refused(refused, verb, text, said):
+    assert said in refused(verb, "-", stdin=text)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_numbers_that_are_not_finite_are_refused(refused, number):
+    text = make_profile().model_dump_json()
+    text = text.replace('"probe_seconds":17.4', f'"probe_seconds":{number}')
+    assert "probe_seconds = " in refused("plan", "-", stdin=text)
+    text = make_plan().model_dump_json().replace('"peak":0.0866', f'"peak":{number}')
+    assert "learning_rate.peak = " in refused("train", "-", stdin=text)
+
+
+def test_a_plan_for_other_data_is_refused(refused):
+    plan = make_plan().model_dump_json()
+    assert "the plan was made for other data than data=digits" in refused("train", "-", stdin=plan)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["workers=3"], "workers=3 differs from the plan's workers=2: plan again"),
+        (["epochs=3"], "epochs=3 differs from the plan's epochs=30: plan again"),
+        (["network=vgg8"], "network=vgg8 differs from the plan's network=resnet8"),
+        (["launch=in-process"], "the plan is for 2 workers: launch=in-process is one"),
+        (["epocs=3"], "did you mean 'epochs'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_training_takes_only_what_does_not_change_the_plan(refused, words, said):
+    assert said in refused("train", "-", *words, stdin=make_plan().model_dump_json())
+
+
+def test_a_plan_whose_table_and_job_differ_in_workers_is_refused(refused):
+    job = make_plan().job.model_copy(update={"workers": 3})
+    plan = make_plan(job=job).model_dump_json()
+    assert "table has 2 workers and its job 3" in refused("train", "-", stdin=plan)
+
+
+def test_training_without_a_plan_or_a_run_is_refused(refused, place):
+    assert "train needs a plan" in refused("train")
+    assert "there is no file plan.json" in refused("train", "plan.json")
+    assert "name its folder with --out" in refused("train", "--resume")
+    assert "name its folder with --out" in refused("run", "--resume")
+    (place / "empty").mkdir()
+    for verb, file in (("train", "plan.json"), ("run", "job.yaml")):
+        message = refused(verb, "--resume", "--out", "empty")
+        assert f"empty holds no {file}, so no run to resume" in message
+
+
+def test_reporting_needs_a_finished_run(refused, place):
+    (place / "empty").mkdir()
+    assert "there is no file nowhere" in refused("report", "nowhere")
+    assert "empty holds no summary.json: the run has not finished" in refused("report", "empty")
+    (place / "summary.json").write_text("{}")
+    assert "summary.json is not a valid summary" in refused("report", "summary.json")
+
+
+def test_code_named_by_a_file_runs_only_if_the_command_line_repeats_it(refused, mine, place):
+    """Whichever key it stands under; and not even the file's other mistakes come first."""
+    for key in ("network", "loss", "data"):
+        job = make_plan().job.model_copy(update={key: f"mine:{key}"})
+        plan = make_plan(job=job).model_dump_json()
+        message = refused("train", "-", stdin=plan)
+        assert f"repeat {key}=mine:{key} on the command line to allow it" in message
+        (place / "run").mkdir(exist_ok=True)
+        (place / "run" / "plan.json").write_text(plan)
+        for verb in ("train", "run"):
+            assert f"repeat {key}=mine:" in refused(verb, "--resume", "--out", "run")
+        (place / "run" / "plan.json").unlink()
+        (place / "run" / "job.yaml").write_text(f"{key}: mine:{key}\n")
+        assert f"repeat {key}=mine:" in refused("run", "--resume", "--out", "run")
+    assert not mine.exists()
+
+
+def test_planning_and_reporting_run_no_code(command, mine, place):
+    job = make_profile().job.model_copy(update={"network": "mine:network", "data": "mine:data"})
+    code, out, err = command("plan", "-", stdin=make_profile(job=job).model_dump_json())
+    assert code == 0, err
+    assert Plan.model_validate_json(out).job.network == "mine:network"
+    summary = make_summary(plan=make_plan(job=job), run_folder=str(place))
+    write_record(summary, place / "summary.json")
+    assert command("report", place)[0] == 0
+    assert not mine.exists()
+
+
+# ------------------------------------------------------------------------------------- what works
+
+
+def test_a_plan_goes_to_stdout_and_its_words_to_stderr(command):
+    code, out, err = command("plan", "-", stdin=make_profile().model_dump_json())
+    assert (code, err) == (0, "")
+    plan = Plan.model_validate_json(out)
+    code, out, err = command("plan", "-", "--explain", stdin=make_profile().model_dump_json())
+    assert Plan.model_validate_json(out) == plan
+    assert plan.explain() in err
+
+
+def test_the_same_profile_gives_the_same_plan(command, place):
+    write_record(make_profile(), place / "profile.json")
+    first = command("plan", "profile.json", "--out", "plan.json")
+    assert first[:2] == (0, "")
+    assert command("plan", "profile.json")[1] == (place / "plan.json").read_text()
+
+
+def test_a_report_is_written_where_the_run_is_found(command, place):
+    """Also after the folder has moved."""
+    write_record(make_summary(run_folder="runs/gone"), place / "summary.json")
+    code, out, err = command("report", place, "--json")
+    assert code == 0
+    assert (place / "report.html").exists()
+    assert f"report: {place / 'report.html'}" in err.replace("\n", "")
+    assert not (place / "runs").exists()
+    assert json.loads(out)["run_folder"] == str(place)
+
+
+def test_a_report_of_a_summary_goes_where_it_is_asked(command, place):
+    code, _, err = command("report", "-", "--out", "pages", stdin=make_summary().model_dump_json())
+    assert code == 0, err
+    assert (place / "pages" / "report.html").exists()
+
+
+def test_doctor_says_what_there_is(command):
+    code, out, _ = command("doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
+    assert {"python", "torch", "device", "cores", "memory", "allocator"} <= set(findings)
+    assert {"collectives", "shared memory"} <= set(findings)
+    assert code == bool(json.loads(out)["problems"])
+
+
+def test_version_and_help_are_there(command):
+    assert command("--version")[:2] == (0, f"{bw.__version__}\n")
+    code, out, _ = command("--help")
+    assert code == 0
+    assert all(verb in out for verb in ("run", "probe", "plan", "train", "report", "doctor"))
+
+
+def promised_keys():
+    return {
+        *("test_accuracy", "global_batch_size", "predicted_epoch_seconds"),
+        *("measured_epoch_seconds", "run_folder"),
+    }
+
+
+@pytest.mark.slow
+def test_ones_own_data_and_network_run_from_probe_to_report(command, mine, place):
+    words = ["data=mine:data", "network=mine:network", "launch=in-process", "epochs=2"]
+    code, out, err = command("run", *words, "probe.budget=1", "--out", "run", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert promised_keys() <= set(result)
+    assert result["epochs"] == 2
+    assert result["test_accuracy"] is not None
+    assert result["run_folder"] == "run"
+    names = {path.relative_to(place / "run").as_posix() for path in (place / "run").rglob("*")}
+    assert {
+        *("job.yaml", "profile.json", "plan.json", "metrics.jsonl", "summary.json", "report.html"),
+        *("checkpoints/last.pt", "checkpoints/best.pt"),
+    } <= names
+    again = command("run", "--resume", "--out", "run", *words[:2], "--json")
+    assert again[0] == 0, again[2]
+    assert json.loads(again[1])["epochs"] == 2
+
+
+def in_a_shell(line):
+    return subprocess.run(
+        ["/bin/sh", "-c", line], capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.mark.slow
+def test_the_verbs_pipe(place):
+    batchwright = f"{sys.executable} -m batchwright.cli"
+    job = "workers=1 launch=in-process probe.budget=2 epochs=2 global_batch=128"
+    done = in_a_shell(
+        f"{batchwright} probe {job} | tee profile.json | {batchwright} plan - | tee plan.json | "
+        f"{batchwright} train - --out run --json",
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    plan = Plan.model_validate_json((place / "plan.json").read_text())
+    Profile.model_validate_json((place / "profile.json").read_text())
+    assert result["global_batch_size"] == plan.stages[0].global_batch_size
+    assert result["predicted_epoch_seconds"] == plan.stages[0].predicted_epoch_seconds.value
+    assert result["epochs"] == 2
+    assert Path(result["run_folder"]) == Path("run")
+
+
+@pytest.mark.slow
+def test_a_mistake_at_the_head_of_a_pipe_is_said_by_every_verb(place):
+    batchwright = f"{sys.executable} -m batchwright.cli"
+    done = in_a_shell(
+        f"{batchwright} probe data=digit | {batchwright} plan - | {batchwright} train -",
+    )
+    assert done.returncode == 2
+    assert sorted(done.stderr.splitlines()) == [
+        "error: data=digit is unknown; did you mean digits?",
+        "error: standard input is empty, where a plan was expected; `batchwright plan` writes a "
+        "plan",
+        "error: standard input is empty, where a profile was expected; `batchwright probe` writes "
+        "a profile",
+    ]
+    assert not list(place.iterdir())
