@@ -6,9 +6,12 @@ import io
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +22,10 @@ from PIL import Image
 import batchwright as bw
 from batchwright import cli
 from batchwright.documents import write_record
-from batchwright.records import Plan, Profile
-from samples import make_plan, make_profile, make_summary
+from batchwright.planning.planner import plan_without_profile
+from batchwright.records import Job, Plan, Profile
+from batchwright.workload.sources import open_data
+from samples import make_data, make_network, make_plan, make_profile, make_summary
 
 MINE = """
 import pathlib
@@ -463,6 +468,28 @@ def test_ones_own_data_and_network_run_from_probe_to_report(command, mine, place
     again = command("run", "--resume", "--out", "run", *words[:2], "--json")
     assert again[0] == 0, again[2]
     assert json.loads(again[1])["epochs"] == 2
+
+
+@pytest.mark.slow
+def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, place):
+    plan = plan_without_profile(
+        Job(data="mine:data", network="mine:network", launch="in-process", epochs=5000, workers=1),
+        make_data(train_samples=40, digest=open_data(Job(data="mine:data")).facts.digest),
+        make_network(name="mine:network"),
+    )
+
+    def stop():
+        while not (place / "run" / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    said = r"^stopped by signal 15 at epoch \d+, step \d+; continue with `batchwright run --resume"
+    with pytest.raises(bw.Interrupted, match=said):
+        bw.train(plan, run_folder="run")
+    thread.join()
+    assert (place / "run" / "checkpoints" / "last.pt").exists()
 
 
 def in_a_shell(line):

@@ -1,0 +1,296 @@
+"""Worker processes: how they end, what is said about it, and that none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchwright.documents import write_record
+from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
+from batchwright.launch import run_workers
+from batchwright.planning.planner import plan_without_profile
+from batchwright.workload.sources import open_data
+from samples import make_job, make_network
+from test_session import summary_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+WORK = """
+import os, signal, sys, time
+from pathlib import Path
+from batchwright.errors import DataError, LostWorkerError
+from batchwright.processes import worker_main
+
+rank = int(os.environ["RANK"])
+
+def work():
+    what, folder = sys.argv[1:]
+    Path(folder, f"pid{rank}").write_text(str(os.getpid()))
+    if what == "well":
+        return
+    if what == "second time" and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return
+    if what == "lost" and rank == 0:
+        while not Path(os.environ["BATCHWRIGHT_ERRORS"], "rank1.json").exists():
+            time.sleep(0.01)
+        raise LostWorkerError("lost contact with another worker")
+    if rank == 0:
+        time.sleep(100)
+    time.sleep(0.5)
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "ends":
+        print("last words", file=sys.stderr)
+        sys.exit(3)
+    if what == "refuses":
+        raise DataError("image 7.png is unreadable")
+    raise ValueError("no such\\nthing")
+
+worker_main(work)
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """Runs a kind of work in two workers; the list gets a mark at each poll."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "work_module.py").write_text(WORK)
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    polled = []
+
+    def call(what, module="work_module", **options):
+        run_workers(
+            module,
+            [what, str(tmp_path)],
+            workers=2,
+            threads=1,
+            folder=tmp_path / "logs",
+            poll=lambda: polled.append(1),
+            **options,
+        )
+        return polled
+
+    yield call
+    assert wait_until(lambda: not processes_naming(tmp_path))
+
+
+def processes_naming(folder):
+    """Numbers of the processes whose command line names a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in path.read_bytes() and path.parent.name != str(os.getpid()):
+                found.append(int(path.parent.name))
+        except OSError:
+            pass  # it ended meanwhile
+    return found
+
+
+def wait_until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+# ----------------------------------------------------------------------------- how workers can end
+
+
+def test_workers_that_end_well_say_nothing(work):
+    assert work("well")
+
+
+def test_a_workers_own_error_is_told_on_one_line(work):
+    with pytest.raises(WorkerError, match=r"^worker 1: ValueError: no such thing$") as caught:
+        work("raises")
+    assert caught.value.exit_code == 1
+
+
+def test_a_refusal_is_told_as_it_is(work):
+    with pytest.raises(BatchwrightError, match=r"^image 7\.png is unreadable$") as caught:
+        work("refuses")
+    assert caught.value.exit_code == 2
+
+
+def test_the_worker_that_failed_is_named_before_the_one_that_lost_it(work):
+    with pytest.raises(WorkerError, match="worker 1: ValueError: no such thing"):
+        work("lost")
+
+
+def test_a_killed_worker_is_named_and_the_other_ends_too(work, tmp_path):
+    said = r"worker 1 was killed by SIGKILL \(out of memory\?\); logs are in "
+    with pytest.raises(WorkerError, match=said) as caught:
+        work("killed")
+    assert caught.value.exit_code == 1
+    assert not any(Path(f"/proc/{(tmp_path / f'pid{r}').read_text()}").exists() for r in range(2))
+
+
+def test_a_worker_that_just_ends_is_told_with_its_last_words(work):
+    with pytest.raises(WorkerError, match="last words; logs are in "):
+        work("ends")
+
+
+def test_a_module_that_is_not_there_is_told(work):
+    with pytest.raises(WorkerError, match="No module named no_such_module"):
+        work("well", module="no_such_module")
+
+
+def test_workers_are_started_again_if_asked(work):
+    work("second time", restarts=1)
+    with pytest.raises(WorkerError, match="worker 1: ValueError"):
+        work("second time")
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(work):
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(JobError, match=rf"port={port} cannot be used .*in use.*or port=0"):
+            work("well", port=port)
+        assert not processes_naming("work_module")
+    work("well", port=port)
+
+
+def test_an_earlier_report_is_not_told_again(work, tmp_path):
+    with pytest.raises(WorkerError):
+        work("raises")
+    assert list((tmp_path / "logs").glob("rank*.json"))
+    work("well")
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        work("killed")
+
+
+def test_a_signal_is_passed_on_and_ends_the_wait(work, tmp_path):
+    def signal_once():
+        if (tmp_path / "pid0").exists() and not sent:
+            sent.append(1)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    sent = []
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(Interrupted) as caught:
+        run_workers(
+            "work_module",
+            ["waits", str(tmp_path)],
+            workers=1,
+            threads=1,
+            folder=tmp_path / "logs",
+            poll=signal_once,
+        )
+    assert caught.value.exit_code == 138
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+# ------------------------------------------------------------------------------------ real training
+
+
+@pytest.fixture
+def start(tmp_path_factory, tmp_path, monkeypatch):
+    """Starts ``batchwright train`` on digits, two workers, eight epochs of ninety steps."""
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path_factory.getbasetemp() / "launch-cache"))
+    started = []
+    job = make_job(epochs=8, precision="float32", resolutions=(8,), evaluate_epochs=2)
+    facts = open_data(job).facts
+    plan = plan_without_profile(job, facts, make_network(), local_batch_sizes=(10, 6))
+    write_record(plan, tmp_path / "plan.json")
+
+    def call(*words):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "batchwright.cli", "train", *words, "--out", tmp_path / "run"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
+    assert wait_until(lambda: not processes_naming(tmp_path))
+
+
+def lines_in(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for_a_step(process, folder, before):
+    """Until the run has written a line about a step that was not there before."""
+
+    def there():
+        assert process.poll() is None, process.communicate()[1]
+        new = [json.loads(line) for line in lines_in(folder)[before:]]
+        return any(line["kind"] != "note" for line in new)
+
+    assert wait_until(there)
+
+
+def test_every_stop_signal_keeps_a_checkpoint_and_a_resume_goes_on(start, tmp_path):
+    """The same run, stopped by each of the signals in turn, and then finished."""
+    run, words = tmp_path / "run", [tmp_path / "plan.json"]
+    for number, code in ((signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGTERM, 143)):
+        before = len(lines_in(run))
+        process = start(*words)
+        wait_for_a_step(process, run, before)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        last = err.splitlines()[-1]
+        assert last.startswith(f"error: stopped by signal {int(number)}"), err
+        assert f"continue with `batchwright run --resume --out {run}`" in last
+        assert "Traceback" not in err
+        torch.load(run / "checkpoints" / "last.pt", weights_only=True)
+        assert not (run / "summary.json").exists()
+        assert wait_until(lambda: not processes_naming(tmp_path))
+        words = ["--resume"]
+    process = start("--resume", "--json")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert json.loads(out)["epochs"] == 8
+    summary = summary_in(run)
+    assert summary.resumed == 3
+    assert [epoch.epoch for epoch in summary.epochs] == list(range(8))
+    assert all(epoch.samples == summary.plan.data.train_samples for epoch in summary.epochs)
+    assert [epoch.val_count is not None for epoch in summary.epochs] == [False, True] * 4
+
+
+def test_a_killed_launcher_takes_agent_and_workers_along(start, tmp_path):
+    process = start(tmp_path / "plan.json")
+    wait_for_a_step(process, tmp_path / "run", 0)
+    assert len(processes_naming(tmp_path)) >= 4  # launcher, agent, two workers
+    process.kill()
+    process.wait(timeout=30)
+    assert wait_until(lambda: not processes_naming(tmp_path), seconds=30)
+
+
+def test_a_worker_killed_while_training_ends_the_run_with_one_line(start, tmp_path):
+    process = start(tmp_path / "plan.json")
+    wait_for_a_step(process, tmp_path / "run", 0)
+    (victim,) = (
+        number
+        for number in processes_naming(tmp_path)
+        if b"batchwright.training.loop" in Path(f"/proc/{number}/cmdline").read_bytes()
+        and b"\0RANK=1\0" in Path(f"/proc/{number}/environ").read_bytes()
+    )
+    os.kill(victim, signal.SIGKILL)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("error: worker 1 was killed by SIGKILL (out of memory?); logs are in ")
+    assert "Traceback" not in err
+    assert not (tmp_path / "run" / "summary.json").exists()
