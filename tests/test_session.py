@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import time
 import warnings
@@ -21,6 +22,7 @@ from batchwright.errors import DataError, FileError, PlanError, TrainingError
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import LearningRateRule, Plan, RunSummary, Stage
 from batchwright.training import keeper
+from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.feeding import SeededItems
 from batchwright.training.sampler import epoch_order
 from samples import make_data, make_job, make_plan
@@ -792,6 +794,22 @@ def test_a_full_disk_ends_the_run_and_keeps_the_former_checkpoint(tmp_path, monk
         run_loop(one, step)
     assert torch.load(path, weights_only=True)["state"]["step"] == 1
     assert [file.name for file in path.parent.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize("room", [100, 1500])
+def test_a_checkpoint_that_does_not_fit_says_so_in_the_systems_words(tmp_path, room):
+    """A limit on file sizes stops the writing early, or in the middle of torch's own."""
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"epoch": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(FileError, match=r"last\.pt: File too large; the previous one"):
+            save_checkpoint(path, {"epoch": 2, "model": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load_checkpoint(path)["epoch"] == 1
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_noise_scale_needs_two_workers():

@@ -30,7 +30,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+    except (OSError, RuntimeError) as error:
         aside.unlink(missing_ok=True)
         raise FileError(
             f"cannot write the checkpoint {path}: {_cause(error)}; "
@@ -56,4 +56,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
+    """The first line of a message; of the system's own where torch has put another over it."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, OSError):
+        inner = inner.__context__
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
