@@ -16,6 +16,7 @@ import os
 import platform
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ from scipy.stats import t as student
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 THIS_RUN = "measured in this run"
+BUSY_LOAD = 0.5  # programs that want to compute, over the last minute
 
 # ------------------------------------------------------------------------------------- arguments
 
@@ -243,6 +245,17 @@ def environment(seeds: Iterable[int]) -> dict[str, Any]:
         "seeds": sorted(seeds),
         "commit": commit(),
     }
+
+
+def warn_if_busy() -> None:
+    """A line on standard error where other programs compute besides."""
+    load = os.getloadavg()[0]
+    if load > BUSY_LOAD:
+        print(
+            f"this machine is busy (load {load:.1f}): figures will be wide, or wrong where "
+            "programs come and go; better wait until it is quiet",
+            file=sys.stderr,
+        )
 
 
 def commit() -> str:

@@ -65,6 +65,7 @@ from benchmarks.common import (
     parse_arguments,
     print_figures,
     ratio_figure,
+    warn_if_busy,
     write_report,
 )
 from benchmarks.turns import Arm, take_turns
@@ -93,6 +94,7 @@ Measurements = dict[str, Any]
 def main() -> None:
     """Measure, print, and write the report."""
     arguments = parse_arguments((__doc__ or "").partition("\n\n")[0])
+    warn_if_busy()
     with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as folder:
         os.environ["BATCHWRIGHT_CACHE"] = str(Path(folder) / "cache")  # leaves the user's alone
         figures, measurements = _measure(arguments, Path(folder))

@@ -101,6 +101,8 @@ class Arm:
 
 
 def _run(loop: Callable[..., None], pipe: Connection, arguments: tuple[Any, ...]) -> None:
+    # The loop's own processes start as they would anywhere, not spawned as this one was.
+    multiprocessing.set_start_method(None, force=True)
     turns = Turns(pipe)
     turns.wait()
     loop(turns, *arguments)
