@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 
 import batchwright as bw
 
-QUICK = {"launch": "in-process", "probe": {"budget": 3}}
+QUICK = {"probe": {"budget": 3}}
 
 
 def write_images(folder: Path, count: int = 400) -> None:

@@ -185,7 +185,7 @@ def test_a_step_that_does_not_fit_changes_nothing_and_ends_the_points(monkeypatc
     assert peak_of_step(bench, bench.supply(32, SIDE)) is None
     assert all(torch.equal(a, b) for a, b in zip(before, bench.trained, strict=True))
     times, peaks = measure_points(
-        bench, SIDE, [8, 16, 32], seconds=5, memory_limit=2**40, report=lambda what: None
+        bench, SIDE, [8, 16, 32], seconds=60, memory_limit=2**40, report=lambda what: None
     )
     assert [point.local_batch_size for point in times] == [8, 16]
     assert [point.local_batch_size for point in peaks] == [8, 16]
@@ -195,11 +195,11 @@ def test_batches_that_would_not_fit_the_memory_are_not_tried():
     bench = tiny_bench(network="resnet8")
     sizes = [8, 16, 32, 64]
     _, peaks = measure_points(
-        bench, SIDE, sizes, seconds=5, memory_limit=2**40, report=lambda what: None
+        bench, SIDE, sizes, seconds=60, memory_limit=2**40, report=lambda what: None
     )
     limit = (peaks[2].peak_bytes + peaks[3].peak_bytes) // 2
     times, _ = measure_points(
-        bench, SIDE, sizes, seconds=5, memory_limit=limit, report=lambda what: None
+        bench, SIDE, sizes, seconds=60, memory_limit=limit, report=lambda what: None
     )
     assert [point.local_batch_size for point in times] == sizes[:3]
 
