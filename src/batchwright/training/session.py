@@ -126,7 +126,7 @@ class Session:
             "images": images, "resize": resize, "collate": collate, "loaders": loaders
         }  # fmt: skip
         self._sides = [stage.resolution for stage in self.plan.stages]
-        self._feeds: dict[int, Feed] = {}
+        self._held_out: tuple[Dataset[Any] | ImagePipeline, Feed] | None = None
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()
@@ -337,7 +337,7 @@ class Session:
         started = time.perf_counter()
         sums, count, stopped = evaluate(
             self.model,
-            self._feed_of(dataset),
+            self._held_out_feed(dataset),
             metric,
             group=self._group,
             stop=self._stop,
@@ -550,20 +550,22 @@ class Session:
 
     # -------------------------------------------------------------------------------------- set-up
 
+    def _held_out_feed(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
+        """The feed of the last evaluated set is kept: its loader processes take time to start."""
+        if self._held_out is None or self._held_out[0] is not dataset:
+            self._held_out = dataset, self._feed_of(dataset)
+        return self._held_out[1]
+
     def _feed_of(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
-        if id(dataset) not in self._feeds:
-            self._feeds[id(dataset)] = (
-                PipelineFeed(dataset)
-                if isinstance(dataset, ImagePipeline)
-                else DatasetFeed(
-                    dataset,
-                    device=self.device,
-                    seed=self.plan.job.seed,
-                    sides=self._sides,
-                    **self._loading,  # type: ignore[arg-type] # four keywords of this very call
-                )
-            )
-        return self._feeds[id(dataset)]
+        if isinstance(dataset, ImagePipeline):
+            return PipelineFeed(dataset)
+        return DatasetFeed(
+            dataset,
+            device=self.device,
+            seed=self.plan.job.seed,
+            sides=self._sides,
+            **self._loading,  # type: ignore[arg-type] # four keywords of this very call
+        )
 
     def _check_plan(self) -> None:
         if self.plan.workers != self.world_size:
