@@ -210,6 +210,7 @@ def make_report(
     arguments: Arguments,
     figures: Iterable[Figure],
     *,
+    sources: str,
     seeds: Iterable[int],
     measurements: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -219,6 +220,7 @@ def make_report(
         name: The benchmark.
         arguments: Its command line.
         figures: What was measured or copied.
+        sources: `commit` as it was when the run began; a long run may outlive it.
         seeds: Used in the run.
         measurements: The single values behind the figures, by what they are of.
     """
@@ -226,7 +228,7 @@ def make_report(
         "name": name,
         "date": datetime.now(UTC).date().isoformat(),
         "command": command(name, arguments),
-        "environment": environment(seeds),
+        "environment": {**environment(seeds), "commit": sources},
         "figures": [figure.as_json() for figure in figures],
         "measurements": measurements,
     }
@@ -243,7 +245,6 @@ def environment(seeds: Iterable[int]) -> dict[str, Any]:
         "torch": metadata.version("torch"),
         "versions": {name: version for name in packages if (version := _version(name))},
         "seeds": sorted(seeds),
-        "commit": commit(),
     }
 
 

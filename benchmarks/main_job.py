@@ -56,6 +56,7 @@ from benchmarks import main_job_arms as arms
 from benchmarks.common import (
     Arguments,
     Figure,
+    commit,
     difference_figure,
     keep,
     kept_figures,
@@ -95,12 +96,15 @@ def main() -> None:
     """Measure, print, and write the report."""
     arguments = parse_arguments((__doc__ or "").partition("\n\n")[0])
     warn_if_busy()
+    sources = commit()
     with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as folder:
         os.environ["BATCHWRIGHT_CACHE"] = str(Path(folder) / "cache")  # leaves the user's alone
         figures, measurements = _measure(arguments, Path(folder))
     print_figures(figures)
     seeds = {0, *(DIGITS_SEEDS + PAIR_SEEDS if arguments.full else ())}
-    report = make_report("main_job", arguments, figures, seeds=seeds, measurements=measurements)
+    report = make_report(
+        "main_job", arguments, figures, sources=sources, seeds=seeds, measurements=measurements
+    )
     if arguments.json is not None:
         write_report(report, arguments.json)
     if arguments.full:
