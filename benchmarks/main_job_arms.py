@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import batchwright as bw
-from batchwright.records import Job, LearningRateRule, Plan, Stage
-from batchwright.workload.host import prepare_process, resolve_precision, usable_cores
+from batchwright.records import Job, LearningRateRule, Plan, Precision, Stage
+from batchwright.workload.host import computes_in_bfloat16, prepare_process, usable_cores
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.sources import ImageData, open_data
 from batchwright.workload.store import ImageStore
@@ -43,10 +43,13 @@ def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: s
     Args:
         folder: Holds ``cifar-100-python/``.
         epochs: To train.
-        precision: ``float32`` or ``auto``.
+        precision: ``float32``, or ``auto``: bfloat16 where the processor computes in it, which is
+            what the probe settles on for this network.
         seed: Of weights, order and augmentation.
         decay: ``none`` or ``cosine``.
     """
+    half = precision == "auto" and computes_in_bfloat16(torch.device("cpu"))
+    used: Precision = "bfloat16" if half else "float32"
     job = Job.model_validate(
         {
             "data": f"cifar100:{folder}",
@@ -61,7 +64,7 @@ def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: s
             "decay": decay,
             "seed": seed,
             "epochs": epochs,
-            "precision": resolve_precision(precision, torch.device("cpu")),
+            "precision": used,
             "device": "cpu",
             "workers": 1,
             "launch": "in-process",
@@ -79,7 +82,7 @@ def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: s
         network=network_facts(job.network, network, SIDE),
         method="plain",
         update="sgd",
-        precision=resolve_precision(job.precision, torch.device("cpu")),
+        precision=used,
         learning_rate=LearningRateRule(
             base=RATE,
             base_batch=BATCH,

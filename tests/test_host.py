@@ -85,13 +85,11 @@ def test_more_workers_than_gpus_says_what_to_try(monkeypatch):
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
-    [("fpu avx512_bf16", "bfloat16"), ("fpu amx_bf16", "bfloat16"), ("fpu avx512f", "float32")],
+    [("fpu avx512_bf16", True), ("fpu amx_bf16", True), ("fpu avx512f", False)],
 )
-def test_automatic_precision_follows_the_processor(kernel, flags, expected):
+def test_bfloat16_is_computed_in_where_the_processor_says_so(kernel, flags, expected):
     kernel["/proc/cpuinfo"] = f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
-    assert host.resolve_precision("auto", CPU) == expected
-    assert host.resolve_precision("float32", CPU) == "float32"
-    assert host.resolve_precision("bfloat16", CPU) == "bfloat16"
+    assert host.computes_in_bfloat16(CPU) is expected
 
 
 def test_autocast_changes_the_format_only_for_bfloat16():

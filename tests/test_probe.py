@@ -12,9 +12,11 @@ from torch import nn
 
 from batchwright.group import Group
 from batchwright.planning.planner import make_plan
+from batchwright.probing import precision as precision_module
 from batchwright.probing.bench import Bench
 from batchwright.probing.gradient_noise import measure_noise
 from batchwright.probing.memory import peak_of_step
+from batchwright.probing.precision import choose_precision
 from batchwright.probing.probe import measure
 from batchwright.probing.step_time import local_batch_sizes, measure_points
 from batchwright.probing.timing import spread
@@ -60,6 +62,10 @@ def tiny_job(**changes):
 
 
 def tiny_bench(**changes):
+    return Bench(tiny_job(**changes), tiny_image_data(), Group(CPU))
+
+
+def tiny_image_data():
     facts = DataFacts(
         name="tiny",
         digest="0",
@@ -70,8 +76,7 @@ def tiny_bench(**changes):
         side=SIDE,
     )
     train, val, _ = tiny_data()
-    data = ImageData(train, val, facts, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    return Bench(tiny_job(**changes), data, Group(CPU))
+    return ImageData(train, val, facts, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 @pytest.fixture
@@ -252,6 +257,7 @@ import torch.distributed as dist
 from batchwright.documents import write_record
 from batchwright.group import Group
 from batchwright.probing import bench as benches
+from batchwright.probing.precision import choose_precision
 from batchwright.probing.probe import measure
 from batchwright.records import Job, ProbeSettings
 
@@ -297,3 +303,31 @@ def test_two_workers_measure_together_and_keep_the_same_weights(tmp_path):
     assert profile.noise is not None
     assert profile.noise.parts == 8
     assert make_plan(profile).stages[0].workers == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds_in_bfloat16", "chosen"), [(0.5, "bfloat16"), (0.96, "float32"), (1.4, "float32")]
+)
+def test_automatic_precision_is_the_faster_one(monkeypatch, seconds_in_bfloat16, chosen):
+    def timed(bench, supply, steps):
+        supply()
+        compute = 1.0 if bench.job.precision == "float32" else seconds_in_bfloat16
+        return [(compute, 0.0)] * steps
+
+    monkeypatch.setattr(precision_module, "computes_in_bfloat16", lambda device: True)
+    monkeypatch.setattr(precision_module, "time_steps", timed)
+    job = tiny_job(precision="auto")
+    precision, times = choose_precision(job, tiny_image_data(), Group(CPU), seconds=1)
+    assert precision == chosen
+    assert [one.step_seconds for one in times] == [1.0, seconds_in_bfloat16]
+
+
+def test_automatic_precision_is_float32_without_hardware_for_the_other(monkeypatch):
+    monkeypatch.setattr(precision_module, "computes_in_bfloat16", lambda device: False)
+    job = tiny_job(precision="auto")
+    assert choose_precision(job, tiny_image_data(), Group(CPU), seconds=1) == ("float32", ())
+
+
+def test_a_precision_that_is_asked_for_is_not_compared():
+    job = tiny_job(precision="bfloat16")
+    assert choose_precision(job, tiny_image_data(), Group(CPU), seconds=1) == ("bfloat16", ())

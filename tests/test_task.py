@@ -36,6 +36,9 @@ def fails(num_classes):
 def no_module(num_classes):
     return num_classes
 
+def lazy(num_classes):
+    return nn.LazyLinear(num_classes)
+
 def summed(outputs, labels):
     return outputs.sum()
 
@@ -107,6 +110,7 @@ def test_an_import_string_is_called_with_the_number_of_classes():
         ("mine:with_dropuot", "has no 'with_dropuot'; did you mean with_dropout"),
         ("mine:", "looks like package.module:function"),
         ("mine:fails", r"cannot be built \(RuntimeError: no such\)"),
+        ("mine:lazy", "give every layer its sizes"),
         ("mine:no_module", "gave a int, not a torch.nn.Module"),
     ],
 )

@@ -34,11 +34,11 @@ def examine() -> list[Finding]:
 
     from batchwright import __version__
     from batchwright.workload.host import (
+        computes_in_bfloat16,
         default_workers,
         free_memory,
         prepare_process,
         resolve_device,
-        resolve_precision,
         usable_cores,
     )
 
@@ -54,7 +54,7 @@ def examine() -> list[Finding]:
         Finding("cores", f"{cores} usable", _few_cores(cores, workers, device)),
         Finding("threads", _threads()),
         Finding("workers", f"{workers} by default"),
-        Finding("precision", f"{resolve_precision('auto', device)} by default"),
+        Finding("precision", _precision(computes_in_bfloat16(device))),
         Finding("memory", f"{free_memory(device, workers) / 2**30:.1f} GiB for each worker"),
         Finding("allocator", prepare_process(torch.get_num_threads())),
         _collectives(),
@@ -81,6 +81,10 @@ def _few_cores(cores: int, workers: int, device: object) -> str:
     if str(device) == "cpu" and cores < workers:
         return f"{workers} workers on {cores} core(s) take turns: set workers={cores}"
     return ""
+
+
+def _precision(bfloat16: bool) -> str:
+    return "bfloat16 where it is faster, else float32" if bfloat16 else "float32"
 
 
 def _threads() -> str:

@@ -138,7 +138,9 @@ class Job(Record):
     )
     epochs: Count = Field(30, description="Epochs to train.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="`auto`: bfloat16 autocast where the processor computes in it."
+        "auto",
+        description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
+        "processor computes in it and the probe finds it faster, else float32.",
     )
     method: Literal["plain"] = Field("plain", description="How the workers share the batch.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: GPUs if any.")
@@ -259,6 +261,15 @@ class StepTime(Record):
     repeats: Count = Field(description="Timed steps.")
 
 
+class PrecisionTime(Record):
+    """Time of the same training step in one number format, by which `auto` is decided."""
+
+    precision: Precision = Field(description="Number format of the forward and backward pass.")
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples per step on each worker.")
+    step_seconds: Positive = Field(description="Median of the whole step, in seconds.")
+
+
 class MemoryPoint(Record):
     """Peak memory of one training step on one worker."""
 
@@ -300,6 +311,9 @@ class Profile(Record):
     data: DataFacts = Field(description="Its data.")
     network: NetworkFacts = Field(description="Its network.")
     cluster: Cluster = Field(description="Where it was measured.")
+    precisions: tuple[PrecisionTime, ...] = Field(
+        (), description="Number formats compared; empty where there was no choice."
+    )
     steps: tuple[StepTime, ...] = Field(description="Step times.")
     memory: tuple[MemoryPoint, ...] = Field(description="Memory peaks.")
     collectives: tuple[CollectiveTime, ...] = Field(description="All-reduce times.")

@@ -249,8 +249,8 @@ def _ready(job: Job) -> Job:
 
 
 def resolve(job: Job, data: DataFacts) -> Job:
-    """The job with every ``auto`` that this machine and the data decide made concrete."""
-    from batchwright.workload.host import default_workers, resolve_device, resolve_precision
+    """The job with every ``auto`` that needs no measuring made concrete."""
+    from batchwright.workload.host import default_workers, resolve_device
 
     device = resolve_device(job.device)
     workers = default_workers(device.type) if job.workers == "auto" else job.workers
@@ -262,7 +262,6 @@ def resolve(job: Job, data: DataFacts) -> Job:
         update={
             "device": device.type,
             "workers": workers,
-            "precision": resolve_precision(job.precision, device),
             "augment": job.augmentation,
             "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
         }

@@ -57,10 +57,14 @@ def resolution(side: int, data: DataFacts) -> Reason:
 
 def measured_precision(profile: Profile, precision: Precision) -> Reason:
     """The number format in which the profile was taken."""
-    name = profile.cluster.device_name
-    return Reason(
-        choice="precision", value=precision, why=f"Measured so on {name}.", source="measured"
-    )
+    why = f"The one the profile was taken in, on {profile.cluster.device_name}."
+    if profile.precisions:
+        size = profile.precisions[0].local_batch_size
+        times = " and ".join(
+            f"{1e3 * one.step_seconds:.3g} ms in {one.precision}" for one in profile.precisions
+        )
+        why = f"A step of {size} images on each worker took {times}."
+    return Reason(choice="precision", value=precision, why=why, source="measured")
 
 
 def asked_batch(chosen: Prediction, goal: Goal) -> Reason:

@@ -18,6 +18,7 @@ from batchwright.group import Group
 from batchwright.probing.bench import Bench, sides_of
 from batchwright.probing.collective import measure_collectives
 from batchwright.probing.gradient_noise import measure_noise
+from batchwright.probing.precision import choose_precision
 from batchwright.probing.step_time import local_batch_sizes, measure_points
 from batchwright.probing.timing import now, spread
 from batchwright.records import Cluster, DataFacts, Job, MemoryPoint, Profile, StepTime
@@ -25,7 +26,6 @@ from batchwright.workload.host import (
     free_memory,
     prepare_process,
     resolve_device,
-    resolve_precision,
     usable_cores,
 )
 from batchwright.workload.sources import open_data
@@ -34,6 +34,7 @@ from batchwright.workload.task import network_facts, set_training
 Progress = Callable[[int, int, str], None]
 
 # Shares of the budget.
+_PRECISION = 0.05
 _TOP_RESOLUTION = 0.6  # step times where the training takes place
 _OTHER_RESOLUTIONS = 0.25  # all of them together; taken from the share above where there are any
 _COLLECTIVES = 0.05
@@ -82,6 +83,9 @@ def measure(
     _check_group(group, rank, world_size)
     data = open_data(job, verify=False)
     job = _resolved(job, data.facts, device, world_size)
+    budget = job.probe.budget
+    precision, compared = choose_precision(job, data, group, seconds=_PRECISION * budget)
+    job = job.model_copy(update={"precision": precision})
     memory_bytes = free_memory(device, world_size)
     bench = Bench(job, data, group)
     network = network_facts(job.network, bench.network, bench.side)
@@ -90,7 +94,6 @@ def measure(
     sizes = _sizes(job, data.facts, world_size, least)
     report = _reporter(progress if rank == 0 else None, len(sizes), len(sides_of(job)))
     times, peaks = _measure_steps(bench, sizes, job.goal.memory or memory_bytes, report)
-    budget = job.probe.budget
     report("exchange of gradients")
     collectives = measure_collectives(group, network.trained_bytes, seconds=_COLLECTIVES * budget)
     report("gradient noise")
@@ -115,6 +118,7 @@ def measure(
             torch=torch.__version__,
             allocator=allocator,
         ),
+        precisions=compared,
         steps=tuple(times),
         memory=tuple(peaks),
         collectives=collectives,
@@ -138,7 +142,6 @@ def _resolved(job: Job, data: DataFacts, device: torch.device, workers: int) -> 
         update={
             "device": device.type,
             "workers": workers,
-            "precision": resolve_precision(job.precision, device),
             "augment": job.augmentation,
             "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
         }

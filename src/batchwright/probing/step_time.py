@@ -75,7 +75,7 @@ def measure_points(
     sizes = _start_lower_if_slow(bench, resolution, sizes, seconds, least_points)
     points: list[_Point] = []
     peaks: list[MemoryPoint] = []
-    per_sample = _seconds_per_sample(bench, resolution, sizes[0])
+    per_sample = seconds_per_sample(bench, resolution, sizes[0])
     for position, size in enumerate(sizes):
         ahead = sum(sizes[position:least_points]) or size
         left = deadline - now(bench.device)
@@ -155,7 +155,7 @@ def _time_step(bench: Bench, supply: Callable[[], Batch]) -> tuple[float, float]
     return (computed - start) + (end - exchanged), exchanged - computed
 
 
-def _seconds_per_sample(bench: Bench, resolution: int, size: int) -> float:
+def seconds_per_sample(bench: Bench, resolution: int, size: int) -> float:
     """A first guess, from the second of two steps; the same on all workers."""
     supply = bench.supply(size, resolution)
     bench.step(supply)
@@ -167,9 +167,9 @@ def _start_lower_if_slow(
     bench: Bench, resolution: int, sizes: Sequence[int], seconds: float, least_points: int
 ) -> list[int]:
     """``sizes`` with smaller ones put before, where the first of them would take too long."""
-    per_sample = _seconds_per_sample(bench, resolution, _SMALLEST_TRIAL)
+    per_sample = seconds_per_sample(bench, resolution, _SMALLEST_TRIAL)
     if per_sample * sizes[0] < seconds / 10:  # at most: a step has a fixed part too
-        per_sample = _seconds_per_sample(bench, resolution, sizes[0])
+        per_sample = seconds_per_sample(bench, resolution, sizes[0])
     steps = _LEAST_STEPS + WARM_UP_STEPS + 1
     chosen = list(sizes)
     while chosen[0] // 2 >= _SMALLEST_TRIAL:

@@ -43,7 +43,11 @@ class Recorder:
         self.resumed = content["resumed"] + 1
         self._earlier_seconds = content["wall_seconds"]
         self._setup_seconds = content["setup_seconds"]
-        self.line({"kind": "note", "text": f"resumed at epoch {len(self.epochs) + 1}"})
+        done = len(self.epochs) >= self._plan.epochs
+        text = (
+            "the run was finished already" if done else f"resumed at epoch {len(self.epochs) + 1}"
+        )
+        self.line({"kind": "note", "text": text})
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""

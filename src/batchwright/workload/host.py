@@ -78,13 +78,6 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def resolve_precision(name: str, device: torch.device) -> Precision:
-    """The number format to compute in; ``auto`` takes bfloat16 where ``device`` has it."""
-    if name == "auto":
-        return "bfloat16" if computes_in_bfloat16(device) else "float32"
-    return "bfloat16" if name == "bfloat16" else "float32"
-
-
 def computes_in_bfloat16(device: torch.device) -> bool:
     """Whether ``device`` multiplies bfloat16 in hardware; elsewhere it is emulated, and slow."""
     if device.type == "cuda":

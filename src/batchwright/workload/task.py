@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
 
 from batchwright.errors import FileError, JobError
 from batchwright.records import Job, NetworkFacts
@@ -92,6 +93,11 @@ def build_network(
             raise JobError(f"network={name}: cannot be built ({_in_words(error)})") from error
     if not isinstance(network, nn.Module):
         raise JobError(f"network={name}: gave a {type(network).__name__}, not a torch.nn.Module")
+    if any(isinstance(p, UninitializedParameter) for p in network.parameters()):
+        raise JobError(
+            f"network={name}: has lazy layers, whose weights have no size yet; "
+            "give every layer its sizes"
+        )
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
