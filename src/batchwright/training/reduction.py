@@ -182,10 +182,15 @@ class _Bucket:
 
 def sqr_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Squared norm of each parameter's gradient, 0 where there is none: float32 (parameters,)."""
-    gradients = [p.grad for p in parameters]
-    nothing = torch.zeros((), device=parameters[0].device)
-    norms = iter(torch._foreach_norm([g for g in gradients if g is not None]))
-    return torch.stack([nothing if g is None else next(norms).float() for g in gradients]).square()
+    result = torch.zeros(len(parameters), device=parameters[0].device)
+    present = [index for index, p in enumerate(parameters) if p.grad is not None]
+    if present:
+        norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
+        squares = torch.stack(norms).float().square()
+        if len(present) == len(parameters):  # the usual case, spared the scattering
+            return squares
+        result[present] = squares
+    return result
 
 
 def _make_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
