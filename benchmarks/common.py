@@ -297,7 +297,7 @@ def kept_figures(name: str, wanted: Iterable[str], folder: Path = RESULTS) -> li
     ]
     if not reports:
         return []
-    report, path = max(reports, key=lambda found: (found[0]["date"], found[1].stat().st_mtime))
+    report, path = max(reports, key=lambda found: (found[0]["date"], found[1].name))
     where = f"kept: {path.name}, {report['date']}, commit {report['environment']['commit']}"
     figures = {values["name"]: Figure.from_json(values) for values in report["figures"]}
     return [replace(figures[one], source=where) for one in wanted if one in figures]
