@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from batchwright.documents import job_keys
-from batchwright.planning.planner import PLANNING_KEYS
-from batchwright.records import Job
-from batchwright.verbs import TRAINING_KEYS
+from batchwright.planning.inputs import PLANNING_KEYS
+from batchwright.preparing import TRAINING_KEYS
+from batchwright.records import Job, WorkerKind
 
 PAGE = Path(__file__).with_name("job.md")
 
@@ -29,6 +29,7 @@ SECTIONS = {
     "evaluate_epochs": "While it runs",
     "probe.budget": "Measuring",
     "goal.objective": "What the plan aims for",
+    "link.latency": "The network between machines",
 }
 """First key of each section, in the record's order."""
 
@@ -51,10 +52,19 @@ UNITS = {
     "timeout": "s",
     "restarts": "times",
     "probe.budget": "s",
+    "probe.error": "share",
     "probe.steps": "steps",
     "goal.doubling_gain": "share",
     "goal.least_steps": "steps per epoch",
     "goal.memory": "bytes",
+    "goal.deadline": "s",
+    "goal.max_cost": "currency",
+    "goal.max_workers": "workers",
+    "goal.price": "currency per hour",
+    "goal.accuracy": "share",
+    "goal.tolerance": "share",
+    "link.latency": "s",
+    "link.bandwidth": "bytes per second",
 }
 
 EXAMPLES = {
@@ -93,17 +103,28 @@ EXAMPLES = {
     "restarts": "2",
     "port": "29500",
     "probe.budget": "5",
+    "probe.error": "0.03",
     "probe.steps": "30",
+    "probe.kind": "a100",
     "goal.objective": "time",
     "goal.doubling_gain": "0.1",
     "goal.least_steps": "50",
     "goal.memory": "4294967296",
+    "goal.deadline": "3600",
+    "goal.max_cost": "25",
+    "goal.max_workers": "64",
+    "goal.price": "0.40",
+    "goal.accuracy": "0.9",
+    "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
+    "goal.tolerance": "0.05",
+    "link.latency": "2e-5",
+    "link.bandwidth": "1.25e9",
 }
 
 HEAD = """\
 # Job keys
 
-<!-- Written by docs/job_page.py from records.py; change it there. -->
+<!-- Written by docs/job_page.py from records/job.py; change it there. -->
 
 A job says what to train and on what: everything that changes the result is a key. Give keys on the
 command line, in a YAML file, or both; what comes later wins:
@@ -123,9 +144,10 @@ probe:
 
 In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"budget": 5})`.
 
-A list takes commas (`frozen=stem.*,stages.0.*`), `null` unsets a key, and an unknown key, a wrong
-type or a value out of range is refused with one line. The resolved job, with every `auto` that this
-machine and the data decide replaced, is saved beside the run as `job.yaml` and can be given again.
+A list takes commas (`frozen=stem.*,stages.0.*`), a list of items YAML (`goal.kinds`, whose items
+have the keys at the foot of this page), `null` unsets a key, and an unknown key, a wrong type or a
+value out of range is refused with one line. The resolved job, with every `auto` that this machine
+and the data decide replaced, is saved beside the run as `job.yaml` and can be given again.
 
 The last column says from which verb on a key may still change. *probe*: it changes what is
 measured. *plan*: a profile can be planned again with another value. *train*: even a finished plan
@@ -144,12 +166,24 @@ def page() -> str:
                 "|---|---|---|---|---|---|",
             ]
         lines.append(_row(key))
+    lines += _kinds()
     return "\n".join(lines) + "\n"
+
+
+def _kinds() -> list[str]:
+    """The keys of an item of ``goal.kinds``."""
+    fields = WorkerKind.model_fields
+    rows = [
+        f"| `{key}` | {one.description} | {_default(one.default)} |" for key, one in fields.items()
+    ]
+    head = ["\n### An item of goal.kinds\n", "| key | meaning | default |", "|---|---|---|"]
+    return [*head, *rows]
 
 
 def _row(key: str) -> str:
     field = _field(key)
-    example = f"`{key}={EXAMPLES[key]}`"
+    example = EXAMPLES[key]
+    example = f"`{key}='{example}'`" if " " in example else f"`{key}={example}`"
     meaning = field.description + _choices(field)
     cells = [f"`{key}`", meaning, UNITS.get(key, ""), _default(field.default), example]
     return "| " + " | ".join([*cells, _verb(key)]) + " |"
@@ -174,7 +208,7 @@ def _choices(field: Any) -> str:
 def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
-    return {None: "unset", (): "none"}.get(value) or f"`{value}`"
+    return {None: "unset", (): "none", "": "unset"}.get(value) or f"`{value}`"
 
 
 def _verb(key: str) -> str:

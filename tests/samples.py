@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from batchwright.records import (
@@ -13,6 +14,7 @@ from batchwright.records import (
     GradientNoise,
     Job,
     LearningRateRule,
+    MemoryParts,
     MemoryPoint,
     NetworkFacts,
     Plan,
@@ -67,40 +69,70 @@ def make_network(**changes: Any) -> NetworkFacts:
     return NetworkFacts(**(facts | changes))
 
 
-def make_profile(**changes: Any) -> Profile:
-    steps = tuple(
-        StepTime(
-            resolution=32,
-            local_batch_size=batch,
-            workers=2,
-            compute_seconds=compute_seconds(batch),
-            sync_seconds=0.0031,
-            step_seconds=compute_seconds(batch) + 0.0031,
-            step_low=0.96 * (compute_seconds(batch) + 0.0031),
-            step_high=1.07 * (compute_seconds(batch) + 0.0031),
-            repeats=10,
-        )
-        for batch in LOCAL_BATCHES
+def make_step(
+    workers: int, batch: int, resolution: int = 32, *, seconds: float | None = None
+) -> StepTime:
+    """A measured step with three visits, of which the middle one is the median."""
+    compute = compute_seconds(batch, workers) if seconds is None else seconds
+    sync = 0.0031 if workers > 1 else 0.0
+    step = compute + sync
+    return StepTime(
+        resolution=resolution,
+        local_batch_size=batch,
+        workers=workers,
+        compute_seconds=compute,
+        sync_seconds=sync,
+        step_seconds=step,
+        step_low=0.96 * step,
+        step_high=1.07 * step,
+        repeats=30,
+        visits=(0.99 * step, step, 1.02 * step),
     )
+
+
+def make_memory(workers: int, batch: int, resolution: int = 32) -> MemoryPoint:
+    """A measured peak; several workers keep buffers for the exchange."""
+    peak = 1_250_000 + (301_160 if workers > 1 else 0) + 668_000 * batch
+    return MemoryPoint(
+        resolution=resolution,
+        local_batch_size=batch,
+        workers=workers,
+        peak_bytes=peak,
+        resident_bytes=190_000_000 + peak,
+    )
+
+
+def make_cluster(**changes: Any) -> Cluster:
+    facts = {
+        "device": "cpu",
+        "device_name": "Xeon Platinum 8481C",
+        "workers": 2,
+        "cores": 2,
+        "threads": 1,
+        "memory_bytes": 3 * 2**30,
+        "python": "3.11.2",
+        "torch": "2.13.0",
+        "allocator": "glibc, mmap and trim thresholds raised",
+    }
+    return Cluster(**(facts | changes))
+
+
+def make_profile(**changes: Any) -> Profile:
+    """Digits measured with one and with two workers, three visits to each point."""
+    points = [(workers, batch) for workers in (1, 2) for batch in LOCAL_BATCHES]
     measured = {
         "job": make_job(),
         "data": make_data(),
         "network": make_network(),
-        "cluster": Cluster(
-            device="cpu",
-            device_name="Xeon Platinum 8481C",
-            workers=2,
-            cores=2,
-            threads=1,
-            memory_bytes=3 * 2**30,
-            python="3.11.2",
-            torch="2.13.0",
-            allocator="glibc, mmap and trim thresholds raised",
-        ),
-        "steps": steps,
-        "memory": tuple(
-            MemoryPoint(resolution=32, local_batch_size=b, peak_bytes=1_250_000 + 668_000 * b)
-            for b in LOCAL_BATCHES
+        "cluster": make_cluster(),
+        "steps": tuple(make_step(workers, batch) for workers, batch in points),
+        "memory": tuple(make_memory(workers, batch) for workers, batch in points),
+        "memory_parts": MemoryParts(
+            parameters=301_160,
+            buffers=1_600,
+            gradients=301_160,
+            optimizer=301_160,
+            reduction=301_160,
         ),
         "collectives": (
             CollectiveTime(
@@ -110,16 +142,93 @@ def make_profile(**changes: Any) -> Profile:
                 bytes=4_000_000, workers=2, seconds=0.0033, low=0.003, high=0.0041, repeats=20
             ),
         ),
-        "noise": GradientNoise(noise_scale=212.0, trace=3.1, sqr_norm=0.0146, parts=2, repeats=40),
+        "noise": GradientNoise(
+            noise_scale=212.0, trace=3.1, sqr_norm=0.0146, relative_error=0.3, parts=2, repeats=40
+        ),
         "evaluation_seconds_per_image": 0.00026,
         "probe_seconds": 17.4,
     }
     return Profile(**(measured | changes))
 
 
-def compute_seconds(local_batch: int) -> float:
-    """Step time of one worker: a fixed cost and a cost per image, in seconds."""
-    return 0.0052 + 0.00087 * local_batch
+def compute_seconds(local_batch: int, workers: int = 2) -> float:
+    """Step time of one worker: a fixed cost and a cost per image, in seconds.
+
+    One worker alone has the memory to itself, and is a little quicker for each image.
+    """
+    per_image = 0.00087 if workers > 1 else 0.00081
+    return 0.0052 + per_image * local_batch
+
+
+def make_kind_profile(
+    kind: str,
+    speed: float = 1.0,
+    *,
+    sides: Sequence[int] = (96, 128, 160, 192, 224),
+    batches: Sequence[int] = tuple(8 * n for n in range(1, 31)),
+    fixed: float = 0.004,
+    memory_bytes: int = 80 * 2**30,
+    workers: Sequence[int] = (1,),
+    **changes: Any,
+) -> Profile:
+    """A made-up kind of GPU on a large data set: time and memory are lines in the batch.
+
+    A step of one worker takes (``fixed`` + 6e-8 s x pixels x batch) / ``speed``; the network
+    between workers is stated in the job.
+    """
+
+    def seconds(side: int, batch: int) -> float:
+        return (fixed + 6e-8 * side**2 * batch) / speed
+
+    points = [(count, side, batch) for count in workers for side in sides for batch in batches]
+    measured = {
+        "job": make_job(
+            data="imagefolder:made-up",
+            network="resnet18",
+            device="cuda",
+            workers="auto",
+            augment="crop-flip",
+            warmup_epochs="auto",
+            precision="float32",
+            resolutions=tuple(sides),
+            link={"latency": 2e-5, "bandwidth": 1e10},
+        ),
+        "data": make_data(
+            name="imagefolder",
+            train_samples=1_281_167,
+            val_samples=50_000,
+            side=max(sides),
+            classes=tuple(map(str, range(1000))),
+        ),
+        "network": make_network(name="resnet18", parameters=11_689_512, trained_bytes=46_758_048),
+        "cluster": make_cluster(
+            device="cuda",
+            device_name=f"GPU {kind}",
+            kind=kind,
+            workers=max(workers),
+            memory_bytes=memory_bytes,
+        ),
+        "steps": tuple(
+            make_step(1, batch, side, seconds=seconds(side, batch)).model_copy(
+                update={"workers": count}
+            )
+            for count, side, batch in points
+        ),
+        "memory": tuple(
+            MemoryPoint(
+                resolution=side,
+                local_batch_size=batch,
+                workers=count,
+                peak_bytes=180_000_000 + 60 * side**2 * batch,
+            )
+            for count, side, batch in points
+        ),
+        "collectives": (),
+        "noise": None,
+        "evaluation_seconds_per_image": 0.0005 / speed,
+        "probe_seconds": 30.0,
+    }
+    return Profile(**(measured | changes))
 
 
 def make_prediction(global_batch: int, workers: int = 2, **changes: Any) -> Prediction:

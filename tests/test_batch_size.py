@@ -1,13 +1,20 @@
 """`planning.batch_size`: candidates, the doubling rule, and Kneedle beside it."""
 
 import random
-from math import log2
+from math import inf, log2
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.planning.batch_size import candidates, knee_point, kneedle, steps_per_epoch
+from batchwright.planning.batch_size import (
+    candidates,
+    first_from,
+    knee_of_line,
+    knee_point,
+    kneedle,
+    steps_per_epoch,
+)
 
 
 def test_candidates_are_powers_of_two_per_worker_and_the_largest():
@@ -38,35 +45,57 @@ def test_the_steps_of_an_epoch_hold_every_sample_once(samples, data):
     assert last >= least
 
 
-@given(st.floats(1e-5, 1e-2), st.floats(0.1, 3000), st.floats(0.01, 0.3))
-def test_the_rule_finds_the_smallest_batch_not_below_the_closed_form(slope, ratio, gain):
+GRIDS = st.lists(st.integers(1, 10**6), min_size=1, max_size=30, unique=True)
+
+
+def per_sample(fixed, slope):
+    return lambda batch: slope + fixed / batch
+
+
+@given(st.floats(1e-5, 1e-2), st.floats(0.1, 3000), st.floats(0.01, 0.45), GRIDS)
+def test_on_any_grid_the_rule_finds_the_smallest_candidate_not_below_the_closed_form(
+    slope, ratio, gain, batches
+):
     fixed = ratio * slope
-    batches = [2**i for i in range(21)]
-    seconds = {b: slope + fixed / b for b in batches}
     closed_form = fixed * (1 - 2 * gain) / (2 * gain * slope)
+    expected = min((b for b in batches if b >= closed_form), default=None)
+    assert first_from(batches, knee_of_line(fixed, slope, gain)) == expected
     if any(abs(b / closed_form - 1) < 1e-6 for b in batches):
-        return  # exactly on a candidate, rounding decides
-    expected = next((b for b in batches[:-1] if b >= closed_form), None)
-    assert knee_point(seconds, gain) == expected
+        return  # so near to it, rounding decides which side the saving falls
+    assert knee_point(batches, per_sample(fixed, slope), gain) == expected
+
+
+def test_the_closed_form_at_its_ends():
+    assert knee_of_line(0.0, 0.001, 0.05) == 0
+    assert knee_of_line(0.01, 0.0, 0.05) == inf
+    assert knee_of_line(0.01, 0.001, 0.5) == 0  # a doubling never saves more than half
 
 
 def test_the_published_curve_has_its_knee_at_the_candidate_above_630():
-    seconds = {2**i: 0.0005 + 0.035 / 2**i for i in range(4, 13)}
-    assert knee_point(seconds, 0.05) == 1024
+    batches = [2**i for i in range(4, 13)]
+    assert knee_point(batches, per_sample(0.035, 0.0005), 0.05) == 1024
+    assert knee_of_line(0.035, 0.0005, 0.05) == pytest.approx(630)
 
 
 def test_more_candidates_at_either_end_do_not_move_the_knee():
-    curve = {2**i: 0.0005 + 0.035 / 2**i for i in range(2, 16)}
-    for first in range(2, 9):
-        for last in range(13, 16):
-            part = {b: s for b, s in curve.items() if 2**first <= b <= 2**last}
-            assert knee_point(part, 0.05) == 1024
+    for first in range(2, 11):
+        for last in range(10, 16):
+            batches = [2**i for i in range(first, last + 1)]
+            assert knee_point(batches, per_sample(0.035, 0.0005), 0.05) == 1024
+
+
+def test_a_single_candidate_can_be_the_knee_or_not():
+    assert knee_point([1024], per_sample(0.035, 0.0005), 0.05) == 1024
+    assert knee_point([16], per_sample(0.035, 0.0005), 0.05) is None
 
 
 def test_without_a_knee_there_is_none():
-    assert knee_point({b: 1 / b for b in (16, 32, 64)}, 0.05) is None
-    assert knee_point({16: 1.0}, 0.05) is None
-    assert knee_point({16: 1.0, 24: 0.99}, 0.05) is None
+    assert knee_point([16, 32, 64], lambda batch: 1 / batch, 0.05) is None
+    assert knee_point([], lambda batch: 1 / batch, 0.05) is None
+
+
+def test_where_time_is_in_proportion_the_smallest_candidate_is_the_knee():
+    assert knee_point([16, 32, 64], lambda batch: 0.001, 0.05) == 16
 
 
 def test_kneedle_gives_the_answers_measured_before():

@@ -23,9 +23,20 @@ import batchwright as bw
 from batchwright import cli
 from batchwright.documents import write_record
 from batchwright.planning.planner import plan_without_profile
-from batchwright.records import Job, Plan, Profile
+from batchwright.probing.probe import Measured
+from batchwright.records import Check, Job, KindCount, MemoryPoint, Plan, Profile
+from batchwright.records.explaining import is_chosen
 from batchwright.workload.sources import open_data
-from samples import make_data, make_network, make_plan, make_profile, make_summary
+from clusters import make_step
+from samples import (
+    make_data,
+    make_epoch,
+    make_job,
+    make_network,
+    make_plan,
+    make_profile,
+    make_summary,
+)
 
 MINE = """
 import pathlib
@@ -281,7 +292,7 @@ def test_an_unwritable_folder_is_refused(refused, place):
     ("words", "said"),
     [
         (["network=vgg8"], "measured with network=resnet8, the job says network=vgg8: probe again"),
-        (["workers=3"], "measured with workers=2, the job says workers=3: probe again"),
+        (["workers=3"], "measured with workers=1,2, the job says workers=3: probe again"),
         (["data=cifar10:/x"], "measured with data=digits, the job says data=cifar10:/x"),
         (["global_batch=5000"], "5000"),
         (["goal.memory=1000"], "raise goal.memory"),
@@ -440,7 +451,9 @@ def test_version_and_help_are_there(command):
     assert command("--version")[:2] == (0, f"{bw.__version__}\n")
     code, out, _ = command("--help")
     assert code == 0
-    assert all(verb in out for verb in ("run", "probe", "plan", "train", "report", "doctor"))
+    assert all(
+        verb in out for verb in ("run", "probe", "plan", "check", "train", "report", "doctor")
+    )
 
 
 def promised_keys():
@@ -531,3 +544,200 @@ def test_a_mistake_at_the_head_of_a_pipe_is_said_by_every_verb(place):
         "a profile",
     ]
     assert not list(place.iterdir())
+
+
+# ------------------------------------------------------------------------------------------- check
+
+
+@pytest.fixture
+def plan_of_digits(place):
+    """A plan for the digits that are really there, with held-out points, and its profile."""
+    job = make_job(workers="auto", resolutions=(8,), precision="float32")
+    data = open_data(Job()).facts
+    steps = tuple(make_step(n, b, resolution=8) for n in (1, 2) for b in (4, 16, 64))
+    memory = tuple(
+        MemoryPoint(resolution=8, local_batch_size=b, workers=n, peak_bytes=2_000_000 + 9_000 * b)
+        for n in (1, 2)
+        for b in (4, 16, 64)
+    )
+    profile = make_profile(job=job, data=data, steps=steps, memory=memory)
+    write_record(profile, place / "profile.json")
+    plan = bw.plan(profile)
+    write_record(plan, place / "plan.json")
+    return plan, profile
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """In place of measuring: every step takes ``factor`` times as long as it truly would."""
+    asked = []
+
+    def measure(job, points, folder, *, visits=3, progress=None):
+        assert folder.is_dir()
+        asked.append((job, points))
+        return Measured(
+            steps=tuple(make_step(n, b, measure.factor, resolution=r) for n, r, b in points),
+            memory=tuple(
+                MemoryPoint(
+                    resolution=r, local_batch_size=b, workers=n, peak_bytes=2_000_000 + 9_000 * b
+                )
+                for n, r, b in points
+            ),
+            cluster=make_profile().cluster,
+            out_of_memory=(),
+        )
+
+    measure.factor = 1.0
+    measure.asked = asked
+    monkeypatch.setattr("batchwright.probing.probe.measure_points", measure)
+    return measure
+
+
+def test_a_check_measures_held_out_points_and_compares(command, place, plan_of_digits, measuring):
+    plan, _ = plan_of_digits
+    code, out, err = command("check", "plan.json", "--json")
+    assert code == 0, err
+    found = Check.model_validate_json(out)
+    steps = [one for one in found.points if one.quantity == "step_seconds"]
+    assert len(steps) == len(plan.held_out) == 4
+    assert {one.workers for one in steps} == {1, 2}
+    assert all(one.inside and abs(one.error) < 0.02 for one in steps)
+    assert {one.quantity for one in found.points} == {"step_seconds", "peak_bytes"}
+    assert found.profile is None
+    assert "within goal.tolerance=0.1" in err.replace("\n", " ")
+    assert "planned again" not in err
+
+
+def test_a_check_adds_its_points_to_the_profile_and_says_what_a_new_plan_would_choose(
+    command, place, plan_of_digits, measuring
+):
+    _, profile = plan_of_digits
+    measuring.factor = 1.3
+    words = ["check", "plan.json", "--profile", "profile.json", "--points", 2]
+    code, out, err = command(*words, "--out", "better.json")
+    assert (code, out) == (0, "")
+    assert "which is more than goal.tolerance=0.1" in err
+    assert "planned again with these points: " in err
+    better = Profile.model_validate_json((place / "better.json").read_text())
+    assert len(better.steps) == len(profile.steps) + 2
+    assert command("plan", "better.json")[0] == 0
+    ((_, points),) = measuring.asked
+    assert len(points) == 2
+
+
+def test_a_check_that_cannot_be_is_refused(refused, place, plan_of_digits, measuring, mine):
+    plan, _ = plan_of_digits
+    assert "name the profile to add to" in refused("check", "plan.json", "--out", "better.json")
+    assert "points=0: give 1 or more" in refused("check", "plan.json", "--points", 0)
+    assert "there is no file nowhere.json" in refused("check", "nowhere.json")
+    assert "epochs=3 differs from the plan's epochs=30" in refused("check", "plan.json", "epochs=3")
+    bare = plan.model_copy(update={"held_out": ()}).model_dump_json()
+    assert "probe at more batches" in refused("check", "-", stdin=bare)
+    other = plan.model_copy(update={"data": make_data()}).model_dump_json()
+    assert "made for other data than data=digits" in refused("check", "-", stdin=other)
+    job = plan.job.model_copy(update={"network": "mine:network"})
+    code = plan.model_copy(update={"job": job}).model_dump_json()
+    assert "repeat network=mine:network" in refused("check", "-", stdin=code)
+    assert not mine.exists()
+    assert not measuring.asked
+
+
+# --------------------------------------------------------------- several profiles, runs, a figure
+
+
+def test_several_profiles_and_keys_make_one_plan(command, place, plan_of_digits):
+    _, profile = plan_of_digits
+    more = profile.model_copy(
+        update={"steps": tuple(make_step(n, 32, resolution=8) for n in (1, 2))}
+    )
+    write_record(more, place / "more=1.json")
+    code, out, err = command("plan", "profile.json", "more=1.json", "epochs=7")
+    assert code == 0, err
+    plan = Plan.model_validate_json(out)
+    assert plan.epochs == 7
+    assert plan == bw.plan([profile, more], epochs=7)
+
+
+def test_a_plan_learns_from_runs_given_by_folder_or_file(command, place, plan_of_digits):
+    _, profile = plan_of_digits
+    run = make_summary(plan=make_plan(data=profile.data))
+    (place / "run").mkdir()
+    write_record(run, place / "run" / "summary.json")
+    words = ["plan", "profile.json", "goal.accuracy=0.9"]
+    for named in ("run", "run/summary.json"):
+        code, out, err = command(*words, "--run", named)
+        assert code == 0, err
+        assert any(one.epochs for one in Plan.model_validate_json(out).considered)
+    assert not any(one.epochs for one in Plan.model_validate_json(command(*words)[1]).considered)
+
+
+@pytest.mark.parametrize("name", ["plan.png", "plan.pdf", "plan.svg"])
+def test_a_figure_is_drawn_beside_the_plan_and_overwrites_nothing(
+    command, place, plan_of_digits, name
+):
+    before = (place / "plan.json").read_bytes()
+    code, out, err = command("plan", "profile.json", "--figure", name)
+    assert code == 0, err
+    assert f"figure: {name} (its numbers: plan.figure.json)" in err
+    assert (place / name).stat().st_size > 5_000
+    assert len(json.loads((place / "plan.figure.json").read_text())["clusters"]) == 2
+    assert (place / "plan.json").read_bytes() == before
+    assert out.encode() == before
+
+
+def test_a_plan_without_a_profile_or_with_a_figure_of_another_kind_is_refused(
+    refused, plan_of_digits
+):
+    assert "plan needs a profile" in refused("plan", "epochs=3")
+    said = "cannot write plan.gif: a figure ends in one of .png, .pdf, .svg"
+    assert said in refused("plan", "profile.json", "--figure", "plan.gif")
+
+
+# ------------------------------------------------------------------------ a prediction that missed
+
+
+def test_a_run_that_missed_its_prediction_says_what_a_new_fit_would_choose(
+    command, place, plan_of_digits
+):
+    plan, profile = plan_of_digits
+    seconds = 1.5 * plan.stages[0].predicted_epoch_seconds.value
+    epochs = tuple(make_epoch(e, training_seconds=seconds) for e in range(5))
+    run = make_summary(plan=plan, profile=profile, epochs=epochs)
+    write_record(run, place / "summary.json")
+    code, out, err = command("report", place, "--json")
+    assert code == 0, err
+    refit = json.loads(out)["refit"]
+    assert refit["error"] == pytest.approx(1 / 1.5 - 1)
+    assert "The prediction was off by 33.3 %" in err
+    assert "Fitted again with these epochs" in (place / "report.html").read_text()
+
+
+def test_a_refit_that_comes_to_nothing_does_not_harm_the_report(command, place, plan_of_digits):
+    plan, profile = plan_of_digits
+    far = 1e-4 * plan.stages[0].predicted_epoch_seconds.value
+    epochs = tuple(make_epoch(e, training_seconds=far) for e in range(5))
+    other = profile.model_copy(update={"job": profile.job.model_copy(update={"network": "vgg8"})})
+    write_record(make_summary(plan=plan, profile=other, epochs=epochs), place / "summary.json")
+    code, out, err = command("report", place, "--json")
+    assert code == 0, err
+    assert "not planned again: " in err
+    assert json.loads(out)["refit"] is None
+    assert (place / "report.html").exists()
+
+
+def test_a_plan_for_machines_that_are_not_here_is_not_trained(refused, plan_of_digits):
+    plan, _ = plan_of_digits
+    chosen = next(one for one in plan.considered if is_chosen(plan, one))
+    stage = plan.stages[0].model_copy(update={"local_batch_sizes": (8,) * 500})
+    far = chosen.model_copy(
+        update={"workers": 500, "global_batch_size": 4000, "assumed": True, "resolution": 8}
+    )
+    job = plan.job.model_copy(update={"workers": 500})
+    distant = plan.model_copy(update={"job": job, "stages": (stage,), "considered": (far,)})
+    said = "the plan is for 500 workers, and training starts its workers on this machine"
+    assert said in refused("train", "-", stdin=distant.model_dump_json())
+    kinds = (KindCount(kind="a100", count=1), KindCount(kind="v100", count=1))
+    mixed = plan.model_copy(update={"kinds": kinds})
+    if plan.workers == 2:
+        message = refused("train", "-", stdin=mixed.model_dump_json())
+        assert "2 workers (1 of a100, 1 of v100)" in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
@@ -21,7 +22,16 @@ from batchwright.documents import (
     write_text,
 )
 from batchwright.errors import BatchwrightError, FileError, JobError
-from batchwright.records import Goal, Job, Plan, ProbeSettings, Profile, RunSummary
+from batchwright.records import (
+    Goal,
+    Job,
+    Link,
+    Plan,
+    ProbeSettings,
+    Profile,
+    RunSummary,
+    WorkerKind,
+)
 from samples import make_job, make_plan, make_profile, make_summary
 
 OTHER_VALUES = Job(
@@ -58,8 +68,24 @@ OTHER_VALUES = Job(
     timeout=30,
     restarts=1,
     port=29_500,
-    probe=ProbeSettings(budget=3, steps=4),
-    goal=Goal(objective="time", doubling_gain=0.1, least_steps=5, memory=2**30),
+    probe=ProbeSettings(budget=3, error=0.1, steps=4, kind="t4"),
+    goal=Goal(
+        objective="time",
+        doubling_gain=0.1,
+        least_steps=5,
+        memory=2**30,
+        deadline=600,
+        max_cost=2.5,
+        max_workers=8,
+        price=0.4,
+        accuracy=0.9,
+        kinds=(
+            WorkerKind(kind="t4", count=4, price=0.35),
+            WorkerKind(kind="a100", count=2, price=3.1, memory=2**34, like="t4", speed=5),
+        ),
+        tolerance=0.2,
+    ),
+    link=Link(latency=1e-5, bandwidth=1e9),
 )
 ONE_CHOICE = {"method"}  # keys with a single value as yet
 
@@ -78,6 +104,8 @@ def value_at(job: Job, key: str):
 
 
 def as_override(value) -> str:
+    if isinstance(value, tuple) and isinstance(value[0], WorkerKind):
+        return json.dumps([item.model_dump() for item in value])
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -131,6 +159,67 @@ def test_a_file_without_keys_is_the_default_job(tmp_path, text):
 def test_yaml_may_say_it_in_any_natural_way(tmp_path, text, value):
     key = "goal.memory" if text.startswith("goal") else text.partition(":")[0]
     assert value_at(load_job(yaml_file(tmp_path, text)), key) == value
+
+
+KINDS = (WorkerKind(kind="t4", count=4, price=0.35), WorkerKind(kind="cpu", count=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("goal.kinds=[{kind: t4, count: 4, price: 0.35}, {kind: cpu, count: 2}]", KINDS),
+        ('goal.kinds=[{"kind": "t4", "count": 4, "price": 0.35}]', KINDS[:1]),
+        ("goal.kinds={kind: t4, count: 4, price: 0.35}", KINDS[:1]),
+        ("goal.kinds=[]", ()),
+        ("goal.kinds=null", ()),
+        ("goal.kinds=", ()),
+    ],
+)
+def test_kinds_of_workers_are_written_as_a_table(text, kinds):
+    assert change_job(OTHER_VALUES, overrides=[text]).goal.kinds == kinds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "goal:\n  kinds:\n  - {kind: t4, count: 4, price: 0.35}\n",
+        "goal: {kinds: {kind: t4, count: 4, price: 0.35}}",
+        "goal.kinds:\n- kind: t4\n  count: 4\n  price: 0.35\n",
+    ],
+)
+def test_kinds_of_workers_stand_in_yaml_as_they_come(tmp_path, text):
+    assert load_job(yaml_file(tmp_path, text)).goal.kinds == KINDS[:1]
+
+
+def test_kinds_of_workers_may_be_given_as_records():
+    assert change_job(Job(), {"goal": {"kinds": KINDS}}).goal.kinds == KINDS
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("goal.kinds=t4", r"goal\.kinds = 't4'.*write goal\.kinds='\[\{kind: t4"),
+        ("goal.kinds=[t4, cpu]", r"goal\.kinds\.0 = 't4'.*an item has keys"),
+        ("goal.kinds=[{kind: t4", "not a list of items"),
+        ("goal.kinds=4", "not a list of items"),
+        ("goal.kinds=[{kind: t4}]", r"goal\.kinds\.0\.count is missing"),
+        ("goal.kinds=[{kind: t4, count: 0}]", r"goal\.kinds\.0\.count = 0: .*greater"),
+        ("goal.kinds=[{kind: t4, count: true}]", r"goal\.kinds\.0\.count = True: no key is"),
+        ("goal.kinds=[{kind: t4, count: 2, price: 0}]", r"goal\.kinds\.0\.price = 0: .*greater"),
+        ("goal.kinds=[{kind: t4, count: 2, price: .nan}]", r"goal\.kinds\.0\.price = nan"),
+        ("goal.kinds=[{kind: t4, count: 2, cost: 1}]", r"goal\.kinds\.0\.cost is unknown"),
+        ("goal.price=0", r"goal\.price = '0': .*greater than 0"),
+        ("link.latency=-1", r"link\.latency = '-1'"),
+    ],
+)
+def test_a_wrong_kind_of_worker_is_named_by_its_place(tmp_path, text, said):
+    with pytest.raises(JobError, match=said) as caught:
+        load_job(None, [text])
+    assert str(caught.value) == one_line(caught.value)
+    key, _, value = text.partition("=")
+    path = yaml_file(tmp_path, f"{key}: {value}")
+    with pytest.raises((JobError, FileError), match=rf"{path}|is missing|is unknown"):
+        load_job(path)
 
 
 def test_null_unsets_a_key():
@@ -289,6 +378,9 @@ def test_numbers_that_are_not_finite_are_refused_in_json(tmp_path, number):
         (('"epochs":30', '"epochs":0'), "key job.epochs = 0: "),
         (('"probe_seconds":17.4', '"probe_seconds":"long"'), "probe_seconds = 'long': "),
         ((',"probe_seconds":17.4', ""), "key probe_seconds is missing"),
+        (('"step_seconds":0.00844', '"step_seconds":0'), "key steps.0.step_seconds = 0: "),
+        (('"step_seconds":0.00844', '"step_seconds":-1'), "key steps.0.step_seconds = -1: "),
+        (('"step_seconds":0.00844', '"step_seconds":NaN'), "key steps.0.step_seconds = "),
         (("profile/1", "profile/9"), "format = 'batchwright-profile/9'"),
         (("}", ""), "invalid JSON"),
         (("{", "["), "invalid JSON"),

@@ -25,6 +25,7 @@ ARROWS = {
     "processes": {"documents", "errors"},
     "group": {"errors", "workload.host"},
     "launch": {"errors", "processes"},
+    "reduction": {"group"},
     "prediction": {"records", "errors"},
     "planning": {"records", "errors", "prediction"},
     "workload": {"records", "errors", "documents", "files"},
@@ -35,7 +36,9 @@ ARROWS = {
         "group",
         "processes",
         "workload",
-        "prediction.noise_scale",
+        "launch",
+        "prediction",
+        "reduction",
     },
     "training": {
         "records",
@@ -47,12 +50,17 @@ ARROWS = {
         "planning.partition",
         "planning.learning_rate",
         "prediction.noise_scale",
+        "reduction",
     },
     "reporting": {"records", "errors", "files"},
 }
-ASSEMBLY = {"__init__", "cli", "verbs", "doctor"}  # put everything together
+ASSEMBLY = {  # put everything together
+    *("__init__", "cli", "verbs", "doctor"),
+    *("checking", "preparing", "refitting", "run_folder"),
+}
 WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
+    *("checking", "preparing", "refitting", "run_folder"),
     *("records", "errors", "prediction", "planning", "reporting"),
 }
 

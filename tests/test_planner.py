@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from batchwright.documents import write_record
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import (
@@ -14,13 +15,18 @@ from batchwright.records import (
     Goal,
     GradientNoise,
     Job,
+    Link,
+    MemoryParts,
     MemoryPoint,
     NetworkFacts,
+    OutOfMemory,
     Plan,
     ProbeSettings,
     Profile,
     StepTime,
 )
+from batchwright.verbs import plan as plan_verb
+from samples import make_profile, make_summary
 
 MIB = 2**20
 
@@ -56,9 +62,12 @@ def step_of(batch, seconds, workers=2, resolution=32):
     )
 
 
-def memory_of(batch, resolution=32):
+def memory_of(batch, resolution=32, workers=2):
     return MemoryPoint(
-        resolution=resolution, local_batch_size=batch, peak_bytes=2 * MIB + batch * MIB
+        resolution=resolution,
+        local_batch_size=batch,
+        workers=workers,
+        peak_bytes=2 * MIB + batch * MIB,
     )
 
 
@@ -81,6 +90,9 @@ def profile_of(samples=50_000, job=None, fixed=0.02, batches=(16, 32, 64, 128, 2
         ),
         "steps": tuple(step_of(b, fixed - 0.003 + 0.0005 * b) for b in batches),
         "memory": tuple(memory_of(b) for b in batches[:3]),
+        "memory_parts": MemoryParts(
+            parameters=300_000, buffers=0, gradients=300_000, optimizer=300_000, reduction=300_000
+        ),
         "collectives": (
             CollectiveTime(
                 bytes=300_000, workers=2, seconds=0.003, low=0.0029, high=0.0031, repeats=9
@@ -109,13 +121,13 @@ def test_the_global_batch_is_the_knee_of_the_predicted_epoch_time():
     assert "Kneedle" in reason(plan, "global batch").why
     assert reason(plan, "global batch").source == "predicted"
     assert plan.considered[0].global_batch_size == 32
-    assert plan.considered[-1].global_batch_size == 5000
     assert [one.global_batch_size for one in plan.considered if one.extrapolated] == [
-        1024,
-        2048,
-        4096,
-        5000,
+        *(1024, 2048, 4096, 5000),
+        8192,  # leaves too few steps
     ]
+    assert [one.global_batch_size for one in plan.considered if one.refused] == [8192]
+    assert plan.knees[0].closed_form == pytest.approx(720)
+    assert plan.knees[0].low < 720 < plan.knees[0].high
 
 
 def test_predictions_follow_the_measured_times():
@@ -130,25 +142,34 @@ def test_predictions_follow_the_measured_times():
 def test_without_a_knee_the_largest_batch_is_taken_and_the_reason_says_so():
     plan = make_plan(profile_of(samples=1437))
     assert plan.stages[0].global_batch_size == 142
-    assert "Each doubling" in reason(plan, "global batch").why
+    assert "no knee: each doubling" in reason(plan, "global batch").why
+    assert plan.knees[0].global_batch_size is None
 
 
-def test_every_considered_batch_leaves_ten_steps_an_epoch():
+def test_every_batch_that_leaves_fewer_than_ten_steps_an_epoch_is_refused():
     for samples in (100, 1437, 50_000):
         plan = make_plan(profile_of(samples=samples))
-        assert all(one.steps_per_epoch >= 10 for one in plan.considered)
+        for one in plan.considered:
+            whole = samples // one.global_batch_size
+            assert (whole < 10) == ("goal.least_steps=10" in one.refused)
+            assert one.steps_per_epoch >= whole
 
 
 def test_the_objective_time_takes_the_least_predicted_epoch_time():
     plan = make_plan(profile_of(), job_of(goal=Goal(objective="time")))
-    fastest = min(plan.considered, key=lambda one: one.epoch_seconds.value)
+    allowed = [one for one in plan.considered if not one.refused]
+    fastest = min(allowed, key=lambda one: one.epoch_seconds.value)
     assert plan.stages[0].global_batch_size == fastest.global_batch_size
 
 
 def test_memory_bounds_the_candidates_by_the_upper_end():
     plan = make_plan(profile_of(), job_of(goal=Goal(memory=100 * MIB)))
-    assert max(one.local_batch_size for one in plan.considered) == 64
-    assert all(one.peak_bytes.high <= 100 * MIB for one in plan.considered)
+    allowed = [one for one in plan.considered if not one.refused]
+    assert max(one.local_batch_size for one in allowed) == 64
+    assert all(one.peak_bytes.high <= 100 * MIB for one in allowed)
+    beyond = plan.considered[-1]  # one more, to show the limit
+    assert beyond.local_batch_size == 128
+    assert "the limit is 100.0 MiB" in beyond.refused
 
 
 def test_an_asked_batch_beyond_the_memory_is_accumulated():
@@ -219,18 +240,29 @@ def test_the_plan_explains_itself():
         ({}, {"network": "vgg8"}, "network=resnet8.*network=vgg8.*probe again"),
         ({}, {"precision": "bfloat16"}, "precision=float32"),
         ({}, {"workers": 4}, "workers=2.*workers=4"),
-        ({}, {"resolutions": (24, 32)}, "resolutions=32.*resolutions=24,32"),
+        ({}, {"resolutions": (24, 32)}, "no step times at 24 px, only .*resolutions=24,32"),
         ({}, {"probe": ProbeSettings(steps=3)}, "probe"),
         ({}, {"launch": "in-process"}, "in-process"),
         ({}, {"global_batch": 60_000}, "60000.*50000"),
         ({}, {"global_batch": 3}, "global_batch=3.*at least 4"),
         ({}, {"micro_batch": 1}, "micro_batch=1"),
         ({}, {"micro_batch": 9000, "global_batch": 18_000}, "raise goal.memory"),
-        ({}, {"goal": Goal(memory=MIB)}, r"3\.\d|4\.0 MiB.*1\.0 MiB"),
+        ({}, {"goal": Goal(deadline=1)}, "may take .* goal.deadline=1: raise goal.deadline"),
+        ({}, {"goal": Goal(price=1, max_cost=1e-6)}, "may cost .* goal.max_cost=1e-06: raise"),
+        ({}, {"goal": Goal(max_workers=1)}, "2 workers, goal.max_workers=1: .*measure fewer"),
+        ({}, {"goal": Goal(max_workers=4)}, "2 were measured together.*link.latency"),
+        ({}, {"goal": Goal(objective="cost")}, "needs the price.*goal.price"),
+        ({}, {"goal": Goal(max_cost=3)}, "goal.max_cost=3.* needs the price"),
+        ({}, {"goal": Goal(objective="target-accuracy")}, "give goal.accuracy"),
+        ({}, {"goal": Goal(objective="target-accuracy", accuracy=0.9)}, "no gradient noise scale"),
+        ({}, {"goal": Goal(kinds=({"kind": "t4", "count": 1},))}, "no profile of 't4', only"),
+        ({}, {"goal": Goal(memory=MIB)}, r"2 images.* MiB.*limit is 1\.0 MiB: raise goal"),
         ({"samples": 3}, {}, "3 training images.*2 worker"),
         ({"samples": 30}, {}, "least_steps=10.*least_steps=7"),
-        ({"steps": ()}, {}, "no step times at 32 px"),
+        ({"steps": ()}, {}, "no step times: probe again"),
         ({"memory": ()}, {}, "no memory peaks at 32 px"),
+        ({"steps": (step_of(16, 0.1),)}, {}, "only batch measured.*measure batch 32"),
+        ({"steps": (step_of(16, 0.1), step_of(64, 0.02))}, {}, "batch 64.*but batch 16.*measure"),
         ({"steps": (step_of(16, 0.1), step_of(16, 0.2))}, {}, "two step times.*16"),
         ({"memory": (memory_of(16), memory_of(16))}, {}, "two memory peaks"),
         ({"steps": (step_of(16, 0.1, workers=3),)}, {}, "2 workers.*3 in its measurements"),
@@ -249,11 +281,6 @@ def test_what_does_not_fit_is_refused_in_one_line(profile, changes, named):
 def test_a_warmup_longer_than_the_training_is_refused():
     with pytest.raises(JobError, match="warmup_epochs"):
         make_plan(profile_of(), job_of(warmup_epochs=31, epochs=30))
-
-
-def test_one_measured_batch_is_enough_but_flagged():
-    plan = make_plan(profile_of(batches=(64,)), job_of(global_batch=128))
-    assert "Only x = 64 was measured" in reason(plan, "epoch time").why
 
 
 def test_tiny_data_falls_back_to_batches_smaller_than_measured():
@@ -305,3 +332,55 @@ def test_planning_starts_without_torch_scipy_and_numpy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_resolution_between_measured_ones_is_predicted():
+    sides, batches = (24, 32), (16, 32, 64)
+    job = Job(data="cifar100:x", workers=2, precision="float32", resolutions=sides)
+    profile = profile_of(
+        job=job,
+        steps=tuple(
+            step_of(b, 0.01 + 5e-7 * side**2 * b, resolution=side)
+            for side in sides
+            for b in batches
+        ),
+        memory=tuple(memory_of(b, side) for side in sides for b in batches),
+    )
+    plan = make_plan(profile, job.model_copy(update={"resolutions": (28,), "global_batch": 64}))
+    assert plan.stages[0].resolution == 28
+    chosen = next(one for one in plan.considered if one.global_batch_size == 64)
+    assert chosen.step_seconds.value == pytest.approx(0.013 + 5e-7 * 28**2 * 32)
+
+
+def test_a_batch_that_ran_out_of_memory_bounds_the_candidates():
+    failed = OutOfMemory(resolution=32, local_batch_size=200, workers=2)
+    plan = make_plan(profile_of(out_of_memory=(failed,)))
+    assert max(one.local_batch_size for one in plan.considered if not one.refused) == 128
+
+
+def test_the_measured_number_of_workers_is_not_asked_for_and_the_goal_may_allow_others():
+    job = job_of(link=Link(latency=1e-5, bandwidth=1e9))
+    assert reason(make_plan(profile_of(job=job)), "workers").source == "measured"
+    wider = job.model_copy(update={"goal": Goal(max_workers=8, objective="time")})
+    plan = make_plan(profile_of(job=job), wider)
+    assert {one.workers for one in plan.considered} == {2, 4, 8}
+    assert plan.workers == 8
+    asked = make_plan(profile_of(job=job), wider.model_copy(update={"workers": 4}))
+    assert asked.workers == 4
+    assert reason(asked, "workers").source == "asked"
+
+
+def test_the_verb_takes_several_profiles_and_runs_as_records_or_files(tmp_path):
+    profile, run = make_profile(), make_summary()
+    write_record(profile, tmp_path / "profile.json")
+    write_record(run, tmp_path / "summary.json")
+    by_file = plan_verb([tmp_path / "profile.json"], ["epochs=7"], runs=[tmp_path])
+    by_record = plan_verb(profile, runs=[run], epochs=7)
+    assert by_file == by_record
+    assert by_file.job.epochs == 7
+    assert next(one for one in by_file.reasons if one.choice == "accuracy").value != "not known"
+    twice = plan_verb([profile, profile])
+    assert twice.stages[0].global_batch_size == plan_verb(profile).stages[0].global_batch_size
+    assert reason(plan_verb(profile, workers=2), "workers").source == "asked"
+    with pytest.raises(PlanError, match="at least one profile"):
+        plan_verb([])

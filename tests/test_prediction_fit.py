@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, fit_line, student_t_975
+from batchwright.prediction.fit import (
+    UNKNOWN_RELATIVE_ERROR,
+    between,
+    choose_line,
+    fit_line,
+    interval_in_ratio,
+    leave_one_out,
+    root_mean_square,
+    student_t_975,
+)
 
 BATCHES = [16, 32, 64, 128, 256, 512]
 
@@ -92,3 +101,62 @@ def test_points_that_make_no_sense_are_refused(xs, ys):
 def test_students_t_agrees_with_scipy(degrees):
     stats = pytest.importorskip("scipy.stats")
     assert student_t_975(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=2e-4)
+
+
+def test_an_interval_of_ratios_reaches_further_up_than_down_and_stays_positive():
+    estimate = interval_in_ratio(2.0, 1.5)
+    assert estimate.low * estimate.high == pytest.approx(4.0)
+    assert estimate.high - 2 > 2 - estimate.low > 0
+    assert estimate.low > 0
+
+
+def test_pieces_go_through_their_points_and_straight_between_them():
+    assert between([1, 2, 6], [1.0, 3.0, 5.0], 2) == 3.0
+    assert between([1, 2, 6], [1.0, 3.0, 5.0], 4) == 4.0
+
+
+@given(st.floats(0.01, 100))
+def test_a_scaled_line_is_the_line_of_scaled_points(factor):
+    ys = [0.01 + 0.0005 * x * (1 + 0.1 * (x % 3)) for x in BATCHES]
+    line = fit_line(BATCHES, ys).scaled(factor)
+    again = fit_line(BATCHES, [factor * y for y in ys])
+    for x in (16, 100, 2000):
+        assert line.at(x) == pytest.approx(again.at(x))
+        assert line.own_error(x) == pytest.approx(again.own_error(x))
+
+
+def test_the_lines_own_error_is_the_spread_of_lines_through_other_samples():
+    rng = random.Random(0)
+    truth = [0.01 + 0.0005 * x for x in BATCHES]
+    found = []
+    for _ in range(2000):
+        ys = [y * (1 + rng.gauss(0, 0.03)) for y in truth]
+        found.append(fit_line(BATCHES, ys, [0.03 * y for y in truth]).at(100) / 0.06 - 1)
+    expected = fit_line(BATCHES, truth, [0.03 * y for y in truth]).own_error(100)
+    assert root_mean_square(found) == pytest.approx(expected, rel=0.06)
+
+
+def test_points_left_out_are_predicted_from_the_others_alone():
+    errors = leave_one_out([1, 2, 3, 5], [1.0, 4.0, 3.0, 5.0], [1.0] * 4)
+    # The second, left out, lies on the line through the others; so does what pieces say.
+    assert errors.line[0] == pytest.approx(2 / 4 - 1)
+    assert errors.pieces[0] == pytest.approx(2 / 4 - 1)
+    assert errors.pieces[1] == pytest.approx((4 + 1 / 3) / 3 - 1)
+    assert leave_one_out([1, 2], [1.0, 2.0], [1.0, 1.0]).line == ()
+
+
+@pytest.mark.parametrize(("scatter", "kept"), [(0.3, True), (0.02, False)])
+def test_the_line_is_kept_while_the_points_scatter_as_much_as_they_bend(scatter, kept):
+    ys = [max(1.0, x / 64) for x in BATCHES]
+    scales = [scatter * y for y in ys]
+    line = fit_line(BATCHES, ys, scales)
+    assert choose_line(line, len(ys), leave_one_out(BATCHES, ys, scales)) is kept
+
+
+def test_points_that_scatter_more_than_they_should_keep_a_line_that_predicts_clearly_better():
+    ys = [1 + x / 64 for x in BATCHES]
+    ys[2] *= 1.2  # its neighbours suffer in pieces, hardly in a line
+    ys[3] *= 0.8
+    scales = [0.02 * y for y in ys]
+    line = fit_line(BATCHES, ys, scales)
+    assert choose_line(line, len(ys), leave_one_out(BATCHES, ys, scales))

@@ -1,24 +1,23 @@
-"""`probing`: what is measured, alone and by two workers together."""
+"""`probing`: what is measured, in this process; with others in `test_probe_workers`."""
 
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 from torch import nn
 
+from batchwright.errors import JobError
 from batchwright.group import Group
 from batchwright.planning.planner import make_plan
 from batchwright.probing import precision as precision_module
 from batchwright.probing.bench import Bench
-from batchwright.probing.gradient_noise import measure_noise
-from batchwright.probing.memory import peak_of_step
+from batchwright.probing.gradient_noise import measure_noise, relative_error
+from batchwright.probing.memory import estimate_peak, weigh
 from batchwright.probing.precision import choose_precision
-from batchwright.probing.probe import measure
-from batchwright.probing.step_time import local_batch_sizes, measure_points
+from batchwright.probing.probe import measure_points, probe
 from batchwright.probing.timing import spread
 from batchwright.records import DataFacts, Job, ProbeSettings, Profile
 from batchwright.workload.sources import ImageData
@@ -86,70 +85,97 @@ def importable(monkeypatch):
     monkeypatch.setitem(sys.modules, "test_probe", sys.modules[__name__])
 
 
-@pytest.mark.parametrize(
-    ("most", "least", "expected"),
-    [
-        (71, 2, [16, 32, 64, 71]),
-        (128, 1, [16, 32, 64, 128]),
-        (30, 2, [4, 8, 16, 30]),
-        (1, 2, [2, 4, 8]),
-        (0, 1, [1, 2, 4]),
-        (5, 1, [1, 2, 4, 5]),
-    ],
-)
-def test_measured_batches_reach_what_a_plan_can_choose(most, least, expected):
-    assert local_batch_sizes(most, least) == expected
-
-
 def test_quartiles_are_of_the_values():
     assert spread([5.0]) == (5.0, 5.0, 5.0)
     assert spread([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
 
 
-def test_a_users_own_data_and_network_are_measured_and_planned(importable):
+def measured_here(tmp_path, **changes):
+    """A profile of a tiny job, measured in this process."""
+    job = tiny_job(launch="in-process", **changes)
+    return probe(job, tmp_path)
+
+
+def test_a_users_own_data_and_network_are_measured_and_planned(importable, tmp_path):
     seen = []
-    job = tiny_job(precision="auto", resolutions="auto")
-    profile = measure(
-        job, rank=0, world_size=1, local_rank=0, progress=lambda *point: seen.append(point)
-    )
-    assert profile is not None
+    job = tiny_job(launch="in-process", precision="auto")
+    profile = probe(job, tmp_path, progress=lambda *point: seen.append(point))
     assert [point.local_batch_size for point in profile.steps] == [1, 2, 4]
-    assert all(point.workers == 1 and point.sync_seconds == 0 for point in profile.steps)
+    assert all(point.workers == 1 for point in profile.steps)
     assert [point.local_batch_size for point in profile.memory] == [1, 2, 4]
     assert profile.collectives == ()
-    assert profile.job.resolutions == (SIDE,)
+    assert profile.out_of_memory == ()
     assert profile.job.precision in ("float32", "bfloat16")
     assert profile.network.parameters == (3 * SIDE * SIDE + 1) * CLASSES
-    assert [done for done, _, _ in seen] == [*range(len(seen) - 1), seen[-1][1]]
+    assert profile.memory_parts is not None
+    assert profile.memory_parts.parameters == 4 * profile.network.parameters
+    assert profile.memory_parts.gradients == profile.memory_parts.optimizer
+    done = [one for one, _, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1][0] == seen[-1][1]
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
     plan = make_plan(profile, profile.job.model_copy(update={"global_batch": 4}))
     assert plan.stages[0].local_batch_sizes == (4,)
 
 
+def test_every_visit_and_what_is_made_of_them_is_in_the_profile(importable, tmp_path):
+    profile = measured_here(tmp_path)
+    for point in profile.steps:
+        assert point.step_seconds == pytest.approx(median(point.visits))
+        assert len(point.visits) <= point.repeats <= 3 * len(point.visits)
+    assert max(len(point.visits) for point in profile.steps) >= 2
+
+
+def test_a_kind_of_worker_is_named_in_the_profile(importable, tmp_path):
+    settings = ProbeSettings(budget=1, steps=3, kind="old laptop")
+    assert measured_here(tmp_path, probe=settings).cluster.kind == "old laptop"
+
+
+def test_several_workers_in_process_are_refused(tmp_path):
+    with pytest.raises(JobError, match="workers=2 with launch=in-process"):
+        measure_points(tiny_job(launch="in-process"), [(2, SIDE, 4)], tmp_path)
+
+
+def test_points_are_visited_in_turn(importable, tmp_path):
+    seen = []
+    job = tiny_job(launch="in-process")
+    points = [(1, SIDE, 2), (1, SIDE, 8), (1, SIDE, 4)]
+    measured = measure_points(
+        job, points, tmp_path, visits=2, progress=lambda *one: seen.append(one)
+    )
+    order = [int(what.rpartition(" ")[2]) for *_, what in seen[:-1]]
+    assert order == [2, 8, 4] * 2
+    assert [done for done, _, _ in seen] == list(range(7))
+    assert [point.local_batch_size for point in measured.steps] == [2, 4, 8]
+    assert all(len(point.visits) == 2 for point in measured.steps)
+    assert [point.local_batch_size for point in measured.memory] == [2, 4, 8]
+    assert measured.cluster.workers == 1
+
+
+def test_no_points_are_refused(tmp_path):
+    with pytest.raises(JobError, match="no points to measure"):
+        measure_points(tiny_job(), [], tmp_path)
+
+
 def test_digits_are_measured_through_the_real_pipeline(tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path))
-    job = Job(device="cpu", resolutions=(8, 16), probe=ProbeSettings(budget=3, steps=3))
-    profile = measure(job, rank=0, world_size=1, local_rank=0)
-    assert profile is not None
+    job = Job(
+        device="cpu",
+        launch="in-process",
+        resolutions=(8, 16),
+        probe=ProbeSettings(budget=2, steps=3),
+    )
+    profile = probe(job, tmp_path)
     assert {point.resolution for point in profile.steps} == {8, 16}
     assert len([point for point in profile.steps if point.resolution == 16]) >= 3
     assert profile.noise is not None
     assert profile.noise.parts == 4
-    assert 0 < profile.evaluation_seconds_per_image < 0.01
-    plan = make_plan(profile)
-    assert plan.stages[0].resolution == 16
-    assert plan.stages[0].predicted_epoch_seconds is not None
+    assert profile.evaluation_seconds_per_image > 0
 
 
 def test_peak_memory_counts_what_is_live_before_and_is_linear_in_the_batch():
     bench = tiny_bench(network="resnet8", optimizer="sgd")
-    peaks = {}
-    for size in (4, 8, 16, 32):
-        supply = bench.supply(size, SIDE)
-        bench.step(supply)
-        peak = peak_of_step(bench, supply)
-        assert peak is not None
-        peaks[size] = peak
+    peaks = {size: weigh(bench, bench.supply(size, SIDE))[0] for size in (4, 8, 16, 32)}
     # Weights and momentum at least, and the gradients that a backward pass leaves.
     weights = 4 * sum(p.numel() for p in bench.network.parameters())
     assert min(peaks.values()) > 3 * weights
@@ -157,64 +183,97 @@ def test_peak_memory_counts_what_is_live_before_and_is_linear_in_the_batch():
     assert peaks[32] == pytest.approx(peaks[16] + 16 * slope, rel=0.01)
 
 
+class Large(nn.Module):
+    """Allocates 25 MiB for nothing in each forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(CLASSES))
+
+    def forward(self, images):
+        torch.zeros(25 * 2**20, dtype=torch.uint8)
+        return self.weight.expand(len(images), CLASSES)
+
+
 def test_an_allocation_is_seen_at_its_size():
-    class Large(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(CLASSES))
-
-        def forward(self, images):
-            torch.empty(25 * 2**20, dtype=torch.uint8)
-            return self.weight.expand(len(images), CLASSES)
-
     bench = tiny_bench()
     bench.network = Large()
     bench.trained = list(bench.network.parameters())
     bench.optimizer = torch.optim.SGD(bench.trained, lr=0.1)
-    peak = peak_of_step(bench, bench.supply(2, SIDE))
-    assert peak is not None
+    bench.join(bench.group)
+    peak, _ = weigh(bench, bench.supply(2, SIDE))
     assert 25 * 2**20 < peak < 25 * 2**20 + 10_000
 
 
-def test_a_step_that_does_not_fit_changes_nothing_and_ends_the_points(monkeypatch):
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the largest resident size")
+def test_the_resident_size_is_that_of_the_step_not_of_a_larger_one_before():
+    bench = tiny_bench(network="resnet8")
+    sizes = (512, 4)
+    residents = [weigh(bench, bench.supply(size, SIDE))[1] for size in sizes]
+    peaks = [weigh(bench, bench.supply(size, SIDE))[0] for size in sizes]
+    assert residents[0] - residents[1] > 0.5 * (peaks[0] - peaks[1])
+
+
+def test_a_step_that_does_not_fit_changes_nothing(monkeypatch):
     bench = tiny_bench()
-    loss = bench.loss
+    before = [p.clone() for p in bench.trained]
 
     def greedy(batch):
-        if len(batch[1]) > 16:
-            raise torch.OutOfMemoryError("out of memory")
-        return loss(batch)
+        raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(bench, "loss", greedy)
-    before = [p.clone() for p in bench.trained]
-    assert peak_of_step(bench, bench.supply(32, SIDE)) is None
+    assert weigh(bench, bench.supply(32, SIDE)) == (None, None)
     assert all(torch.equal(a, b) for a, b in zip(before, bench.trained, strict=True))
-    times, peaks = measure_points(
-        bench, SIDE, [8, 16, 32], seconds=60, memory_limit=2**40, report=lambda what: None
-    )
-    assert [point.local_batch_size for point in times] == [8, 16]
-    assert [point.local_batch_size for point in peaks] == [8, 16]
 
 
-def test_batches_that_would_not_fit_the_memory_are_not_tried():
-    bench = tiny_bench(network="resnet8")
-    sizes = [8, 16, 32, 64]
-    _, peaks = measure_points(
-        bench, SIDE, sizes, seconds=60, memory_limit=2**40, report=lambda what: None
-    )
-    limit = (peaks[2].peak_bytes + peaks[3].peak_bytes) // 2
-    times, _ = measure_points(
-        bench, SIDE, sizes, seconds=60, memory_limit=limit, report=lambda what: None
-    )
-    assert [point.local_batch_size for point in times] == sizes[:3]
+def test_an_error_other_than_of_memory_is_not_hidden(monkeypatch):
+    bench = tiny_bench()
+
+    def broken(batch):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(bench, "loss", broken)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        weigh(bench, bench.supply(2, SIDE))
 
 
-def test_a_short_budget_still_measures_three_points_and_no_more():
-    bench = tiny_bench(network="resnet8")
-    times, _ = measure_points(
-        bench, SIDE, [16, 32, 64, 128], seconds=1e-6, memory_limit=2**40, report=lambda what: None
-    )
-    assert [point.local_batch_size for point in times] == [2, 4, 8]
+@pytest.mark.parametrize("network", ["resnet8", "vgg8", "mobilenet_small"])
+def test_a_step_never_tried_is_guessed_from_fake_tensors(network):
+    job = tiny_job(network=network, data="digits", resolutions=(32,))
+    data = tiny_image_data()
+    bench = Bench(job, data, Group(CPU))
+    peak, _ = weigh(bench, bench.supply(16, 32))
+    assert estimate_peak(job, data.facts, 32, 16) == pytest.approx(peak, rel=0.15)
+
+
+def test_a_network_that_takes_no_fake_tensors_is_not_guessed(importable):
+    job = tiny_job(network="test_probe:PickyNetwork")
+    assert estimate_peak(job, tiny_image_data().facts, SIDE, 4) is None
+
+
+class PickyNetwork(nn.Module):
+    """Looks into its tensors, which a fake one does not allow."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layers = tiny_network(num_classes)
+
+    def forward(self, images):
+        assert float(images.sum()) != 1
+        return self.layers(images)
+
+
+def test_a_step_is_as_training_takes_it_clipped_and_not_where_a_gradient_is_infinite(monkeypatch):
+    bench = tiny_bench(clip_norm=1e-3, momentum=0.0, weight_decay=0.0, learning_rate=1.0)
+    weights = torch.cat([p.detach().flatten() for p in bench.trained])
+    bench.step(bench.supply(8, SIDE))
+    moved = torch.cat([p.detach().flatten() for p in bench.trained]) - weights
+    assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-3)
+    loss = bench.loss
+    monkeypatch.setattr(bench, "loss", lambda batch: loss(batch) * float("inf"))
+    before = [p.clone() for p in bench.trained]
+    bench.step(bench.supply(8, SIDE))
+    assert all(torch.equal(a, b) for a, b in zip(before, bench.trained, strict=True))
 
 
 @dataclass
@@ -241,6 +300,21 @@ def test_a_known_noise_scale_is_found():
     assert noise.trace == pytest.approx(8, rel=0.4)
     assert noise.sqr_norm == pytest.approx(1, rel=0.2)
     assert noise.noise_scale == noise.trace / noise.sqr_norm
+    assert 0.02 < noise.relative_error < 0.4
+
+
+def test_the_error_of_a_noise_scale_is_that_of_many_repetitions():
+    random = torch.Generator().manual_seed(0)
+    drawn = 4 + torch.randn(400, 30, 2, generator=random, dtype=torch.float64)
+    ratios = drawn[..., 0].mean(1) / drawn[..., 1].mean(1)
+    told = [relative_error(steps) for steps in drawn.tolist()]
+    assert median(told) == pytest.approx(float(ratios.std() / ratios.mean()), rel=0.2)
+
+
+def test_a_noise_scale_without_meaning_has_no_error():
+    assert relative_error([(1.0, 1.0)]) is None
+    assert relative_error([(1.0, 1.0), (1.0, -2.0)]) is None
+    assert relative_error([(2.0, 1.0), (2.0, 1.0)]) == 0
 
 
 def test_the_noise_measurement_leaves_the_weights_alone():
@@ -250,72 +324,17 @@ def test_the_noise_measurement_leaves_the_weights_alone():
     assert all(torch.equal(a, b) for a, b in zip(before, bench.trained, strict=True))
 
 
-TWO_WORKERS = """
-import sys
-import torch
-import torch.distributed as dist
-from batchwright.documents import write_record
-from batchwright.group import Group
-from batchwright.probing import bench as benches
-from batchwright.probing.precision import choose_precision
-from batchwright.probing.probe import measure
-from batchwright.records import Job, ProbeSettings
-
-torch.set_num_threads(1)
-kept = []
-whole = benches.Bench.__init__
-benches.Bench.__init__ = lambda self, *given: (whole(self, *given), kept.append(self))[0]
-group = Group(torch.device("cpu"), 60)
-job = Job(device="cpu", workers=2, probe=ProbeSettings(budget=20, steps=4))
-profile = measure(job, rank=group.rank, world_size=group.size, local_rank=group.rank)
-assert (profile is None) == (group.rank != 0)
-weights = torch.cat([p.detach().flatten() for p in kept[0].network.parameters()])
-other = group.sum(weights.clone()) - weights
-assert torch.equal(weights, other), "the workers' weights went apart"
-if profile:
-    write_record(profile, sys.argv[1])
-group.close()
-"""
-
-
-@pytest.mark.slow
-def test_two_workers_measure_together_and_keep_the_same_weights(tmp_path):
-    script, out = tmp_path / "script.py", tmp_path / "profile.json"
-    script.write_text(TWO_WORKERS)
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(script), str(out)),
-        ],
-        env={**os.environ, "BATCHWRIGHT_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        check=True,
-        timeout=90,
-    )
-    profile = Profile.model_validate_json(out.read_text())
-    assert profile.cluster.workers == 2
-    assert all(point.workers == 2 and point.sync_seconds > 0 for point in profile.steps)
-    assert [point.local_batch_size for point in profile.steps] == [16, 32, 64, 71]
-    for point in profile.steps:
-        parts = point.compute_seconds + point.sync_seconds
-        assert point.step_seconds == pytest.approx(parts, rel=0.5)
-    sizes = [one.bytes for one in profile.collectives]
-    assert sizes == sorted({40_000, 4_000_000, profile.network.trained_bytes})
-    assert profile.noise is not None
-    assert profile.noise.parts == 8
-    assert make_plan(profile).stages[0].workers == 2
-
-
 @pytest.mark.parametrize(
     ("seconds_in_bfloat16", "chosen"), [(0.5, "bfloat16"), (0.96, "float32"), (1.4, "float32")]
 )
 def test_automatic_precision_is_the_faster_one(monkeypatch, seconds_in_bfloat16, chosen):
-    def timed(bench, supply, steps):
+    def timed(bench, supply, *, seconds, most_steps):
         supply()
         compute = 1.0 if bench.job.precision == "float32" else seconds_in_bfloat16
-        return [(compute, 0.0)] * steps
+        return [(compute, 0.0)] * most_steps
 
     monkeypatch.setattr(precision_module, "computes_in_bfloat16", lambda device: True)
-    monkeypatch.setattr(precision_module, "time_steps", timed)
+    monkeypatch.setattr(precision_module, "visit", timed)
     job = tiny_job(precision="auto")
     precision, times = choose_precision(job, tiny_image_data(), Group(CPU), seconds=1)
     assert precision == chosen

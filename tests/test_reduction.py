@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.group import Group
-from batchwright.training.reduction import Reducer, Tally, sqr_norms
+from batchwright.reduction import Reducer, Tally, sqr_norms
 from gloo import together
 
 SHARES = (11, 5)

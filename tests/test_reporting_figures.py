@@ -16,9 +16,12 @@ def written(tmp_path_factory):
     return write_figures(make_summary(), tmp_path_factory.mktemp("run") / "figures")
 
 
-def test_a_run_has_three_figures_that_are_whole_png_files(written):
-    assert [path.name for path in written] == ["epoch_seconds.png", "learning.png", "time.png"]
-    for path in written:
+PNGS = ["plan.png", "epoch_seconds.png", "learning.png", "time.png"]
+
+
+def test_a_run_has_four_figures_that_are_whole_png_files(written):
+    assert [p.name for p in written if p.suffix == ".png"] == PNGS
+    for path in (p for p in written if p.suffix == ".png"):
         with Image.open(path) as image:
             image.verify()
             assert image.format == "PNG"
@@ -31,7 +34,7 @@ def test_the_same_summary_gives_the_same_bytes(written, tmp_path):
 
 
 def test_no_date_and_no_version_goes_into_a_file(written):
-    for path in written:
+    for path in (p for p in written if p.suffix == ".png"):
         with Image.open(path) as image:
             assert not image.text
 
@@ -41,8 +44,8 @@ def test_nothing_else_is_left_in_the_folder(written):
 
 
 def test_a_run_that_stopped_early_has_the_figures_that_can_be_drawn(tmp_path):
-    (only,) = write_figures(make_summary(epochs=()), tmp_path)
-    assert only.name == "epoch_seconds.png"
+    names = [path.name for path in write_figures(make_summary(epochs=()), tmp_path)]
+    assert names == ["plan.png", "plan.figure.json", "epoch_seconds.png"]
     assert write_figures(make_summary(epochs=(), plan=make_plan(considered=())), tmp_path) == []
 
 
@@ -54,7 +57,7 @@ def test_missing_losses_and_evaluations_are_gaps_not_errors(tmp_path):
     stage = make_plan().stages[0].model_copy(update={"predicted_epoch_seconds": None})
     plan = make_plan(considered=(), stages=(stage,))
     assert len(write_figures(make_summary(plan=plan, epochs=epochs), tmp_path)) == 3
-    assert len(write_figures(make_summary(epochs=epochs[:1]), tmp_path)) == 3
+    assert len(write_figures(make_summary(epochs=epochs[:1]), tmp_path)) == 5
     assert len(write_figures(make_summary(plan=plan, epochs=epochs[1:]), tmp_path)) == 3
 
 

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from batchwright.errors import FileError
-from batchwright.records import Job, Reason
+from batchwright.records import Estimate, Job, Reason, Refit
 from batchwright.reporting.charts import batch_axis, linear_axis
 from batchwright.reporting.page import page, write_page
 from batchwright.reporting.reading import accounting, stage_rows
+from clusters import make_choice, make_measured
 from samples import make_data, make_epoch, make_job, make_network, make_plan, make_summary
 
 EMPTY = {"meta", "br", "hr", "img", "input", "link"}
@@ -112,7 +113,7 @@ def test_every_class_that_a_mark_has_is_described_by_the_style(text):
 def test_every_chart_has_a_title_and_the_numbers_behind_it(text):
     document = Document(text)
     charts = [svg for svg in document.all("svg") if svg.get("role") == "img"]
-    assert len(charts) == len(document.all("figure")) == 5
+    assert len(charts) == len(document.all("figure")) == 7
     assert all(chart["aria-label"] for chart in charts)
     for figure in re.findall(r"<figure>.*?</figure>", text, re.DOTALL):
         assert re.search(r"<details><summary>The numbers</summary>.*<table", figure, re.DOTALL)
@@ -131,6 +132,36 @@ def test_the_numbers_of_the_run_are_on_the_page(text):
         assert words in text
     for reason in make_plan().reasons:
         assert reason.why in text
+
+
+def test_alternatives_knees_and_a_curve_for_each_cluster_are_on_the_page():
+    text = page(make_summary(plan=make_choice(), profile=make_measured()))
+    assert "or 256 samples: 7 % more time: 764 s instead of 713 s" in text
+    assert "Knees: doubling the batch beyond saves at most 5.0 %" in text
+    assert "<td>360 to 620</td>" in text
+    document = Document(text)
+    marks = [a["class"] for _, a in document.seen if "star" in (a.get("class") or "")]
+    assert sorted(set(marks)) == ["mark star blue", "mark star red"]
+    for title in ("knee: 2 workers, batch 512", "chosen: 2 workers, batch 512", "11.9 predicted"):
+        assert title in text
+
+
+def test_a_prediction_that_was_too_far_off_is_said_with_what_it_would_have_changed():
+    refit = Refit(
+        predicted=Estimate(value=0.7, low=0.65, high=0.75),
+        measured=0.9,
+        error=-0.222,
+        tolerance=0.1,
+        refitted=Estimate(value=0.88, low=0.8, high=0.96),
+        workers=1,
+        global_batch_size=64,
+    )
+    text = page(make_summary(refit=refit))
+    assert "off by 22.2 %, more than goal.tolerance=0.1" in text
+    assert "0.880 (0.800 to 0.960) s, and the plan becomes 1 worker with global batch 64." in text
+    stays = refit.model_copy(update={"workers": 2, "global_batch_size": 96})
+    assert "stays at 2 workers with global batch 96." in page(make_summary(refit=stays))
+    assert "Fitted again" not in page(make_summary())
 
 
 def test_names_from_outside_are_escaped_wherever_they_appear():
@@ -216,7 +247,8 @@ def test_a_plan_of_several_stages_has_a_column_and_a_band_for_each():
     stages = tuple(stage.model_copy(update={"epochs": 10, "resolution": r}) for r in (16, 24, 32))
     text = page(make_summary(plan=make_plan(stages=stages)))
     assert all(f"<td>{side} px</td>" in text for side in (16, 24, 32))
-    assert text.count('class="band blue" points') == 4
+    (predicted,) = re.findall(r"<h2>Predicted against measured.*?</section>", text, re.DOTALL)
+    assert predicted.count('class="band blue" points') == 4
 
 
 @pytest.mark.parametrize("values", [[0.0], [], [5.0], [0.1, 0.1004], [3.0, 1e9], [-2.0, 4.0]])

@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as some
 from rich.console import Console
 
-from batchwright.records import Estimate
+from batchwright.records import Check, CheckPoint, Estimate, MemoryParts, OutOfMemory
 from batchwright.reporting.reading import (
     accounting,
+    check_words,
     comparisons,
-    is_chosen,
     stage_rows,
     worker_totals,
 )
-from batchwright.reporting.tables import plan_table, profile_table, summary_table
+from batchwright.reporting.tables import check_table, plan_table, profile_table, summary_table
+from clusters import make_measured
 from samples import (
     make_data,
     make_epoch,
     make_network,
     make_plan,
-    make_prediction,
     make_profile,
     make_summary,
 )
@@ -105,13 +105,6 @@ def test_an_epoch_that_was_resumed_is_not_compared():
     assert one.measured == 3.0
 
 
-def test_only_the_candidate_with_the_plan_s_batch_workers_and_side_is_chosen():
-    plan = make_plan()
-    assert [c.global_batch_size for c in plan.considered if is_chosen(plan, c)] == [96]
-    assert not is_chosen(plan, make_prediction(96, workers=4))
-    assert not is_chosen(plan, make_prediction(96, resolution=16))
-
-
 def test_the_plan_s_table_shows_stages_reasons_sources_and_candidates():
     text = shown(plan_table(make_plan()))
     for word, values in stage_rows(make_plan()):
@@ -155,3 +148,58 @@ def test_names_cannot_send_markup_or_control_characters_to_the_terminal():
     text = shown(plan_table(make_plan(data=data, network=make_network(name="[link=x]y"))))
     assert "[link=x]y on [bold red]digits\\x1b[2J\\u202e" in text
     assert "\x1b" not in text
+
+
+def test_the_profile_s_table_shows_every_worker_count_its_visits_and_what_did_not_fit():
+    parts = MemoryParts(
+        parameters=301_160, buffers=2_000, gradients=301_160, optimizer=301_160, reduction=0
+    )
+    lost = OutOfMemory(resolution=32, local_batch_size=4096, workers=2)
+    profile = make_measured(memory_parts=parts, out_of_memory=(lost,))
+    text = shown(profile_table(profile), width=120)
+    rows = [line.split() for line in text.splitlines() if " px " in line and " to " in line]
+    assert [row[0] for row in rows] == ["1"] * 5 + ["2"] * 5
+    assert {row[-2] for row in rows} == {"3"}
+    assert "parameters 294 KiB, buffers 1.95 KiB, gradients 294 KiB, optimizer 294 KiB" in text
+    assert "did not fit" in text
+
+
+def make_check(*measured, tolerance=0.1, **changes):
+    points = tuple(
+        CheckPoint(
+            quantity="step_seconds",
+            network="resnet8",
+            local_batch_size=24,
+            resolution=32,
+            workers=2,
+            predicted=1.0,
+            low=0.9,
+            high=1.1,
+            measured=seconds,
+        )
+        for seconds in measured
+    )
+    cluster = make_profile().cluster
+    return Check(**({"points": points, "tolerance": tolerance, "cluster": cluster} | changes))
+
+
+def test_a_check_is_shown_point_by_point_and_in_a_sentence():
+    check = make_check(1.0, 1.05, 1.25)
+    text = shown(check_table(check))
+    assert "2 x 24, 32 px" in text
+    assert "1.00 (0.900 to 1.10)" in text
+    assert "-20.0 %" in text
+    found = [word for word in text.split() if word in ("inside", "outside")]
+    assert found == ["inside", "inside", "outside"]
+    words = check_words(check)
+    assert "off by 4.8 % (median), which is within goal.tolerance=0.1" in words
+    assert "20.0 % at worst; 2 of 3 measurements lie inside" in words
+    assert "which is more than goal.tolerance=0.02" in check_words(make_check(1.05, tolerance=0.02))
+
+
+def test_a_point_that_did_not_fit_is_shown():
+    lost = OutOfMemory(resolution=32, local_batch_size=4096, workers=2)
+    check = make_check(out_of_memory=(lost,))
+    assert "did not fit" in shown(check_table(check))
+    assert "2 x 4096, 32 px" in shown(check_table(check))
+    assert check_words(check) == "No step could be measured."

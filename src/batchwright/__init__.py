@@ -3,6 +3,7 @@
 >>> import batchwright as bw
 >>> profile = bw.probe("data=digits")        # measure            # doctest: +SKIP
 >>> plan = bw.plan(profile)                  # decide             # doctest: +SKIP
+>>> check = bw.check(plan)                   # compare            # doctest: +SKIP
 >>> summary = bw.train(plan)                 # act                # doctest: +SKIP
 >>> bw.report(summary)                       # tell               # doctest: +SKIP
 
@@ -14,20 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchwright.errors import BatchwrightError, Interrupted
-    from batchwright.records import Job, Plan, Profile, RunSummary
+    from batchwright.prediction.memory import max_local_batch_size
+    from batchwright.records import Check, Job, Plan, Profile, RunSummary
     from batchwright.training.session import Session
-    from batchwright.verbs import plan, probe, report, run, train
+    from batchwright.verbs import check, plan, probe, report, run, train
 
 __version__ = "0.1.0"
 
 _HOME = {
     "BatchwrightError": "errors",
+    "Check": "records",
     "Interrupted": "errors",
     "Job": "records",
     "Plan": "records",
     "Profile": "records",
     "RunSummary": "records",
     "Session": "training.session",
+    "check": "verbs",
+    "max_local_batch_size": "prediction.memory",
     "plan": "verbs",
     "probe": "verbs",
     "report": "verbs",
@@ -37,12 +42,15 @@ _HOME = {
 
 __all__ = [
     "BatchwrightError",
+    "Check",
     "Interrupted",
     "Job",
     "Plan",
     "Profile",
     "RunSummary",
     "Session",
+    "check",
+    "max_local_batch_size",
     "plan",
     "probe",
     "report",

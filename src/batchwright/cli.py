@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, PlanError
 
 if TYPE_CHECKING:
-    from batchwright.records import Job, Plan, Record, RunSummary
+    from batchwright.records import Job, Plan, Profile, Record, RunSummary
 
 app = typer.Typer(
     name="batchwright",
@@ -100,22 +100,83 @@ def probe(
 
 @app.command()
 def plan(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE.json", help="From probe; - is stdin.")],
-    overrides: Overrides = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROFILE.json... [KEY=VALUE]...",
+            help="From probe, one or more; - is stdin. Then job keys to change.",
+        ),
+    ],
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="Finished run of this workload to learn epochs from; may be repeated."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the plan; - is stdout.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="File for a figure of time and cost: .png, .pdf or .svg.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
 ) -> None:
-    """Decide, and predict: batch, rate and why. Needs no torch."""
-    from batchwright.documents import change_job, read_record
-    from batchwright.planning.planner import make_plan
+    """Decide, and predict: workers, batch, rate and why. Needs no torch."""
+    from batchwright import verbs
+    from batchwright.documents import read_record
     from batchwright.records import Profile
 
-    measured = read_record(profile, Profile)
-    decided = make_plan(measured, change_job(measured.job, overrides=overrides or ()))
+    places, overrides = _files_and_keys(words)
+    if not places:
+        raise PlanError("plan needs a profile: give its file, or - for standard input")
+    profiles = [read_record(place, Profile) for place in places]
+    decided = verbs.plan(profiles, overrides, runs=run or ())
     if explain or out is not None:
         _print_plan(decided, explain=explain)
+    if figure is not None:
+        from batchwright.reporting.plan_figure import write_plan_figure
+
+        drawn, numbers = write_plan_figure(decided, profiles, figure)
+        print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
     if out is not None or not (explain and sys.stdout.isatty()):
         _write(decided, out)
+
+
+@app.command()
+def check(
+    plan: Annotated[str, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")],
+    overrides: Overrides = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE.json", help="What the plan was made from, to add to."),
+    ] = None,
+    points: Annotated[
+        int | None, typer.Option(help="Most steps to measure; without it, all that it predicts.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the profile with the new points; needs --profile.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure steps that a plan predicted and nobody measured, and compare."""
+    from batchwright import verbs
+    from batchwright.documents import read_record
+    from batchwright.preparing import refuse_unconfirmed_code
+    from batchwright.records import Plan
+    from batchwright.reporting.reading import check_words
+    from batchwright.reporting.tables import check_table
+
+    if out is not None and profile is None:
+        raise PlanError(f"nothing to write to {out}: name the profile to add to with --profile")
+    _refuse_bad_target(out)
+    words = list(overrides or ())
+    decided = read_record(plan, Plan)
+    refuse_unconfirmed_code(decided.job, (), words)
+    found = verbs.check(decided, profile=profile, points=points, overrides=words)
+    _show(check_table(found))
+    print(check_words(found), file=sys.stderr)
+    if found.profile is not None:
+        print(_new_choice(decided, found.profile), file=sys.stderr)
+        if out is not None:
+            _write(found.profile, out)
+    if as_json:
+        print(found.model_dump_json(indent=2))
 
 
 @app.command()
@@ -147,8 +208,9 @@ def report(
 ) -> None:
     """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
     from batchwright import verbs
+    from batchwright.run_folder import read_summary
 
-    summary = verbs.read_summary(run)
+    summary = verbs.with_refit(read_summary(run))
     page = verbs.report(summary, out=out)
     _finish(summary, as_json, page=page)
 
@@ -203,6 +265,31 @@ def _job(words: list[str] | None) -> Job:
     return load_job(path, words)
 
 
+def _files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
+    """Words that are files, and those that are ``KEY=VALUE``; a file may have = in its name."""
+    files = [word for word in words if "=" not in word or Path(word).exists()]
+    return files, [word for word in words if word not in files]
+
+
+def _new_choice(plan: Plan, profile: Profile) -> str:
+    """What planning again would choose, in a line."""
+    from batchwright.checking import open_again
+    from batchwright.planning.planner import make_plan
+    from batchwright.records.words import counted
+
+    try:
+        again = make_plan(profile, open_again(plan, profile))
+    except BatchwrightError as error:
+        return f"no new plan comes of it: {error}"
+    before, now = (
+        f"{counted(one.workers, 'worker')} with global batch {one.stages[0].global_batch_size}"
+        for one in (plan, again)
+    )
+    return f"planned again with these points: {now}" + (
+        ", as before" if now == before else f"; before, {before}"
+    )
+
+
 def _refuse_bad_target(out: Path | None) -> None:
     """Better now than after measuring for half a minute."""
     if out is None or str(out) == "-":
@@ -224,14 +311,15 @@ def _print_plan(plan: Plan, *, explain: bool) -> None:
     if explain:
         print(plan.explain(), file=sys.stderr)
         return
+    from batchwright.records.words import counted, local_batches
+
     stage = plan.stages[0]
     seconds = stage.predicted_epoch_seconds
     expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
-    sizes = stage.local_batch_sizes
-    equal = len(set(sizes)) == 1
-    shares = f"{len(sizes)} x {sizes[0]}" if equal else "+".join(map(str, sizes))
+    shares = f" ({local_batches(stage.local_batch_sizes)})" if plan.workers > 1 else ""
     print(
-        f"plan: global batch {stage.global_batch_size} ({shares}), {stage.resolution} px, "
+        f"plan: {counted(plan.workers, 'worker')}, global batch {stage.global_batch_size}{shares}, "
+        f"{stage.resolution} px, "
         f"rate {stage.learning_rate:.3g}, {plan.precision}{expected}",
         file=sys.stderr,
     )
@@ -245,9 +333,12 @@ def _show(table: Any) -> None:
 
 def _finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
     """What a run comes to: a table for a person, one object for a program."""
+    from batchwright.reporting.reading import refit_words
     from batchwright.reporting.tables import summary_table
 
     _show(summary_table(summary))
+    if summary.refit is not None:
+        print(refit_words(summary), file=sys.stderr)
     found = page or Path(summary.run_folder) / "report.html"
     profile = Path(summary.run_folder) / "profile.json"
     if profile.exists():
@@ -275,6 +366,7 @@ def _result(summary: RunSummary) -> dict[str, Any]:
         "predicted_epoch_seconds_low": seconds.low if seconds else None,
         "predicted_epoch_seconds_high": seconds.high if seconds else None,
         "measured_epoch_seconds": summary.measured_epoch_seconds,
+        "refit": summary.refit.model_dump(mode="json") if summary.refit else None,
         "wall_seconds": summary.wall_seconds,
         "run_folder": summary.run_folder,
     }

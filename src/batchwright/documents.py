@@ -24,6 +24,7 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 _KINDS = {"Profile": "profile", "Plan": "plan", "RunSummary": "summary", "Job": "job"}
 _WRITTEN_BY = {"profile": "probe", "plan": "plan", "summary": "train"}  # which verb writes what
 _LISTS = ("frozen", "resolutions")  # keys that take several values, separated by commas
+_TABLES = {"goal.kinds": "[{kind: t4, count: 4, price: 0.35}]"}  # keys that take several items
 
 
 def job_keys(model: type[BaseModel] = Job, prefix: str = "") -> list[str]:
@@ -43,7 +44,7 @@ def load_job(path: str | Path | None = None, overrides: Iterable[str] = ()) -> J
     Args:
         path: YAML file with job keys; ``None`` starts from the defaults; ``-`` reads stdin.
         overrides: texts such as ``epochs=3`` or ``probe.budget=10``; ``resolutions=24,32`` is
-            a list, ``goal.memory=null`` unsets.
+            a list, ``goal.memory=null`` unsets, ``goal.kinds='[{kind: t4, count: 4}]'`` is a table.
 
     Raises:
         FileError: the file cannot be read or is not YAML with keys.
@@ -70,7 +71,9 @@ def change_job(
     try:
         return Job.model_validate(merged)
     except ValidationError as error:
-        in_file = _key_of(error.errors()[0]) in {k for k, _ in from_file} - {k for k, _ in given}
+        wrong = _key_of(error.errors()[0])
+        wrong = next((table for table in _TABLES if wrong.startswith(table)), wrong)
+        in_file = wrong in {k for k, _ in from_file} - {k for k, _ in given}
         raise JobError(_first_problem(error, "job key ", place if in_file else "")) from None
 
 
@@ -161,10 +164,42 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, int) else value
 
 
+def _as_table(key: str, value: Any, place: str) -> Any:
+    """The items of a key that takes several, from YAML or from such text; none for null.
+
+    A single item need not stand in brackets. What is in the items, the record checks.
+    """
+    items = value
+    if isinstance(value, str):
+        try:
+            items = yaml.safe_load(value)
+        except yaml.YAMLError:
+            items = value
+    if items is None:
+        return []
+    items = [items] if isinstance(items, Mapping) else items
+    if not isinstance(items, list | tuple) or isinstance(items, str):
+        raise JobError(
+            f"job key {key} = {_shorten(value)}{place}: not a list of items: write "
+            f"{key}='{_TABLES[key]}'"
+        )
+    for number, item in enumerate(items):
+        if not isinstance(item, Mapping | BaseModel):
+            raise JobError(
+                f"job key {key}.{number} = {_shorten(item)}{place}: an item has keys: write "
+                f"{key}='{_TABLES[key]}'"
+            )
+        for name, part in dict(item).items():
+            if isinstance(part, bool):  # would pass for 0 or 1
+                where = f"{key}.{number}.{name} = {part}{place}"
+                raise JobError(f"job key {where}: no key is a yes or no")
+    return items
+
+
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and prefix + key not in _TABLES:
             pairs += _flatten(value, f"{prefix}{key}.")
         else:
             pairs.append((prefix + key, value))
@@ -182,6 +217,8 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         values = values[parent]
+    if key in _TABLES:
+        value = _as_table(key, value, place)
     values[last] = _as_list(value) if key in _LISTS else value
 
 

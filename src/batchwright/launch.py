@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -77,7 +77,7 @@ def run_workers(
         STARTED: str(time.time()),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_SECONDS / 2)),
     }
-    with (folder / "agent.log").open("wb") as log, _noting_signals() as noted:
+    with (folder / "agent.log").open("wb") as log, noting_signals() as noted:
         agent = subprocess.Popen(
             [sys.executable, "-m", "batchwright.launch", json.dumps(specification)],
             stdin=subprocess.DEVNULL,
@@ -90,7 +90,9 @@ def run_workers(
     if noted:
         raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
     if agent.returncode:
-        _raise_failure(folder, agent.returncode)
+        ended = folder / "agent.json"
+        codes = _read_report(ended) if ended.exists() else {}
+        raise_failure(folder, {int(rank): code for rank, code in codes.items()})
 
 
 def _wait(agent: subprocess.Popen[bytes], poll: Callable[[], None], noted: list[int]) -> None:
@@ -112,8 +114,11 @@ def _wait(agent: subprocess.Popen[bytes], poll: Callable[[], None], noted: list[
 
 
 @contextmanager
-def _noting_signals() -> Iterator[list[int]]:
-    """Inside, stop signals are noted in the list instead of ending this process."""
+def noting_signals() -> Iterator[list[int]]:
+    """Inside, stop signals are noted in the list instead of ending this process.
+
+    Outside the main thread nothing is noted: there the caller handles signals.
+    """
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -122,7 +127,7 @@ def _noting_signals() -> Iterator[list[int]]:
 
     try:
         former = {number: signal.signal(number, note) for number in _SIGNALS}
-    except ValueError:  # not the main thread: the caller handles signals
+    except ValueError:  # not the main thread
         yield noted
         return
     try:
@@ -147,12 +152,16 @@ def refuse_busy_port(port: int) -> None:
             ) from None
 
 
-def _raise_failure(folder: Path, code: int) -> NoReturn:
-    """Raise what really went wrong: a killed worker first, then the first own error of a worker."""
+def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
+    """Raise what really went wrong: a killed worker first, then the first own error of a worker.
+
+    Args:
+        folder: Where the workers left reports and logs.
+        codes: Exit code of each worker that failed, by rank; negative: killed by that signal.
+    """
     reports = [_read_report(path) for path in folder.glob("rank*.json")]
     reports.sort(key=lambda report: (report["secondary"], report["time"]))
-    ended = _read_report(folder / "agent.json") if (folder / "agent.json").exists() else {}
-    for rank, exit_code in ended.items():
+    for rank, exit_code in codes.items():
         if exit_code < 0 and -exit_code != signal.SIGTERM:
             name = signal.Signals(-exit_code).name
             raise WorkerError(
@@ -166,7 +175,7 @@ def _raise_failure(folder: Path, code: int) -> NoReturn:
         prefix = "" if first["exit_code"] == 2 else f"worker {first['rank']}: "
         raise kind(prefix + first["message"])
     last = _last_line(folder)
-    raise WorkerError(f"the workers ended with code {code}: {last}; logs are in {folder}")
+    raise WorkerError(f"the workers ended: {last}; logs are in {folder}")
 
 
 def _read_report(path: Path) -> dict[str, Any]:
@@ -175,7 +184,7 @@ def _read_report(path: Path) -> dict[str, Any]:
 
 
 def _last_line(folder: Path) -> str:
-    for path in [*sorted(folder.glob("**/stderr.log")), folder / "agent.log"]:
+    for path in [*sorted(folder.glob("**/stderr.log")), *folder.glob("*.log")]:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         written = [line.strip() for line in lines if line.strip()]
         if written:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 
 def candidates(
@@ -60,27 +61,59 @@ def steps_per_epoch(samples: int, global_batch: int, least: int) -> tuple[int, i
     return (whole + 1, tail) if tail >= least else (whole, global_batch + tail)
 
 
-def knee_point(epoch_seconds: Mapping[int, float], doubling_gain: float) -> int | None:
-    r"""Smallest batch whose doubling saves less than a share of the epoch time.
+def knee_of_line(fixed: float, slope: float, doubling_gain: float) -> float:
+    r"""Batch from which doubling saves at most a share of the time, where time is a line.
 
-    The rule needs no range of batches, so the answer does not move when candidates are added at
-    either end. Where a step of :math:`b` samples takes :math:`a b + \beta` seconds, so an epoch
-    takes :math:`(a + \beta / b) D`, doubling saves less than :math:`\epsilon` from
+    Where a step of :math:`b` samples takes :math:`a b + \beta` seconds, so a sample takes
+    :math:`a + \beta / b`, doubling saves at most :math:`\epsilon` from
 
     .. math:: b^* = \beta (1 - 2 \epsilon) / (2 \epsilon a)
 
     on.
 
     Args:
-        epoch_seconds: Seconds per epoch for each batch, in samples.
+        fixed: :math:`\beta`, seconds per step, at least 0.
+        slope: :math:`a`, seconds per sample, at least 0.
         doubling_gain: :math:`\epsilon`, a share in (0, 1).
 
     Returns:
-        A batch whose double is there too; `None` if every doubling saves at least that share.
+        In samples; 0 where no doubling saves more, infinite where every doubling does.
+
+    Example:
+        >>> round(knee_of_line(0.035, 0.0005, 0.05))
+        630
     """
-    for batch in sorted(epoch_seconds):
-        double = epoch_seconds.get(2 * batch)
-        if double is not None and 1 - double / epoch_seconds[batch] < doubling_gain:
+    least = fixed * (1 - 2 * doubling_gain)
+    if least <= 0:
+        return 0.0
+    return least / (2 * doubling_gain * slope) if slope > 0 else inf
+
+
+def first_from(batches: Iterable[int], bound: float) -> int | None:
+    """Smallest batch not below ``bound``; `None` if all are."""
+    return min((batch for batch in batches if batch >= bound), default=None)
+
+
+def knee_point(
+    batches: Iterable[int], seconds_per_sample: Callable[[int], float], doubling_gain: float
+) -> int | None:
+    r"""Smallest batch whose doubling saves at most a share of the time per sample.
+
+    .. math:: 1 - \frac{t(2b) / 2b}{t(b) / b} \le \epsilon
+
+    The rule needs no range of batches, so the answer does not move when candidates are added at
+    either end, and the doubled batch need not be one of them.
+
+    Args:
+        batches: Candidates, in samples.
+        seconds_per_sample: :math:`t(b) / b`, for the candidates and their doubles.
+        doubling_gain: :math:`\epsilon`, a share in (0, 1).
+
+    Returns:
+        The batch; `None` if every doubling saves more than that share.
+    """
+    for batch in sorted(batches):
+        if 1 - seconds_per_sample(2 * batch) / seconds_per_sample(batch) <= doubling_gain:
             return batch
     return None
 
@@ -93,8 +126,8 @@ def kneedle(x: Sequence[float], y: Sequence[float], sensitivity: float = 1.0) ->
     on the range and spacing of x: give batches as log2.
 
     Args:
-        x: Rising, at least two values.
-        y: One value for each, not all equal.
+        x: Rising, at least one value.
+        y: One value for each.
         sensitivity: S of the paper, in mean steps of normalized x.
 
     Returns:

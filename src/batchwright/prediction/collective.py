@@ -1,33 +1,155 @@
-"""Seconds of an all-reduce against the size of its message: between measured sizes, straight lines.
+r"""Seconds of an exchange of gradients against message size and number of workers.
 
-No formula: below some size latency rules, above it bandwidth, and each library changes its
-algorithm where it likes.
+Where it was measured, straight lines between the measured sizes: below some size latency rules,
+above it bandwidth, and each library changes its algorithm where it likes. Beyond the measured
+workers, a stated link and the formula of the algorithm:
+
+.. math::
+    t_{ring} = 2 (K - 1) \Big( \alpha + \frac{G}{K \beta} \Big), \quad
+    t_{server} = 2 \Big( \alpha + \frac{(K - 1) G}{\beta} \Big)
+
+with K workers, G bytes, latency :math:`\alpha` and bandwidth :math:`\beta`: a ring all-reduce
+(Patarasuk and Yuan 2009), and a push to and a pull from one process, through whose link all go.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import pairwise
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
 
-from batchwright.records import CollectiveTime
+from batchwright.errors import PlanError
+from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, fit_line, interval
+from batchwright.records import CollectiveTime, Estimate, Link
+
+Operation = Literal["all-reduce", "push-pull"]
+
+_QUARTILES_PER_DEVIATION = 1.349  # distance between the quartiles of a normal distribution
+_LEAST_ERROR = 0.05  # assumed standard error of an exchange time even where calls agree
+_Z_975 = 1.96
 
 
-def all_reduce_seconds(size: int, measured: Sequence[CollectiveTime]) -> float:
-    """Seconds to all-reduce ``size`` bytes.
+def exchange_seconds(
+    size: int, workers: int, link: Link | None, operation: Operation = "all-reduce"
+) -> float:
+    """Seconds to exchange ``size`` bytes between ``workers`` over a stated link; see above.
 
-    Below the smallest measured message the time of the smallest (latency); above the largest, in
-    proportion to the size (bandwidth).
-
-    Args:
-        size: Message, in bytes.
-        measured: At least one point, all with the same number of workers.
+    Raises:
+        PlanError: The link is not fully stated.
     """
-    points = sorted((one.bytes, one.seconds) for one in measured)
-    sizes = [point[0] for point in points]
-    if size <= sizes[0]:
+    if workers == 1:
+        return 0.0
+    if link is None or link.latency is None or link.bandwidth is None:
+        missing = [
+            f"link.{key}=..."
+            for key in ("latency", "bandwidth")
+            if link is None or getattr(link, key) is None
+        ]
+        raise PlanError(
+            f"workers={workers}: so many were not measured together; measure them, or state their "
+            f"network with {' and '.join(missing)} (seconds, bytes per second)"
+        )
+    if operation == "push-pull":
+        return 2 * (link.latency + (workers - 1) * size / link.bandwidth)
+    return 2 * (workers - 1) * (link.latency + size / workers / link.bandwidth)
+
+
+@dataclass(frozen=True)
+class CollectiveModel:
+    """Exchange times.
+
+    Attributes:
+        measured: For each operation and number of workers, the sizes measured, rising, in bytes,
+            and the seconds of each.
+        link: What was stated of the network, for more workers than measured.
+        relative_error: Standard deviation of one call's time, as a share of it.
+    """
+
+    measured: Mapping[tuple[str, int], tuple[tuple[int, float], ...]]
+    link: Link | None
+    relative_error: float
+
+    def seconds(self, size: int, workers: int, operation: Operation = "all-reduce") -> float:
+        """Seconds to exchange ``size`` bytes between ``workers``.
+
+        One worker exchanges nothing. Between measured numbers of workers, in proportion; fewer
+        than were measured, as the smallest measured.
+
+        Raises:
+            PlanError: More workers than were measured, and no link stated.
+        """
+        if workers == 1:
+            return 0.0
+        if self.assumed(workers, operation):
+            return exchange_seconds(size, workers, self.link, operation)
+        counts = self._counts(operation)
+        above = bisect_left(counts, workers)
+        if counts[above] == workers or above == 0:
+            return _between_sizes(size, self.measured[operation, counts[above]])
+        fewer, more = counts[above - 1], counts[above]
+        low, high = (_between_sizes(size, self.measured[operation, k]) for k in (fewer, more))
+        return low + (high - low) * (workers - fewer) / (more - fewer)
+
+    def estimate(self, size: int, workers: int, operation: Operation = "all-reduce") -> Estimate:
+        """The same, with a 95 % interval for one call."""
+        error = self.relative_error
+        if self.assumed(workers, operation):
+            error = UNKNOWN_RELATIVE_ERROR
+        return interval(self.seconds(size, workers, operation), _Z_975 * error)
+
+    def assumed(self, workers: int, operation: Operation = "all-reduce") -> bool:
+        """Whether so many workers are beyond what was measured, so that link figures go in."""
+        return workers > max(self._counts(operation), default=1)
+
+    def _counts(self, operation: Operation) -> list[int]:
+        return sorted(workers for kind, workers in self.measured if kind == operation)
+
+
+def fit_collectives(
+    measured: Sequence[CollectiveTime], link: Link | None = None
+) -> CollectiveModel:
+    """Model of measured exchanges; none is fine. Repeated measurements are averaged by median."""
+    times: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for one in measured:
+        times.setdefault((one.operation, one.workers), {}).setdefault(one.bytes, []).append(
+            one.seconds
+        )
+    spreads = [(o.high - o.low) / o.seconds / _QUARTILES_PER_DEVIATION for o in measured]
+    return CollectiveModel(
+        {
+            key: tuple((size, median(seconds)) for size, seconds in sorted(sizes.items()))
+            for key, sizes in sorted(times.items())
+        },
+        link,
+        max(_LEAST_ERROR, median(spreads)) if spreads else UNKNOWN_RELATIVE_ERROR,
+    )
+
+
+def fit_link(measured: Sequence[CollectiveTime]) -> Link | None:
+    r"""Latency and bandwidth that the measured all-reduces would have as a ring.
+
+    The ring's time is a line: :math:`t / (2 (K - 1)) = \alpha + (G / K) / \beta`. It is fitted on
+    relative errors with neither below 0.
+
+    Returns:
+        The link; `None` if fewer than two sizes were measured, or larger ones took no longer.
+    """
+    points = [one for one in measured if one.operation == "all-reduce" and one.workers > 1]
+    shares = [one.bytes / one.workers for one in points]
+    if len(set(shares)) < 2:
+        return None
+    line = fit_line(shares, [one.seconds / (2 * (one.workers - 1)) for one in points])
+    return Link(latency=line.intercept, bandwidth=1 / line.slope) if line.slope > 0 else None
+
+
+def _between_sizes(size: int, points: Sequence[tuple[int, float]]) -> float:
+    """Below the smallest message its time (latency); above the largest, in proportion."""
+    if size <= points[0][0]:
         return points[0][1]
-    if size >= sizes[-1]:
-        return points[-1][1] * size / sizes[-1]
-    (x0, y0), (x1, y1) = list(pairwise(points))[bisect_left(sizes, size) - 1]
+    if size >= points[-1][0]:
+        return points[-1][1] * size / points[-1][0]
+    right = bisect_right(points, size, key=lambda point: point[0])
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
     return y0 + (y1 - y0) * (size - x0) / (x1 - x0)

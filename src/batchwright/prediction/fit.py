@@ -1,14 +1,16 @@
 """A line through measured points, with an interval, and with what the points cannot tell.
 
 Measured times and bytes span powers of ten, so errors are relative: a batch of 16 counts as much as
-one of 512.
+one of 512. Whether a line is good enough, or straight pieces between the points are better, is
+found by leaving one point out at a time.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf, sqrt
+from dataclasses import dataclass, replace
+from math import exp, inf, sqrt
 
 from batchwright.records import Estimate
 
@@ -18,6 +20,10 @@ UNKNOWN_RELATIVE_ERROR = 0.2
 # 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom.
 _T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 _Z_975 = 1.959964
+_Z_999 = 3.090232
+
+# Of pure noise about a line, one in ten ratios of errors left out is below this (simulated).
+_CLEARLY = 0.8
 
 
 def student_t_975(degrees: int) -> float:
@@ -65,6 +71,25 @@ class Line:
         """The line at ``x``."""
         return self.intercept + self.slope * x
 
+    def scaled(self, factor: float) -> Line:
+        """The line of ``factor`` times y."""
+        square = factor**2
+        return replace(
+            self,
+            intercept=factor * self.intercept,
+            slope=factor * self.slope,
+            _mass=self._mass / square,
+            _spread=self._spread / square,
+        )
+
+    def own_error(self, x: float) -> float:
+        r"""Standard error of the line itself at ``x``, relative to it.
+
+        It takes the scales that the line was fitted with for standard errors of the points:
+        :math:`\sqrt{v(x)} / \hat y(x)`, with :math:`v` the variance of the weighted fit.
+        """
+        return sqrt(1 / self._mass + (x - self._center) ** 2 / self._spread) / self.at(x)
+
     def standard_error(self, x: float) -> float:
         r"""Standard error of a new measurement at ``x``, relative to the line there.
 
@@ -88,6 +113,20 @@ def interval(value: float, relative_half_width: float) -> Estimate:
     """``value`` with an interval of a relative half width around it; never below 0."""
     width = value * relative_half_width
     return Estimate(value=value, low=max(0.0, value - width), high=value + width)
+
+
+def interval_in_ratio(value: float, error: float) -> Estimate:
+    """``value`` divided and multiplied by ``exp(error)``: for errors that are ratios."""
+    return Estimate(value=value, low=value * exp(-error), high=value * exp(error))
+
+
+def between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Y at ``x`` on the straight pieces between points; ``x`` lies within the rising ``xs``."""
+    right = bisect_left(xs, x)
+    if xs[right] == x:
+        return ys[right]
+    x0, x1, y0, y1 = xs[right - 1], xs[right], ys[right - 1], ys[right]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def fit_line(
@@ -167,3 +206,57 @@ def _line(
     degrees = len(xs) - parameters
     error = sqrt(sum(r**2 for r in residuals) / degrees) if degrees else None
     return Line(intercept, slope, error, degrees, max(map(abs, residuals)), caveat, *shape)
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """Relative errors at the inner points, each predicted from the others; empty below three.
+
+    Attributes:
+        line: (predicted - y) / y by the line through the others.
+        pieces: The same by the straight piece between the neighbours.
+    """
+
+    line: tuple[float, ...]
+    pieces: tuple[float, ...]
+
+
+def leave_one_out(
+    xs: Sequence[float], ys: Sequence[float], scales: Sequence[float]
+) -> CrossValidation:
+    """How well lines and pieces predict points they have not seen; ``xs`` rise."""
+    line, pieces = [], []
+    for left_out in range(1, len(xs) - 1):
+        seen = [i for i in range(len(xs)) if i != left_out]
+        x, y = xs[left_out], ys[left_out]
+        others = [xs[i] for i in seen], [ys[i] for i in seen]
+        line.append(fit_line(*others, [scales[i] for i in seen]).at(x) / y - 1)
+        pieces.append(between(*others, x) / y - 1)
+    return CrossValidation(tuple(line), tuple(pieces))
+
+
+def choose_line(line: Line, points: int, errors: CrossValidation) -> bool:
+    """Whether the line is kept, and not the pieces between the points.
+
+    It is kept where it misses the points by no more than their standard errors, which are the
+    scales of the fit, allow (chi-squared at 99.9 %: slow stretches make tails longer than normal
+    ones). Where it misses them by more, it is kept only if it predicts points left out clearly
+    better than the pieces do; by chance it may do a little better, and a jump at the last point
+    is none that leaving points out can show. Of three points both predict the middle one alike.
+    """
+    if not line.degrees or line.relative_error is None:
+        return True
+    if line.relative_error**2 * line.degrees <= _chi_squared_999(line.degrees):
+        return True
+    return points > 3 and root_mean_square(errors.line) < _CLEARLY * root_mean_square(errors.pieces)
+
+
+def root_mean_square(values: Sequence[float]) -> float:
+    """Root of the mean square; 0 of none."""
+    return sqrt(sum(v * v for v in values) / len(values)) if values else 0.0
+
+
+def _chi_squared_999(degrees: int) -> float:
+    """99.9 % quantile of chi-squared (Wilson and Hilferty 1931), right to 4 % here."""
+    spread = 2 / (9 * degrees)
+    return degrees * (1 - spread + _Z_999 * sqrt(spread)) ** 3

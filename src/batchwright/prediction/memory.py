@@ -1,51 +1,374 @@
 r"""Peak bytes of a training step against the samples that go through the network at once.
 
-.. math:: M(b) = M_0 + \alpha b
+At every moment k of a step the live bytes are :math:`f_k + g_k b` with both parts not negative: the
+peak over the moments is convex and piecewise linear in the batch b. So a few measured batches bound
+all others, without statistics:
 
-:math:`M_0`: weights, gradients, optimizer state; :math:`\alpha`: activations and input of one
-sample.
+* between two, the chord lies above, and both neighbouring segments, extended, below;
+* beyond the largest :math:`b_n`, the last segment extended lies below, and
+  :math:`A + (M_n - A) b / b_n` above, A being the bytes that live at every moment;
+* below the smallest :math:`b_1`, the first segment extended lies below, and :math:`M_1` above.
+
+What an allocator rounds, and what breaks this in the points themselves, goes into a stated margin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-from batchwright.prediction.fit import Line, fit_line
-from batchwright.records import Estimate, MemoryPoint
+from batchwright.errors import PlanError
+from batchwright.prediction.fit import Line, between, fit_line, interval, student_t_975
+from batchwright.records import Estimate, MemoryParts, MemoryPoint, Profile
+
+MARGIN = {"cpu": 0.005, "cuda": 0.03}
+"""Share by which the interval is widened: blocks are rounded up, on CUDA more."""
+
+RESIDENT_ERROR = 0.05
+"""Assumed standard error of a resident size: what allocators keep strays so far."""
+
+_MOST_SAMPLES = 2**24
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """Peak bytes at one resolution and number of workers, and what surely holds around them.
+
+    Attributes:
+        batches: Measured batches, rising.
+        peaks: Peak bytes of each.
+        always: Bytes that live at every moment, whatever the batch.
+        floor: Bytes that every step reaches, whatever the batch.
+        violation: Largest share by which a point lies above the chord of its neighbours.
+    """
+
+    batches: tuple[int, ...]
+    peaks: tuple[int, ...]
+    always: int
+    floor: int
+    violation: float
+
+    def at(self, batch: int) -> tuple[float, float, float]:
+        """Best guess, lower and upper bound, in bytes."""
+        low, high = max(self.floor, self._below(batch)), self._above(batch)
+        low = min(low, high)
+        return min(high, max(low, self._likely(batch))), low, high
+
+    def slope(self) -> float:
+        """Bytes per sample where the batch is large."""
+        if len(self.batches) == 1:
+            return (self.peaks[0] - self.floor) / self.batches[0]
+        return (self.peaks[-1] - self.peaks[-2]) / (self.batches[-1] - self.batches[-2])
+
+    def _likely(self, batch: int) -> float:
+        """Straight pieces between the points, and on beyond them: most peaks are one line."""
+        batches, peaks = self.batches, self.peaks
+        if batches[0] <= batch <= batches[-1]:
+            return between(batches, peaks, batch)
+        if batch > batches[-1]:
+            return peaks[-1] + max(0.0, self.slope()) * (batch - batches[-1])
+        if len(batches) == 1:
+            return self.floor + (peaks[0] - self.floor) * batch / batches[0]
+        return peaks[0] - (peaks[1] - peaks[0]) * (batches[0] - batch) / (batches[1] - batches[0])
+
+    def _above(self, batch: int) -> float:
+        last, peak = self.batches[-1], max(self.peaks)
+        if batch > last:
+            return self.always + (peak - self.always) * batch / last
+        if batch <= self.batches[0]:
+            return self.peaks[0]
+        rising = [max(self.peaks[: i + 1]) for i in range(len(self.peaks))]
+        return between(self.batches, rising, batch)
+
+    def _below(self, batch: int) -> float:
+        """The highest of all segments that end before ``batch`` or begin after it, extended."""
+        if batch in self.batches:
+            return self.peaks[self.batches.index(batch)]
+        # A smaller batch never takes more.
+        below = [p for b, p in zip(self.batches, self.peaks, strict=True) if b < batch]
+        bounds = [float(max(below, default=0))]
+        points = list(zip(self.batches, self.peaks, strict=True))
+        for (b0, m0), (b1, m1) in pairwise(points):
+            if m1 >= m0 and not b0 <= batch <= b1:
+                bounds.append(m0 + (m1 - m0) * (batch - b0) / (b1 - b0))
+        return max(bounds)
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Peak bytes at one resolution.
+    """Peak bytes of one worker, tensors only, and its resident size.
 
     Attributes:
-        line: Bytes against samples in one forward pass.
+        parts: Bytes whatever the batch, by what they are for; `None` if not counted.
+        margin: Share by which intervals are widened.
+        notes: What the points cannot tell or do not agree on, in words.
     """
 
-    line: Line
+    parts: MemoryParts | None
+    margin: float
+    notes: tuple[str, ...]
+    _bounds: Mapping[tuple[int, int], _Bounds]
+    _resident: Mapping[tuple[int, int], Line] = field(repr=False)
 
-    def predict(self, micro_batch_size: int) -> Estimate:
-        """Peak bytes with ``micro_batch_size`` samples at once, with a 95 % interval."""
-        return self.line.predict(micro_batch_size)
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """Measured resolutions, rising."""
+        return tuple(sorted({side for _, side in self._bounds}))
 
-    def fits(self, micro_batch_size: int, limit: int) -> bool:
+    def predict(
+        self,
+        resolution: int,
+        micro_batch_size: int,
+        *,
+        workers: int = 1,
+        accumulates: bool = False,
+    ) -> Estimate:
+        """Peak bytes with ``micro_batch_size`` samples at once, between bounds that surely hold.
+
+        Args:
+            resolution: Image side, in pixels.
+            micro_batch_size: Samples in one forward pass.
+            workers: Workers; several keep buffers to exchange gradients.
+            accumulates: Whether gradients of earlier micro-batches stay live meanwhile.
+        """
+        value, low, high = self._at_resolution(resolution, micro_batch_size, workers)
+        if accumulates:
+            gradients = self._gradients()
+            value, high = value + gradients, high + gradients
+        return Estimate(value=value, low=low * (1 - self.margin), high=high * (1 + self.margin))
+
+    def fits(
+        self,
+        resolution: int,
+        micro_batch_size: int,
+        limit: int,
+        *,
+        workers: int = 1,
+        accumulates: bool = False,
+    ) -> bool:
         """Whether even the upper end of the interval stays within ``limit`` bytes."""
-        return self.predict(micro_batch_size).high <= limit
+        estimate = self.predict(
+            resolution, micro_batch_size, workers=workers, accumulates=accumulates
+        )
+        return estimate.high <= limit
 
-    def largest_batch(self, limit: int, most: int) -> int:
+    def largest_batch(
+        self,
+        resolution: int,
+        limit: int,
+        most: int,
+        *,
+        workers: int = 1,
+        accumulates: bool = False,
+    ) -> int:
         """Largest micro-batch up to ``most`` that fits ``limit`` bytes; 0 if none does."""
         fitting, failing = 0, most + 1
         while failing - fitting > 1:
             middle = (fitting + failing) // 2
-            if self.fits(middle, limit):
+            if self.fits(resolution, middle, limit, workers=workers, accumulates=accumulates):
                 fitting = middle
             else:
                 failing = middle
         return fitting
 
+    def resident(
+        self, resolution: int, micro_batch_size: int, *, workers: int = 1
+    ) -> Estimate | None:
+        """Largest resident size of the process, in bytes, with a statistical 95 % interval.
 
-def fit_memory(points: Sequence[MemoryPoint]) -> MemoryModel:
-    """Model of points at one resolution, at least one."""
-    batches = [point.local_batch_size for point in points]
-    return MemoryModel(fit_line(batches, [point.peak_bytes for point in points]))
+        `None` where it was not measured: at this resolution, or at all.
+        """
+        if resolution not in self.resolutions:
+            return None
+        line = self._resident.get((self._nearest_workers(workers, resolution), resolution))
+        if line is None:
+            return None
+        error = line.relative_error or 0.0
+        quantile = student_t_975(line.degrees) if line.degrees else 2.0
+        width = max(quantile * error, 2 * RESIDENT_ERROR)
+        return interval(line.at(micro_batch_size), width)
+
+    def bytes_per_sample(self, resolution: int) -> float:
+        """Bytes that one more sample takes where the batch is large: activations and input."""
+        if resolution in self.resolutions:
+            workers = self._nearest_workers(1, resolution)
+            return max(0.0, self._bounds[workers, resolution].slope())
+        nearest = min(self.resolutions, key=lambda side: abs(side - resolution))
+        return self.bytes_per_sample(nearest) * (resolution / nearest) ** 2
+
+    def _at_resolution(
+        self, resolution: int, batch: int, workers: int
+    ) -> tuple[float, float, float]:
+        """Bounds where measured; else more pixels never take less, nor more than in proportion."""
+        sides = self.resolutions
+        if resolution in sides:
+            return self._at(resolution, batch, workers)
+        smaller = [side for side in sides if side < resolution]
+        larger = [side for side in sides if side > resolution]
+        low, high, values = 0.0, float("inf"), []
+        if smaller:
+            value, low, most = self._at(smaller[-1], batch, workers)
+            always = self._bounds[self._nearest_workers(workers, smaller[-1]), smaller[-1]].always
+            ratio = (resolution / smaller[-1]) ** 2
+            high = always + (most - always) * ratio
+            values.append((smaller[-1], value))
+        if larger:
+            value, least, most = self._at(larger[0], batch, workers)
+            high = min(high, most)
+            low = max(low, least * (resolution / larger[0]) ** 2)
+            values.append((larger[0], value))
+        return self._between_sides(values, resolution), low, high
+
+    def _between_sides(self, values: Sequence[tuple[int, float]], resolution: int) -> float:
+        """Linear in the pixels, or in proportion to them above what always lives."""
+        if len(values) == 2:
+            (r0, m0), (r1, m1) = values
+            return m0 + (m1 - m0) * (resolution**2 - r0**2) / (r1**2 - r0**2)
+        side, value = values[0]
+        fixed = float(_floor(self.parts))
+        return fixed + max(0.0, value - fixed) * (resolution / side) ** 2
+
+    def _at(self, resolution: int, batch: int, workers: int) -> tuple[float, float, float]:
+        measured = self._nearest_workers(workers, resolution)
+        value, low, high = self._bounds[measured, resolution].at(batch)
+        if workers > 1 and measured == 1:
+            buffers = self._reduction()
+            return value + buffers, low, high + buffers
+        if workers == 1 and measured > 1:
+            return value, max(0.0, low - self._reduction()), high
+        return value, low, high
+
+    def _nearest_workers(self, workers: int, resolution: int) -> int:
+        """Measured workers that are alike: one, or several, for buffers do not grow with them."""
+        counts = sorted(count for count, side in self._bounds if side == resolution)
+        alike = [k for k in counts if (k > 1) == (workers > 1)] or counts
+        return max((k for k in alike if k <= workers), default=alike[0])
+
+    def _gradients(self) -> float:
+        return float(self.parts.gradients) if self.parts else self._at_most_half()
+
+    def _reduction(self) -> float:
+        if self.parts is None:
+            return self._at_most_half()
+        return float(max(self.parts.reduction, self.parts.gradients))
+
+    def _at_most_half(self) -> float:
+        """Gradients take no more than the weights beside them, so at most half of any peak."""
+        return min(bounds.peaks[0] for bounds in self._bounds.values()) / 2
+
+
+def fit_memory(
+    points: Sequence[MemoryPoint], parts: MemoryParts | None = None, *, device: str = "cpu"
+) -> MemoryModel:
+    """Model of measured peaks, in any order.
+
+    Args:
+        points: At least one; of one measured twice the larger peak counts.
+        parts: Bytes whatever the batch; unset, bounds beyond the points are wider.
+        device: ``cpu`` or ``cuda``, for the margin.
+
+    Raises:
+        PlanError: No points, or one below what the parts alone take.
+    """
+    if not points:
+        raise PlanError("the profile has no memory peaks; run probe first")
+    groups: dict[tuple[int, int], dict[int, MemoryPoint]] = {}
+    for point in points:
+        group = groups.setdefault((point.workers, point.resolution), {})
+        known = group.get(point.local_batch_size)
+        if known is None or point.peak_bytes > known.peak_bytes:
+            group[point.local_batch_size] = point
+    bounds = {key: _bounds(group, parts) for key, group in sorted(groups.items())}
+    violation = max(one.violation for one in bounds.values())
+    notes = []
+    if violation > MARGIN[device]:
+        notes.append(
+            f"memory peaks stray from a convex curve by up to {violation:.1%}: the margin is wider"
+        )
+    if parts is None:
+        notes.append(
+            "fixed parts of the memory were not counted: bounds beyond the points are wide"
+        )
+    return MemoryModel(
+        parts,
+        max(MARGIN[device], violation),
+        tuple(notes),
+        bounds,
+        _fit_resident(groups),
+    )
+
+
+def max_local_batch_size(
+    profile: Profile,
+    *,
+    limit: int | None = None,
+    resolution: int | None = None,
+    workers: int | None = None,
+) -> int:
+    """Largest local batch whose step surely fits a worker's memory, in one pass; 0 if none does.
+
+    Args:
+        profile: What was measured.
+        limit: Bytes one worker may use; unset: ``goal.memory``, or what the device had free.
+        resolution: Image side in pixels; unset: the largest measured.
+        workers: Workers; unset: the most that were measured together.
+
+    Raises:
+        PlanError: A limit that is not positive, or a profile without memory peaks.
+    """
+    limit = limit or profile.job.goal.memory or profile.cluster.memory_bytes
+    if limit < 1:
+        raise PlanError(f"limit={limit}: give the bytes that one worker may use")
+    model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
+    side = resolution or model.resolutions[-1]
+    count = workers or profile.cluster.workers
+    failed = [
+        one.local_batch_size
+        for one in profile.out_of_memory
+        if one.resolution <= side and one.workers <= count
+    ]
+    most = min(failed, default=_MOST_SAMPLES + 1) - 1
+    return model.largest_batch(side, limit, most, workers=count)
+
+
+def _floor(parts: MemoryParts | None) -> int:
+    """Bytes at the moment of the update, which every step has."""
+    if parts is None:
+        return 0
+    return parts.parameters + parts.buffers + parts.optimizer + parts.gradients
+
+
+def _bounds(group: Mapping[int, MemoryPoint], parts: MemoryParts | None) -> _Bounds:
+    batches = tuple(sorted(group))
+    peaks = tuple(group[batch].peak_bytes for batch in batches)
+    floor = _floor(parts)
+    if peaks[0] < floor:
+        point = group[batches[0]]
+        raise PlanError(
+            f"local batch {batches[0]} at resolution {point.resolution}: a peak of {peaks[0]} "
+            f"bytes is less than weights, gradients and optimizer take ({floor}); measure it again"
+        )
+    always = floor - parts.gradients if parts else 0
+    return _Bounds(batches, peaks, always, floor, _violation(batches, peaks))
+
+
+def _violation(batches: Sequence[int], peaks: Sequence[int]) -> float:
+    worst = 0.0
+    for i in range(1, len(batches) - 1):
+        chord = between((batches[i - 1], batches[i + 1]), (peaks[i - 1], peaks[i + 1]), batches[i])
+        worst = max(worst, peaks[i] / chord - 1)
+    for smaller, larger in pairwise(peaks):
+        worst = max(worst, smaller / larger - 1)
+    return worst
+
+
+def _fit_resident(
+    groups: Mapping[tuple[int, int], Mapping[int, MemoryPoint]],
+) -> dict[tuple[int, int], Line]:
+    lines = {}
+    for key, group in groups.items():
+        known = [(b, p.resident_bytes) for b, p in group.items() if p.resident_bytes is not None]
+        if known:
+            lines[key] = fit_line([b for b, _ in known], [size for _, size in known])
+    return lines

@@ -1,144 +1,490 @@
-"""Seconds per training step against the local batch, at one resolution and worker count.
+r"""Seconds per training step against the local batch, the resolution and the number of workers.
 
-A line describes many devices, but not all: caches, allocators and kernel choices bend it. So a line
-where it misses the measured medians by no more than they scatter, and else the medians with
-straight lines between them. The exchange of gradients is a model of its own: its time jumps about,
-and computing need not be judged by that.
+Where it was measured, each number of workers and resolution has two curves over the batch: the
+whole step S, and its computing C alone. Micro-batches exchange gradients once, in the last:
+
+.. math:: t = \sum_{j < n} C(m_j) + S(m_n)
+
+Between two resolutions the time is linear in the pixels; between two measured numbers of workers,
+linear in them. For more workers than measured, computing is that of the most measured, and the
+exchange follows from a stated link (`collective.exchange_seconds`), overlapped as far as was
+measured (`overlap.combine`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import hypot, pi, sqrt
-from statistics import median
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, hypot, log, log2
+from typing import Protocol
 
-from batchwright.prediction.fit import Line, fit_line, interval
-from batchwright.records import Estimate, StepTime
+from batchwright.errors import PlanError
+from batchwright.prediction.collective import exchange_seconds, fit_collectives
+from batchwright.prediction.curve import (
+    DOUBLING_ERROR,
+    UNSEEN_BEND,
+    Curve,
+    borrow_curve,
+    fit_curve,
+)
+from batchwright.prediction.drift import (
+    LATER_VISITS,
+    level_error,
+    median_share,
+    point_error,
+    point_seconds,
+    pooled_drift,
+    pooled_skew,
+)
+from batchwright.prediction.fit import (
+    UNKNOWN_RELATIVE_ERROR,
+    student_t_975,
+)
+from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
+from batchwright.records import CollectiveTime, Estimate, Link, StepTime
 
-REPEATABILITY = 0.05
-"""Assumed relative standard deviation of the same step's mean from one run to the next."""
-
-_QUARTILES_PER_DEVIATION = 1.349  # distance between the quartiles of a normal distribution
 _Z_975 = 1.96
+_CONTRADICTION = 2.0  # a larger batch may not take less than this part of a smaller one's time
+_CONTRADICTION_ERRORS = 4.0  # nor is it said of what scatter explains
+
+
+class _Law(Protocol):
+    """Seconds against the batch, measured or derived."""
+
+    def at(self, batch: float) -> float: ...
+
+    def standard_error(self, batch: float) -> float: ...
+
+    def extrapolates(self, batch: float) -> bool: ...
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Seconds against the local batch.
+class _Blend:
+    """Between two laws, or beyond them: ``first + share (second - first)``.
 
     Attributes:
-        batches: Measured local batches, rising, in samples.
-        seconds: Measured medians, in seconds.
-        line: The line through them.
-        linear: Whether the line misses them by no more than they scatter, so that it is used.
-        deviation: Relative standard deviation of one measured median, fit error aside.
+        first: Law at the smaller resolution or number of workers.
+        second: Law at the larger.
+        share: 0 at the first, 1 at the second; outside [0, 1] it extrapolates.
+        steepest: Largest ratio of the two ends' times to this one's that is believed beyond them.
+        beyond: Doublings beyond the nearer one; 0 between.
+        measured: Whether being between counts as measured.
     """
 
-    batches: tuple[int, ...]
-    seconds: tuple[float, ...]
-    line: Line
-    linear: bool
-    deviation: float
-
-    def extrapolates(self, batch: float) -> bool:
-        """Whether ``batch`` lies outside what was measured."""
-        return not self.batches[0] <= batch <= self.batches[-1]
+    first: _Law
+    second: _Law
+    share: float
+    steepest: float
+    beyond: float
+    measured: bool
 
     def at(self, batch: float) -> float:
-        """Seconds for ``batch`` samples."""
-        if self.linear:
-            return self.line.at(batch)
-        if self.extrapolates(batch):
-            # Go on as the line does, from the nearest measured point.
-            edge = 0 if batch < self.batches[0] else -1
-            return self.seconds[edge] * self.line.at(batch) / self.line.at(self.batches[edge])
-        return self._between(batch)
+        first, second = self.first.at(batch), self.second.at(batch)
+        value = first + self.share * (second - first)
+        if self.share < 0:
+            return min(max(value, first / self.steepest), first)
+        if self.share > 1:
+            return min(max(value, second), second * self.steepest)
+        return value
 
     def standard_error(self, batch: float) -> float:
-        """Relative standard error at ``batch``.
+        value = self.at(batch)
+        share = min(max(self.share, -1.0), 2.0)
+        return hypot(
+            (1 - share) * self.first.at(batch) * self.first.standard_error(batch) / value,
+            share * self.second.at(batch) * self.second.standard_error(batch) / value,
+            UNSEEN_BEND * max(0.0, 4 * self.share * (1 - self.share)),
+            DOUBLING_ERROR * self.beyond,
+        )
 
-        Scatter of the measured medians, and beside it the line's own error or, where the points
-        are used, how far the line is from them: between points this gauges the bend.
-        """
-        if self.linear:
-            error = self.line.standard_error(batch)
-        elif batch in self.batches:
-            error = 0.0
-        else:
-            error = abs(self.line.at(batch) - self.at(batch)) / self.at(batch)
-            error = max(error, self.line.largest_residual)
-        return hypot(error, self.deviation)
+    def extrapolates(self, batch: float) -> bool:
+        if not self.measured:
+            return True
+        return self.first.extrapolates(batch) or self.second.extrapolates(batch)
 
-    def _between(self, batch: float) -> float:
-        right = bisect_left(self.batches, batch)
-        if self.batches[right] == batch:
-            return self.seconds[right]
-        x0, x1 = self.batches[right - 1], self.batches[right]
-        y0, y1 = self.seconds[right - 1], self.seconds[right]
-        return y0 + (y1 - y0) * (batch - x0) / (x1 - x0)
+
+@dataclass(frozen=True)
+class _Derived:
+    """A measured law's computing with an exchange that a stated link gives."""
+
+    compute: _Law
+    exchange: float
+    overlap: float
+
+    def at(self, batch: float) -> float:
+        return combine(self.compute.at(batch), self.exchange, self.overlap)
+
+    def standard_error(self, batch: float) -> float:
+        computing = self.compute.at(batch)
+        # What the exchange adds, whole: its time and its overlap are assumed.
+        exposed = min(1.0, self.exchange / combine(computing, self.exchange, self.overlap))
+        return hypot(self.compute.standard_error(batch), UNKNOWN_RELATIVE_ERROR * exposed)
+
+    def extrapolates(self, batch: float) -> bool:  # noqa: ARG002 - so for every batch
+        return True
 
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    """Step times at one resolution and worker count.
+    """Step times of one kind of worker.
 
     Attributes:
-        compute: Input, forward and backward pass, and update.
-        sync: Exchange of gradients: a latency, and a part that grows with the batch because
-            workers wait for each other. Its errors are relative to the whole step.
+        workers: Measured numbers of workers, rising.
+        drift: Relative standard deviation of one visit's median about the point's own long-run
+            median, pooled over the points.
+        drift_measured: Whether visits showed it; else `drift.ASSUMED_DRIFT`.
+        overlap: Gamma of `overlap.combine`, from 1 to 10; `None` if the data do not tell.
+        notes: What the data could not identify, in words.
     """
 
-    compute: Curve
-    sync: Line
+    workers: tuple[int, ...]
+    drift: float
+    drift_measured: bool
+    overlap: float | None
+    notes: tuple[str, ...]
+    _degrees: int
+    _skew: float
+    _level: float
+    _whole: Mapping[tuple[int, int], Curve]
+    _compute: Mapping[tuple[int, int], Curve]
+    _gradient_bytes: int
+    _link: Link | None
+    _laws: dict[tuple[int, int], tuple[_Law, _Law]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _curves: dict[tuple[int, int], Curve] = field(default_factory=dict, compare=False, repr=False)
 
-    def predict(self, local_batch_size: int, micro_batch_sizes: Sequence[int]) -> Estimate:
-        r"""Seconds per step of ``local_batch_size`` samples, with a 95 % interval.
+    def resolutions(self, workers: int) -> tuple[int, ...]:
+        """Measured resolutions for so many workers, rising; of the nearest if not measured."""
+        nearest = max((k for k in self.workers if k <= workers), default=self.workers[0])
+        return self._resolutions(nearest)
 
-        Micro-batches are computed one after the other, and gradients exchanged once:
+    def curve(self, workers: int, resolution: int) -> Curve:
+        """Seconds of the whole step, in one pass, against the local batch.
 
-        .. math:: t = \sum_j t_{comp}(m_j) + t_{sync}(b)
+        Where it was not measured, the curve through what the model gives at the batches of the
+        nearest measured one; a line stays a line unless an exchange overlaps.
+        """
+        key = (workers, resolution)
+        if key not in self._curves:
+            self._curves[key] = self._whole.get(key) or self._sampled(workers, resolution)
+        return self._curves[key]
+
+    def seconds(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> float:
+        """Seconds per step, without interval.
 
         Args:
-            local_batch_size: Samples of the busiest worker.
-            micro_batch_sizes: How they are cut; their sum is ``local_batch_size``.
+            workers: Workers that compute at the same time.
+            resolution: Image side, in pixels.
+            micro_batch_sizes: How the busiest worker's local batch is cut; at least one.
+
+        Raises:
+            PlanError: One resolution was measured and another is asked for, or more workers than
+                were measured and no link stated.
         """
-        if sum(micro_batch_sizes) != local_batch_size:
-            raise ValueError(f"micro-batches {list(micro_batch_sizes)} for {local_batch_size}")
-        computing = sum(self.compute.at(size) for size in micro_batch_sizes)
-        seconds = computing + self.sync.at(local_batch_size)
-        error = hypot(
-            self.compute.standard_error(micro_batch_sizes[0]) * computing / seconds,
-            self.sync.relative_error or 0.0,
+        laws = self._laws.get((workers, resolution))
+        whole, compute = laws or self._laws_of(workers, resolution)
+        if len(micro_batch_sizes) == 1:
+            return whole.at(micro_batch_sizes[0])
+        seconds = whole.at(micro_batch_sizes[-1])
+        size, each = 0, 0.0
+        for micro_batch_size in micro_batch_sizes[:-1]:
+            if micro_batch_size != size:
+                size, each = micro_batch_size, compute.at(micro_batch_size)
+            seconds += each
+        return seconds
+
+    def predict(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> Estimate:
+        """Seconds per step, with a 95 % interval for what a later measurement shows.
+
+        A measurement is the median of `drift.LATER_VISITS` visits. Errors are ratios, and slow
+        stretches are one-sided, so the interval reaches further up than down. Arguments and
+        errors as in `seconds`.
+        """
+        value = self.seconds(workers, resolution, micro_batch_sizes)
+        whole, compute = self._laws_of(workers, resolution)
+        last = micro_batch_sizes[-1]
+        own = whole.at(last) * whole.standard_error(last)
+        for size, times in Counter(micro_batch_sizes[:-1]).items():
+            own += times * compute.at(size) * compute.standard_error(size)
+        known = hypot(own / value, self._level)
+        later = self.drift * median_share(LATER_VISITS)
+        quantile = student_t_975(self._degrees) if self._degrees else _Z_975
+        return Estimate(
+            value=value,
+            low=value * exp(-quantile * hypot(known, (2 - self._skew) * later)),
+            high=value * exp(quantile * hypot(known, self._skew * later)),
         )
-        return interval(seconds, _Z_975 * error)
 
-    def extrapolates(self, micro_batch_size: int) -> bool:
-        """Whether a micro-batch lies outside what was measured."""
-        return self.compute.extrapolates(micro_batch_size)
+    def standard_error(self, workers: int, resolution: int, local_batch_size: int) -> float:
+        """Standard error of the whole step's curve, in one pass, as a share of it.
 
+        It is what measuring can mend: the scatter of the medians, that of all of them together
+        included, and the bend between them; without the drift of a later measurement.
+        """
+        whole, _ = self._laws_of(workers, resolution)
+        return hypot(whole.standard_error(local_batch_size), self._level)
 
-def fit_step_time(points: Sequence[StepTime]) -> StepTimeModel:
-    """Model of points at one resolution and worker count, at least one, in any order."""
-    ordered = sorted(points, key=lambda point: point.local_batch_size)
-    batches = tuple(point.local_batch_size for point in ordered)
-    seconds = tuple(point.compute_seconds for point in ordered)
-    deviation = hypot(REPEATABILITY, median(_median_error(point) for point in ordered))
-    line = fit_line(batches, seconds)
-    return StepTimeModel(
-        compute=Curve(
-            batches, seconds, line, line.largest_residual <= _Z_975 * deviation, deviation
-        ),
-        sync=fit_line(
+    def extrapolates(self, workers: int, resolution: int, micro_batch_size: int) -> bool:
+        """Whether batch, resolution or workers lie outside what was measured.
+
+        Numbers of workers that were not measured count as outside, even between measured ones.
+        """
+        return self._laws_of(workers, resolution)[0].extrapolates(micro_batch_size)
+
+    def assumed(self, workers: int) -> bool:
+        """Whether so many workers were not measured together, so that link figures go in."""
+        return workers > self.workers[-1]
+
+    def _resolutions(self, workers: int) -> tuple[int, ...]:
+        return tuple(sorted(side for count, side in self._whole if count == workers))
+
+    def _laws_of(self, workers: int, resolution: int) -> tuple[_Law, _Law]:
+        """Laws of the whole step and of computing."""
+        laws = self._laws.get((workers, resolution))
+        if laws is None:
+            laws = self._make_laws(workers, resolution)
+            self._laws[workers, resolution] = laws
+        return laws
+
+    def _make_laws(self, workers: int, resolution: int) -> tuple[_Law, _Law]:
+        if workers in self.workers:
+            whole = self._at_resolution(self._whole, workers, resolution)
+            return whole, self._at_resolution(self._compute, workers, resolution)
+        if workers > self.workers[-1]:
+            compute = self._laws_of(self.workers[-1], resolution)[1]
+            exchange = exchange_seconds(self._gradient_bytes, workers, self._link)
+            return _Derived(compute, exchange, self.overlap or NO_OVERLAP), compute
+        above = bisect_left(self.workers, workers)
+        more = self.workers[above]
+        fewer = self.workers[above - 1] if above else more
+        share = (workers - fewer) / (more - fewer) if above else 0.0
+        first, second = self._laws_of(fewer, resolution), self._laws_of(more, resolution)
+        if not above and workers == 1:
+            first = second = (first[1], first[1])  # one worker exchanges nothing
+        doublings = 0.0 if above else log2(more / workers)
+        return (
+            _Blend(first[0], second[0], share, 1.0, doublings, measured=False),
+            _Blend(first[1], second[1], share, 1.0, doublings, measured=False),
+        )
+
+    def _at_resolution(
+        self, curves: Mapping[tuple[int, int], Curve], workers: int, resolution: int
+    ) -> _Law:
+        sides = self._resolutions(workers)
+        if resolution in sides:
+            return curves[workers, resolution]
+        if len(sides) == 1:
+            raise PlanError(
+                f"resolution {resolution}: only {sides[0]} was measured with {workers} worker(s); "
+                f"probe again with resolutions={_listed({sides[0], resolution})}"
+            )
+        right = min(max(bisect_left(sides, resolution), 1), len(sides) - 1)
+        small, large = sides[right - 1], sides[right]
+        nearest = min(max(resolution, small), large)
+        ratio = max(resolution / nearest, nearest / resolution) ** 2
+        return _Blend(
+            curves[workers, small],
+            curves[workers, large],
+            (resolution**2 - small**2) / (large**2 - small**2),
+            ratio,
+            log2(ratio),
+            measured=nearest == resolution,
+        )
+
+    def _sampled(self, workers: int, resolution: int) -> Curve:
+        law = self._laws_of(workers, resolution)[0]
+        nearest = max((k for k in self.workers if k <= workers), default=self.workers[0])
+        side = min(self._resolutions(nearest), key=lambda side: abs(side - resolution))
+        batches = self._whole[nearest, side].batches
+        return fit_curve(
             batches,
-            [point.sync_seconds for point in ordered],
-            [point.step_seconds for point in ordered],
-        ),
+            [law.at(batch) for batch in batches],
+            [law.standard_error(batch) for batch in batches],
+        )
+
+
+def fit_step_time(
+    points: Sequence[StepTime],
+    *,
+    collectives: Sequence[CollectiveTime] = (),
+    gradient_bytes: int = 0,
+    link: Link | None = None,
+) -> StepTimeModel:
+    """Model of measured steps, in any order.
+
+    Args:
+        points: Measured steps: at least two batches at one resolution and number of workers.
+        collectives: Measured exchanges, from which the overlap is found.
+        gradient_bytes: Bytes that workers exchange in a step.
+        link: The network between workers that were not measured together, as stated.
+
+    Raises:
+        PlanError: Too few points, one twice, or two that contradict each other.
+    """
+    _refuse_duplicates(points)
+    drift, degrees = pooled_drift(points)
+    groups = _grouped(points)
+    for group in groups.values():
+        _refuse_contradictions(group, drift)
+    whole = _fit_all(groups, point_seconds, drift)
+    overlap = _find_overlap(points, collectives, gradient_bytes, drift)
+    return StepTimeModel(
+        workers=tuple(sorted({workers for workers, _ in groups})),
+        drift=drift,
+        drift_measured=degrees > 0,
+        overlap=overlap,
+        notes=tuple(_notes(groups, whole, drift, degrees, overlap, collectives)),
+        _degrees=degrees,
+        _skew=pooled_skew(points) if degrees else 1.0,
+        _level=level_error(points, drift),
+        _whole=whole,
+        _compute=_fit_all(groups, _computing_seconds, drift),
+        _gradient_bytes=gradient_bytes,
+        _link=link,
     )
 
 
-def _median_error(point: StepTime) -> float:
-    """Relative standard error of a point's median, from its quartiles, as of a normal sample."""
-    deviation = (point.step_high - point.step_low) / _QUARTILES_PER_DEVIATION / point.step_seconds
-    return sqrt(pi / 2) * deviation / sqrt(point.repeats)
+def _computing_seconds(point: StepTime) -> float:
+    """The part of a point's time that is computing, in seconds."""
+    return point_seconds(point) * min(1.0, point.compute_seconds / point.step_seconds)
+
+
+def _grouped(points: Sequence[StepTime]) -> dict[tuple[int, int], list[StepTime]]:
+    """Points by workers and resolution, each by batch."""
+    groups: dict[tuple[int, int], list[StepTime]] = {}
+    for point in sorted(points, key=lambda p: (p.workers, p.resolution, p.local_batch_size)):
+        groups.setdefault((point.workers, point.resolution), []).append(point)
+    return groups
+
+
+def _fit_all(
+    groups: Mapping[tuple[int, int], Sequence[StepTime]],
+    seconds: Callable[[StepTime], float],
+    drift: float,
+) -> dict[tuple[int, int], Curve]:
+    """A curve for each group; one with a single point borrows the nearest other's shape."""
+    curves = {
+        key: fit_curve(
+            [point.local_batch_size for point in group],
+            [seconds(point) for point in group],
+            [point_error(point, drift) for point in group],
+        )
+        for key, group in groups.items()
+        if len(group) > 1
+    }
+    if not curves:
+        raise PlanError(_too_few(groups))
+    shapes = dict(curves)
+    for key, group in groups.items():
+        if len(group) == 1:
+            near = min(shapes, key=lambda other: _distance(other, key))
+            point = group[0]
+            curves[key] = borrow_curve(
+                shapes[near],
+                point.local_batch_size,
+                seconds(point),
+                point_error(point, drift),
+                f"resolution {near[1]} with {near[0]} worker(s)",
+            )
+    return dict(sorted(curves.items()))
+
+
+def _distance(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
+    """Other resolutions of the same workers come first, then other numbers of workers."""
+    return abs(log(one[0] / other[0])), abs(log(one[1] / other[1]))
+
+
+def _find_overlap(
+    points: Sequence[StepTime],
+    collectives: Sequence[CollectiveTime],
+    gradient_bytes: int,
+    drift: float,
+) -> float | None:
+    together = [point for point in points if point.workers > 1]
+    if not (together and collectives and gradient_bytes):
+        return None
+    model = fit_collectives(collectives)
+    return fit_overlap(
+        [
+            (
+                _computing_seconds(point),
+                model.seconds(gradient_bytes, point.workers),
+                point_seconds(point),
+                point_error(point, drift),
+            )
+            for point in together
+            if not model.assumed(point.workers)
+        ]
+    )
+
+
+def _notes(
+    groups: Mapping[tuple[int, int], Sequence[StepTime]],
+    curves: Mapping[tuple[int, int], Curve],
+    drift: float,
+    degrees: int,
+    overlap: float | None,
+    collectives: Sequence[CollectiveTime],
+) -> list[str]:
+    notes = []
+    if not degrees:
+        notes.append(
+            f"too few points were visited twice to see how repeatable this machine is: a drift of "
+            f"{drift:.0%} is assumed"
+        )
+    if overlap is None and max(workers for workers, _ in groups) > 1:
+        why = "the exchange is too short beside computing" if collectives else "none was timed"
+        notes.append(
+            f"how far the exchange of gradients overlaps with computing is not identified ({why}): "
+            "none is assumed for more workers than measured"
+        )
+    for (workers, resolution), curve in curves.items():
+        if curve.caveat:
+            notes.append(f"resolution {resolution}, {workers} worker(s): {curve.caveat}")
+    return notes
+
+
+def _refuse_duplicates(points: Sequence[StepTime]) -> None:
+    if not points:
+        raise PlanError("the profile has no step times; run probe first")
+    seen = set()
+    for point in points:
+        key = (point.workers, point.resolution, point.local_batch_size)
+        if key in seen:
+            raise PlanError(f"{_place(point)} is there twice; merge the profiles, or drop one")
+        seen.add(key)
+
+
+def _refuse_contradictions(group: Sequence[StepTime], drift: float) -> None:
+    """A larger batch cannot take far less time than a smaller one."""
+    for small, large in pairwise(group):
+        drop = log(point_seconds(small) / point_seconds(large))
+        error = hypot(point_error(small, drift), point_error(large, drift))
+        if drop > max(log(_CONTRADICTION), _CONTRADICTION_ERRORS * error):
+            raise PlanError(
+                f"{_place(large)} takes {point_seconds(large):.4g} s a step, but batch "
+                f"{small.local_batch_size} takes {point_seconds(small):.4g} s; measure both again"
+            )
+
+
+def _too_few(groups: Mapping[tuple[int, int], Sequence[StepTime]]) -> str:
+    point = next(iter(groups.values()))[0]
+    return (
+        f"{_place(point)} is the only batch measured there, which cannot tell a fixed part from "
+        f"growth; measure batch {2 * point.local_batch_size} too, with a larger probe.budget"
+    )
+
+
+def _place(point: StepTime) -> str:
+    return (
+        f"local batch {point.local_batch_size} at resolution {point.resolution} with "
+        f"{point.workers} worker(s)"
+    )
+
+
+def _listed(sides: set[int]) -> str:
+    return ",".join(map(str, sorted(sides)))

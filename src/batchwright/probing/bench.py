@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch.utils.data import default_collate
 
 from batchwright.errors import JobError
 from batchwright.group import Group
-from batchwright.records import Job, Precision
+from batchwright.probing.timing import now, on_any
+from batchwright.records import Job, MemoryParts, Precision
+from batchwright.reduction import Reducer, Tally, buffer_bytes, sqr_norms
 from batchwright.workload.host import autocast
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.sources import ImageData
@@ -29,13 +32,16 @@ from batchwright.workload.task import (
 PROBE_RATES = {"sgd": 0.1, "adamw": 0.001}
 """Learning rates while measuring, where the job leaves its own open."""
 
+SMALLEST_BATCH = 2
+"""Samples of the smallest step tried; batch normalization takes no fewer."""
+
 _MOST_RESIDENT = 64  # samples of a user's data set that are loaded
 
 Batch = tuple[Tensor, Tensor]
 
 
 class Bench:
-    """Makes batches and takes training steps, its parts apart so that each can be timed.
+    """Makes batches and takes training steps as `Session` does, on any number of the workers.
 
     Batches of an `ImageStore` come from the real pipeline, random indices each time. Of a user's
     own data set a few samples are collated once and repeated to the size wanted, so its loading is
@@ -44,16 +50,17 @@ class Bench:
     Args:
         job: Resolved: its precision and resolutions are concrete.
         data: The job's data.
-        group: The workers that measure together.
+        group: The workers that measure together, until `join` changes it.
 
     Attributes:
         network: In training mode, on the device.
         optimizer: Of the network's trained parameters.
         trained: These parameters.
+        group: As given, or as joined since.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
-        self.job, self.group, self.device = job, group, group.device
+        self.job, self.device = job, group.device
         self.side = max(sides_of(job))
         self.network = self._network(len(data.facts.classes)).to(self.device)
         set_training(self.network)
@@ -64,9 +71,21 @@ class Bench:
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train, self._val = self._source(data, data.train), self._source(data, data.val)
-        # Gradients travel in one flat message; kept, as training keeps its buckets.
-        elements = sum(p.numel() for p in self.trained) if group.size > 1 else 0
-        self._message = torch.zeros(elements, device=self.device)
+        self._reducer: Reducer | None = None
+        self.join(group)
+
+    def join(self, group: Group) -> None:
+        """From now on take steps with the workers of ``group``, with the same weights on all.
+
+        One step is taken, so that the optimizer's state is there when memory is measured.
+        """
+        if self._reducer is not None:
+            self._reducer.close()
+        self.group = group
+        group.share((*self.network.parameters(), *self.network.buffers()))
+        self.optimizer.state.clear()  # that of workers which have sat idle would be out of date
+        self._reducer = Reducer(self.trained, group)
+        self.step(self.supply(SMALLEST_BATCH, min(sides_of(self.job))))
 
     def _network(self, classes: int) -> nn.Module:
         job = self.job
@@ -127,37 +146,87 @@ class Bench:
         with autocast(self._precision, self.device):
             return self._loss(self.network(images), labels)
 
-    def exchange(self) -> None:
-        """Average the gradients over the workers; alone, nothing to do."""
-        if self.group.size == 1:
-            return
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.trained]
-        torch.cat([gradient.flatten() for gradient in gradients], out=self._message)
-        self.group.sum(self._message)
-        start = 0
-        for gradient in gradients:
-            end = start + gradient.numel()
-            gradient.copy_(self._message[start:end].view_as(gradient) / self.group.size)
-            start = end
+    def step(self, supply: Callable[[], Batch]) -> tuple[float, float]:
+        """One whole training step.
 
-    def update(self) -> None:
-        """Change the weights and clear the gradients."""
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        Returns:
+            Seconds of input, forward, backward and update, and seconds of waiting for what of the
+            gradients' exchange the backward pass did not hide.
+        """
+        start = now(self.device)
+        self._reduction.arm()
+        own = self._backward(supply())
+        computed = now(self.device)
+        exchanged = self._finish(own)
+        end = now(self.device)
+        return (computed - start) + (end - exchanged), exchanged - computed
 
-    def step(self, supply: Callable[[], Batch]) -> None:
-        """One whole training step."""
-        self.loss(supply()).backward()
-        self.exchange()
-        self.update()
+    def try_step(self, supply: Callable[[], Batch]) -> bool:
+        """One training step, if it fits into memory on all workers; else nothing is changed."""
+        own: Tally | None = None
+        try:
+            own = self._backward(supply())
+        except (torch.OutOfMemoryError, MemoryError):
+            pass
+        except RuntimeError as error:  # the CPU's allocator has no class of its own
+            if "can't allocate memory" not in str(error):
+                raise
+        if on_any(self.group, own is None) or own is None:
+            self._clear()
+            return False
+        self._finish(own)
+        return True
+
+    def _backward(self, batch: Batch) -> Tally:
+        loss = self.loss(batch)
+        with torch.autocast(self.device.type, enabled=False):
+            (loss / self.group.size).backward()
+        samples = len(batch[1])
+        return Tally(weight=samples, loss=float(loss.detach()) * samples)
+
+    def _finish(self, own: Tally) -> float:
+        """Exchange and update, as `Session` does; returns when the exchange was over."""
+        self._reduction.finish(own, 1 / self.group.size)
+        exchanged = now(self.device)
+        norm = math.sqrt(float(sqr_norms(self.trained).sum()))
+        if math.isfinite(norm):
+            clip = self.job.clip_norm
+            if clip is not None and norm > clip:
+                gradients = [p.grad for p in self.trained if p.grad is not None]
+                torch._foreach_mul_(gradients, clip / norm)
+            self.optimizer.step()
+        self._clear()
+        return exchanged
+
+    def _clear(self) -> None:
+        for parameter in self.trained:
+            parameter.grad = None
+
+    @property
+    def _reduction(self) -> Reducer:
+        assert self._reducer is not None  # noqa: S101 - `join` makes one
+        return self._reducer
 
     def live_bytes(self) -> int:
-        """Bytes of weights, buffers, gradients, optimizer state and message between two steps."""
-        tensors = [*self.network.parameters(), *self.network.buffers(), self._message]
-        tensors += [p.grad for p in self.trained if p.grad is not None]
-        for state in self.optimizer.state.values():
-            tensors += [value for value in state.values() if isinstance(value, Tensor)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        """Bytes of weights, buffers, optimizer state and reduction between two steps."""
+        parts = self.parts()
+        held = self._reduction.buffer_bytes
+        return parts.parameters + parts.buffers + parts.optimizer + held
+
+    def parts(self) -> MemoryParts:
+        """What takes memory whatever the batch; the reduction as with several workers."""
+        states = self.optimizer.state.values()
+        return MemoryParts(
+            parameters=_bytes(self.network.parameters()),
+            buffers=_bytes(self.network.buffers()),
+            gradients=_bytes(self.trained),
+            optimizer=_bytes(v for state in states for v in state.values() if torch.is_tensor(v)),
+            reduction=buffer_bytes(self.trained),
+        )
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def sides_of(job: Job) -> tuple[int, ...]:

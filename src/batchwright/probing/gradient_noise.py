@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from math import isfinite, sqrt
+from statistics import fmean
+
 import torch
 from torch import Tensor
 
-from batchwright.prediction.noise_scale import NoiseState
-from batchwright.probing.bench import Bench
+from batchwright.prediction.noise_scale import estimate
+from batchwright.probing.bench import Batch, Bench
 from batchwright.probing.timing import follow, now
 from batchwright.records import GradientNoise
 
@@ -29,26 +33,53 @@ def measure_noise(
         The estimate; `None` if no gradient was finite, or there is nothing but one part.
     """
     parts = PARTS_PER_WORKER * bench.group.size
+    supply = bench.supply(part_size, resolution)
     start = now(bench.device)
-    state = _add_step(bench, NoiseState(), resolution, part_size)
+    first = _estimate(bench, supply, part_size)
     each = now(bench.device) - start
     steps = min(_MOST_STEPS, max(_LEAST_STEPS, int(seconds / each)))
-    for _ in range(follow(bench.group, steps) - 1):
-        state = _add_step(bench, state, resolution, part_size)
-    if not state.updates:
+    more = follow(bench.group, steps) - 1
+    estimates = [first, *(_estimate(bench, supply, part_size) for _ in range(more))]
+    finite = [(trace, signal) for trace, signal in estimates if isfinite(trace + signal)]
+    if not finite:
         return None
+    trace, signal = fmean(t for t, _ in finite), fmean(s for _, s in finite)
     return GradientNoise(
-        noise_scale=state.noise_scale,
-        trace=state.trace,
-        sqr_norm=state.sqr_norm,
+        noise_scale=trace / signal if trace > 0 and signal > 0 else None,
+        trace=trace,
+        sqr_norm=signal,
+        relative_error=relative_error(finite),
         parts=parts,
-        repeats=state.updates,
+        repeats=len(finite),
     )
 
 
-def _add_step(bench: Bench, state: NoiseState, resolution: int, part_size: int) -> NoiseState:
+def relative_error(estimates: Sequence[tuple[float, float]]) -> float | None:
+    r"""Standard error of the ratio of two means, as a share of it, by the jackknife.
+
+    With :math:`r_{-i}` the ratio without step i and n steps:
+    :math:`\sigma^2 = \frac{n - 1}{n} \sum_i (r_{-i} - \bar r_{-i})^2` (Efron and Stein 1981).
+
+    Args:
+        estimates: tr(Sigma) and |G|^2 of each step.
+
+    Returns:
+        `None` with one step, or where a ratio without some step has no meaning.
+    """
+    n = len(estimates)
+    traces, signals = sum(t for t, _ in estimates), sum(s for _, s in estimates)
+    without = [(traces - trace, signals - signal) for trace, signal in estimates]
+    if n < 2 or min(traces, signals, *(min(pair) for pair in without)) <= 0:
+        return None
+    ratios = [trace / signal for trace, signal in without]
+    center = fmean(ratios)
+    variance = (n - 1) / n * sum((ratio - center) ** 2 for ratio in ratios)
+    return sqrt(variance) * signals / traces
+
+
+def _estimate(bench: Bench, supply: Callable[[], Batch], part_size: int) -> tuple[float, float]:
+    """tr(Sigma) and |G|^2 from the parts of one step."""
     parts = PARTS_PER_WORKER * bench.group.size
-    supply = bench.supply(part_size, resolution)
     total = torch.zeros(1, device=bench.device)
     mean: list[Tensor] = []
     for _ in range(PARTS_PER_WORKER):
@@ -61,6 +92,6 @@ def _add_step(bench: Bench, state: NoiseState, resolution: int, part_size: int) 
     message = torch.cat([*(m.flatten() for m in mean), total / parts])
     bench.group.sum(message)
     whole, weighted = message[:-1], message[-1]
-    return state.update(
+    return estimate(
         weighted.item(), whole.square().sum().item(), parts=parts, batch=parts * part_size
     )

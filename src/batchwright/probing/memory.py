@@ -1,56 +1,106 @@
-"""Peak bytes of one training step, and whether it fits at all."""
+"""Bytes of one training step: measured, and guessed before anything was tried."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
+from torch import nn
+from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from batchwright.probing.bench import Batch, Bench
-from batchwright.probing.timing import on_any
+from batchwright.probing.bench import PROBE_RATES, Batch, Bench, sides_of
+from batchwright.records import DataFacts, Job, Precision
+from batchwright.workload.host import autocast
+from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
 
 
-def peak_of_step(bench: Bench, supply: Callable[[], Batch]) -> int | None:
-    """Largest sum of live tensor bytes during one training step, weights included.
+def weigh(bench: Bench, supply: Callable[[], Batch]) -> tuple[int | None, int | None]:
+    """Largest sum of live tensor bytes, and largest resident size, during one training step.
 
     On CUDA the allocator counts; on the CPU, what was live before the step plus the running sum of
     the allocations and releases that PyTorch's profiler records. Both are what tensors ask for, and
-    exactly linear in the batch; the process's resident size is neither.
+    exactly linear in the batch between two moments of the step; the resident size is neither.
 
     Returns:
-        Bytes on this worker; `None` if the step does not fit on some worker. Then no weight was
-        changed.
+        Peak in bytes on this worker, `None` if the step does not fit on some worker: then no weight
+        was changed. Resident size of this process in bytes, `None` on CUDA and where the system
+        does not tell.
     """
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(bench.device)
-        fits = _try_step(bench, supply)
-        return torch.cuda.max_memory_allocated(bench.device) if fits else None
+        fits = bench.try_step(supply)
+        return (torch.cuda.max_memory_allocated(bench.device) if fits else None), None
+    known = _forget_highest_resident()
+    if not bench.try_step(supply):
+        return None, None
+    resident = _highest_resident() if known else None
     live = bench.live_bytes()
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        fits = _try_step(bench, supply)
-    return live + _highest_sum(seen) if fits else None
+        fits = bench.try_step(supply)
+    return (live + _highest_sum(seen), resident) if fits else (None, None)
 
 
-def _try_step(bench: Bench, supply: Callable[[], Batch]) -> bool:
-    failed = False
+def estimate_peak(job: Job, data: DataFacts, resolution: int, local_batch_size: int) -> int | None:
+    """Peak bytes of a step of one worker that was never tried, from tensors without storage.
+
+    Rests on a private tool of PyTorch's (`torch.distributed._tools.mem_tracker`); it counts what
+    operators return, not what they use inside.
+
+    Args:
+        job: Network, loss precision and optimizer; its resolutions are concrete.
+        data: The job's data.
+        resolution: Image side, in pixels.
+        local_batch_size: Samples in the step.
+
+    Returns:
+        Bytes; `None` where PyTorch has no such tool, or the network cannot do without real tensors.
+    """
     try:
-        bench.loss(supply()).backward()
-    except (torch.OutOfMemoryError, MemoryError):
-        failed = True
-    except RuntimeError as error:  # the CPU's allocator has no class of its own
-        if "can't allocate memory" not in str(error):
-            raise
-        failed = True
-    if on_any(bench.group, failed):
-        bench.optimizer.zero_grad(set_to_none=True)
-        return False
-    bench.exchange()
-    bench.update()
-    return True
+        return _peak_of_fakes(job, len(data.classes), resolution, local_batch_size)
+    except Exception:  # noqa: BLE001 - private, and the user's network may do anything
+        return None
+
+
+def _peak_of_fakes(job: Job, classes: int, resolution: int, size: int) -> int:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    side = max(sides_of(job))
+    network = build_network(job.network, classes=classes, side=side, dropout=job.dropout)
+    freeze(network, job.frozen)
+    set_training(network)
+    precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
+    mode = FakeTensorMode()
+    for module in network.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            fake = mode.from_tensor(parameter.detach())
+            module.register_parameter(name, nn.Parameter(fake, parameter.requires_grad))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, mode.from_tensor(buffer))
+    with mode:
+        optimizer = build_optimizer(network, job, PROBE_RATES[job.optimizer])
+        tracker = MemTracker()
+        tracker.track_external(network, optimizer)
+        with tracker:
+            for _ in range(2):  # the optimizer's state is there from the second step on
+                images = torch.empty(size, 3, resolution, resolution)
+                labels = torch.zeros(size, dtype=torch.long)
+                with autocast(precision, torch.device("cpu")):
+                    outputs = network(images.contiguous(memory_format=torch.channels_last))
+                    loss = functional.cross_entropy(outputs, labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                tracker.reset_mod_stats()
+    peaks = tracker.get_tracker_snapshot("peak")
+    return sum(int(counted["Total"]) for counted in peaks.values())
 
 
 def _highest_sum(seen: profile) -> int:
@@ -64,6 +114,28 @@ def _highest_sum(seen: profile) -> int:
         live += event.nbytes()  # type: ignore[attr-defined]  # not in the stubs
         highest = max(highest, live)
     return highest
+
+
+def _forget_highest_resident() -> bool:
+    """Give free memory back and have the kernel count anew; whether it can (Linux and glibc)."""
+    gc.collect()
+    if sys.platform != "linux":
+        return False
+    with suppress(AttributeError):  # another C library: free memory stays, and is counted
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _highest_resident() -> int | None:
+    """Largest resident size since it was forgotten, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 @contextmanager

@@ -1,228 +1,162 @@
-"""Measures a workload on its workers: job and hardware become a profile.
-
-Runs inside every worker process, all at the same time and on the same schedule, as training will.
-"""
+"""Measures a workload on its workers: job and hardware become a profile."""
 
 from __future__ import annotations
 
-import platform
-import sys
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from batchwright.errors import PlanError
-from batchwright.group import Group
-from batchwright.probing.bench import Bench, sides_of
-from batchwright.probing.collective import measure_collectives
-from batchwright.probing.gradient_noise import measure_noise
-from batchwright.probing.precision import choose_precision
-from batchwright.probing.step_time import local_batch_sizes, measure_points
-from batchwright.probing.timing import now, spread
-from batchwright.records import Cluster, DataFacts, Job, MemoryPoint, Profile, StepTime
-from batchwright.workload.host import (
-    free_memory,
-    prepare_process,
-    resolve_device,
-    usable_cores,
-)
-from batchwright.workload.sources import open_data
-from batchwright.workload.task import network_facts, set_training
-
-Progress = Callable[[int, int, str], None]
-
-# Shares of the budget.
-_PRECISION = 0.05
-_TOP_RESOLUTION = 0.6  # step times where the training takes place
-_OTHER_RESOLUTIONS = 0.25  # all of them together; taken from the share above where there are any
-_COLLECTIVES = 0.05
-_NOISE = 0.15
-_EVALUATION = 0.05
-
-_EVALUATION_BATCH = 256
-_EVALUATION_REPEATS = 4
+from batchwright.errors import JobError
+from batchwright.launch import noting_signals
+from batchwright.probing.acquisition import worker_counts
+from batchwright.probing.commands import Point
+from batchwright.probing.controller import PRECISION, Controller, Progress
+from batchwright.probing.visiting import Visitor
+from batchwright.probing.workers import Here, Measuring, Workers
+from batchwright.records import Cluster, Job, MemoryPoint, OutOfMemory, Profile, StepTime
+from batchwright.workload.host import default_workers
 
 
-def measure(
-    job: Job,
-    *,
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    allocator: str | None = None,
-    progress: Progress | None = None,
-) -> Profile | None:
-    """Step times, memory, all-reduce times, gradient noise and evaluation time of a job.
+@dataclass(frozen=True)
+class Measured:
+    """Points that were asked for.
 
-    Every worker calls this at the same time; the process group is there already if there are
-    several. Takes about ``job.probe.budget`` seconds, less where all is measured before, more only
-    if even three small batches take longer.
+    Attributes:
+        steps: Step times, by workers, resolution and batch.
+        memory: Memory, in the same order.
+        cluster: Where they were measured.
+        out_of_memory: Points that did not fit.
+    """
+
+    steps: tuple[StepTime, ...]
+    memory: tuple[MemoryPoint, ...]
+    cluster: Cluster
+    out_of_memory: tuple[OutOfMemory, ...]
+
+
+def probe(job: Job, folder: Path, *, progress: Progress | None = None) -> Profile:
+    """Step times, memory, exchange times, gradient noise and evaluation time of a job.
+
+    Measuring takes about ``job.probe.budget`` seconds, less where all is known to
+    ``job.probe.error`` before, more only if the fewest and smallest steps take longer; starting the
+    workers comes on top.
 
     Args:
-        job: What to measure; what is `auto` in it is resolved as training would.
-        rank: This worker, from 0.
-        world_size: Number of workers.
-        local_rank: Number of this worker on its machine, from 0.
-        allocator: State of the memory allocator, if `prepare_process` was called already.
-        progress: Called on rank 0 as progress(done, total, what) before each point.
-
-    Returns:
-        The profile on rank 0, `None` on the others.
+        job: What to measure; device and resolutions are concrete. ``workers=auto`` measures powers
+            of two up to what this machine runs by default.
+        folder: Takes logs and reports; it exists, and is used by nobody else.
+        progress: Called as progress(seconds done, seconds in all, what).
 
     Raises:
-        DataError: The data are unknown, missing or damaged.
-        JobError: Network, loss or device cannot be had.
-        LostWorkerError: Another worker is gone.
+        BatchwrightError: What a worker found wrong with data, network, loss or device.
+        WorkerError: Workers died, or were killed again and again.
+        Interrupted: A stop signal came; the workers have ended.
     """
     started = time.perf_counter()
-    allocator = allocator or prepare_process(torch.get_num_threads())
-    device = resolve_device(job.device, local_rank)
-    group = Group(device, job.timeout)
-    _check_group(group, rank, world_size)
-    data = open_data(job, verify=False)
-    job = _resolved(job, data.facts, device, world_size)
-    budget = job.probe.budget
-    precision, compared = choose_precision(job, data, group, seconds=_PRECISION * budget)
-    job = job.model_copy(update={"precision": precision})
-    memory_bytes = free_memory(device, world_size)
-    bench = Bench(job, data, group)
-    network = network_facts(job.network, bench.network, bench.side)
-    set_training(bench.network)
-    least = 2 if network.batch_norm else 1
-    sizes = _sizes(job, data.facts, world_size, least)
-    report = _reporter(progress if rank == 0 else None, len(sizes), len(sides_of(job)))
-    times, peaks = _measure_steps(bench, sizes, job.goal.memory or memory_bytes, report)
-    report("exchange of gradients")
-    collectives = measure_collectives(group, network.trained_bytes, seconds=_COLLECTIVES * budget)
-    report("gradient noise")
-    noise = measure_noise(bench, bench.side, times[0].local_batch_size, seconds=_NOISE * budget)
-    report("evaluation")
-    evaluation = _evaluation_seconds_per_image(bench, times, _EVALUATION * budget)
-    report("")
-    if rank != 0:
-        return None
-    return Profile(
-        job=job,
-        data=data.facts,
-        network=network,
-        cluster=Cluster(
-            device="cuda" if device.type == "cuda" else "cpu",
-            device_name=_device_name(device),
-            workers=world_size,
-            cores=usable_cores(),
-            threads=torch.get_num_threads(),
-            memory_bytes=memory_bytes,
-            python=platform.python_version(),
-            torch=torch.__version__,
-            allocator=allocator,
-        ),
-        precisions=compared,
-        steps=tuple(times),
-        memory=tuple(peaks),
-        collectives=collectives,
-        noise=noise,
-        evaluation_seconds_per_image=evaluation,
-        probe_seconds=time.perf_counter() - started,
-    )
+    counts = counts_of(job)
+    reporter = _Reporter(progress, job.probe.budget)
+    with _measuring(job, folder, counts) as measuring:
+        reporter.begin()
+        visitor = Visitor(job, measuring, max(counts), reporter)
+        profile = Controller(visitor, counts, report=reporter, started=started).measure()
+    reporter.finish()
+    return profile
 
 
-def _check_group(group: Group, rank: int, world_size: int) -> None:
-    if (group.rank, group.size) != (rank, world_size):
-        raise PlanError(
-            f"worker {rank} of {world_size} finds itself worker {group.rank} of {group.size} in "
-            "the process group: start all workers with one launcher"
-        )
+def measure_points(
+    job: Job,
+    points: Sequence[tuple[int, int, int]],
+    folder: Path,
+    *,
+    visits: int = 3,
+    progress: Progress | None = None,
+) -> Measured:
+    """Step times and memory at chosen points, visited in turn, so that visits are apart in time.
 
+    Args:
+        job: As for `probe`.
+        points: (workers, resolution in pixels, local batch) each; at least one.
+        folder: As for `probe`.
+        visits: To each point.
+        progress: Called as progress(visits done, visits in all, what).
 
-def _resolved(job: Job, data: DataFacts, device: torch.device, workers: int) -> Job:
-    """The job with what was measured in place of `auto`."""
-    return job.model_copy(
-        update={
-            "device": device.type,
-            "workers": workers,
-            "augment": job.augmentation,
-            "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
-        }
-    )
-
-
-def _sizes(job: Job, data: DataFacts, workers: int, least: int) -> list[int]:
-    """Local batches worth measuring, rising; the one asked for among them."""
-    most = data.train_samples // job.goal.least_steps // workers
-    if job.micro_batch != "auto":
-        most = min(most, job.micro_batch)
-    sizes = local_batch_sizes(most, least)
-    if job.global_batch == "auto" or job.micro_batch != "auto":
-        return sizes
-    asked = max(least, -(-job.global_batch // workers))
-    return sorted({*sizes, asked})
-
-
-def _measure_steps(
-    bench: Bench, sizes: list[int], memory_limit: int, report: Callable[[str], None]
-) -> tuple[list[StepTime], list[MemoryPoint]]:
-    """Many batches at the highest resolution, then three at each of the others."""
-    budget = bench.job.probe.budget
-    *others, top = sides_of(bench.job)
-    share = _TOP_RESOLUTION - (_OTHER_RESOLUTIONS if others else 0)
-    times, peaks = measure_points(
-        bench, top, sizes, seconds=share * budget, memory_limit=memory_limit, report=report
-    )
-    measured = [point.local_batch_size for point in times]
-    few = sorted({measured[0], measured[len(measured) // 2], measured[-1]})
-    for side in reversed(others):
-        more_times, more_peaks = measure_points(
-            bench,
-            side,
-            few,
-            seconds=_OTHER_RESOLUTIONS * budget / len(others),
-            memory_limit=memory_limit,
-            least_points=2,
-            report=report,
-        )
-        times += more_times
-        peaks += more_peaks
-    return times, peaks
-
-
-def _evaluation_seconds_per_image(bench: Bench, times: list[StepTime], seconds: float) -> float:
-    """Median time of a forward pass without gradients, data path included, per image."""
-    per_image = times[-1].compute_seconds / times[-1].local_batch_size
-    affordable = int(seconds / (_EVALUATION_REPEATS + 1) / per_image)
-    size = max(1, min(_EVALUATION_BATCH, affordable))
-    supply = bench.evaluation_supply(size)
-    bench.network.eval()
-    measured = []
-    with torch.inference_mode():
-        for _ in range(_EVALUATION_REPEATS + 1):
-            start = now(bench.device)
-            bench.loss(supply())
-            measured.append((now(bench.device) - start) / size)
-    set_training(bench.network)
-    return spread(measured[1:])[1]
-
-
-def _reporter(progress: Progress | None, sizes: int, sides: int) -> Callable[[str], None]:
-    """Counts points; those skipped for lack of time are passed over at the end."""
-    total = sizes + 3 * (sides - 1) + 3
-    done = 0
+    Raises:
+        BatchwrightError: As for `probe`.
+    """
+    wanted = list(dict.fromkeys(Point(*point) for point in points))
+    if not wanted:
+        raise JobError("no points to measure: give (workers, resolution, local batch)")
+    sides = tuple(sorted({point.resolution for point in wanted}))
+    if job.resolutions == "auto":
+        job = job.model_copy(update={"resolutions": sides})
+    counts = tuple(sorted({point.workers for point in wanted}))
+    total, done = visits * len(wanted), 0
 
     def report(what: str) -> None:
-        nonlocal done
         if progress is not None:
-            progress(done if what else total, total, f"measuring {what}" if what else "measured")
-        done += 1
+            progress(done, total, f"measuring {what}")
 
-    return report
+    with _measuring(job, folder, counts) as measuring:
+        visitor = Visitor(job, measuring, max(counts), report)
+        visitor.prepare(seconds=PRECISION * job.probe.budget)
+        for _ in range(visits):
+            for point in wanted:
+                if visitor.may_fit(point):
+                    visitor.visit(point)
+                done += 1
+        if progress is not None:
+            progress(total, total, "measured")
+        return Measured(
+            steps=visitor.step_times(),
+            memory=visitor.memory_points(),
+            cluster=visitor.cluster(),
+            out_of_memory=visitor.lost_points(),
+        )
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def counts_of(job: Job) -> tuple[int, ...]:
+    """Numbers of workers that a probe of the job measures, rising."""
+    if job.launch == "in-process":
+        return (1,)
+    return worker_counts(default_workers(job.device)) if job.workers == "auto" else (job.workers,)
+
+
+@contextmanager
+def _measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuring]:
+    """Worker processes, or this one where the job says so."""
+    if job.launch == "in-process":
+        if max(counts) > 1:
+            raise JobError(f"workers={max(counts)} with launch=in-process: that is one worker")
+        yield Here(job)
+        return
+    with noting_signals() as noted, Workers(job, folder, counts, noted) as workers:
+        yield workers
+
+
+class _Reporter:
+    """Tells how much of the budget is spent, in whole seconds."""
+
+    def __init__(self, progress: Progress | None, budget: float) -> None:
+        self._progress, self._total = progress, max(1, math.ceil(budget))
+        self._clock: Callable[[], float] = time.perf_counter
+        self._began = self._clock()
+        self("the start of the workers")
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._began = self._clock()
+
+    def __call__(self, what: str) -> None:
+        spent = min(self._total - 1, int(self._clock() - self._began))
+        self._tell(spent, f"measuring {what}, seconds")
+
+    def finish(self) -> None:
+        """Say that all is measured."""
+        self._tell(self._total, "measured, seconds")
+
+    def _tell(self, done: int, what: str) -> None:
+        if self._progress is not None:
+            self._progress(done, self._total, what)

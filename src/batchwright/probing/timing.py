@@ -10,9 +10,6 @@ import torch
 
 from batchwright.group import Group
 
-WARM_UP_STEPS = 2
-"""Steps discarded at each new batch shape: kernels are chosen and memory is first touched."""
-
 
 def now(device: torch.device) -> float:
     """Wall-clock seconds once everything given to ``device`` is done."""

@@ -1,49 +1,60 @@
-"""Measures in every worker process: ``python -m batchwright.probing.worker FOLDER``.
+"""One worker process of a probe: ``python -m batchwright.probing.worker FOLDER COUNTS MEETING FD``.
 
-The folder holds ``job.json``; rank 0 leaves ``profile.json`` there and reports its progress in
-``progress.jsonl``.
+The folder holds ``job.json``; COUNTS are the numbers of workers that commands may ask for, with
+commas between; the workers find each other through the file MEETING; commands come through the
+socket FD, and rank 0 answers through it.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from batchwright.documents import read_record, write_record
+from batchwright.documents import read_record
 from batchwright.group import Group
-from batchwright.probing.probe import measure
+from batchwright.probing.commands import read_command
+from batchwright.probing.executor import Executor
 from batchwright.processes import worker_main
-from batchwright.records import Job
+from batchwright.records import Job, Record
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
+
+IDLE_SECONDS = 3600.0
+"""A worker that hears nothing for so long ends; its parent's end reaches it at once."""
+
+
+class Ready(Record):
+    """What rank 0 says once all workers have met."""
 
 
 def _main() -> None:
-    folder = Path(sys.argv[1])
-    job = read_record(folder / "job.json", Job)
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    folder, counts, meeting, descriptor = sys.argv[1:]
+    _offer_for_killing()
+    job = read_record(Path(folder) / "job.json", Job)
     allocator = prepare_process(worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])))
-    group = Group(resolve_device(job.device, local_rank), job.timeout)
+    device = resolve_device(job.device, int(os.environ["LOCAL_RANK"]))
+    with socket.socket(fileno=int(descriptor)) as line:
+        line.settimeout(IDLE_SECONDS)
+        group = Group(device, job.timeout, meeting=Path(meeting))
+        executor = Executor(job, group, [int(count) for count in counts.split(",")], allocator)
+        _answer(line, group, Ready())
+        with line.makefile("rb") as commands:
+            for text in commands:
+                _answer(line, group, executor.carry_out(read_command(text)))
+    group.close()
 
-    def progress(done: int, total: int, what: str) -> None:
-        line = json.dumps({"done": done, "total": total, "what": what})
-        with (folder / "progress.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
 
-    try:
-        profile = measure(
-            job,
-            rank=group.rank,
-            world_size=group.size,
-            local_rank=local_rank,
-            allocator=allocator,
-            progress=progress if group.rank == 0 else None,
-        )
-        if profile is not None:
-            write_record(profile, folder / "profile.json")
-    finally:
-        group.close()
+def _answer(line: socket.socket, group: Group, answer: Record) -> None:
+    if group.rank == 0:
+        line.sendall(answer.model_dump_json().encode() + b"\n")
+
+
+def _offer_for_killing() -> None:
+    """Where memory runs out, have the kernel end this process rather than any other (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, cos, floor, log10, pi, sin
 from typing import Literal
 
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP = 56, 26, 12
 ROW, LINE = 34, 15
 
-Marker = Literal["circle", "square", "diamond", "ring", "none"]
+Marker = Literal["circle", "square", "diamond", "star", "ring", "none"]
 
 
 @dataclass(frozen=True)
@@ -237,5 +237,13 @@ def _shape(marker: str, style: str, x: float, y: float, title: str) -> str:
         corners = f"{x:.1f},{y - 5.5:.1f} {x + 5.5:.1f},{y:.1f} {x:.1f},{y + 5.5:.1f}"
         corners += f" {x - 5.5:.1f},{y:.1f}"
         return f'<polygon class="mark {style}" points="{corners}">{title}</polygon>'
+    if marker == "star":
+        return f'<polygon class="mark star {style}" points="{_star(x, y)}">{title}</polygon>'
     kind, radius = ("ring", 7.5) if marker == "ring" else ("mark", 4.0)
     return f'<circle class="{kind} {style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
+
+
+def _star(x: float, y: float) -> str:
+    """Corners of a five-pointed star around a place."""
+    turns = [(pi * index / 5, 8.0 if index % 2 == 0 else 3.4) for index in range(10)]
+    return " ".join(f"{x + r * sin(turn):.1f},{y - r * cos(turn):.1f}" for turn, r in turns)

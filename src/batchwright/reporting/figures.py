@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.files import make_folder, write_whole
 from batchwright.records import RunSummary
+from batchwright.records.explaining import is_chosen, rivals
+from batchwright.records.words import number
 from batchwright.reporting.charts import batch_axis
+from batchwright.reporting.plan_curves import plan_curves
+from batchwright.reporting.plan_figure import write_plan_figure
 from batchwright.reporting.reading import (
     accounting,
     comparisons,
-    is_chosen,
-    number,
     training_clock,
     worker_totals,
 )
@@ -42,6 +44,7 @@ PART_COLOURS = {
 def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
     """Write the figures that the summary has data for into ``folder``, which is made if missing.
 
+    ``plan.png`` (and ``plan.figure.json``): time and cost over the global batch, by cluster;
     ``epoch_seconds.png``: predicted and measured seconds per epoch, over the global batch and epoch
     by epoch; ``learning.png``: loss and held-out accuracy; ``time.png``: where each worker's time
     went.
@@ -59,9 +62,13 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
         figures["learning.png"] = _learning(summary)
         figures["time.png"] = _time(summary)
     make_folder(folder)
+    written = []
+    if plan_curves(summary.plan).clusters:
+        profiles = [summary.profile] if summary.profile else []
+        written = write_plan_figure(summary.plan, profiles, folder / "plan.png")
     for name, figure in figures.items():
         write_whole(folder / name, _png(figure))
-    return [folder / name for name in figures]
+    return [*written, *(folder / name for name in figures)]
 
 
 def _epoch_seconds(summary: RunSummary) -> Figure:
@@ -73,7 +80,7 @@ def _epoch_seconds(summary: RunSummary) -> Figure:
 
 def _candidates(axes: Axes, summary: RunSummary) -> None:
     """Predicted seconds of each candidate with its interval; the measured point on top."""
-    considered = summary.plan.considered
+    considered = rivals(summary.plan)
     batches = [one.global_batch_size for one in considered]
     seconds = [one.epoch_seconds for one in considered]
     axes.fill_between(

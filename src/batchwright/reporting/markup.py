@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from batchwright.records.words import number, printable
 from batchwright.reporting.charts import Axis, Band, Series, swatch, xy_chart
-from batchwright.reporting.reading import number, printable
 
 
 def safe(text: str) -> str:

@@ -13,7 +13,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 from batchwright.files import make_folder, write_whole
-from batchwright.records import EpochRecord, RunSummary
+from batchwright.records import EpochRecord, Reason, RunSummary
+from batchwright.records.words import (
+    counted,
+    duration,
+    in_seconds,
+    local_batches,
+    number,
+    percent,
+    size,
+)
 from batchwright.reporting import markup
 from batchwright.reporting.page_charts import (
     candidates_chart,
@@ -21,20 +30,15 @@ from batchwright.reporting.page_charts import (
     learning_charts,
     worker_chart,
 )
+from batchwright.reporting.page_plan import choice_charts, knees_table
 from batchwright.reporting.reading import (
     Comparison,
     accounting,
     accuracy,
     comparisons,
-    counted,
-    duration,
     header_rows,
-    in_seconds,
     last_evaluated,
-    local_batches,
-    number,
-    percent,
-    size,
+    refit_words,
     stage_rows,
     worker_totals,
 )
@@ -157,14 +161,23 @@ def _plan(summary: RunSummary) -> str:
         f"<li><p><strong>{markup.safe(one.choice)}: {markup.safe(one.value)}</strong> "
         f'<span class="badge">{markup.safe(one.source)}</span></p><p>{markup.safe(one.why)}'
         + (f" <cite>{markup.safe(one.reference)}</cite>" if one.reference else "")
-        + "</p></li>"
+        + f"</p>{_alternatives(one)}</li>"
         for one in plan.reasons
     )
     table = markup.table("The plan's stages", [word, *stages], [[name, *row] for name, row in rows])
     header = markup.table("The plan's header", None, header_rows(plan))
-    return _beside(table, header, stages=len(stages)) + (
-        f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else ""
+    return (
+        _beside(table, header, stages=len(stages))
+        + (f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else "")
+        + choice_charts(plan, summary.profile)
+        + knees_table(plan)
     )
+
+
+def _alternatives(reason: Reason) -> str:
+    told = ((markup.safe(one.value), markup.safe(one.loss)) for one in reason.alternatives)
+    items = "".join(f"<li>or {value}: {loss}</li>" for value, loss in told)
+    return f'<ul class="instead">{items}</ul>' if items else ""
 
 
 def _predicted(summary: RunSummary) -> str:
@@ -184,7 +197,9 @@ def _predicted(summary: RunSummary) -> str:
         "whole epochs, the first left out: it pays for what is done once.</p></div>"
     )
     charts = markup.pair(candidates_chart(summary), epochs_chart(summary))
-    return _beside(table, note, stages=len(compared)) + charts
+    words = refit_words(summary)
+    refit = f"<p>{markup.safe(words)}</p>" if words else ""
+    return _beside(table, note, stages=len(compared)) + refit + charts
 
 
 def _beside(table: str, other: str, *, stages: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchwright.records import EpochRecord, RunSummary
+from batchwright.records.explaining import is_chosen, rivals
+from batchwright.records.words import duration, in_bytes, in_seconds, number
 from batchwright.reporting import markup
 from batchwright.reporting.charts import (
     Axis,
@@ -21,22 +23,18 @@ from batchwright.reporting.reading import (
     accounting,
     accuracy,
     comparisons,
-    duration,
-    in_bytes,
-    in_seconds,
-    is_chosen,
-    number,
     training_clock,
     worker_totals,
 )
 
 
 def candidates_chart(summary: RunSummary) -> str:
-    """Predicted seconds of the candidates, the measured point on top; empty without candidates."""
+    """Predicted seconds of the plan's own cluster, the measured point on top; or nothing."""
     plan = summary.plan
-    if not plan.considered:
+    considered = rivals(plan)
+    if not considered:
         return ""
-    chosen = [one for one in plan.considered if is_chosen(plan, one)]
+    chosen = [one for one in considered if is_chosen(plan, one)]
     measured = [one for one in comparisons(summary) if one.measured is not None]
     by_batch = tuple(
         Point(
@@ -44,7 +42,7 @@ def candidates_chart(summary: RunSummary) -> str:
             one.epoch_seconds.value,
             f"batch {one.global_batch_size}: {in_seconds(one.epoch_seconds)} s predicted",
         )
-        for one in plan.considered
+        for one in considered
     )
     series = [
         Series("predicted", "blue", by_batch),
@@ -74,7 +72,7 @@ def candidates_chart(summary: RunSummary) -> str:
     ]
     edges = tuple(
         (float(one.global_batch_size), one.epoch_seconds.low, one.epoch_seconds.high)
-        for one in plan.considered
+        for one in considered
     )
     table = markup.table(
         "Candidates",
@@ -90,11 +88,11 @@ def candidates_chart(summary: RunSummary) -> str:
                 ("chosen " if is_chosen(plan, one) else "")
                 + ("extrapolated" if one.extrapolated else ""),
             ]
-            for one in plan.considered
+            for one in considered
         ],
     )
     planned = [stage.global_batch_size for stage in plan.stages]
-    batches = [*(one.global_batch_size for one in plan.considered), *planned]
+    batches = [*(one.global_batch_size for one in considered), *planned]
     return markup.xy_figure(
         "Candidates: epoch time over global batch",
         batch_axis("global batch (samples per step)", batches, planned),

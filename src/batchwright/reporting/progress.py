@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from batchwright.reporting.reading import duration, number, percent, printable
+from batchwright.records.words import duration, number, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

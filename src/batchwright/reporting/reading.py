@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
-from math import floor, isfinite, log10
 from statistics import fmean, median
 
-from batchwright.records import EpochRecord, Estimate, Plan, Prediction, RunSummary
+from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary
+from batchwright.records.words import counted, in_bytes, in_seconds, local_batches, percent
 
 # ------------------------------------------------------------------------------------ where it went
 
@@ -143,12 +142,33 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
     return found
 
 
-def is_chosen(plan: Plan, candidate: Prediction) -> bool:
-    """Whether ``candidate`` is what one of the plan's stages does."""
-    return any(
-        (candidate.workers, candidate.global_batch_size, candidate.resolution)
-        == (stage.workers, stage.global_batch_size, stage.resolution)
-        for stage in plan.stages
+def check_words(check: Check) -> str:
+    """How right a plan's predictions were, in a sentence or two."""
+    steps = sorted(abs(one.error) for one in check.points if one.quantity == "step_seconds")
+    if not steps:
+        return "No step could be measured."
+    inside = sum(one.inside for one in check.points)
+    verdict = "more than" if check.missed else "within"
+    return (
+        f"Step times were off by {percent(steps[len(steps) // 2])} (median), which is {verdict} "
+        f"goal.tolerance={check.tolerance:g}, and by {percent(steps[-1])} at worst; {inside} of "
+        f"{len(check.points)} measurements lie inside their interval."
+    )
+
+
+def refit_words(summary: RunSummary) -> str:
+    """What the measured epochs would have changed, in a sentence; empty if nothing was refitted."""
+    refit = summary.refit
+    if refit is None:
+        return ""
+    stage = summary.plan.stages[0]
+    choice = f"{counted(refit.workers, 'worker')} with global batch {refit.global_batch_size:,}"
+    same = (refit.workers, refit.global_batch_size) == (stage.workers, stage.global_batch_size)
+    return (
+        f"The prediction was off by {percent(abs(refit.error))}, more than "
+        f"goal.tolerance={refit.tolerance:g}. Fitted again with these epochs, one takes "
+        f"{in_seconds(refit.refitted)} s, and the plan "
+        + (f"stays at {choice}." if same else f"becomes {choice}.")
     )
 
 
@@ -201,94 +221,6 @@ def header_rows(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def local_batches(sizes: tuple[int, ...]) -> str:
-    """Local batches in few words, neighbours of one size together.
-
-    >>> local_batches((32, 32, 32, 32)), local_batches((40, 24)), local_batches((8,))
-    ('4 x 32', '40 + 24', '8')
-    >>> local_batches((30, 16, 16, 8)), local_batches((12, 11, 10, 9, 8))
-    ('30 + 2 x 16 + 8', '8 to 12')
-    """
-    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
-    if len(runs) > 4:
-        return f"{min(sizes)} to {max(sizes)}"
-    return " + ".join(f"{count} x {size}" if count > 1 else str(size) for size, count in runs)
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun.
-
-    >>> counted(1, "thread"), counted(2, "worker")
-    ('1 thread', '2 workers')
-    """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for a person, three figures or so.
-
-    >>> [duration(s) for s in (0, 0.01234, 4.5, 59.99, 200, 3840)]
-    ['0 s', '0.0123 s', '4.50 s', '1 min 00 s', '3 min 20 s', '1 h 04 min']
-    """
-    if seconds < 59.95:
-        return f"{number(seconds)} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def number(value: float) -> str:
-    """Three significant figures, without an exponent.
-
-    >>> [number(v) for v in (0, 0.001234, 0.5, 12.345, 12345.6, float("nan"))]
-    ['0', '0.00123', '0.500', '12.3', '12,346', 'nan']
-    """
-    if not value or not isfinite(value):
-        return f"{value:.0f}"
-    decimals = max(0, 2 - floor(log10(abs(value))))
-    return f"{value:,.{decimals}f}"
-
-
-def size(count: float) -> str:
-    """Bytes for a person.
-
-    >>> size(44_865_945), size(3 * 2**30), size(1500)
-    ('42.8 MiB', '3.00 GiB', '1.46 KiB')
-    """
-    unit, scale = _unit(count)
-    return f"{number(count / scale)} {unit}"
-
-
-def _unit(count: float) -> tuple[str, int]:
-    return next((u for u in (("GiB", 2**30), ("MiB", 2**20)) if count >= u[1]), ("KiB", 2**10))
-
-
-def in_seconds(estimate: Estimate | None) -> str:
-    """An estimate of seconds with its interval."""
-    if estimate is None:
-        return "not measured"
-    return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
-
-
-def in_bytes(estimate: Estimate | None) -> str:
-    """An estimate of bytes with its interval."""
-    if estimate is None:
-        return "not measured"
-    _, scale = _unit(estimate.value)
-    low, high = (number(end / scale) for end in (estimate.low, estimate.high))
-    return f"{size(estimate.value)} ({low} to {high})"
-
-
-def percent(share: float) -> str:
-    """A share in [0, 1], in percent with one decimal.
-
-    >>> percent(0.98055)
-    '98.1 %'
-    """
-    return f"{100 * share:.1f} %"
-
-
 def accuracy(epoch: EpochRecord | None) -> str:
     """An epoch's held-out accuracy with the counts behind it."""
     if epoch is None or epoch.top1 is None:
@@ -299,19 +231,3 @@ def accuracy(epoch: EpochRecord | None) -> str:
 def last_evaluated(summary: RunSummary) -> EpochRecord | None:
     """The last epoch with a held-out accuracy."""
     return next((epoch for epoch in reversed(summary.epochs) if epoch.top1 is not None), None)
-
-
-def source(kind: str, reference: str) -> str:
-    """Where a reason comes from, with its reference if it has one."""
-    return f"{kind}: {reference}" if reference else kind
-
-
-def printable(text: str) -> str:
-    r"""``text`` with control and direction characters made visible, so that names cannot act.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )

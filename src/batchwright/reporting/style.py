@@ -50,6 +50,8 @@ th { font-weight: normal; color: var(--soft); }
   margin: 0; padding: 0; list-style: none; }
 .reasons li { padding: 12px 16px; border: 1px solid var(--edge); border-radius: 8px; }
 .reasons p { margin: 0 0 4px; }
+.reasons .instead { margin: 4px 0 0; padding-left: 18px; color: var(--soft); font-size: 14px; }
+.reasons .instead li { padding: 0; border: 0; }
 .badge { padding: 1px 8px; border: 1px solid var(--accent); border-radius: 10px;
   color: var(--accent); font-size: 13px; white-space: nowrap; }
 cite { color: var(--soft); }
@@ -69,8 +71,11 @@ figcaption { font-weight: 600; }
 .bar { stroke: var(--paper); }
 .line.blue { stroke: var(--blue); } .mark.blue, .band.blue { fill: var(--blue); }
 .line.orange { stroke: var(--orange); } .mark.orange { fill: var(--orange); }
-.line.green { stroke: var(--green); } .mark.green { fill: var(--green); }
-.mark.red { fill: var(--red); } .mark.grey { fill: var(--grey); } .ring.ink { stroke: var(--ink); }
+.line.green { stroke: var(--green); } .mark.green, .band.green { fill: var(--green); }
+.line.red { stroke: var(--red); } .mark.red, .band.red { fill: var(--red); }
+.line.purple { stroke: var(--purple); } .mark.purple, .band.purple { fill: var(--purple); }
+.band.orange { fill: var(--orange); } .mark.star { stroke: var(--paper); }
+.mark.grey { fill: var(--grey); } .ring.ink { stroke: var(--ink); }
 .part-set-up { fill: var(--grey); } .part-input { fill: var(--amber); }
 .part-compute { fill: var(--blue); } .part-communication { fill: var(--red); }
 .part-evaluation { fill: var(--green); } .part-checkpoints { fill: var(--purple); }

@@ -8,22 +8,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchwright.records import Plan, Profile, RunSummary
-from batchwright.reporting.reading import (
-    accounting,
-    accuracy,
-    comparisons,
+from batchwright.records import (
+    Check,
+    CheckPoint,
+    Estimate,
+    OutOfMemory,
+    Plan,
+    Profile,
+    RunSummary,
+)
+from batchwright.records.explaining import (
+    candidate_words,
+    cluster_words,
+    is_chosen,
+    kept_candidates,
+)
+from batchwright.records.words import (
     counted,
     duration,
-    header_rows,
+    in_bytes,
     in_seconds,
-    is_chosen,
-    last_evaluated,
     number,
     percent,
     printable,
     size,
     source,
+)
+from batchwright.reporting.reading import (
+    accounting,
+    accuracy,
+    comparisons,
+    header_rows,
+    last_evaluated,
     stage_rows,
     worker_totals,
 )
@@ -41,6 +57,11 @@ def profile_table(profile: Profile) -> RenderableType:
     _row(facts, "workers", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each")
     _row(facts, "memory per worker", size(cluster.memory_bytes))
     _row(facts, "gradient", size(profile.network.trained_bytes))
+    parts = profile.memory_parts
+    if parts is not None:
+        named = ((name, getattr(parts, name)) for name in type(parts).model_fields)
+        kept = ", ".join(f"{name} {size(count)}" for name, count in named if count)
+        _row(facts, "memory whatever the batch", kept)
     scale = noise.noise_scale if noise else None
     _row(
         facts, "gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"
@@ -57,6 +78,45 @@ def plan_table(plan: Plan) -> RenderableType:
     return _stack(header, _stages(plan), _reasons(plan), _candidates(plan))
 
 
+def check_table(check: Check) -> RenderableType:
+    """Predicted against measured, point by point, a table for each quantity."""
+    tables = [_checked(check, quantity, title) for quantity, title in _QUANTITIES.items()]
+    lost = _table("steps that did not fit", ["workers x batch, side"])
+    for one in check.out_of_memory:
+        _row(lost, _place(one))
+    return _stack(*tables, lost)
+
+
+_QUANTITIES = {
+    "step_seconds": "seconds per step",
+    "peak_bytes": "peak memory of one worker, tensors",
+    "resident_bytes": "peak memory of one worker, whole process",
+}
+
+
+def _checked(check: Check, quantity: str, title: str) -> Table:
+    columns = ["workers x batch, side", "predicted (95 %)", "measured", "error", ""]
+    table = _table(title, columns)
+    for one in check.points:
+        if one.quantity != quantity:
+            continue
+        predicted = Estimate(value=one.predicted, low=one.low, high=one.high)
+        seconds = quantity == "step_seconds"
+        _row(
+            table,
+            _place(one),
+            in_seconds(predicted) if seconds else in_bytes(predicted),
+            number(one.measured) if seconds else size(one.measured),
+            f"{100 * one.error:+.1f} %",
+            "inside" if one.inside else "outside",
+        )
+    return table
+
+
+def _place(one: CheckPoint | OutOfMemory) -> str:
+    return f"{one.workers} x {one.local_batch_size}, {one.resolution} px"
+
+
 def summary_table(summary: RunSummary) -> RenderableType:
     """How the run went: predicted against measured, accuracy, where the time went."""
     return _stack(_predicted(summary), _accuracies(summary), _time(summary), _workers(summary))
@@ -68,33 +128,44 @@ def summary_table(summary: RunSummary) -> RenderableType:
 def _step_times(profile: Profile) -> Table:
     table = _table(
         "seconds per step, all workers at once (median; quartiles)",
-        ["side", "local batch", "compute", "exchange", "step", "images / s"],
+        ["workers", "side", "local batch", "exchange", "step", "visits", "images / s"],
     )
     for one in profile.steps:
         _row(
             table,
+            str(one.workers),
             f"{one.resolution} px",
             str(one.local_batch_size),
-            number(one.compute_seconds),
-            number(one.sync_seconds),
+            number(one.sync_seconds) if one.workers > 1 else "-",
             f"{number(one.step_seconds)} ({number(one.step_low)} to {number(one.step_high)})",
+            str(len(one.visits) or 1),
             number(one.workers * one.local_batch_size / one.step_seconds),
         )
     return table
 
 
 def _memory(profile: Profile) -> Table:
-    table = _table("peak memory of one worker", ["side", "local batch", "tensors"])
+    table = _table(
+        "peak memory of one worker", ["workers", "side", "local batch", "tensors", "process"]
+    )
     for one in profile.memory:
-        _row(table, f"{one.resolution} px", str(one.local_batch_size), size(one.peak_bytes))
+        resident = size(one.resident_bytes) if one.resident_bytes else "-"
+        place = (str(one.workers), f"{one.resolution} px", str(one.local_batch_size))
+        _row(table, *place, size(one.peak_bytes), resident)
+    for lost in profile.out_of_memory:
+        place = (str(lost.workers), f"{lost.resolution} px", str(lost.local_batch_size))
+        _row(table, *place, "did not fit", "-")
     return table
 
 
 def _collectives(profile: Profile) -> Table:
-    table = _table("all-reduce (median; quartiles)", ["message", "workers", "seconds"])
+    table = _table(
+        "exchanges between workers (median; quartiles)",
+        ["operation", "message", "workers", "seconds"],
+    )
     for one in profile.collectives:
         seconds = f"{number(one.seconds)} ({number(one.low)} to {number(one.high)})"
-        _row(table, size(one.bytes), str(one.workers), seconds)
+        _row(table, one.operation, size(one.bytes), str(one.workers), seconds)
     return table
 
 
@@ -123,20 +194,18 @@ def _reasons(plan: Plan) -> Table:
 def _candidates(plan: Plan) -> Table:
     table = _table(
         "considered (per epoch of training, 95 % intervals)",
-        ["", "global batch", "workers", "steps", "seconds", "peak memory"],
+        ["", "global batch", "cluster", "side", "seconds", "peak memory"],
     )
-    for one in plan.considered:
-        chosen = is_chosen(plan, one)
-        marks = (("chosen", chosen), ("extrapolated", one.extrapolated))
+    for one in kept_candidates(plan):
         _row(
             table,
-            ", ".join(word for word, applies in marks if applies),
+            candidate_words(plan, one),
             f"{one.global_batch_size:,}",
-            str(one.workers),
-            f"{one.steps_per_epoch:,}",
+            cluster_words(one.workers, one.kinds),
+            f"{one.resolution} px",
             in_seconds(one.epoch_seconds),
             size(one.peak_bytes.value),
-            style="bold" if chosen else None,
+            style="bold" if is_chosen(plan, one) else None,
         )
     return table
 
@@ -219,7 +288,7 @@ def _table(title: str, columns: list[str]) -> Table:
         title=Text(printable(title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD
     )
     for name in columns:
-        table.add_column(name, justify="right", no_wrap=name == "seconds")
+        table.add_column(name, justify="right", no_wrap=name in ("seconds", "step"))
     return table
 
 

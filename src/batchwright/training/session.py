@@ -33,6 +33,7 @@ from batchwright.errors import Interrupted, PlanError, TrainingError
 from batchwright.group import Group, naming_the_lost
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import Plan, Stage
+from batchwright.reduction import Reducer, Tally, sqr_norms
 from batchwright.training.evaluation import (
     Forward,
     Metric,
@@ -43,7 +44,6 @@ from batchwright.training.feeding import Batch, DatasetFeed, Feed, ImagePart, Pi
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
 from batchwright.training.recorder import Recorder
-from batchwright.training.reduction import Reducer, Tally, sqr_norms
 from batchwright.training.sampler import Step, epoch_order, epoch_steps, micro_batches
 from batchwright.training.signals import StopRequest
 from batchwright.workload.host import autocast, prepare_process, worker_threads

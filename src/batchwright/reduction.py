@@ -69,11 +69,16 @@ class Reducer:
         self._next = 0  # first bucket not sent yet
         self._armed = False
         if group.size > 1 and self.parameters:
-            self._buckets = _make_buckets(self.parameters, bucket_bytes)
+            self._buckets = _make_buckets(self.parameters, group, bucket_bytes)
             self._bucket_of = {p: b for b in self._buckets for p in b.parameters}
             self._hooks = [
                 p.register_post_accumulate_grad_hook(self._arrived) for p in self.parameters
             ]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buckets; 0 with one worker."""
+        return sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._buckets)
 
     def arm(self) -> None:
         """Send buckets as they fill during the next backward pass: it is the step's last one."""
@@ -149,11 +154,12 @@ class _Bucket:
         parameters: Sequence[nn.Parameter],
         tail: int,
         dtype: torch.dtype,
-        device: torch.device,
+        group: Group,
     ) -> None:
         self.parameters = parameters
+        self._group = group
         sizes = [p.numel() for p in parameters]
-        self.flat = torch.zeros(sum(sizes) + tail, dtype=dtype, device=device)
+        self.flat = torch.zeros(sum(sizes) + tail, dtype=dtype, device=group.device)
         *pieces, self.tail = self.flat.split([*sizes, tail])
         self.views = [_shaped_like(p, piece) for p, piece in zip(parameters, pieces, strict=True)]
         self.missing = len(parameters)
@@ -166,7 +172,7 @@ class _Bucket:
                 view.zero_()
             elif parameter.grad.data_ptr() != view.data_ptr():
                 view.copy_(parameter.grad)
-        self._work = dist.all_reduce(self.flat, async_op=True)
+        self._work = dist.all_reduce(self.flat, group=self._group.handle, async_op=True)
 
     def wait(self) -> None:
         """Wait until the sum is there."""
@@ -193,8 +199,27 @@ def sqr_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
     return result
 
 
-def _make_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Group parameters, last first as the backward pass reaches them, by number format and size."""
+def buffer_bytes(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> int:
+    """Bytes of the buckets that a `Reducer` of several workers keeps for these parameters."""
+    trained = [p for p in parameters if p.requires_grad]
+    groups = _grouped(trained, bucket_bytes)
+    tail = (_SCALARS + 2 * len(trained)) * _dtype_of(groups[-1]).itemsize
+    return sum(p.numel() * p.element_size() for p in trained) + tail
+
+
+def _make_buckets(
+    parameters: Sequence[nn.Parameter], group: Group, bucket_bytes: int
+) -> list[_Bucket]:
+    groups = _grouped(parameters, bucket_bytes)
+    tails = [0] * (len(groups) - 1) + [_SCALARS + 2 * len(parameters)]
+    return [
+        _Bucket(members, tail, _dtype_of(members), group)
+        for members, tail in zip(groups, tails, strict=True)
+    ]
+
+
+def _grouped(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Parameters, last first as the backward pass reaches them, by number format and size."""
     groups: list[list[nn.Parameter]] = []
     filled = 0
     for parameter in reversed(parameters):
@@ -204,13 +229,13 @@ def _make_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list
             filled = 0
         groups[-1].append(parameter)
         filled += size
-    if groups[-1][0].dtype.itemsize < 4:
+    if not groups or groups[-1][0].dtype.itemsize < 4:
         groups.append([])  # counts and norms need at least float32
-    tails = [0] * (len(groups) - 1) + [_SCALARS + 2 * len(parameters)]
-    return [
-        _Bucket(group, tail, group[0].dtype if group else torch.float32, parameters[0].device)
-        for group, tail in zip(groups, tails, strict=True)
-    ]
+    return groups
+
+
+def _dtype_of(members: Sequence[nn.Parameter]) -> torch.dtype:
+    return members[0].dtype if members else torch.float32
 
 
 def _shaped_like(parameter: nn.Parameter, piece: Tensor) -> Tensor:

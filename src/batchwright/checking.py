@@ -1,0 +1,171 @@
+"""Holds a plan's predictions against what was then measured, and learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from batchwright.errors import PlanError
+from batchwright.planning.inputs import planning_job
+from batchwright.planning.merging import merge_profiles
+from batchwright.records import (
+    Check,
+    CheckPoint,
+    Estimate,
+    HeldOut,
+    Job,
+    MemoryPoint,
+    OutOfMemory,
+    Plan,
+    Profile,
+    StepTime,
+)
+
+if TYPE_CHECKING:
+    from batchwright.probing.probe import Measured
+
+Key = tuple[int, int, int]  # workers, resolution, local batch
+
+
+def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
+    """Held-out points to measure, spread over workers, resolutions and batches.
+
+    Every pair of workers and resolution gets as many as every other, or one more; inside it they
+    are evenly spaced over the batches.
+
+    Args:
+        plan: The plan that predicted them.
+        count: How many, at most.
+
+    Raises:
+        PlanError: The plan predicts no held-out point, so there is nothing to check; or none is
+            wanted.
+    """
+    if not plan.held_out:
+        raise PlanError(
+            "the plan predicts no step between two measured ones, so nothing can be checked: "
+            "probe at more batches (a larger probe.budget) and plan again"
+        )
+    if count < 1:
+        raise PlanError(f"points={count}: give 1 or more")
+    groups: dict[tuple[int, int], list[HeldOut]] = {}
+    for point in sorted(plan.held_out, key=_key):
+        groups.setdefault((point.workers, point.resolution), []).append(point)
+    quotas = dict.fromkeys(groups, 0)
+    for _ in range(min(count, len(plan.held_out))):
+        open_ = [key for key in groups if quotas[key] < len(groups[key])]
+        quotas[min(open_, key=quotas.__getitem__)] += 1
+    return tuple(
+        points[index]
+        for key, points in groups.items()
+        for index in _evenly(len(points), quotas[key])
+    )
+
+
+def _evenly(count: int, wanted: int) -> list[int]:
+    """``wanted`` different indices below ``count``, as far from each other and the ends as can be.
+
+    >>> _evenly(5, 1), _evenly(5, 2), _evenly(6, 3)
+    ([2], [1, 3], [1, 3, 5])
+    """
+    return [int((2 * index + 1) * count / (2 * wanted)) for index in range(wanted)]
+
+
+def _key(point: HeldOut | StepTime | MemoryPoint | OutOfMemory) -> Key:
+    return point.workers, point.resolution, point.local_batch_size
+
+
+def compare(
+    plan: Plan, points: Sequence[HeldOut], measured: Measured, profile: Profile | None = None
+) -> Check:
+    """Predicted against measured, for every quantity that both have.
+
+    Args:
+        plan: The plan that predicted.
+        points: The points that were to be measured.
+        measured: What was measured at them.
+        profile: Takes the new points in, for a plan that knows more.
+
+    Raises:
+        PlanError: The profile is of another workload, hardware or version.
+    """
+    if profile is not None:
+        profile = _widened(profile, measured)
+    return Check(
+        points=tuple(_compared(plan.network.name, points, measured)),
+        tolerance=plan.job.goal.tolerance,
+        cluster=measured.cluster,
+        out_of_memory=measured.out_of_memory,
+        profile=profile,
+    )
+
+
+def _compared(network: str, points: Iterable[HeldOut], measured: Measured) -> Iterator[CheckPoint]:
+    steps = {_key(one): one for one in measured.steps}
+    memory = {_key(one): one for one in measured.memory}
+    for point in points:
+        step, bytes_ = steps.get(_key(point)), memory.get(_key(point))
+        if step is not None:
+            visits = step.visits or (step.step_seconds,)
+            yield _point(network, point, "step_seconds", step.step_seconds, visits)
+        if bytes_ is not None:
+            yield _point(network, point, "peak_bytes", bytes_.peak_bytes)
+        if bytes_ is not None and bytes_.resident_bytes and point.resident_bytes:
+            yield _point(network, point, "resident_bytes", bytes_.resident_bytes)
+
+
+def _point(
+    network: str,
+    point: HeldOut,
+    quantity: Literal["step_seconds", "peak_bytes", "resident_bytes"],
+    measured: float,
+    visits: tuple[float, ...] = (),
+) -> CheckPoint:
+    predicted: Estimate = getattr(point, quantity)
+    return CheckPoint(
+        quantity=quantity,
+        network=network,
+        local_batch_size=point.local_batch_size,
+        resolution=point.resolution,
+        workers=point.workers,
+        predicted=predicted.value,
+        low=predicted.low,
+        high=predicted.high,
+        measured=measured,
+        visits=visits,
+    )
+
+
+def _widened(profile: Profile, measured: Measured) -> Profile:
+    """The profile with what a check measured."""
+    return with_points(
+        profile,
+        cluster=measured.cluster.model_copy(update={"kind": profile.cluster.kind}),
+        steps=measured.steps,
+        memory=measured.memory,
+        out_of_memory=measured.out_of_memory,
+    )
+
+
+def with_points(profile: Profile, **points: object) -> Profile:
+    """The profile with more measured points, those of one place pooled.
+
+    Args:
+        profile: What was measured before.
+        points: Fields of a profile that hold what is new, and where it was measured.
+
+    Raises:
+        PlanError: It was measured on other hardware or with other versions.
+    """
+    bare = {"steps": (), "memory": (), "out_of_memory": (), "collectives": (), "noise": None}
+    added = profile.model_copy(update={**bare, **points})
+    (merged,) = merge_profiles([profile, added])
+    return merged.model_copy(update={"probe_seconds": profile.probe_seconds})
+
+
+def open_again(plan: Plan, profile: Profile) -> Job:
+    """The plan's job, with the worker count open where the plan and not the user settled it."""
+    asked = any(one.choice == "workers" and one.source == "asked" for one in plan.reasons)
+    if asked:
+        return plan.job
+    return plan.job.model_copy(update={"workers": planning_job(profile).workers})

@@ -1,0 +1,271 @@
+"""Which candidate to train with: limits first, then the objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from batchwright.errors import PlanError
+from batchwright.planning.knees import Bend
+from batchwright.planning.table import Row
+from batchwright.prediction.quality import ProgressModel
+from batchwright.records import Estimate, Goal, Job
+
+_ADVICE = {
+    "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
+    "goal.least_steps": "give goal.least_steps={value} or less, or fewer workers",
+    "goal.memory": "raise goal.memory, or train a smaller network or resolution",
+    "goal.deadline": "raise goal.deadline, or train fewer epochs",
+    "goal.max_cost": "raise goal.max_cost, or train fewer epochs",
+}
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points that no other is better than in both coordinates, rising.
+
+    A point is left out if another is at most as large in both and smaller in one; of equal points
+    all stay.
+
+    Example:
+        >>> pareto([(1, 9), (2, 3), (3, 3), (4, 1)])
+        [0, 1, 3]
+    """
+    kept, least = [], float("inf")
+    before: tuple[float, float] | None = None
+    for index in sorted(range(len(points)), key=lambda i: points[i]):
+        if points[index] == before or points[index][1] < least:
+            kept.append(index)
+            before, least = points[index], points[index][1]
+    return sorted(kept)
+
+
+def frontier(rows: Sequence[Row]) -> set[Row]:
+    """Rows within the limits that none of the same resolution beats in time and cost."""
+    found: set[Row] = set()
+    for side in {row.resolution for row in rows}:
+        allowed = [row for row in rows if row.resolution == side and not row.misses]
+        indices = pareto([(row.train_seconds, row.expense) for row in allowed])
+        found |= {allowed[index] for index in indices}
+    return found
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a batch means for the training's progress, each batch asked once.
+
+    Attributes:
+        model: Fitted.
+    """
+
+    model: ProgressModel
+    _efficiency: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+
+    def efficiency(self, batch: int) -> Estimate | None:
+        """Progress per sample against the base batch; `None` if nothing tells."""
+        if batch not in self._efficiency:
+            self._efficiency[batch] = self.model.efficiency(batch)
+        return self._efficiency[batch]
+
+    def epochs(self, batch: int) -> Estimate | None:
+        """Epochs to the target accuracy; `None` if nothing tells."""
+        if batch not in self._epochs:
+            self._epochs[batch] = self.model.epochs(batch)
+        return self._epochs[batch]
+
+    def accuracy(self, batch: int, epochs: float) -> Estimate | None:
+        """Held-out accuracy after so many epochs; `None` if nothing tells."""
+        return self.model.accuracy(batch, epochs)
+
+    def relative_epochs(self, batch: int) -> float | None:
+        """Epochs to the target, or in proportion to them where no run tells how many."""
+        epochs = self.epochs(batch)
+        if epochs is not None:
+            return epochs.value
+        efficiency = self.efficiency(batch)
+        return None if efficiency is None else 1 / efficiency.value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is trained, and what else could have been.
+
+    Attributes:
+        row: The candidate.
+        free: What would be chosen if neither batch nor workers were asked for.
+        sizes: The best candidate of each cluster, small to large, at the chosen resolution.
+        others: What the other objectives would choose, by name.
+    """
+
+    row: Row
+    free: Row
+    sizes: tuple[Row, ...]
+    others: dict[str, Row]
+
+
+def check_goal(job: Job, hourly: Sequence[float | None], progress: Progress) -> None:
+    """Refuse an objective or limit that needs what is not known.
+
+    Raises:
+        PlanError: A price, a target or a noise scale is missing.
+    """
+    goal = job.goal
+    for key, wanted in (
+        ("goal.objective=cost", goal.objective == "cost"),
+        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
+    ):
+        if wanted and any(price is None for price in hourly):
+            raise PlanError(
+                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
+                "each of goal.kinds"
+            )
+    if goal.objective != "target-accuracy":
+        return
+    if goal.accuracy is None:
+        raise PlanError(
+            "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, such "
+            "as goal.accuracy=0.9"
+        )
+    if progress.relative_epochs(2 * job.base_batch) is None:
+        raise PlanError(
+            "goal.objective=target-accuracy needs to know how progress depends on the batch, but "
+            "the profile holds no gradient noise scale and no run was given: probe again with a "
+            "larger probe.budget, or give a finished run"
+        )
+
+
+def choose(job: Job, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> Choice:
+    """The candidate to train with.
+
+    Args:
+        job: Resolved; a global batch or number of workers it asks for is kept.
+        rows: All candidates.
+        bends: The knee of each cluster and resolution.
+        progress: What a batch means for progress.
+
+    Raises:
+        PlanError: No candidate is within the limits; the message names the nearest.
+    """
+    side = max(row.resolution for row in rows)  # `plain` trains at the highest
+    here = [row for row in rows if row.resolution == side]
+    bends = [bend for bend in bends if bend.resolution == side]
+    asked = [row for row in here if _as_asked(row, job)]
+    if not asked:
+        raise PlanError(
+            f"no candidate has workers={job.workers} and global_batch={job.global_batch}: leave "
+            "one of them to the plan"
+        )
+    allowed = [row for row in asked if not row.misses]
+    if not allowed:
+        raise PlanError(_why_none(asked))
+    free = [row for row in here if not row.misses and not row.asked] or allowed
+    row = _best(job.goal, job.goal.objective, allowed, bends, progress)
+    others = {
+        name: _best(job.goal, name, allowed, bends, progress)
+        for name in _other_objectives(job, allowed, progress)
+    }
+    return Choice(
+        row=row,
+        free=_best(job.goal, job.goal.objective, free, bends, progress),
+        sizes=tuple(_size_rows(allowed, bends)),
+        others={name: other for name, other in others.items() if other is not row},
+    )
+
+
+def _as_asked(row: Row, job: Job) -> bool:
+    workers = 1 if job.launch == "in-process" else job.workers
+    return workers in ("auto", row.mix.workers) and job.global_batch in ("auto", row.batch)
+
+
+def _other_objectives(job: Job, rows: Sequence[Row], progress: Progress) -> list[str]:
+    names = ["knee", "time"]
+    if all(row.cost is not None for row in rows):
+        names.append("cost")
+    if progress.relative_epochs(2 * job.base_batch) is not None:
+        names.append("target-accuracy")
+    return [name for name in names if name != job.goal.objective]
+
+
+def _best(
+    goal: Goal, objective: str, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress
+) -> Row:
+    if objective == "time":
+        return min(rows, key=_by_time)
+    if objective == "cost":
+        return min(rows, key=lambda row: (row.cost, *_by_time(row)))
+    if objective == "target-accuracy":
+        return min(rows, key=_by_target(progress))
+    sizes = _size_rows(rows, bends)
+    if all(row.cost is not None for row in sizes):
+        return _priced_knee(sizes)
+    return _walk_up(sizes, goal.doubling_gain)
+
+
+def _by_time(row: Row) -> tuple[float, int, str, int]:
+    return row.train_seconds, row.mix.workers, str(row.mix), row.batch
+
+
+def target_seconds(row: Row, progress: Progress) -> float:
+    """Seconds of training and evaluation to the target, or in proportion to them."""
+    return row.train_seconds * (progress.relative_epochs(row.batch) or 1.0)
+
+
+def _by_target(progress: Progress) -> Callable[[Row], tuple[float, int, str, int]]:
+    return lambda row: (target_seconds(row, progress), row.mix.workers, str(row.mix), row.batch)
+
+
+def _size_rows(rows: Sequence[Row], bends: Sequence[Bend]) -> list[Row]:
+    """The best candidate of each cluster: at its knee or nearest to it, small clusters first."""
+    allowed = set(rows)
+    found = []
+    seen = set()
+    for bend in bends:
+        best = bend.best
+        if best is not None and best in allowed:
+            found.append(best)
+            seen.add(bend.mix)
+    # A batch that is asked for stands for its cluster.
+    found += [row for row in rows if row.mix not in seen]
+    return sorted(found, key=lambda row: row.order)
+
+
+def _walk_up(sizes: Sequence[Row], gain: float) -> Row:
+    """The smallest cluster whose next size up saves at most ``gain`` of the time.
+
+    Of clusters of one size the quickest stands for all.
+    """
+    quickest: dict[int, Row] = {}
+    for row in sizes:
+        workers = row.mix.workers
+        if workers not in quickest or _by_time(row) < _by_time(quickest[workers]):
+            quickest[workers] = row
+    steps = [quickest[workers] for workers in sorted(quickest)]
+    for row, larger in pairwise(steps):
+        if 1 - larger.train_seconds / row.train_seconds <= gain:
+            return row
+    return steps[-1]
+
+
+def _priced_knee(sizes: Sequence[Row]) -> Row:
+    """The point of the frontier with the least product of time and cost.
+
+    Beyond it, one percent more cost buys less than one percent of the time.
+    """
+    indices = pareto([(row.train_seconds, row.expense) for row in sizes])
+    edge = [sizes[index] for index in indices]
+    return min(edge, key=lambda row: (row.train_seconds * row.expense, *_by_time(row)))
+
+
+def _why_none(rows: Sequence[Row]) -> str:
+    """Which limits nothing meets, and what comes nearest."""
+    nearest = min(
+        rows,
+        key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *_by_time(row)),
+    )
+    advice = "; ".join(_ADVICE[miss.limit].format(value=miss.value) for miss in nearest.misses)
+    what = " and ".join(miss.text for miss in nearest.misses)
+    return (
+        f"no candidate is within the limits; the nearest, global batch {nearest.batch} on "
+        f"{nearest.mix.workers} worker(s) at {nearest.resolution} px, {what}: {advice}"
+    )

@@ -1,0 +1,414 @@
+"""Why the predicted choices are what they are, with their numbers and what else there was.
+
+The planner decides; nothing here does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.planning import alternatives
+from batchwright.planning.choice import Choice, Progress
+from batchwright.planning.knees import Bend, seconds_per_sample
+from batchwright.planning.mixes import Mix
+from batchwright.planning.shares import largest_shares
+from batchwright.planning.table import Row, mebibytes
+from batchwright.prediction.collective import fit_collectives
+from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
+
+_FEW_WORKERS = 8  # up to so many local batches are listed one by one
+
+
+# --------------------------------------------------------------------------------------- workers
+
+
+def workers(job: Job, choice: Choice, *, named: bool, mixing: str) -> Reason:
+    """How many, of which kinds.
+
+    Args:
+        job: As given; its ``workers`` may be asked for.
+        choice: What was chosen.
+        named: Whether there are kinds to name.
+        mixing: Why kinds are not mixed, in a sentence; empty if they are or there is one.
+    """
+    row = choice.row
+    why, source = _why_workers(job, choice)
+    texts = [why, _exchange(row.mix), _stated(row.mix), mixing]
+    return Reason(
+        choice="workers",
+        value=str(row.mix) if named else str(row.mix.workers),
+        why=" ".join(text for text in texts if text),
+        source=source,
+        alternatives=(
+            *alternatives.sizes(choice, named=named),
+            *alternatives.objectives(choice, named=named),
+        ),
+    )
+
+
+def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
+    goal = job.goal
+    if job.launch == "in-process":
+        return "launch=in-process is one worker.", "asked"
+    if job.workers != "auto":
+        if {count for kind, _ in choice.row.mix.members for count in kind.measured} == {
+            job.workers
+        }:
+            return "The number that was measured.", "measured"
+        return f"Asked for.{_instead(choice)}", "asked"
+    if len(choice.sizes) == 1:
+        return "The only number of workers there is to choose within the limits.", "measured"
+    if goal.objective in ("time", "cost", "target-accuracy"):
+        return f"That of the best candidate ({_objective(goal)}).", "predicted"
+    if all(one.cost is not None for one in choice.sizes):
+        return (
+            "The least product of time and cost, each cluster at its knee: beyond it, one percent "
+            "more cost buys less than one percent of the time.",
+            "predicted",
+        )
+    return _why_size(choice, goal), "predicted"
+
+
+def _why_size(choice: Choice, goal: Goal) -> str:
+    row = choice.row
+    larger = [one for one in choice.sizes if one.mix.workers > row.mix.workers]
+    if not larger:
+        return (
+            f"Each size up to here, at its own knee, saves more than {goal.doubling_gain:.1%} of "
+            "the training time; there are no more workers within the limits."
+        )
+    step = min(larger, key=lambda one: (one.mix.workers, one.train_seconds))
+    gain = 1 - step.train_seconds / row.train_seconds
+    says = f"save {gain:.1%}" if gain > 0 else f"take {-gain:.1%} more"
+    return (
+        f"The smallest number whose next size up saves at most {goal.doubling_gain:.1%} of the "
+        f"training time: {step.mix.workers} would {says} of {row.train_seconds:.3g} s."
+    )
+
+
+def _instead(choice: Choice) -> str:
+    """What the plan would have chosen, and how it compares."""
+    free, row = choice.free, choice.row
+    if (free.mix, free.batch) == (row.mix, row.batch):
+        return " The plan would choose the same."
+    return (
+        f" The plan itself would choose {free.mix.workers} worker(s) with global batch "
+        f"{free.batch}: {alternatives.compared(free, row)}."
+    )
+
+
+def _objective(goal: Goal) -> str:
+    return f"goal.objective={goal.objective}"
+
+
+def _exchange(mix: Mix) -> str:
+    """What exchanging gradients takes, in a sentence."""
+    kind, _ = mix.members[0]
+    count, profile = mix.workers, kind.profile
+    if count == 1:
+        return "One worker has no gradients to exchange."
+    if mix.assumed and kind.times.assumed(count):
+        return f"More than the {kind.measured[-1]} that were measured: from the stated link."
+    if not any(one.workers >= count for one in profile.collectives):
+        return ""
+    size = profile.network.trained_bytes
+    seconds = fit_collectives(profile.collectives).seconds(size, count)
+    return f"Exchanging {mebibytes(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
+
+
+def _stated(mix: Mix) -> str:
+    stated = "; ".join(kind.stated for kind, _ in mix.members if kind.stated)
+    return f"Assumed: {stated}." if stated else ""
+
+
+# --------------------------------------------------------------------------------------- batches
+
+
+def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress) -> Reason:
+    """The global batch: asked for, the best, or the knee."""
+    row, goal = choice.row, job.goal
+    source: Source = "predicted"
+    if job.global_batch != "auto":
+        why, source = _why_asked(choice, goal), "asked"
+    elif goal.objective == "knee":
+        why = _why_knee(row, bend, goal)
+    elif goal.objective == "target-accuracy":
+        why = _why_target(row, goal, progress)
+    else:
+        what = "time" if goal.objective == "time" else "cost"
+        why = (
+            f"The least predicted {what} of the candidates within the limits ({_objective(goal)})."
+        )
+    return Reason(
+        choice="global batch",
+        value=f"{row.batch} samples",
+        why=why,
+        source=source,
+        alternatives=alternatives.batches(row, bend),
+    )
+
+
+def _why_asked(choice: Choice, goal: Goal) -> str:
+    row = choice.row
+    why = f"Asked for; leaves {row.steps} steps an epoch"
+    if row.steps < goal.least_steps:
+        why += f", fewer than goal.least_steps={goal.least_steps}"
+    return f"{why}.{_instead(choice)}"
+
+
+def _why_target(row: Row, goal: Goal, progress: Progress) -> str:
+    epochs = progress.epochs(row.batch)
+    if epochs is not None:
+        return (
+            f"The least predicted time to goal.accuracy={goal.accuracy:g}: {epochs.value:.3g} "
+            f"epochs ({epochs.low:.3g} to {epochs.high:.3g}) of {row.epoch_seconds:.3g} s."
+        )
+    return (
+        f"The least predicted time to any accuracy, so to goal.accuracy={goal.accuracy:g}: epoch "
+        "time over progress per sample. No run that reached it was given, so the number of epochs "
+        "is not known."
+    )
+
+
+def _why_knee(row: Row, bend: Bend | None, goal: Goal) -> str:
+    if bend is None:
+        return "The only candidate."
+    texts = [_one_candidate(bend)] if len(bend.rows) == 1 else []
+    texts.append(_knee_or_not(row, bend, goal))
+    texts.append(_line_says(bend))
+    texts.append(_kneedle_says(row, bend))
+    return " ".join(text for text in texts if text)
+
+
+def _one_candidate(bend: Bend) -> str:
+    return f"There is one candidate only, {bend.rows[0].batch}."
+
+
+def _knee_or_not(row: Row, bend: Bend, goal: Goal) -> str:
+    share = f"{goal.doubling_gain:.1%}"
+    if bend.row is None:
+        return (
+            f"There is no knee: each doubling up to here saves more than {share} of the time per "
+            f"image; this is the largest batch that fits the memory and leaves at least "
+            f"{goal.least_steps} steps an epoch."
+        )
+    if bend.fixed == 0:
+        return (
+            "There is no knee: a step takes time in proportion to its batch, so a larger one saves "
+            "nothing; this is the smallest candidate."
+        )
+    knee = bend.row
+    saves = 1 - seconds_per_sample(bend.rows, 2 * knee.batch) / knee.per_sample
+    says = f"saves at most {share} of the time per image: {2 * knee.batch} would save {saves:.1%}"
+    if row.batch == knee.batch:
+        return f"The smallest batch whose doubling {says}."
+    missed = " and ".join(miss.text for miss in knee.misses)
+    return (
+        f"The nearest within the limits to the knee {knee.batch}, whose doubling {says}, but which "
+        f"{missed}."
+    )
+
+
+def _line_says(bend: Bend) -> str:
+    if not bend.closed_form:
+        return ""
+    return (
+        f"The step time is a straight line in the batch, which puts the knee at "
+        f"{bend.closed_form:.0f} samples."
+    )
+
+
+def _kneedle_says(row: Row, bend: Bend) -> str:
+    if len(bend.rows) < 3:
+        return ""
+    if bend.kneedle is None:
+        return "Kneedle over log2 of the same batches finds no knee."
+    if bend.kneedle == row.batch:
+        return "Kneedle over log2 of the same batches says the same."
+    return (
+        f"Kneedle over log2 of the same batches says {bend.kneedle}; its answer moves with the "
+        "range of candidates."
+    )
+
+
+def local_batches(stage: Stage, mix: Mix, totals: Sequence[int]) -> Reason:
+    """Equal shares, or equal times, in one go or accumulated."""
+    shares = "Equal shares"
+    if len(mix.members) > 1:
+        shares = "Shares with which all kinds take equal time, within the memory of each"
+    passes = stage.accumulation_steps
+    why = f"{shares}, each in one pass."
+    if passes > 1:
+        why = (
+            f"{shares}, each in {passes} passes of at most {stage.micro_batch_size} images "
+            "whose gradients are added up."
+        )
+    parts = zip(mix.members, largest_shares(mix, totals), strict=True)
+    value = " + ".join(f"{count} x {share}" for (_, count), share in parts)
+    if mix.workers <= _FEW_WORKERS:
+        value = "+".join(map(str, stage.local_batch_sizes))
+    return Reason(
+        choice="local batches",
+        value=f"{value} samples",
+        why=why,
+        source="predicted" if len(mix.members) > 1 else "assumed",
+    )
+
+
+# ---------------------------------------------------------------------------------------- memory
+
+
+def memory(row: Row, prediction: Prediction, goal: Goal) -> tuple[Reason, ...]:
+    """The predicted peak against the limit, and the largest batch under it."""
+    kind, _ = row.mix.members[0]
+    whose = "goal.memory" if goal.memory else "what the device has free for one worker"
+    notes = [f"{note[0].upper()}{note[1:]}." for note in kind.memory.notes]
+    peak = Reason(
+        choice="memory",
+        value=f"{mebibytes(prediction.peak_bytes.value)} per worker",
+        why=" ".join(
+            [
+                f"At most {mebibytes(prediction.peak_bytes.high)} predicted for "
+                f"{prediction.micro_batch_size} images at once; the limit is "
+                f"{mebibytes(kind.limit)}, {whose}.",
+                *notes,
+            ]
+        ),
+        source="predicted",
+    )
+    largest = [
+        f"{kind.largest(row.mix.workers, row.resolution)}"
+        + (f" ({kind.name})" if len(row.mix.members) > 1 else "")
+        for kind, _ in row.mix.members
+    ]
+    per_sample = kind.memory.bytes_per_sample(row.resolution)
+    most = Reason(
+        choice="largest local batch",
+        value=f"{', '.join(largest)} samples",
+        why=f"Up to there the upper end of the predicted peak stays within the limit, or it is all "
+        f"the data; an image takes {mebibytes(per_sample)}.",
+        source="predicted",
+    )
+    return peak, most
+
+
+# ------------------------------------------------------------------------------------------ time
+
+
+def epoch_time(row: Row, prediction: Prediction) -> Reason:
+    """How the time was predicted, and how well that describes the measurements."""
+    texts = [_described(row, index) for index in range(len(row.mix.members))]
+    if prediction.extrapolated:
+        texts.append("Batch, resolution or workers lie outside what was measured.")
+    estimate = prediction.epoch_seconds
+    return Reason(
+        choice="epoch time",
+        value=f"{estimate.value:.3g} s ({estimate.low:.3g} to {estimate.high:.3g})",
+        why=" ".join(texts),
+        source="assumed" if prediction.assumed else "predicted",
+    )
+
+
+def _described(row: Row, index: int) -> str:
+    kind, _ = row.mix.members[index]
+    whose = f"{kind.name}: " if len(row.mix.members) > 1 else ""
+    counts = [n for n in kind.measured if n <= row.mix.workers] or [kind.measured[0]]
+    side = min(
+        kind.times.resolutions(counts[-1]), key=lambda side: (abs(side - row.resolution), side)
+    )
+    curve = kind.times.curve(counts[-1], side)
+    how = (
+        f"{whose}between {len(curve.batches)} measured batches, as a line misses them by up to "
+        f"{curve.line.largest_residual:.1%}"
+    )
+    if curve.linear:
+        how = (
+            f"{whose}a line through {len(curve.batches)} measured batches, off by at most "
+            f"{curve.line.largest_residual:.1%}"
+        )
+    texts = [how, *([curve.caveat] if curve.caveat else []), *kind.times.notes]
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
+
+
+def training_time(job: Job, prediction: Prediction) -> Reason:
+    """The whole training and what it costs, against the limits."""
+    time, cost = prediction.train_seconds, prediction.cost
+    value = "" if time is None else f"{time.value:.3g} s ({time.low:.3g} to {time.high:.3g})"
+    why = f"{job.epochs} epochs, and the evaluations among them."
+    if job.goal.deadline is not None:
+        why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
+    if cost is not None:
+        value += f", cost {cost.value:.3g} ({cost.low:.3g} to {cost.high:.3g})"
+    else:
+        why += " No price was given, so no cost."
+    if job.goal.max_cost is not None:
+        why += f" goal.max_cost={job.goal.max_cost:g} holds for the upper end."
+    return Reason(choice="training time", value=value, why=why, source="predicted")
+
+
+# -------------------------------------------------------------------------------------- progress
+
+
+def progress_of(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
+    """What the batch means for progress per sample, for epochs and for accuracy."""
+    return (
+        *_noise_scale(job, batch, progress),
+        *_epochs(job, batch, progress),
+        _accuracy(job, batch, progress),
+    )
+
+
+def _noise_scale(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
+    scale = progress.model.noise_scale
+    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in progress.model.notes)
+    if scale is None:
+        return (
+            Reason(choice="gradient noise scale", value="not known", why=notes, source="assumed"),
+        )
+    share = 1 / (1 + batch / scale.value)
+    made = f"a sample makes about {share:.0%} of the progress that it makes at tiny batches"
+    if batch > 2 * scale.value:
+        why = f"The batch is well above it: {made}, and a larger batch costs more of it."
+    elif batch > scale.value / 2:
+        why = f"The batch is about as large: {made}."
+    else:
+        why = f"The batch is well below it, so little progress per sample is lost: {made}."
+    efficiency = progress.efficiency(batch)
+    if efficiency is not None:
+        why += f" Against base_batch={job.base_batch} it is {efficiency.value:.0%}."
+    return (
+        Reason(
+            choice="gradient noise scale",
+            value=f"{scale.value:.3g} samples ({scale.low:.3g} to {scale.high:.3g})",
+            why=f"{why} {notes}".rstrip(),
+            source="measured",
+        ),
+    )
+
+
+def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
+    epochs = progress.epochs(batch)
+    if epochs is None:
+        return ()
+    why = f"To goal.accuracy={job.goal.accuracy:g}, from the runs given."
+    if epochs.value > job.epochs:
+        why += f" The job trains only {job.epochs}: give epochs={-(-epochs.value // 1):.0f}."
+    value = f"{epochs.value:.3g} ({epochs.low:.3g} to {epochs.high:.3g})"
+    return (Reason(choice="epochs to target", value=value, why=why, source="predicted"),)
+
+
+def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
+    accuracy = progress.accuracy(batch, job.epochs)
+    if accuracy is None:
+        return Reason(
+            choice="accuracy",
+            value="not known",
+            why="No finished run of this task was given, and a probe does not tell it.",
+            source="assumed",
+        )
+    return Reason(
+        choice="accuracy",
+        value=f"{accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})",
+        why=f"Held out, after {job.epochs} epochs, by the runs given at equal progress.",
+        source="predicted",
+    )

@@ -1,0 +1,191 @@
+"""The job and the profiles of a plan, checked: what fits together, what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from batchwright.errors import PlanError
+from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
+
+PLANNING_KEYS = frozenset(
+    {
+        "base_batch",
+        "checkpoint_seconds",
+        "clip_norm",
+        "decay",
+        "epochs",
+        "evaluate_epochs",
+        "global_batch",
+        "goal",
+        "label_smoothing",
+        "launch",
+        "learning_rate",
+        "link",
+        "micro_batch",
+        "port",
+        "resolutions",
+        "restarts",
+        "scaling",
+        "seed",
+        "timeout",
+        "warmup_epochs",
+        "workers",
+    }
+)
+"""Job keys that may change after measuring, because they do not change what was measured.
+
+Resolutions and workers as far as the measured ones tell what the others take."""
+
+
+def planning_job(profile: Profile) -> Job:
+    """The profile's job, with the number of workers left to the plan where several were measured.
+
+    Such a profile comes from ``workers=auto``, whatever that was resolved to before measuring.
+    """
+    if len({point.workers for point in profile.steps}) > 1:
+        return profile.job.model_copy(update={"workers": "auto"})
+    return profile.job
+
+
+def measured_job(profile: Profile, job: Job | None) -> Job:
+    """``job`` with what is `auto` taken from the profile's; refused where it was not measured.
+
+    The number of workers may stay `auto`, and is so too where it is the measured one and the goal
+    allows others.
+    """
+    measured = planning_job(profile)
+    taken = {}
+    for key in Job.model_fields if job else ():
+        before, now = getattr(measured, key), getattr(job, key)
+        if before == now or (key in PLANNING_KEYS and (key, now) != ("resolutions", "auto")):
+            continue
+        if now != "auto":
+            raise PlanError(
+                f"the profile was measured with {key}={shown(before)}, the job says "
+                f"{key}={shown(now)}: probe again"
+            )
+        taken[key] = before
+    job = job.model_copy(update=taken) if job else measured
+    if job.workers == measured.workers and (job.goal.kinds or job.goal.max_workers is not None):
+        # That many were measured; which goal.kinds or goal.max_workers allow is for the plan.
+        job = job.model_copy(update={"workers": "auto"})
+    if job.precision == "auto":
+        raise PlanError("the profile does not say in which precision it was measured: probe again")
+    return resolved(job, profile.data, precision=job.precision)
+
+
+def resolved(job: Job, data: DataFacts, *, precision: Precision, workers: int | None = None) -> Job:
+    """The job with precision, augmentation and resolutions settled, and workers if given."""
+    settled = {
+        "precision": precision,
+        "augment": job.augmentation,
+        "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
+    }
+    return job.model_copy(update=settled if workers is None else {**settled, "workers": workers})
+
+
+def precision_of(job: Job) -> Precision:
+    """The precision of a job that was resolved."""
+    return "bfloat16" if job.precision == "bfloat16" else "float32"
+
+
+def sides(job: Job) -> tuple[int, ...]:
+    """The resolutions of a resolved job, in pixels, rising."""
+    return () if job.resolutions == "auto" else job.resolutions
+
+
+def least_local(network: NetworkFacts) -> int:
+    """Fewest samples that a worker can train on; batch statistics need two."""
+    return 2 if network.batch_norm else 1
+
+
+def shown(value: object) -> str:
+    """A key's value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def check_profiles(profiles: Sequence[Profile], job: Job) -> None:
+    """Refuse profiles that contradict themselves or hold too little for the job.
+
+    Raises:
+        PlanError: The first problem, and what to measure.
+    """
+    if not profiles:
+        raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
+    for profile in profiles:
+        _check_points(profile)
+        for side in sides(job):
+            check_side(side, profile.network)
+            _check_resolution(profile, side)
+
+
+def _check_points(profile: Profile) -> None:
+    workers = profile.job.workers
+    measured = sorted({point.workers for point in profile.steps})
+    if not measured:
+        raise PlanError("the profile holds no step times: probe again with a larger probe.budget")
+    if measured[-1] > profile.cluster.workers:
+        raise PlanError(
+            f"the profile contradicts itself: {profile.cluster.workers} workers in its cluster, "
+            f"{measured[-1]} in its measurements: probe again"
+        )
+    if workers != "auto" and workers not in measured:
+        raise PlanError(
+            f"the profile contradicts itself: workers={workers} in its job, "
+            f"{shown(tuple(measured))} in its measurements: probe again"
+        )
+    for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
+        keys = [(point.workers, point.resolution, point.local_batch_size) for point in points]
+        twice = next((key for key, times in Counter(keys).items() if times > 1), None)
+        if twice:
+            count, side, batch = twice
+            raise PlanError(
+                f"the profile holds two {what} for {count} worker(s), {side} px and local batch "
+                f"{batch}: probe again"
+            )
+
+
+def _check_resolution(profile: Profile, side: int) -> None:
+    for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
+        measured = sorted({point.resolution for point in points})
+        if side in measured or len(measured) > 1:  # from two on, others follow
+            continue
+        only = f", only {what} at {measured[0]} px" if measured else ""
+        wanted = ",".join(map(str, sorted({side, *measured})))
+        raise PlanError(
+            f"the profile holds no {what} at {side} px{only}: probe with resolutions={wanted}"
+        )
+
+
+def check_side(side: int, network: NetworkFacts) -> None:
+    """Refuse a resolution that the network cannot take."""
+    if side < network.least_side:
+        raise PlanError(
+            f"{network.name} takes images of at least {network.least_side} px, not {side}: "
+            f"give resolutions={network.least_side} or more"
+        )
+
+
+def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
+    """Refuse a global batch that is larger than the data or too small for the workers."""
+    if batch > data.train_samples:
+        raise PlanError(
+            f"global_batch={batch} is larger than the {data.train_samples} training images of "
+            f"{data.name}: give at most {data.train_samples}"
+        )
+    if batch < workers * least:
+        raise PlanError(
+            f"global_batch={batch} is too small for {workers} worker(s) with at least {least} "
+            f"images each: give at least {workers * least}"
+        )
+
+
+def check_micro_batches(local: int, most: int, least: int) -> None:
+    """Refuse micro-batches of at most ``most`` that leave a part smaller than ``least``."""
+    smallest = local // -(-local // most)
+    if smallest < least:
+        raise PlanError(
+            f"micro_batch={most} cuts a local batch of {local} into parts of {smallest}, but "
+            f"batch normalization needs {least}: give micro_batch={least + 1} or more"
+        )

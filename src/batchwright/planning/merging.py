@@ -1,0 +1,196 @@
+"""Several profiles of one workload become one for each kind of worker."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from statistics import median
+from typing import TypeVar
+
+from batchwright.errors import PlanError
+from batchwright.planning.inputs import PLANNING_KEYS
+from batchwright.records import (
+    Cluster,
+    CollectiveTime,
+    Job,
+    MemoryPoint,
+    Profile,
+    StepTime,
+)
+
+Point = TypeVar("Point")
+
+_MAY_DIFFER = PLANNING_KEYS | {"data", "device", "probe"}
+"""Job keys that do not change what a point takes; data are told by their digest."""
+
+_HARDWARE = ("device", "device_name", "cores", "python", "torch", "allocator")
+
+
+def kind_of(profile: Profile) -> str:
+    """Name of the kind of worker that was measured."""
+    return profile.cluster.kind or profile.cluster.device_name
+
+
+def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
+    """One profile for each kind of worker, in order of appearance.
+
+    Points of one kind with the same workers, resolution and batch are pooled: their visits stand
+    beside each other, as visits do that are apart in time. What is of one profile only (settings,
+    memory parts) is the first's; the free memory is the least of all.
+
+    Args:
+        profiles: Of the same data, network and settings; at least one.
+
+    Raises:
+        PlanError: No profile, or two of other workloads, settings, hardware or versions; the
+            message names the first difference.
+    """
+    if not profiles:
+        raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
+    for other in profiles[1:]:
+        _refuse_other_workload(profiles[0], other)
+    groups = _grouped(profiles, kind_of)
+    return tuple(_merged(group) for group in groups)
+
+
+def _refuse_other_workload(first: Profile, other: Profile) -> None:
+    facts = [("data", first.data.digest, other.data.digest)]
+    facts += [
+        (key, getattr(first.job, key), getattr(other.job, key))
+        for key in Job.model_fields
+        if key not in _MAY_DIFFER
+    ]
+    facts += [
+        (f"network {key}", getattr(first.network, key), getattr(other.network, key))
+        for key in type(first.network).model_fields
+    ]
+    _refuse_difference(facts, "give profiles of one workload and the same settings")
+
+
+def _refuse_difference(facts: Iterable[tuple[str, object, object]], advice: str) -> None:
+    for name, one, other in facts:
+        if one != other:
+            raise PlanError(
+                f"two profiles do not go together: {name} is {one} in one and {other} in the "
+                f"other: {advice}"
+            )
+
+
+def _merged(profiles: Sequence[Profile]) -> Profile:
+    """Profiles of one kind as one."""
+    first = profiles[0]
+    if len(profiles) == 1:
+        return first
+    for other in profiles[1:]:
+        _refuse_difference(
+            (
+                (f"{kind_of(first)}'s {key}", getattr(first.cluster, key), value)
+                for key in _HARDWARE
+                if (value := getattr(other.cluster, key)) != getattr(first.cluster, key)
+            ),
+            "probe both in one environment, or name the kinds with probe.kind",
+        )
+    steps = _pooled((p.steps for p in profiles), _key, _step)
+    noises = [p.noise for p in profiles if p.noise]
+    return first.model_copy(
+        update={
+            "job": _job(profiles, steps),
+            "cluster": _cluster(profiles),
+            "precisions": next((p.precisions for p in profiles if p.precisions), ()),
+            "steps": steps,
+            "memory": _pooled((p.memory for p in profiles), _key, _memory),
+            "memory_parts": next((p.memory_parts for p in profiles if p.memory_parts), None),
+            "out_of_memory": tuple(dict.fromkeys(x for p in profiles for x in p.out_of_memory)),
+            "collectives": _pooled(
+                (p.collectives for p in profiles),
+                lambda one: (one.operation, one.workers, one.bytes),
+                _collective,
+            ),
+            "noise": max(noises, key=lambda noise: noise.repeats) if noises else None,
+            "evaluation_seconds_per_image": median(
+                p.evaluation_seconds_per_image for p in profiles
+            ),
+            "probe_seconds": sum(p.probe_seconds for p in profiles),
+        }
+    )
+
+
+def _job(profiles: Sequence[Profile], steps: Sequence[StepTime]) -> Job:
+    sides = {point.resolution for point in steps}
+    several = len({point.workers for point in steps}) > 1
+    job = profiles[0].job
+    named = {side for p in profiles if p.job.resolutions != "auto" for side in p.job.resolutions}
+    return job.model_copy(
+        update={
+            "workers": "auto" if several else job.workers,
+            "resolutions": tuple(sorted(named & sides)) or job.resolutions,
+        }
+    )
+
+
+def _cluster(profiles: Sequence[Profile]) -> Cluster:
+    largest = max((p.cluster for p in profiles), key=lambda cluster: cluster.workers)
+    least = min(p.cluster.memory_bytes for p in profiles)
+    return largest.model_copy(update={"memory_bytes": least})
+
+
+def _key(point: StepTime | MemoryPoint) -> tuple[int, int, int]:
+    return point.workers, point.resolution, point.local_batch_size
+
+
+def _grouped(items: Iterable[Point], key: Callable[[Point], Hashable]) -> list[list[Point]]:
+    groups: dict[Hashable, list[Point]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return list(groups.values())
+
+
+def _pooled(
+    lists: Iterable[Sequence[Point]],
+    key: Callable[[Point], Hashable],
+    pool: Callable[[Sequence[Point]], Point],
+) -> tuple[Point, ...]:
+    groups = _grouped((item for items in lists for item in items), key)
+    return tuple(pool(group) if len(group) > 1 else group[0] for group in groups)
+
+
+def _step(points: Sequence[StepTime]) -> StepTime:
+    visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
+    return points[0].model_copy(
+        update={
+            "compute_seconds": _mean([p.compute_seconds for p in points], points),
+            "sync_seconds": _mean([p.sync_seconds for p in points], points),
+            "step_seconds": median(visits),
+            "step_low": min(median(visits), _mean([p.step_low for p in points], points)),
+            "step_high": max(median(visits), _mean([p.step_high for p in points], points)),
+            "repeats": sum(p.repeats for p in points),
+            "visits": visits,
+        }
+    )
+
+
+def _memory(points: Sequence[MemoryPoint]) -> MemoryPoint:
+    resident = [p.resident_bytes for p in points if p.resident_bytes is not None]
+    return points[0].model_copy(
+        update={
+            "peak_bytes": max(p.peak_bytes for p in points),
+            "resident_bytes": max(resident, default=None),
+        }
+    )
+
+
+def _collective(points: Sequence[CollectiveTime]) -> CollectiveTime:
+    return points[0].model_copy(
+        update={
+            "seconds": _mean([p.seconds for p in points], points),
+            "low": min(p.low for p in points),
+            "high": max(p.high for p in points),
+            "repeats": sum(p.repeats for p in points),
+        }
+    )
+
+
+def _mean(values: Sequence[float], points: Sequence[StepTime] | Sequence[CollectiveTime]) -> float:
+    """Mean weighted by how often each point was timed."""
+    weights = [point.repeats for point in points]
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)

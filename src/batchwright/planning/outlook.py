@@ -1,0 +1,137 @@
+"""Records for what is kept: predictions of candidates, and of points that were not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import sqrt
+
+from batchwright.planning.choice import Choice, Progress, frontier
+from batchwright.planning.kinds import Kind
+from batchwright.planning.knees import Bend
+from batchwright.planning.shares import largest_shares
+from batchwright.planning.table import Row, Table
+from batchwright.prediction.cost import train_cost
+from batchwright.records import Estimate, HeldOut, Prediction
+
+MOST_SHOWN = 200
+"""More candidates than this are not listed one by one."""
+
+
+def kept_rows(rows: Sequence[Row], bends: Sequence[Bend], choice: Choice) -> list[Row]:
+    """Rows to list: all, or if they are many the frontier, the chosen cluster and the knees."""
+    if len(rows) <= MOST_SHOWN:
+        return list(rows)
+    kept = frontier(rows) | {bend.row for bend in bends if bend.row} | {choice.row, choice.free}
+    kept |= set(choice.sizes) | set(choice.others.values())
+    side = choice.row.resolution
+    return [
+        row for row in rows if row in kept or (row.mix is choice.row.mix and row.resolution == side)
+    ]
+
+
+def predictions(
+    table: Table, rows: Sequence[Row], kept: Iterable[Row], progress: Progress, *, named: bool
+) -> tuple[Prediction, ...]:
+    """Records of the rows that are kept.
+
+    Args:
+        table: What they are judged by.
+        rows: All candidates, for the frontier.
+        kept: Those to turn into records, in order.
+        progress: What a batch means for progress.
+        named: Whether to name the kinds of workers.
+    """
+    edge = frontier(rows)
+    return tuple(prediction(table, row, progress, named=named, edge=row in edge) for row in kept)
+
+
+def prediction(
+    table: Table, row: Row, progress: Progress, *, named: bool, edge: bool
+) -> Prediction:
+    """The record of one row."""
+    step = table.step_estimate(row)
+    shares = largest_shares(row.mix, row.totals)
+    workers = row.mix.workers
+    cuts = [
+        table.parts(row, kind, share)[0]
+        for (kind, _), share in zip(row.mix.members, shares, strict=True)
+    ]
+    peaks = [
+        table.peak(row, kind, share)
+        for (kind, _), share in zip(row.mix.members, shares, strict=True)
+    ]
+    train = scaled(step, row.train_seconds)
+    return Prediction(
+        workers=workers,
+        kinds=row.mix.kinds if named else (),
+        global_batch_size=row.batch,
+        local_batch_size=max(shares),
+        micro_batch_size=micro_batch(shares, cuts),
+        resolution=row.resolution,
+        steps_per_epoch=row.steps,
+        step_seconds=step,
+        epoch_seconds=scaled(step, row.epoch_seconds),
+        peak_bytes=max(peaks, key=lambda one: one.high),
+        efficiency=progress.efficiency(row.batch),
+        epochs=progress.epochs(row.batch),
+        accuracy=progress.accuracy(row.batch, table.job.epochs),
+        train_seconds=train,
+        cost=_cost(row, train),
+        extrapolated=any(
+            kind.times.extrapolates(workers, row.resolution, micro)
+            for (kind, _), micro in zip(row.mix.members, cuts, strict=True)
+        ),
+        assumed=row.mix.assumed,
+        frontier=edge,
+        refused="; ".join(miss.text for miss in row.misses),
+    )
+
+
+def micro_batch(shares: Sequence[int], cuts: Sequence[int]) -> int:
+    """Most samples at once that suit all kinds: of those that are cut, the least."""
+    limited = [cut for share, cut in zip(shares, cuts, strict=True) if cut < share]
+    return min(limited) if limited else max(cuts)
+
+
+def _cost(row: Row, train: Estimate) -> Estimate | None:
+    if row.cost is None:
+        return None
+    return train_cost([(count, kind.price or 0.0) for kind, count in row.mix.members], train)
+
+
+def scaled(step: Estimate, value: float) -> Estimate:
+    """An interval around ``value`` as wide, relative to it, as that of the step time."""
+    ratio = value / step.value
+    return Estimate(value=value, low=step.low * ratio, high=step.high * ratio)
+
+
+def held_out(kind: Kind) -> tuple[HeldOut, ...]:
+    """Steps midway, on a logarithmic scale, between neighbouring measured batches.
+
+    Of each measured number of workers and resolution, rounded to even batches.
+    """
+    measured: dict[tuple[int, int], set[int]] = {}
+    for point in kind.profile.steps:
+        measured.setdefault((point.workers, point.resolution), set()).add(point.local_batch_size)
+    return tuple(
+        _held_out(kind, workers, side, batch)
+        for (workers, side), batches in sorted(measured.items())
+        for batch in _midpoints(sorted(batches))
+    )
+
+
+def _midpoints(batches: Sequence[int]) -> list[int]:
+    middles = [2 * round(sqrt(low * high) / 2) for low, high in pairwise(batches)]
+    return [middle for middle in dict.fromkeys(middles) if middle and middle not in batches]
+
+
+def _held_out(kind: Kind, workers: int, side: int, batch: int) -> HeldOut:
+    return HeldOut(
+        workers=workers,
+        resolution=side,
+        local_batch_size=batch,
+        step_seconds=kind.times.predict(workers, side, [batch]),
+        peak_bytes=kind.memory.predict(side, batch, workers=workers),
+        resident_bytes=kind.memory.resident(side, batch, workers=workers),
+    )

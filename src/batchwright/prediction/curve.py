@@ -1,0 +1,163 @@
+"""Seconds against the batch, at one resolution and number of workers.
+
+A line describes many devices, but not all: caches, allocators and kernel choices bend it. So a line
+where the measured medians allow it, and else straight pieces between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import hypot, log2, sqrt
+
+from batchwright.prediction.fit import (
+    Line,
+    between,
+    choose_line,
+    fit_line,
+    leave_one_out,
+    root_mean_square,
+)
+
+DOUBLING_ERROR = 0.05
+"""Assumed standard error that each doubling beyond what was measured adds."""
+
+UNSEEN_BEND = 0.05
+"""Assumed standard error midway between two neighbours where no third point shows a bend."""
+
+_SMALLEST = 1e-12
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds against the batch.
+
+    Attributes:
+        batches: Measured batches, rising, in samples.
+        seconds: Measured medians, in seconds.
+        errors: Standard error of each median, as a share of it.
+        line: The line through them, weighted by those errors.
+        linear: Whether the line is used: it misses the medians by no more than they scatter, or
+            predicts points left out better than the pieces between the others.
+        misfit: How far the truth is from the line beyond scatter, or from the middle of a piece:
+            a standard error, as a share.
+        caveat: What the points cannot tell, in words; empty if nothing.
+        measured: Smallest and largest batch that were measured here.
+    """
+
+    batches: tuple[int, ...]
+    seconds: tuple[float, ...]
+    errors: tuple[float, ...]
+    line: Line
+    linear: bool
+    misfit: float
+    caveat: str
+    measured: tuple[int, int]
+
+    def at(self, batch: float) -> float:
+        """Seconds for ``batch`` samples."""
+        if self.linear:
+            return self.line.intercept + self.line.slope * batch
+        batches = self.batches
+        if batches[0] <= batch <= batches[-1]:
+            return between(batches, self.seconds, batch)
+        # Go on as the line does, from the nearest measured point.
+        edge = 0 if batch < batches[0] else -1
+        return self.seconds[edge] * self.line.at(batch) / self.line.at(batches[edge])
+
+    def standard_error(self, batch: float) -> float:
+        """Standard error of the curve at ``batch``, as a share of it.
+
+        The scatter of the medians and the misfit, and beyond the measured batches
+        `DOUBLING_ERROR` for each doubling. The drift of a new measurement is not in it.
+        """
+        smallest, largest = self.measured
+        beyond = max(smallest / batch, batch / largest, 1.0)
+        return hypot(self._scatter(batch), self._bend(batch), DOUBLING_ERROR * log2(beyond))
+
+    def extrapolates(self, batch: float) -> bool:
+        """Whether ``batch`` lies outside what was measured."""
+        return not self.measured[0] <= batch <= self.measured[1]
+
+    def _scatter(self, batch: float) -> float:
+        if self.linear:
+            return self.line.own_error(batch)
+        return between(
+            self.batches, self.errors, min(max(batch, self.batches[0]), self.batches[-1])
+        )
+
+    def _bend(self, batch: float) -> float:
+        """The line's misfit everywhere, that of a piece most in its middle."""
+        few = len(self.batches) == 2
+        if self.linear and not few:
+            return self.misfit
+        right = next((x for x in self.batches if x >= batch), None)
+        left = next((x for x in reversed(self.batches) if x <= batch), None)
+        if left is None or right is None or left == right:
+            return 0.0
+        share = (batch - left) / (right - left)
+        return 4 * share * (1 - share) * self.misfit
+
+
+def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence[float]) -> Curve:
+    """Curve through medians, at least two.
+
+    Args:
+        batches: Rising, in samples.
+        seconds: Medians, in seconds.
+        errors: Standard error of each, as a share of it.
+    """
+    scales = [max(error, _SMALLEST) * y for error, y in zip(errors, seconds, strict=True)]
+    line = fit_line(batches, seconds, scales)
+    validation = leave_one_out(batches, seconds, scales)
+    linear = choose_line(line, len(batches), validation)
+    if len(batches) == 2:
+        misfit = UNSEEN_BEND
+    elif linear:
+        misfit = _excess(
+            [line.at(x) / y - 1 for x, y in zip(batches, seconds, strict=True)],
+            errors,
+            line.degrees / len(batches),
+        )
+    else:
+        # A point left out leaves a gap twice as wide, so about twice the error, noise included.
+        misfit = root_mean_square(validation.pieces) / 2
+    return Curve(
+        tuple(batches),
+        tuple(seconds),
+        tuple(errors),
+        line,
+        linear,
+        misfit,
+        _caveat(line, len(batches), linear),
+        (batches[0], batches[-1]),
+    )
+
+
+def borrow_curve(shape: Curve, batch: int, seconds: float, error: float, whence: str) -> Curve:
+    """The shape of another curve through the only point measured here."""
+    factor = seconds / shape.at(batch)
+    joint = hypot(error, shape.standard_error(batch), UNSEEN_BEND)
+    return replace(
+        shape,
+        seconds=tuple(factor * y for y in shape.seconds),
+        errors=tuple(hypot(e, joint) for e in shape.errors),
+        line=shape.line.scaled(factor),
+        misfit=hypot(shape.misfit, joint),
+        caveat=f"only batch {batch} was measured: the shape is that of {whence}",
+        measured=(batch, batch),
+    )
+
+
+def _excess(misses: Sequence[float], errors: Sequence[float], freedom: float) -> float:
+    """Root of how far squared misses exceed what scatter explains after a fit."""
+    explained = freedom * sum(e * e for e in errors)
+    return sqrt(max(0.0, sum(m * m for m in misses) - explained) / len(misses))
+
+
+def _caveat(line: Line, points: int, linear: bool) -> str:
+    if not linear:
+        return "bent: a line misses the medians by more than they scatter"
+    if points == 2:
+        return "two points cannot show a bend: one is assumed in the interval"
+    return line.caveat

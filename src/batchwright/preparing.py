@@ -1,0 +1,209 @@
+"""A job made concrete for this machine, and whatever can be refused refused at once.
+
+A worker that finds a mistake has been started in vain, so data, network and port are looked at here
+first. What needs torch is imported inside.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchwright.documents import change_job, load_job
+from batchwright.errors import DataError, JobError, PlanError
+from batchwright.launch import refuse_busy_port
+from batchwright.planning.learning_rate import make_rule
+from batchwright.records import DataFacts, Job, Plan
+from batchwright.records.explaining import is_chosen
+from batchwright.reporting.progress import steps
+
+if TYPE_CHECKING:
+    from batchwright.workload.sources import ImageData
+
+TRAINING_KEYS = ("checkpoint_seconds", "data", "launch", "port", "restarts", "timeout")
+"""Job keys that may change after planning; ``data`` only to another place of the same images."""
+
+_CODE_KEYS = ("data", "network", "loss")  # may name a function to import
+
+
+def job_of(
+    job: Job | str | Path | None, keys: Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Job:
+    """A job, the job of a YAML file, or the default one, with keys changed.
+
+    Raises:
+        FileError: The file cannot be read.
+        JobError: A key or a value is wrong.
+    """
+    job = job if isinstance(job, Job) else load_job(job)
+    return change_job(job, keys, overrides)
+
+
+def _open_data(job: Job) -> ImageData:
+    from batchwright.workload.sources import open_data
+
+    with steps() as show:
+        return open_data(job, progress=show)
+
+
+def ready(job: Job) -> Job:
+    """Make the job concrete for this machine; refuse at once what cannot come to a plan.
+
+    Raises:
+        BatchwrightError: Port, data, batch, warm-up, network or weights cannot be had as asked.
+    """
+    refuse_busy_port(job.port)
+    make_rule(job, job.base_batch, job.epochs)
+    facts = _open_data(job).facts
+    if not facts.val_samples:
+        raise DataError(f"data={job.data} has no held-out images: set val=0.1 to hold some out")
+    if job.global_batch != "auto" and job.global_batch > facts.train_samples:
+        raise JobError(
+            f"global_batch={job.global_batch} is larger than the {facts.train_samples} training "
+            f"images of data={job.data}: choose {facts.train_samples} or less"
+        )
+    job = resolve(job, facts)
+    _check_network(job, facts)
+    return job
+
+
+def resolve(job: Job, data: DataFacts) -> Job:
+    """The job with every ``auto`` that needs no measuring made concrete.
+
+    ``workers=auto`` stays: the probe then measures several counts, and the plan chooses.
+
+    Raises:
+        JobError: The device is not there, or several workers were asked for in one process.
+    """
+    from batchwright.workload.host import resolve_device
+
+    device = resolve_device(job.device)
+    workers = job.workers
+    if job.launch == "in-process":
+        if workers not in ("auto", 1):
+            raise JobError(f"workers={workers} with launch=in-process: that is one worker")
+        workers = 1
+    return job.model_copy(
+        update={
+            "device": device.type,
+            "workers": workers,
+            "augment": job.augmentation,
+            "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
+        }
+    )
+
+
+def check_training(plan: Plan) -> None:
+    """Refuse a plan that cannot be trained here, before anything is written or started.
+
+    Raises:
+        BatchwrightError: Port, workers, data, network or weights do not fit the plan.
+    """
+    if plan.workers > 1 and plan.job.launch == "in-process":
+        raise PlanError(f"the plan is for {plan.workers} workers: launch=in-process is one")
+    if isinstance(plan.job.workers, int) and plan.job.workers != plan.workers:
+        raise PlanError(
+            f"the plan's table has {plan.workers} workers and its job {plan.job.workers}: "
+            "plan again"
+        )
+    _refuse_other_machines(plan)
+    check_workload(plan)
+
+
+def _refuse_other_machines(plan: Plan) -> None:
+    """A plan for workers that were never measured may be one for machines that are not here."""
+    from batchwright.workload.host import usable_cores
+
+    assumed = any(one.assumed and is_chosen(plan, one) for one in plan.considered)
+    if not (assumed or len(plan.kinds) > 1):
+        return
+    here = usable_cores()
+    if plan.job.device == "cuda":
+        import torch
+
+        here = torch.cuda.device_count()
+    if plan.workers > here or len(plan.kinds) > 1:
+        kinds = ", ".join(f"{one.count} of {one.kind}" for one in plan.kinds)
+        raise PlanError(
+            f"the plan is for {plan.workers} workers{f' ({kinds})' if kinds else ''}, and training "
+            f"starts its workers on this machine, which has room for {here} of one kind: plan "
+            f"with workers={here} or less"
+        )
+
+
+def check_workload(plan: Plan) -> None:
+    """Refuse a plan made for other data than the job's, or whose network cannot be built here.
+
+    Raises:
+        BatchwrightError: Port, data, network or weights do not fit the plan.
+    """
+    refuse_busy_port(plan.job.port)
+    facts = _open_data(plan.job).facts
+    if facts.digest != plan.data.digest:
+        raise PlanError(
+            f"the plan was made for other data than data={plan.job.data}: "
+            f"{plan.data.train_samples} training images of {plan.data.name} "
+            f"(digest {plan.data.digest[:12]}), here {facts.train_samples} of {facts.name} "
+            f"({facts.digest[:12]}); probe and plan again, or say data=KIND:PATH"
+        )
+    _check_network(plan.job, facts)
+
+
+def _check_network(job: Job, data: DataFacts) -> None:
+    """Build the network here, so that a wrong name, file or pattern is refused at once."""
+    from batchwright.workload.task import build_loss, build_network, freeze, load_weights
+
+    network = build_network(
+        job.network,
+        classes=len(data.classes),
+        side=data.side if job.resolutions == "auto" else max(job.resolutions),
+        dropout=job.dropout,
+        seed=job.seed,
+    )
+    if job.weights is not None:
+        left = load_weights(network, job.weights)
+        if left:
+            shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+            print(f"not in {job.weights}, so trained from scratch: {shown}", file=sys.stderr)  # noqa: T201
+    freeze(network, job.frozen)
+    build_loss(job)
+
+
+def with_job(plan: Plan, job: Job) -> Plan:
+    """The plan with a job that differs in `TRAINING_KEYS` only.
+
+    Raises:
+        PlanError: It differs in another key.
+    """
+    for key in Job.model_fields:
+        planned, asked = getattr(plan.job, key), getattr(job, key)
+        if planned != asked and key not in TRAINING_KEYS:
+            raise PlanError(
+                f"{key}={asked} differs from the plan's {key}={planned}: plan again with it "
+                f"(training itself takes {', '.join(TRAINING_KEYS)})"
+            )
+    return plan.model_copy(update={"job": job})
+
+
+def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[str]) -> None:
+    """A file may not make us import what the caller has not named.
+
+    Raises:
+        PlanError: The job names code that is in neither ``keys`` nor ``overrides``.
+    """
+    named = {*keys, *(text.partition("=")[0].strip() for text in overrides)}
+    for key in _CODE_KEYS:
+        name = getattr(job, key)
+        if _is_import_string(key, name) and key not in named:
+            raise PlanError(
+                f"{key}={name} in a file would run code: repeat {key}={name} on the command line "
+                "to allow it"
+            )
+
+
+def _is_import_string(key: str, name: str) -> bool:
+    if key == "data":
+        return ":" in name and name.partition(":")[0] not in ("cifar10", "cifar100", "imagefolder")
+    return ":" in name

@@ -1,0 +1,249 @@
+"""What to measure next, and whether it is enough: arithmetic on what is known, no processes.
+
+A probe is a series of short visits to points. The first visits span what the budget can afford; the
+later ones go where the fitted model is least certain for the time they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import hypot, sqrt
+from statistics import median
+
+from batchwright.probing.commands import Point
+from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP
+
+FIRST_BATCH = 16
+"""Smallest local batch measured where the data are large enough, and steps quick."""
+
+VISIT_SECONDS = 0.25
+"""Timed at one visit: a long one would see one slow stretch of the machine, not several."""
+
+LEAST_POINTS = 3
+"""Batches a curve is measured at: a line through fewer shows no error."""
+
+LATER_VISITS = 3
+"""Visits whose median a later measurement is, when one asks how far it may be off."""
+
+_Z_975 = 1.96
+_FIRST_VISIT_STEPS = 2  # untimed steps that weigh the memory
+_SMALLEST_SHARE, _LARGEST_SHARE = 0.15, 0.5  # of a curve's time, for its end points
+
+
+def local_batch_sizes(most: int, least: int) -> list[int]:
+    """Local batches worth measuring: powers of two from 16 or less up to ``most``, and ``most``.
+
+    At least `LEAST_POINTS` of them, going beyond ``most`` where the data is that small: samples may
+    repeat while measuring.
+
+    Args:
+        most: Largest local batch that a plan can choose, in samples.
+        least: Smallest one, in samples.
+
+    Example:
+        >>> local_batch_sizes(71, 2), local_batch_sizes(30, 2), local_batch_sizes(1, 2)
+        ([16, 32, 64, 71], [4, 8, 16, 30], [2, 4, 8])
+    """
+    first = FIRST_BATCH
+    while first > most // 4 and first // 2 >= least:
+        first //= 2
+    sizes = [first << k for k in range(LEAST_POINTS)]
+    while 2 * sizes[-1] <= most:
+        sizes.append(2 * sizes[-1])
+    return sizes if sizes[-1] >= most else [*sizes, most]
+
+
+def worker_counts(most: int) -> tuple[int, ...]:
+    """Powers of two up to ``most``, and ``most``.
+
+    Example:
+        >>> worker_counts(1), worker_counts(2), worker_counts(6)
+        ((1,), (1, 2), (1, 2, 4, 6))
+    """
+    powers = {1 << k for k in range(most.bit_length())}
+    return tuple(sorted({*powers, most}))
+
+
+def visit_seconds(step_seconds: float, most_steps: int, *, first: bool = False) -> float:
+    """What a visit will take, in seconds: steps to warm up, timed ones, and weighing at first."""
+    timed = min(most_steps, max(LEAST_STEPS, int(VISIT_SECONDS / step_seconds)))
+    warm_up = 1 if step_seconds >= LONG_STEP else 2
+    return step_seconds * (timed + warm_up + (_FIRST_VISIT_STEPS if first else 0))
+
+
+def ladder_of(sizes: Sequence[int], least: int) -> list[int]:
+    """``sizes``, and below them their smallest halved down to ``least``, for slow steps.
+
+    Example:
+        >>> ladder_of([16, 32, 71], 2)
+        [2, 4, 8, 16, 32, 71]
+    """
+    lower = []
+    size = sizes[0]
+    while size % 2 == 0 and size // 2 >= least:
+        size //= 2
+        lower.append(size)
+    return [*reversed(lower), *sizes]
+
+
+def smallest_size(
+    ladder: Sequence[int], wanted: int, *, seconds: float, sample_seconds: float, most_steps: int
+) -> int:
+    """Local batch to begin a curve with: ``wanted``, or a smaller one where that takes too long.
+
+    Args:
+        ladder: From `ladder_of`.
+        wanted: One of them.
+        seconds: Time for the first visits to this curve.
+        sample_seconds: Seconds per sample, of a small batch.
+        most_steps: Most timed steps at a visit.
+    """
+    allowed = _SMALLEST_SHARE * seconds
+    for size in reversed([size for size in ladder if size <= wanted]):
+        if visit_seconds(size * sample_seconds, most_steps, first=True) <= allowed:
+            return size
+    return ladder[0]
+
+
+def largest_size(
+    ladder: Sequence[int], smallest: int, *, seconds: float, sample_seconds: float, most_steps: int
+) -> int:
+    """Largest local batch to begin a curve with: what the time allows, but two up at least.
+
+    Arguments as for `smallest_size`; ``smallest`` is what that gave.
+    """
+    above = [size for size in ladder if size > smallest]
+    allowed = _LARGEST_SHARE * seconds
+    for size in reversed(above[LEAST_POINTS - 1 :]):
+        if visit_seconds(size * sample_seconds, most_steps, first=True) <= allowed:
+            return size
+    return above[: LEAST_POINTS - 1][-1] if above else smallest
+
+
+def middle_size(ladder: Sequence[int], smallest: int, largest: int) -> int | None:
+    """The local batch nearest to the geometric mean of two; `None` with none between."""
+    target = sqrt(smallest * largest)
+    between = [size for size in ladder if smallest < size < largest]
+    return min(between, key=lambda size: abs(size - target), default=None)
+
+
+def expected_peak(measured: Mapping[int, int], fixed: int, size: int) -> float:
+    """Bytes that a step of ``size`` samples should take at least, and nearly.
+
+    Every moment of a step holds bytes linear in the batch, so the peak is a convex function of it:
+    beyond the largest measured batch it is at least the last segment gone on. With one measured
+    batch, what is not fixed is taken as proportional.
+
+    Args:
+        measured: Peak bytes by local batch, at the same resolution.
+        fixed: Bytes that a step takes whatever the batch.
+        size: Samples in the step.
+    """
+    if not measured:
+        return 0.0
+    largest = max(measured)
+    if size <= largest:
+        return measured[min(b for b in measured if b >= size)]
+    before = max((b for b in measured if b < largest), default=0)
+    low = measured[before] if before else min(fixed, measured[largest])
+    slope = (measured[largest] - low) / (largest - before)
+    return measured[largest] + slope * (size - largest)
+
+
+@dataclass
+class Ledger:
+    """Visits so far.
+
+    Attributes:
+        steps: Seconds of computing and of waiting of each timed step, visit by visit.
+        turn: Visits made altogether.
+    """
+
+    steps: dict[Point, list[tuple[tuple[float, float], ...]]] = field(default_factory=dict)
+    turn: int = 0
+    _last: dict[Point, int] = field(default_factory=dict)
+
+    def add(self, point: Point, steps: Iterable[tuple[float, float]]) -> None:
+        """Book a visit."""
+        self.steps.setdefault(point, []).append(tuple(steps))
+        self.turn += 1
+        self._last[point] = self.turn
+
+    def medians(self, point: Point) -> list[float]:
+        """Seconds of the whole step: the median of each visit."""
+        return [median(map(sum, visit)) for visit in self.steps.get(point, [])]
+
+    def freshness(self, point: Point, points: int) -> float:
+        """How lately a point was visited: 1 is just now, 0 is ``points`` visits ago or never.
+
+        Visits that are apart in time see different states of the machine, so a point that was
+        visited lately has less to tell.
+        """
+        if point not in self._last:
+            return 0.0
+        return max(0.0, 1 - (self.turn - self._last[point]) / points)
+
+
+def next_point(
+    candidates: Sequence[Point],
+    ledger: Ledger,
+    *,
+    error: Callable[[Point], float],
+    seconds: Callable[[Point], float],
+    left: float,
+) -> Point | None:
+    """The point whose visit promises most: error / sqrt(time), less where it was visited lately.
+
+    n visits reduce an error by sqrt(n), and cost n times as much, hence the root.
+
+    Args:
+        candidates: New points and visited ones.
+        ledger: Visits so far.
+        error: Standard error of a point, as a share of its value.
+        seconds: What a visit takes.
+        left: Seconds left; a visit to a new point may take half of it at most.
+
+    Returns:
+        Never the point visited last; `None` if there is time for none.
+    """
+    best, most = None, 0.0
+    for point in candidates:
+        cost = seconds(point)
+        if cost > (left if point in ledger.steps else left / 2):
+            continue
+        worth = error(point) * (1 - ledger.freshness(point, len(candidates))) / sqrt(cost)
+        if worth > most:
+            best, most = point, worth
+    return best
+
+
+def half_width(error: float, drift: float) -> float:
+    """Of the 95 % interval of a later measurement, as a share of the value.
+
+    Args:
+        error: Standard error of the model there.
+        drift: Standard deviation of one visit's median about the long-run median.
+    """
+    return _Z_975 * hypot(error, drift / sqrt(LATER_VISITS))
+
+
+def is_enough(
+    candidates: Sequence[Point],
+    ledger: Ledger,
+    *,
+    error: Callable[[Point], float],
+    drift: float,
+    target: float,
+) -> bool:
+    """Whether every candidate is known to ``target``, and every curve was looked at enough.
+
+    Enough is three batches that were visited again: one visit does not tell how repeatable the
+    machine is.
+    """
+    revisited: dict[tuple[int, int], int] = {point[:2]: 0 for point in candidates}
+    for point, visits in ledger.steps.items():
+        revisited[point[:2]] = revisited.get(point[:2], 0) + (len(visits) > 1)
+    if min(revisited.values(), default=0) < LEAST_POINTS:
+        return False
+    return all(half_width(error(point), drift) <= target for point in candidates)

@@ -1,0 +1,176 @@
+"""What the controller can ask of the workers, and what they answer: one JSON line each.
+
+Workers ``rank < workers`` carry a command out together; the others wait. Rank 0 answers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, TypeAdapter
+
+from batchwright.records import (
+    CollectiveTime,
+    Count,
+    DataFacts,
+    GradientNoise,
+    Index,
+    MemoryParts,
+    NetworkFacts,
+    NonNegative,
+    Positive,
+    Precision,
+    PrecisionTime,
+    Record,
+)
+
+
+class Point(NamedTuple):
+    """A training step that can be measured: workers, image side in pixels, local batch."""
+
+    workers: int
+    resolution: int
+    local_batch_size: int
+
+    def __str__(self) -> str:
+        many = "" if self.workers == 1 else f", {self.workers} workers"
+        return f"{self.resolution} px, local batch {self.local_batch_size}{many}"
+
+
+class Compare(Record):
+    """Time the same step in float32 and bfloat16, and choose; answered by `Compared`."""
+
+    do: Literal["compare"] = "compare"
+    workers: Count
+    seconds: Positive = Field(description="Time to spend.")
+
+
+class Compared(Record):
+    """The number format to train in, and the times that decided; none where none was needed."""
+
+    precision: Precision
+    times: tuple[PrecisionTime, ...]
+
+
+class Prepare(Record):
+    """Build network and optimizer; answered by `Prepared`. Comes before all that follows."""
+
+    do: Literal["prepare"] = "prepare"
+    workers: Count
+    precision: Precision
+
+
+class Prepared(Record):
+    """What was built, and on what."""
+
+    data: DataFacts
+    network: NetworkFacts
+    parts: MemoryParts
+    device_name: str
+    threads: Count = Field(description="Compute threads of each worker.")
+    memory_bytes: Count = Field(description="Bytes that one worker may use.")
+    allocator: str
+
+
+class Guess(Record):
+    """Peak bytes of a step that nobody has tried yet; answered by `Guessed`."""
+
+    do: Literal["guess"] = "guess"
+    workers: Literal[1] = 1  # one process can tell for all
+    resolution: Count
+    local_batch_size: Count
+
+
+class Guessed(Record):
+    """From fake tensors; null where PyTorch cannot tell."""
+
+    peak_bytes: Count | None
+
+
+class Weigh(Record):
+    """Memory of one step, and whether it fits at all; answered by `Weighed`."""
+
+    do: Literal["weigh"] = "weigh"
+    workers: Count
+    resolution: Count
+    local_batch_size: Count
+
+
+class Weighed(Record):
+    """Both sizes as in `MemoryPoint`; no peak: the step does not fit, and changed nothing."""
+
+    peak_bytes: Count | None
+    resident_bytes: Count | None
+
+
+class Visit(Record):
+    """Time a few steps; answered by `Visited`."""
+
+    do: Literal["visit"] = "visit"
+    workers: Count
+    resolution: Count
+    local_batch_size: Count
+    seconds: NonNegative = Field(description="Time to spend, warm-up aside.")
+    most_steps: Count
+
+
+class Visited(Record):
+    """Seconds of computing and of waiting for the exchange, of each timed step."""
+
+    steps: tuple[tuple[Positive, NonNegative], ...]
+
+
+class Exchange(Record):
+    """Time an exchange between the workers; answered by `Exchanged`."""
+
+    do: Literal["exchange"] = "exchange"
+    operation: Literal["all-reduce", "push-pull"]
+    workers: Annotated[int, Field(ge=2)]
+    bytes: Count
+    seconds: Positive = Field(description="Time to spend.")
+
+
+class Exchanged(Record):
+    """The time it took."""
+
+    time: CollectiveTime
+
+
+class MeasureNoise(Record):
+    """Gradient noise at the present weights, which stay; answered by `NoiseMeasured`."""
+
+    do: Literal["noise"] = "noise"
+    workers: Count
+    resolution: Count
+    part_size: Count = Field(description="Samples in each part.")
+    seconds: Positive = Field(description="Time to spend.")
+
+
+class NoiseMeasured(Record):
+    """Null where no gradient was finite."""
+
+    noise: GradientNoise | None
+
+
+class Evaluate(Record):
+    """Time forward passes without gradients; answered by `Evaluated`."""
+
+    do: Literal["evaluate"] = "evaluate"
+    workers: Count
+    batch_size: Count
+    repeats: Index
+
+
+class Evaluated(Record):
+    """Median, in seconds per image."""
+
+    seconds_per_image: Positive
+
+
+Command = Compare | Prepare | Guess | Weigh | Visit | Exchange | MeasureNoise | Evaluate
+_COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
+
+
+def read_command(line: str | bytes) -> Command:
+    """The command that a line of JSON holds."""
+    return _COMMANDS.validate_json(line)

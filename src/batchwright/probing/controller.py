@@ -1,0 +1,297 @@
+"""The course of a probe: what is measured when, within the budget.
+
+    memory and a first step --> three batches of each curve --> exchange, noise, evaluation -->
+    visits wherever the fitted model is least certain, until it is certain enough or time is up
+
+A curve is a number of workers and a resolution. Points of all curves take turns, so that the visits
+to one of them are apart in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from batchwright.errors import PlanError
+from batchwright.prediction.step_time import StepTimeModel, fit_step_time
+from batchwright.probing.acquisition import (
+    LEAST_POINTS,
+    is_enough,
+    ladder_of,
+    largest_size,
+    local_batch_sizes,
+    middle_size,
+    next_point,
+    smallest_size,
+    visit_seconds,
+)
+from batchwright.probing.bench import SMALLEST_BATCH, sides_of
+from batchwright.probing.collective import SIZES, Operation
+from batchwright.probing.commands import (
+    Evaluate,
+    Evaluated,
+    Exchange,
+    Exchanged,
+    MeasureNoise,
+    NoiseMeasured,
+    Point,
+)
+from batchwright.probing.visiting import Visitor
+from batchwright.records import CollectiveTime, GradientNoise, Profile
+
+Progress = Callable[[int, int, str], None]
+
+# Shares of the budget.
+PRECISION = 0.05
+_EXCHANGE = 0.05
+_NOISE = 0.1
+_EVALUATION = 0.05
+_FIRST_VISITS = 0.4
+_LONGEST_VISIT = 0.15  # a batch whose visit takes more is never measured
+
+_EVALUATION_BATCH = 256
+_EVALUATION_REPEATS = 4
+
+Curve = tuple[int, int]  # workers, resolution in pixels
+
+
+class Controller:
+    """One probe.
+
+    Args:
+        visitor: Has visits made; not prepared yet.
+        counts: Numbers of workers to measure, rising.
+        report: Called with what is measured next.
+        clock: Seconds since any moment.
+        started: When the probe began, by that clock.
+    """
+
+    def __init__(
+        self,
+        visitor: Visitor,
+        counts: Sequence[int],
+        *,
+        report: Callable[[str], None],
+        clock: Callable[[], float] = time.perf_counter,
+        started: float,
+    ) -> None:
+        self._visitor, self._job = visitor, visitor.job
+        self._counts, self._report, self._clock = counts, report, clock
+        self._started = started
+        self._budget = self._job.probe.budget
+        self._began = clock()
+        self._sample_seconds: dict[Curve, float] = {}  # the least that was seen
+        self._smallest: dict[Curve, int] = {}
+
+    def measure(self) -> Profile:
+        """Measure everything.
+
+        Raises:
+            JobError: The job cannot be measured as asked.
+            WorkerError: The workers were killed too often.
+        """
+        visitor = self._visitor
+        visitor.prepare(seconds=PRECISION * self._budget)
+        self._curves = [(count, side) for side in sides_of(self._job) for count in self._counts]
+        self._ladders = {count: self._ladder(count) for count in self._counts}
+        self._begin()
+        collectives = self._exchanges()
+        noise = self._noise()
+        evaluation = self._evaluation()
+        self._refine()
+        prepared = visitor.prepared
+        return Profile(
+            job=visitor.job,
+            data=prepared.data,
+            network=prepared.network,
+            cluster=visitor.cluster(),
+            precisions=visitor.precisions,
+            steps=visitor.step_times(),
+            memory=visitor.memory_points(),
+            memory_parts=prepared.parts,
+            out_of_memory=visitor.lost_points(),
+            collectives=collectives,
+            noise=noise,
+            evaluation_seconds_per_image=evaluation,
+            probe_seconds=self._clock() - self._started,
+        )
+
+    # ------------------------------------------------------------------------------ first visits
+
+    def _begin(self) -> None:
+        """Smallest, largest and middle batch of each curve, one after the other over all curves."""
+        each = _FIRST_VISITS * self._budget / len(self._curves)
+        trials = {curve: self._try(curve) for curve in self._curves}
+        for curve, trial in trials.items():
+            workers, side = curve
+            ladder, sizes = self._ladders[workers]
+            smallest = smallest_size(
+                ladder,
+                sizes[0],
+                seconds=each,
+                sample_seconds=trial,
+                most_steps=self._job.probe.steps,
+            )
+            self._smallest[curve] = smallest
+            self._visit(Point(workers, side, smallest))
+        largest = {}
+        for curve in self._curves:
+            workers, side = curve
+            largest[curve] = largest_size(
+                self._ladders[workers][0],
+                self._smallest[curve],
+                seconds=each,
+                sample_seconds=self._sample_seconds[curve],
+                most_steps=self._job.probe.steps,
+            )
+            self._visit(Point(workers, side, largest[curve]))
+        for curve in self._curves:
+            workers, side = curve
+            middle = middle_size(self._ladders[workers][0], self._smallest[curve], largest[curve])
+            if middle:
+                self._visit(Point(workers, side, middle))
+
+    def _try(self, curve: Curve) -> float:
+        """Seconds per sample of the smallest step there is."""
+        seconds = self._visitor.try_first(Point(*curve, SMALLEST_BATCH))
+        self._sample_seconds[curve] = seconds / SMALLEST_BATCH
+        return self._sample_seconds[curve]
+
+    def _visit(self, point: Point) -> None:
+        seconds = self._visitor.visit(point)
+        if seconds is not None:
+            each = seconds / point.local_batch_size
+            self._sample_seconds[point[:2]] = min(each, self._sample_seconds[point[:2]])
+
+    def _ladder(self, workers: int) -> tuple[list[int], list[int]]:
+        """Local batches that may be measured, and those a plan can choose, both rising."""
+        job, prepared = self._job, self._visitor.prepared
+        least = 2 if prepared.network.batch_norm else 1
+        most = prepared.data.train_samples // job.goal.least_steps // workers
+        if job.micro_batch != "auto":
+            most = min(most, job.micro_batch)
+        sizes = local_batch_sizes(most, least)
+        if job.global_batch != "auto" and job.micro_batch == "auto":
+            sizes = sorted({*sizes, max(least, -(-job.global_batch // workers))})
+        return ladder_of(sizes, least), sizes
+
+    # ------------------------------------------------------------------------------ other figures
+
+    def _exchanges(self) -> tuple[CollectiveTime, ...]:
+        sizes = sorted({*SIZES, self._visitor.prepared.network.trained_bytes})
+        operations: tuple[Operation, ...] = ("all-reduce", "push-pull")
+        asked = [
+            (operation, count, size)
+            for operation in operations
+            for count in self._counts
+            if count > 1
+            for size in sizes
+        ]
+        times = []
+        for operation, count, size in asked:
+            self._report(f"exchange of {size:,} bytes, {count} workers")
+            seconds = _EXCHANGE * self._budget / len(asked)
+            command = Exchange(operation=operation, workers=count, bytes=size, seconds=seconds)
+            answer = self._visitor.ask(command, Exchanged, "exchanging gradients")
+            if answer is not None:
+                times.append(answer.time)
+        return tuple(times)
+
+    def _noise(self) -> GradientNoise | None:
+        self._report("gradient noise")
+        curve = self._curves[-1]
+        command = MeasureNoise(
+            workers=curve[0],
+            resolution=curve[1],
+            part_size=self._smallest[curve],
+            seconds=_NOISE * self._budget,
+        )
+        answer = self._visitor.ask(command, NoiseMeasured, "measuring gradient noise")
+        return answer.noise if answer else None
+
+    def _evaluation(self) -> float:
+        self._report("evaluation")
+        curve = self._curves[-1]
+        affordable = _EVALUATION * self._budget / (_EVALUATION_REPEATS + 1)
+        size = max(1, min(_EVALUATION_BATCH, int(affordable / self._sample_seconds[curve])))
+        while True:
+            command = Evaluate(workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS)
+            answer = self._visitor.ask(command, Evaluated, "evaluating")
+            if answer is not None:
+                return answer.seconds_per_image
+            size = max(1, size // 4)  # too much for the memory; restarts are counted
+
+    # --------------------------------------------------------------------------------- refinement
+
+    def _refine(self) -> None:
+        ledger, settings = self._visitor.ledger, self._job.probe
+        while True:
+            model = self._fitted()
+            candidates = self._candidates(model)
+            errors = {point: self._error(model, point) for point in candidates}
+            if model is not None and is_enough(
+                candidates,
+                ledger,
+                error=errors.__getitem__,
+                drift=model.drift,
+                target=settings.error,
+            ):
+                return
+            point = next_point(
+                candidates,
+                ledger,
+                error=errors.__getitem__,
+                seconds=lambda point: self._seconds(model, point),  # noqa: B023 - used at once
+                left=self._left(),
+            )
+            if point is None:
+                return
+            self._visit(point)
+
+    def _left(self) -> float:
+        """Seconds of the budget; starting the processes is not measuring."""
+        spent = self._clock() - self._began - self._visitor.restart_seconds
+        return self._budget - spent
+
+    def _fitted(self) -> StepTimeModel | None:
+        try:
+            return fit_step_time(self._visitor.step_times())
+        except PlanError:  # not enough yet, or a stray: more visits will tell
+            return None
+
+    def _candidates(self, model: StepTimeModel | None) -> list[Point]:
+        """Points worth a visit on all curves."""
+        return [point for curve in self._curves for point in self._on_curve(curve, model)]
+
+    def _on_curve(self, curve: Curve, model: StepTimeModel | None) -> list[Point]:
+        """Points that a plan may choose, that may fit, and that take no age.
+
+        Where memory leaves too few of them, those below the smallest serve as well.
+        """
+        longest = _LONGEST_VISIT * self._budget
+        points = [Point(*curve, size) for size in self._ladders[curve[0]][0]]
+        fitting = [
+            point
+            for point in points
+            if self._visitor.may_fit(point)
+            and (point in self._visitor.ledger.steps or self._seconds(model, point) <= longest)
+        ]
+        wanted = [p for p in fitting if p.local_batch_size >= self._smallest[curve]]
+        return wanted if len(wanted) >= LEAST_POINTS else fitting[-LEAST_POINTS:]
+
+    def _seconds(self, model: StepTimeModel | None, point: Point) -> float:
+        """What a visit will take, in seconds."""
+        step = self._sample_seconds[point[:2]] * point.local_batch_size
+        if model is not None:
+            with suppress(PlanError):  # nothing fitted on this curve
+                step = model.seconds(point.workers, point.resolution, [point.local_batch_size])
+        first = point not in self._visitor.ledger.steps
+        return visit_seconds(max(step, 1e-6), self._job.probe.steps, first=first)
+
+    def _error(self, model: StepTimeModel | None, point: Point) -> float:
+        """Standard error of the model there; without one, as if visits were all that counts."""
+        if model is not None:
+            with suppress(PlanError):  # as above
+                return model.standard_error(*point)
+        return 1 / (1 + len(self._visitor.ledger.steps.get(point, ())))

@@ -1,0 +1,144 @@
+"""Carries out the controller's commands, in each worker."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from batchwright.group import Group
+from batchwright.probing import commands
+from batchwright.probing.bench import Bench
+from batchwright.probing.collective import time_exchange
+from batchwright.probing.evaluation import evaluation_seconds
+from batchwright.probing.gradient_noise import measure_noise
+from batchwright.probing.memory import estimate_peak, weigh
+from batchwright.probing.precision import choose_precision
+from batchwright.probing.step_time import visit
+from batchwright.probing.timing import on_any
+from batchwright.records import Job, Record
+from batchwright.workload.host import free_memory, worker_threads
+from batchwright.workload.sources import open_data
+from batchwright.workload.task import network_facts, set_training
+
+
+class Executor:
+    """One worker's share of every command.
+
+    Args:
+        job: What is measured; its resolutions are concrete.
+        group: All workers.
+        counts: Numbers of workers that a command may ask for.
+        allocator: State of the memory allocator, in words.
+
+    Raises:
+        DataError: The data are missing or damaged.
+    """
+
+    def __init__(self, job: Job, group: Group, counts: Sequence[int], allocator: str) -> None:
+        self._job, self._group, self._allocator = job, group, allocator
+        self._parts = {count: group.part(count) for count in sorted({*counts, group.size})}
+        self._data = open_data(job, verify=False)  # the parent has just verified them
+        self._bench: Bench | None = None
+
+    def carry_out(self, command: commands.Command) -> Record:
+        """Do what the command says, together with the other workers it is for.
+
+        Raises:
+            BatchwrightError: What the user can mend, such as a network that does not take these
+                images; another worker is gone.
+        """
+        match command:
+            case commands.Compare():
+                return self._compare(command)
+            case commands.Prepare():
+                return self._prepare(command)
+            case commands.Guess():
+                size = command.resolution, command.local_batch_size
+                return commands.Guessed(
+                    peak_bytes=estimate_peak(self._job, self._data.facts, *size)
+                )
+            case commands.Weigh():
+                bench = self._joined(command.workers)
+                peak, resident = weigh(
+                    bench, bench.supply(command.local_batch_size, command.resolution)
+                )
+                return commands.Weighed(peak_bytes=peak, resident_bytes=resident)
+            case commands.Visit():
+                return self._visit(command)
+            case commands.Exchange():
+                group = self._part(command.workers)
+                time = time_exchange(
+                    group, command.operation, command.bytes, seconds=command.seconds
+                )
+                return commands.Exchanged(time=time)
+            case commands.MeasureNoise():
+                noise = measure_noise(
+                    self._joined(command.workers),
+                    command.resolution,
+                    command.part_size,
+                    seconds=command.seconds,
+                )
+                return commands.NoiseMeasured(noise=noise)
+            case commands.Evaluate():
+                bench = self._joined(command.workers)
+                seconds = evaluation_seconds(bench, command.batch_size, command.repeats)
+                return commands.Evaluated(seconds_per_image=seconds)
+
+    def _compare(self, command: commands.Compare) -> commands.Compared:
+        group = self._part(command.workers)
+        precision, times = choose_precision(self._job, self._data, group, seconds=command.seconds)
+        return commands.Compared(precision=precision, times=times)
+
+    def _prepare(self, command: commands.Prepare) -> commands.Prepared:
+        group = self._part(command.workers)
+        self._job = self._job.model_copy(update={"precision": command.precision})
+        bench = self._bench = Bench(self._job, self._data, group)
+        facts = network_facts(self._job.network, bench.network, bench.side)
+        set_training(bench.network)
+        return commands.Prepared(
+            data=self._data.facts,
+            network=facts,
+            parts=bench.parts(),
+            device_name=_device_name(group.device),
+            threads=torch.get_num_threads(),
+            memory_bytes=free_memory(group.device, group.size),
+            allocator=self._allocator,
+        )
+
+    def _visit(self, command: commands.Visit) -> commands.Visited:
+        bench = self._joined(command.workers)
+        supply = bench.supply(command.local_batch_size, command.resolution)
+        steps = visit(bench, supply, seconds=command.seconds, most_steps=command.most_steps)
+        return commands.Visited(steps=tuple(steps))
+
+    def _joined(self, workers: int) -> Bench:
+        """The bench, taking its steps with so many workers."""
+        assert self._bench is not None  # noqa: S101 - the controller prepares first
+        group = self._part(workers)
+        # A worker that sat out the last command does not know that the others went on.
+        if on_any(group, self._bench.group is not group):
+            self._bench.join(group)
+        return self._bench
+
+    def _part(self, workers: int) -> Group:
+        """The first ``workers`` as a group, each with its share of the cores."""
+        group = self._parts[workers]
+        assert group is not None  # noqa: S101 - others are not given the command
+        threads = worker_threads(workers)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        return group
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

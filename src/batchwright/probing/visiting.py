@@ -1,0 +1,277 @@
+"""Visits to points, and what becomes of points that do not fit into memory."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from batchwright.errors import JobError, WorkerError
+from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, expected_peak
+from batchwright.probing.commands import (
+    Command,
+    Compare,
+    Compared,
+    Guess,
+    Guessed,
+    Point,
+    Prepare,
+    Prepared,
+    Visit,
+    Visited,
+    Weigh,
+    Weighed,
+)
+from batchwright.probing.timing import spread
+from batchwright.probing.workers import Answer, Killed, Measuring
+from batchwright.records import (
+    Cluster,
+    Job,
+    MemoryPoint,
+    OutOfMemory,
+    PrecisionTime,
+    StepTime,
+)
+from batchwright.workload.host import usable_cores
+
+MOST_RESTARTS = 6
+"""Times that killed workers are replaced before the probe gives up."""
+
+_GUESS_SHARE = 0.25  # of the memory; where less is taken for sure, nobody need guess the first peak
+
+
+class Visitor:
+    """Has points visited, and goes on where one of them kills the workers.
+
+    Args:
+        job: Its resolutions are concrete.
+        measuring: Carries the commands out.
+        workers: All of them.
+        report: Called with the name of each point before it is visited.
+
+    Attributes:
+        job: With the number format that was chosen.
+        precisions: What that choice rests on.
+        prepared: What is measured, and on what.
+        ledger: Step times so far.
+        memory: Memory so far.
+        out_of_memory: Points that did not fit.
+        restart_seconds: Time that went into starting workers again.
+    """
+
+    def __init__(
+        self, job: Job, measuring: Measuring, workers: int, report: Callable[[str], None]
+    ) -> None:
+        self.job, self._measuring, self._workers, self._report = job, measuring, workers, report
+        self.precisions: tuple[PrecisionTime, ...] = ()
+        self.ledger = Ledger()
+        self.memory: dict[Point, MemoryPoint] = {}
+        self.out_of_memory: list[Point] = []
+        self.restart_seconds = 0.0
+        self._restarts = 0
+
+    @property
+    def limit(self) -> int:
+        """Bytes that one worker may use."""
+        return self.job.goal.memory or self.prepared.memory_bytes
+
+    def prepare(self, *, seconds: float) -> None:
+        """Choose the number format and build the network.
+
+        Args:
+            seconds: Time for the choice, where there is one.
+
+        Raises:
+            JobError: Network or loss cannot be had.
+        """
+        if self.job.precision == "auto":
+            self._report("number formats")
+            compare = Compare(workers=self._workers, seconds=seconds)
+            compared = self.ask(compare, Compared, "comparing number formats")
+            precision = compared.precision if compared else "float32"
+            self.precisions = compared.times if compared else ()
+            self.job = self.job.model_copy(update={"precision": precision})
+        self._prepare()
+
+    def ask(self, command: Command, answer: type[Answer], what: str) -> Answer | None:
+        """Have a command carried out; `None` if it killed a worker.
+
+        Args:
+            command: Any.
+            answer: Kind of record that comes back.
+            what: For the error.
+
+        Raises:
+            WorkerError: The workers were killed too often.
+        """
+        try:
+            return self._measuring.ask(command, answer)
+        except Killed:
+            self._restart(what)
+            return None
+
+    def weigh(self, point: Point) -> bool:
+        """Measure the memory of a step there, unless that was done; whether it fits."""
+        if point in self.memory:
+            return True
+        if not self.may_fit(point):
+            return False
+        weighed = self.ask(Weigh(**_named(point)), Weighed, str(point))
+        if weighed is None or weighed.peak_bytes is None:
+            self.out_of_memory.append(point)
+            return False
+        self.memory[point] = MemoryPoint(
+            **_named(point),
+            peak_bytes=weighed.peak_bytes,
+            resident_bytes=weighed.resident_bytes,
+        )
+        return True
+
+    def visit(self, point: Point) -> float | None:
+        """Time a few steps there; the shortest in seconds, `None` if they do not fit.
+
+        The shortest tells what is affordable: in a slow stretch of the machine all others may take
+        many times as long.
+        """
+        self._report(str(point))
+        steps = self._steps(point)
+        if steps is None:
+            return None
+        self.ledger.add(point, steps)
+        return min(map(sum, steps))
+
+    def try_first(self, point: Point) -> float:
+        """Seconds of the shortest of a few of the smallest steps, which are no measurements.
+
+        Where weights and their like take a good share of the memory, that it does not fit is told
+        before it is tried, as far as PyTorch can tell.
+
+        Raises:
+            JobError: Not even this step fits.
+        """
+        peak: int | None = None
+        if self.fixed_bytes > _GUESS_SHARE * self.limit:
+            command = Guess(resolution=point.resolution, local_batch_size=point.local_batch_size)
+            guessed = self.ask(command, Guessed, "guessing the memory")
+            peak = guessed.peak_bytes if guessed else None
+        if peak is None or peak <= self.limit:
+            steps = self._steps(point)
+            if steps is not None:
+                return min(map(sum, steps))
+        told = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
+        raise JobError(
+            f"{point}: a step takes {told}, and a worker may use {self.limit / 2**20:.0f} MiB: "
+            "choose a smaller network or resolution, fewer workers, or more goal.memory"
+        )
+
+    def may_fit(self, point: Point) -> bool:
+        """Whether nothing speaks against trying a step there."""
+        for one in self.out_of_memory:
+            if one[:2] == point[:2] and one.local_batch_size <= point.local_batch_size:
+                return False
+        expected = self._expected_peak(point)
+        if point in self.memory or not expected:
+            return True
+        # What a step on another curve could not have, this one cannot have either.
+        lost = [p for p in self.out_of_memory if p.workers == point.workers]
+        return expected <= min([self.limit, *(self._expected_peak(p) - 1 for p in lost)])
+
+    def _expected_peak(self, point: Point) -> float:
+        weighed = {
+            known.local_batch_size: peak.peak_bytes
+            for known, peak in self.memory.items()
+            if known[:2] == point[:2]
+        }
+        return expected_peak(weighed, self.fixed_bytes, point.local_batch_size)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes that a worker needs whatever the batch."""
+        parts = self.prepared.parts
+        return parts.parameters + parts.buffers + parts.gradients + parts.optimizer
+
+    def step_times(self) -> tuple[StepTime, ...]:
+        """What the visits showed, rising."""
+        return tuple(self._step_time(point) for point in sorted(self.ledger.steps))
+
+    def memory_points(self) -> tuple[MemoryPoint, ...]:
+        """The same for memory."""
+        return tuple(self.memory[point] for point in sorted(self.memory))
+
+    def lost_points(self) -> tuple[OutOfMemory, ...]:
+        """The same for points that did not fit."""
+        return tuple(OutOfMemory(**_named(point)) for point in sorted(set(self.out_of_memory)))
+
+    def cluster(self) -> Cluster:
+        """Hardware and software of the workers."""
+        prepared = self.prepared
+        return Cluster(
+            device="cuda" if self.job.device == "cuda" else "cpu",
+            device_name=prepared.device_name,
+            kind=self.job.probe.kind,
+            workers=self._workers,
+            cores=usable_cores(),
+            threads=prepared.threads,
+            memory_bytes=prepared.memory_bytes,
+            python=platform.python_version(),
+            torch=torch.__version__,
+            allocator=prepared.allocator,
+        )
+
+    def _step_time(self, point: Point) -> StepTime:
+        visits = self.ledger.steps[point]
+        medians = self.ledger.medians(point)
+        steps = [step for visit in visits for step in visit]
+        low, _, high = spread([compute + sync for compute, sync in steps])
+        return StepTime(
+            **_named(point),
+            compute_seconds=median(median(compute for compute, _ in visit) for visit in visits),
+            sync_seconds=median(median(sync for _, sync in visit) for visit in visits),
+            step_seconds=median(medians),
+            step_low=low,
+            step_high=high,
+            repeats=len(steps),
+            visits=tuple(medians),
+        )
+
+    def _steps(self, point: Point) -> tuple[tuple[float, float], ...] | None:
+        if not self.weigh(point):
+            return None
+        command = Visit(**_named(point), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps)
+        visited = self.ask(command, Visited, str(point))
+        if visited is None:
+            self.out_of_memory.append(point)
+            return None
+        return visited.steps
+
+    def _restart(self, what: str) -> None:
+        self._restarts += 1
+        if self._restarts > MOST_RESTARTS:
+            raise WorkerError(
+                f"workers were killed {self._restarts} times, last while {what} (out of memory?): "
+                "set goal.memory to what a worker may use, or choose fewer workers"
+            )
+        began = time.perf_counter()
+        self._measuring.restart()
+        if self.job.precision != "auto":
+            self._prepare()
+        self.restart_seconds += time.perf_counter() - began
+
+    def _prepare(self) -> None:
+        precision = self.job.precision
+        assert precision != "auto"  # noqa: S101 - chosen before
+        command = Prepare(workers=self._workers, precision=precision)
+        try:
+            self.prepared = self._measuring.ask(command, Prepared)
+        except Killed:
+            raise WorkerError(
+                f"network={self.job.network}: a worker was killed while it built the network and "
+                "took a first step (out of memory?): choose a smaller one, or fewer workers"
+            ) from None
+
+
+def _named(point: Point) -> dict[str, int]:
+    return point._asdict()

@@ -1,0 +1,220 @@
+"""The processes that measure: started, asked, and watched for their death.
+
+    controller == socket pair per worker ==> workers, which exchange among themselves
+
+A socket pair has no name, so nobody else can talk to a worker, and its other end closes with the
+process. An idle worker waits in a read, which takes no processor time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from batchwright.documents import write_record
+from batchwright.errors import Interrupted, WorkerError
+from batchwright.group import Group
+from batchwright.launch import raise_failure
+from batchwright.probing.commands import Command
+from batchwright.probing.executor import Executor
+from batchwright.probing.worker import Ready
+from batchwright.processes import AGENT_PID, ERRORS_FOLDER
+from batchwright.records import Job, Record
+from batchwright.workload.host import prepare_process, resolve_device, worker_threads
+
+ANSWER_SECONDS = 900.0
+"""Silence after which a command is given up: a step that takes so long is no use to anybody."""
+
+START_SECONDS = 300.0
+_POLL_SECONDS = 0.1
+_END_SECONDS = 5.0  # for the others to leave their own reports once one has failed
+
+Answer = TypeVar("Answer", bound=Record)
+
+
+class Killed(Exception):  # noqa: N818 - not an error: the controller goes on with smaller steps
+    """A worker was killed by the kernel while it carried out a command: out of memory."""
+
+
+class Measuring(Protocol):
+    """Whatever carries out commands."""
+
+    def ask(self, command: Command, answer: type[Answer]) -> Answer:
+        """Have a command carried out.
+
+        Args:
+            command: What to do.
+            answer: Kind of record that comes back.
+
+        Raises:
+            Killed: A worker was killed; `restart` starts others.
+            BatchwrightError: What a worker found wrong.
+            Interrupted: A stop signal came.
+        """
+
+    def restart(self) -> None:
+        """Start new workers in place of those that were killed."""
+
+
+class Here:
+    """Carries the commands out in this process, as the only worker."""
+
+    def __init__(self, job: Job) -> None:
+        allocator = prepare_process(worker_threads(1))
+        group = Group(resolve_device(job.device), job.timeout)
+        self._executor = Executor(job, group, [1], allocator)
+
+    def ask(self, command: Command, answer: type[Answer]) -> Answer:
+        """As `Measuring` says."""
+        done = self._executor.carry_out(command)
+        assert isinstance(done, answer)  # noqa: S101 - tells the type checker
+        return done
+
+    def restart(self) -> None:
+        """Nothing to do: what kills this process ends the probe."""
+
+
+class Workers:
+    """Worker processes; a context manager that ends them.
+
+    Args:
+        job: What is measured.
+        folder: Takes the job, logs and reports; private to this probe.
+        counts: Numbers of workers that commands may ask for.
+        noted: Stop signals received so far; see `launch.noting_signals`.
+    """
+
+    def __init__(self, job: Job, folder: Path, counts: Sequence[int], noted: list[int]) -> None:
+        self._job, self._folder, self._counts, self._noted = job, folder, counts, noted
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lines: list[socket.socket] = []
+        self._unread = b""
+        self._starts = 0
+
+    def __enter__(self) -> Self:
+        write_record(self._job, self._folder / "job.json")
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def ask(self, command: Command, answer: type[Answer]) -> Answer:
+        """As `Measuring` says."""
+        text = command.model_dump_json().encode() + b"\n"
+        for line in self._lines[: command.workers]:
+            try:
+                line.sendall(text)
+            except OSError:  # the process is gone, which `_read` will find
+                break
+        return self._read(answer, ANSWER_SECONDS)
+
+    def restart(self) -> None:
+        """As `Measuring` says."""
+        self._end()
+        self._start()
+
+    def _start(self) -> None:
+        workers = max(self._counts)
+        self._starts += 1
+        for left in [*self._folder.glob("rank*.json"), *self._folder.glob("meeting*")]:
+            left.unlink()
+        meeting = self._folder / f"meeting{self._starts}"
+        for rank in range(workers):
+            self._start_one(rank, workers, meeting)
+        self._read(Ready, START_SECONDS)
+
+    def _start_one(self, rank: int, workers: int, meeting: Path) -> None:
+        numbers = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers
+        }  # fmt: skip
+        environment = {
+            **os.environ,
+            **{name: str(number) for name, number in numbers.items()},
+            "MASTER_ADDR": "localhost",
+            AGENT_PID: str(os.getpid()),
+            ERRORS_FOLDER: str(self._folder),
+        }
+        counts = ",".join(map(str, self._counts))
+        mode = "wb" if self._starts == 1 else "ab"  # what killed the former ones is kept
+        ours, theirs = socket.socketpair()
+        self._lines.append(ours)
+        with theirs, (self._folder / f"worker{rank}.log").open(mode) as log:
+            arguments = [str(self._folder), counts, str(meeting), str(theirs.fileno())]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "batchwright.probing.worker", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+            )
+        self._processes.append(process)
+
+    def _read(self, answer: type[Answer], seconds: float) -> Answer:
+        """Rank 0's next line, while all workers live and no stop signal has come."""
+        end = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            if self._noted:
+                raise Interrupted(self._noted[0], f"stopped by signal {self._noted[0]}")
+            if any(process.poll() is not None for process in self._processes):
+                self._raise_death()
+            if time.monotonic() > end:
+                raise WorkerError(
+                    f"the workers said nothing for {seconds:.0f} s; logs are in {self._folder}"
+                )
+            readable, _, _ = select.select(self._lines[:1], [], [], _POLL_SECONDS)
+            if readable:
+                received = self._lines[0].recv(1 << 16)
+                self._unread += received
+                if not received:
+                    time.sleep(_POLL_SECONDS)  # closed: the process ends, `poll` will say so
+        line, _, self._unread = self._unread.partition(b"\n")
+        return answer.model_validate_json(line)
+
+    def _raise_death(self) -> None:
+        codes = self._codes()
+        if -signal.SIGKILL in codes.values():
+            raise Killed
+        end = time.monotonic() + _END_SECONDS
+        while time.monotonic() < end and any(p.poll() is None for p in self._processes):
+            time.sleep(_POLL_SECONDS)
+        codes = self._codes()
+        if -signal.SIGKILL in codes.values():  # another than the one that noticed
+            raise Killed
+        raise_failure(self._folder, codes)
+
+    def _codes(self) -> dict[int, int]:
+        """Exit codes of the workers that have ended, by rank."""
+        codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def _end(self) -> None:
+        for line in self._lines:
+            line.close()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        for meeting in self._folder.glob("meeting*"):
+            meeting.unlink()
+        self._processes, self._lines, self._unread = [], [], b""

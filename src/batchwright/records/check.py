@@ -1,0 +1,58 @@
+"""A plan's predictions, and what was then measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from batchwright.records.base import Count, Positive, Record
+from batchwright.records.profile import Cluster, OutOfMemory, Profile
+
+
+class CheckPoint(Record):
+    """One prediction and its measurement."""
+
+    quantity: Literal["step_seconds", "peak_bytes", "resident_bytes"] = Field(
+        description="What was predicted; its name tells the unit."
+    )
+    network: str = Field(description="As in the job.")
+    local_batch_size: Count = Field(description="Samples per step on each worker.")
+    resolution: Count = Field(description="Image side, in pixels.")
+    workers: Count = Field(description="Workers that computed at the same time.")
+    predicted: Positive = Field(description="Best guess.")
+    low: float = Field(description="Lower end of the 95 % interval.")
+    high: float = Field(description="Upper end of the 95 % interval.")
+    measured: Positive = Field(description="Median over the visits, or peak.")
+    visits: tuple[Positive, ...] = Field((), description="What each visit gave; apart in time.")
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return (self.predicted - self.measured) / self.measured
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measurement fell inside the interval."""
+        return self.low <= self.measured <= self.high
+
+
+class Check(Record):
+    """How right a plan's predictions were."""
+
+    format: Literal["batchwright-check/1"] = "batchwright-check/1"
+    points: tuple[CheckPoint, ...] = Field(description="Predicted and measured.")
+    tolerance: float = Field(description="Error of a step time beyond which to fit again.")
+    cluster: Cluster = Field(description="Where it was measured.")
+    out_of_memory: tuple[OutOfMemory, ...] = Field(
+        (), description="Points that did not fit, though the plan said that they would."
+    )
+    profile: Profile | None = Field(
+        None, description="The profile with the new points; null if none was given."
+    )
+
+    @property
+    def missed(self) -> bool:
+        """Whether the median step time's error passes the tolerance."""
+        errors = sorted(abs(p.error) for p in self.points if p.quantity == "step_seconds")
+        return bool(errors) and errors[len(errors) // 2] > self.tolerance

@@ -1,0 +1,265 @@
+"""A plan in words: choice by choice, and what else was considered.
+
+Short whatever the plan's size: of many candidates, those that a choice could fall on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from batchwright.records.words import (
+    between,
+    counted,
+    duration,
+    in_seconds,
+    local_batches,
+    number,
+    percent,
+    printable,
+    size,
+    source,
+)
+
+if TYPE_CHECKING:
+    from batchwright.records.base import Estimate
+    from batchwright.records.plan import KindCount, Knee, Plan, Prediction, Reason
+
+MOST_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
+
+WIDTH = 100  # of the text, in characters; tables may be wider
+
+Cluster = tuple[int, "tuple[KindCount, ...]"]
+
+
+def explain(plan: Plan) -> str:
+    """The plan as text for a person."""
+    parts = (
+        _header_lines(plan),
+        _stage_lines(plan),
+        _reason_lines(plan),
+        _knee_lines(plan),
+        _candidate_lines(plan),
+    )
+    text = "\n\n".join("\n".join(lines) for lines in parts if lines)
+    return "\n".join(printable(line).rstrip() for line in text.split("\n"))
+
+
+# ------------------------------------------------------------------- words that pages use, too
+
+
+def cluster_words(workers: int, kinds: Sequence[KindCount]) -> str:
+    """A cluster in words, such as ``2 workers`` or ``4 a100 + 2 v100``."""
+    return " + ".join(f"{one.count:,} {one.kind}" for one in kinds) or counted(workers, "worker")
+
+
+def is_chosen(plan: Plan, one: Prediction) -> bool:
+    """Whether a candidate is what one of the plan's stages does."""
+    return any(
+        (one.workers, one.resolution) == (stage.workers, stage.resolution)
+        and one.global_batch_size == stage.global_batch_size
+        and (not one.kinds or one.kinds == plan.kinds)
+        for stage in plan.stages
+    )
+
+
+def rivals(plan: Plan) -> tuple[Prediction, ...]:
+    """The candidates that differ from a planned stage in the batch alone."""
+    return tuple(
+        one
+        for one in plan.considered
+        if any((one.workers, one.resolution) == (s.workers, s.resolution) for s in plan.stages)
+        and (not one.kinds or one.kinds == plan.kinds)
+    )
+
+
+def candidate_words(plan: Plan, one: Prediction) -> str:
+    """What there is to say of a candidate: chosen, a knee, on the frontier, not measured."""
+    knee = any(
+        (knee.workers, knee.kinds, knee.resolution, knee.global_batch_size)
+        == (one.workers, one.kinds, one.resolution, one.global_batch_size)
+        for knee in plan.knees
+    )
+    words = [
+        ("chosen", is_chosen(plan, one)),
+        ("knee", knee),
+        ("frontier", one.frontier),
+        ("extrapolated", one.extrapolated),
+        ("assumed", one.assumed),
+        (one.refused, bool(one.refused)),
+    ]
+    return ", ".join(word for word, applies in words if applies)
+
+
+def kept_candidates(plan: Plan) -> tuple[Prediction, ...]:
+    """The candidates worth showing, in the plan's order, `MOST_ROWS` at most."""
+    considered = plan.considered
+    if len(considered) <= MOST_ROWS:
+        return considered
+    told = [(rank, index) for index, one in enumerate(considered) for rank in [_rank(plan, one)]]
+    kept = sorted(index for _, index in sorted(told)[:MOST_ROWS])
+    return tuple(considered[index] for index in kept)
+
+
+def _rank(plan: Plan, one: Prediction) -> int:
+    """What to show first where there is no room for all."""
+    words = candidate_words(plan, one).split(", ")
+    cluster = (one.workers, one.resolution) == (plan.workers, plan.top_resolution)
+    order = ("chosen" in words, cluster, "knee" in words, one.frontier and not one.refused)
+    return next((rank for rank, applies in enumerate(order) if applies), len(order))
+
+
+def knee_rows(plan: Plan) -> list[list[str]]:
+    """The knees as rows: head first, then a row for each cluster and resolution.
+
+    Of many, those of the candidates that are shown.
+    """
+    knees = plan.knees
+    if len(knees) > MOST_ROWS // 2:
+        shown = {(one.workers, one.kinds, one.resolution) for one in kept_candidates(plan)}
+        knees = tuple(one for one in knees if (one.workers, one.kinds, one.resolution) in shown)
+    rows = [["cluster", "side", "knee", "interval", "closed form", "Kneedle"]]
+    return rows + [_knee_row(knee) for knee in knees[: MOST_ROWS // 2]]
+
+
+def _knee_row(knee: Knee) -> list[str]:
+    batch = "none: each doubling pays" if knee.global_batch_size is None else None
+    ends = (knee.low, knee.high)
+    return [
+        cluster_words(knee.workers, knee.kinds),
+        f"{knee.resolution} px",
+        batch or f"{knee.global_batch_size:,}",
+        " to ".join("?" if end is None else number(end) for end in ends) if any(ends) else "-",
+        "not straight" if knee.closed_form is None else number(knee.closed_form),
+        "none" if knee.kneedle is None else f"{knee.kneedle:,}",
+    ]
+
+
+# ------------------------------------------------------------------------------------ the parts
+
+
+def _header_lines(plan: Plan) -> list[str]:
+    data, network, stage = plan.data, plan.network, plan.stages[0]
+    kinds = f" ({cluster_words(plan.workers, plan.kinds)})" if plan.kinds else ""
+    return [
+        f"{network.name} ({network.parameters:,} weights) on {data.name} "
+        f"({data.train_samples:,} training and {data.val_samples:,} held-out images, "
+        f"{len(data.classes)} classes)",
+        f"{counted(plan.workers, 'worker')}{kinds}, global batch {stage.global_batch_size}, "
+        f"{plan.precision}, {plan.update}, {plan.merge}, {counted(plan.epochs, 'epoch')}",
+    ]
+
+
+def _stage_lines(plan: Plan) -> list[str]:
+    rows = [["stage", "epochs", "side", "local batches", "micro-batch", "rate", "s / epoch (95 %)"]]
+    for index, stage in enumerate(plan.stages):
+        rows.append(
+            [
+                str(index),
+                str(stage.epochs),
+                str(stage.resolution),
+                local_batches(stage.local_batch_sizes),
+                str(stage.micro_batch_size),
+                f"{stage.learning_rate:.4g}",
+                in_seconds(stage.predicted_epoch_seconds),
+            ]
+        )
+    return _aligned(rows)
+
+
+def _reason_lines(plan: Plan) -> list[str]:
+    lines = ["why"] if plan.reasons else []
+    for reason in plan.reasons:
+        lines.append(
+            f"  {reason.choice} = {reason.value}   [{source(reason.source, reason.reference)}]"
+        )
+        lines += wrap(reason.why, WIDTH, initial_indent=6 * " ", subsequent_indent=6 * " ")
+        lines += _alternative_lines(reason)
+    return lines
+
+
+def _alternative_lines(reason: Reason) -> list[str]:
+    width = min(max((len(one.value) for one in reason.alternatives), default=0), 40)
+    return [f"      or {one.value:<{width}}  {one.loss}" for one in reason.alternatives]
+
+
+def _knee_lines(plan: Plan) -> list[str]:
+    if not plan.knees:
+        return []
+    gain = percent(plan.job.goal.doubling_gain)
+    title = f"knees: the smallest batch whose doubling saves at most {gain}"
+    return [title, *_indented(_aligned(knee_rows(plan)))]
+
+
+def _candidate_lines(plan: Plan) -> list[str]:
+    """A table for each cluster and resolution, those of most interest if there are many."""
+    if not plan.considered:
+        return []
+    kept = kept_candidates(plan)
+    left = len(plan.considered) - len(kept)
+    title = "considered, with 95 % intervals"
+    lines = [f"{title} ({left:,} more are in the plan)" if left else title]
+    columns = _columns_of(plan)
+
+    def cluster_of(one: Prediction) -> tuple[int, Cluster]:
+        return one.resolution, (one.workers, one.kinds)
+
+    for (side, cluster), ones in groupby(sorted(kept, key=_order), key=cluster_of):
+        lines.append(f"  {cluster_words(*cluster)} at {side} px")
+        rows = [["", "batch", *columns, ""]]
+        rows += [_candidate_row(plan, one, columns) for one in ones]
+        lines += _indented(_aligned(rows))
+    return lines
+
+
+def _order(one: Prediction) -> tuple[int, int, str, int]:
+    kinds = cluster_words(one.workers, one.kinds)
+    return one.resolution, one.workers, kinds, one.global_batch_size
+
+
+def _columns_of(plan: Plan) -> list[str]:
+    """The quantities that the plan's candidates have."""
+    having = {
+        "s / epoch": True,
+        "training": any(one.train_seconds for one in plan.considered),
+        "cost": any(one.cost for one in plan.considered),
+        "efficiency": any(one.efficiency for one in plan.considered),
+        "epochs to target": any(one.epochs for one in plan.considered),
+        "accuracy": any(one.accuracy for one in plan.considered),
+        "peak": True,
+    }
+    return [name for name, there in having.items() if there]
+
+
+def _candidate_row(plan: Plan, one: Prediction, columns: Iterable[str]) -> list[str]:
+    values = {
+        "s / epoch": between(one.epoch_seconds),
+        "training": _or_dash(one.train_seconds, duration),
+        "cost": "-" if one.cost is None else between(one.cost),
+        "efficiency": _or_dash(one.efficiency, percent),
+        "epochs to target": "-" if one.epochs is None else between(one.epochs),
+        "accuracy": _or_dash(one.accuracy, percent),
+        "peak": size(one.peak_bytes.high),
+    }
+    mark = "*" if is_chosen(plan, one) else ""
+    shown = [values[name] for name in columns]
+    return [mark, f"{one.global_batch_size:,}", *shown, candidate_words(plan, one)]
+
+
+def _or_dash(estimate: Estimate | None, shown: Callable[[float], str]) -> str:
+    return "-" if estimate is None else shown(estimate.value)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, columns two spaces apart."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

@@ -1,0 +1,216 @@
+"""The plan: a header and a table of stages, with what was predicted and why."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from batchwright.records.base import (
+    Augmentation,
+    Count,
+    Estimate,
+    NonNegative,
+    Positive,
+    Precision,
+    Record,
+    Source,
+)
+from batchwright.records.job import Job
+from batchwright.records.profile import DataFacts, NetworkFacts
+
+
+class KindCount(Record):
+    """So many workers of one kind."""
+
+    kind: str = Field(description="Name of the kind.")
+    count: Count = Field(description="Workers of it.")
+
+
+class Prediction(Record):
+    """What one candidate, so many workers with a batch at a resolution, would take."""
+
+    workers: Count = Field(description="Workers.")
+    kinds: tuple[KindCount, ...] = Field((), description="Their kinds; empty: the measured one.")
+    global_batch_size: Count = Field(description="Samples per step over all workers.")
+    local_batch_size: Count = Field(description="Largest local batch, samples per step.")
+    micro_batch_size: Count = Field(description="Most samples in one forward pass.")
+    resolution: Count = Field(description="Image side, in pixels.")
+    steps_per_epoch: Count = Field(description="Updates per epoch.")
+    step_seconds: Estimate = Field(description="Seconds per step.")
+    epoch_seconds: Estimate = Field(
+        description="Seconds per epoch of training, without evaluation and checkpoints."
+    )
+    peak_bytes: Estimate = Field(description="Peak tensor bytes on one worker.")
+    efficiency: Estimate | None = Field(
+        None, description="Progress per sample against the base batch; null without noise scale."
+    )
+    epochs: Estimate | None = Field(
+        None, description="Epochs to the target accuracy; null if nothing tells."
+    )
+    accuracy: Estimate | None = Field(
+        None, description="Held-out accuracy after the job's epochs, a share; null if unknown."
+    )
+    train_seconds: Estimate | None = Field(
+        None, description="Seconds of the whole training, evaluation included."
+    )
+    cost: Estimate | None = Field(
+        None, description="Of the whole training, in the price's currency; null without price."
+    )
+    extrapolated: bool = Field(description="Whether the batch lies outside what was measured.")
+    assumed: bool = Field(
+        False, description="Whether stated figures, not measured ones, went in: link or speed."
+    )
+    frontier: bool = Field(
+        False, description="Whether no candidate of its resolution is better in time and cost."
+    )
+    refused: str = Field("", description="The limit it misses, in words; empty if none.")
+
+
+class Knee(Record):
+    """Where more batch stops paying, for one cluster size and resolution."""
+
+    workers: Count = Field(description="Workers.")
+    kinds: tuple[KindCount, ...] = Field((), description="Their kinds; empty: the measured one.")
+    resolution: Count = Field(description="Image side, in pixels.")
+    global_batch_size: Count | None = Field(
+        description="Smallest candidate whose doubling gains too little; null if all gain enough."
+    )
+    low: float | None = Field(
+        None, description="Where it would be at the lower end of the fit's interval, in samples."
+    )
+    high: float | None = Field(None, description="The same at its upper end, in samples.")
+    closed_form: float | None = Field(
+        None, description="Where a straight line puts it, in samples; null if it is none."
+    )
+    kneedle: Count | None = Field(None, description="What Kneedle says; null if nothing.")
+
+
+class HeldOut(Record):
+    """A step that was not measured, predicted so that `check` can."""
+
+    workers: Count = Field(description="Workers that compute at the same time.")
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples per step on each worker.")
+    step_seconds: Estimate = Field(description="Seconds per step.")
+    peak_bytes: Estimate = Field(description="Peak tensor bytes on one worker.")
+    resident_bytes: Estimate | None = Field(
+        None, description="Largest resident size of a worker process; null if not measured."
+    )
+
+
+class Alternative(Record):
+    """What else could have been chosen."""
+
+    value: str = Field(description="The value, with its unit.")
+    loss: str = Field(description="What choosing it would lose, or gain, by prediction.")
+
+
+class Reason(Record):
+    """Why a choice is what it is."""
+
+    choice: str = Field(description="What was chosen, for example `global batch`.")
+    value: str = Field(description="The value, with its unit.")
+    why: str = Field(description="The reason, in a sentence.")
+    source: Source = Field(description="Where it came from.")
+    reference: str = Field("", description="For `published`: who, when, where.")
+    alternatives: tuple[Alternative, ...] = Field((), description="What else there was.")
+
+
+class LearningRateRule(Record):
+    """The learning rate as a function of samples seen; see `planning.learning_rate`."""
+
+    base: Positive = Field(description="Rate at the base batch, per step.")
+    base_batch: Count = Field(description="Global batch at which the base rate holds.")
+    scaling: Literal["linear", "sqrt", "none"] = Field(description="Growth with the batch.")
+    peak: Positive = Field(description="Rate at the planned batch, after warm-up, per step.")
+    warmup_epochs: NonNegative = Field(description="Length of the linear warm-up, in epochs.")
+    decay: Literal["cosine", "steps", "none"] = Field(description="Shape after warm-up.")
+
+
+class Stage(Record):
+    """A stretch of epochs under one resolution, batch and rate: a row of the plan."""
+
+    epochs: Count = Field(description="Length, in epochs.")
+    resolution: Count = Field(description="Training image side, in pixels.")
+    learning_rate: Positive = Field(description="Rate before warm-up and decay, per step.")
+    dropout: float = Field(ge=0, lt=1, description="Share of features dropped.")
+    augmentation: Augmentation = Field(description="Random changes to training images.")
+    local_batch_sizes: tuple[Count, ...] = Field(
+        min_length=1, description="Samples per step of each worker, in rank order."
+    )
+    micro_batch_size: Count = Field(description="Most samples in one forward pass.")
+    predicted_epoch_seconds: Estimate | None = Field(
+        None, description="Seconds per epoch of training; null where nothing was measured."
+    )
+    predicted_bytes: Estimate | None = Field(
+        None, description="Peak tensor bytes on one worker; null where nothing was measured."
+    )
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self.local_batch_sizes)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step over all workers."""
+        return sum(self.local_batch_sizes)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Forward passes per update on the worker with the largest local batch."""
+        return -(-max(self.local_batch_sizes) // self.micro_batch_size)
+
+
+class Plan(Record):
+    """A header and a table of stages; nothing else passes between deciding and doing.
+
+    Holds no time, host or output path: the same input gives the same bytes everywhere.
+    """
+
+    format: Literal["batchwright-plan/1"] = "batchwright-plan/1"
+    job: Job = Field(description="The job it was made for, resolved.")
+    data: DataFacts = Field(description="The data it was made for.")
+    network: NetworkFacts = Field(description="The network it was made for.")
+    method: Literal["plain"] = Field(description="How the workers share the batch.")
+    merge: Literal["sample-weighted all-reduce"] = "sample-weighted all-reduce"
+    update: Literal["sgd", "adamw"] = Field(description="Optimizer.")
+    precision: Precision = Field(description="Number format of the forward and backward pass.")
+    learning_rate: LearningRateRule = Field(description="The rate over time.")
+    stages: tuple[Stage, ...] = Field(min_length=1, description="The table.")
+    considered: tuple[Prediction, ...] = Field((), description="Candidates, small to large.")
+    knees: tuple[Knee, ...] = Field((), description="For each cluster size and resolution.")
+    held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
+    kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")
+    reasons: tuple[Reason, ...] = Field((), description="Why, choice by choice.")
+
+    @property
+    def epochs(self) -> int:
+        """Epochs over all stages."""
+        return sum(stage.epochs for stage in self.stages)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.stages[0].workers
+
+    @property
+    def top_resolution(self) -> int:
+        """Largest training resolution, in pixels; evaluation uses it."""
+        return max(stage.resolution for stage in self.stages)
+
+    def stage_of(self, epoch: int) -> int:
+        """Index of the stage that holds the zero-based ``epoch``; `IndexError` past the end."""
+        last = 0
+        for index, stage in enumerate(self.stages):
+            last += stage.epochs
+            if epoch < last:
+                return index
+        raise IndexError(f"epoch {epoch} is past the plan's {last}")
+
+    def explain(self) -> str:
+        """The plan, choice by choice, and what else was considered, as text for a person."""
+        from batchwright.records.explaining import explain
+
+        return explain(self)

@@ -1,0 +1,168 @@
+"""The profile: what was measured, on what, of which workload."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from batchwright.records.base import Count, Index, NonNegative, Positive, Precision, Record
+from batchwright.records.job import Job
+
+
+class DataFacts(Record):
+    """What a plan needs to know of a data set, and how it is recognized again."""
+
+    name: str = Field(description="Kind of data: digits, cifar100, imagefolder or import string.")
+    digest: str = Field(description="SHA-256 over names, labels and pixels, in hex.")
+    train_samples: Count = Field(description="Training images.")
+    val_samples: Index = Field(description="Held-out images, never trained on.")
+    split: str = Field(description="How the held-out images were chosen, in words.")
+    classes: tuple[str, ...] = Field(description="Class names, in label order.")
+    side: Count = Field(description="Natural training resolution: image side, in pixels.")
+    skipped: Index = Field(0, description="Unreadable images left out.")
+
+
+class NetworkFacts(Record):
+    """What a plan needs to know of a network."""
+
+    name: str = Field(description="As in the job.")
+    parameters: Count = Field(description="Number of weights, frozen ones too.")
+    trained_bytes: Count = Field(description="Bytes of the gradients that workers exchange.")
+    batch_norm: bool = Field(description="Whether it has batch normalization.")
+    least_side: Count = Field(1, description="Smallest image side that it takes, in pixels.")
+
+
+class Cluster(Record):
+    """The hardware and software a profile was taken on."""
+
+    device: Literal["cpu", "cuda"] = Field(description="Kind of device.")
+    device_name: str = Field(description="Processor or GPU model.")
+    kind: str = Field("", description="Name of this kind of worker; empty: the device's name.")
+    workers: Count = Field(description="Most worker processes that measured together.")
+    cores: Count = Field(description="CPU cores usable on the host.")
+    threads: Count = Field(description="Compute threads of each, with that many workers.")
+    memory_bytes: Count = Field(description="Memory one worker may use, in bytes.")
+    python: str = Field(description="Python version.")
+    torch: str = Field(description="PyTorch version.")
+    allocator: str = Field(description="How the memory allocator was set.")
+
+
+class StepTime(Record):
+    """Time of one training step on one worker while all workers compute at once."""
+
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples per step on each worker.")
+    workers: Count = Field(description="Workers that computed at the same time.")
+    compute_seconds: Positive = Field(
+        description="Median of input, forward, backward and update, without waiting for the "
+        "exchange of gradients, in seconds."
+    )
+    sync_seconds: NonNegative = Field(
+        description="Median of the wait for the exchange that the backward pass did not hide, in "
+        "seconds."
+    )
+    step_seconds: Positive = Field(description="Median of the whole step, in seconds.")
+    step_low: Positive = Field(description="Lower quartile of the whole step, in seconds.")
+    step_high: Positive = Field(description="Upper quartile of the whole step, in seconds.")
+    repeats: Count = Field(description="Timed steps.")
+    visits: tuple[Positive, ...] = Field(
+        (),
+        description="Median of the whole step at each visit to this point, in seconds; visits are "
+        "apart in time, so they show how repeatable the machine is. Empty: one visit.",
+    )
+
+
+class PrecisionTime(Record):
+    """Time of the same training step in one number format, by which `auto` is decided."""
+
+    precision: Precision = Field(description="Number format of the forward and backward pass.")
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples per step on each worker.")
+    step_seconds: Positive = Field(description="Median of the whole step, in seconds.")
+
+
+class MemoryPoint(Record):
+    """Peak memory of one training step on one worker."""
+
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples in the step.")
+    peak_bytes: Count = Field(
+        description="Largest sum of live tensor bytes during the step, weights included."
+    )
+    workers: Count = Field(1, description="Workers; several keep buffers to exchange gradients.")
+    resident_bytes: Count | None = Field(
+        None, description="Largest resident size of the process during the step; null if unknown."
+    )
+
+
+class MemoryParts(Record):
+    """Bytes on one worker whatever the batch, by what they are for."""
+
+    parameters: Count = Field(description="Weights, frozen ones too.")
+    buffers: Index = Field(description="Statistics of batch normalization and the like.")
+    gradients: Index = Field(description="Gradients of the trained weights.")
+    optimizer: Index = Field(description="Momentum and other state of the optimizer.")
+    reduction: Index = Field(description="Buffers to exchange gradients; unused by one worker.")
+
+
+class OutOfMemory(Record):
+    """A step that did not fit, or that killed the process which tried it."""
+
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples in the step.")
+    workers: Count = Field(description="Workers that tried it at the same time.")
+
+
+class CollectiveTime(Record):
+    """Time of one exchange of a message between workers."""
+
+    operation: Literal["all-reduce", "push-pull"] = Field(
+        "all-reduce", description="A sum over all, or sending to one process and back."
+    )
+    bytes: Count = Field(description="Message size, in bytes.")
+    workers: Count = Field(description="Processes taking part.")
+    seconds: Positive = Field(description="Median, in seconds.")
+    low: Positive = Field(description="Lower quartile, in seconds.")
+    high: Positive = Field(description="Upper quartile, in seconds.")
+    repeats: Count = Field(description="Timed calls.")
+
+
+class GradientNoise(Record):
+    """Gradient noise early in training (McCandlish et al. 2018)."""
+
+    noise_scale: Positive | None = Field(
+        description="tr(Sigma)/|G|^2, in samples; null where the signal was not above the noise."
+    )
+    trace: float = Field(description="Estimate of tr(Sigma), gradient units squared.")
+    sqr_norm: float = Field(description="Estimate of |G|^2, gradient units squared.")
+    relative_error: NonNegative | None = Field(
+        None, description="Standard error of the noise scale, as a share of it; null if unknown."
+    )
+    parts: Count = Field(description="Gradients of parts that entered each estimate.")
+    repeats: Count = Field(description="Steps averaged before dividing.")
+
+
+class Profile(Record):
+    """What `probe` measured: reusable input of `plan`."""
+
+    format: Literal["batchwright-profile/1"] = "batchwright-profile/1"
+    job: Job = Field(description="The job that was measured, resolved.")
+    data: DataFacts = Field(description="Its data.")
+    network: NetworkFacts = Field(description="Its network.")
+    cluster: Cluster = Field(description="Where it was measured.")
+    precisions: tuple[PrecisionTime, ...] = Field(
+        (), description="Number formats compared; empty where there was no choice."
+    )
+    steps: tuple[StepTime, ...] = Field(description="Step times.")
+    memory: tuple[MemoryPoint, ...] = Field(description="Memory peaks.")
+    memory_parts: MemoryParts | None = Field(
+        None, description="What of the memory does not grow with the batch; null if not counted."
+    )
+    out_of_memory: tuple[OutOfMemory, ...] = Field((), description="Steps that did not fit.")
+    collectives: tuple[CollectiveTime, ...] = Field(description="Exchange times.")
+    noise: GradientNoise | None = Field(description="Gradient noise; null if not measurable.")
+    evaluation_seconds_per_image: Positive = Field(
+        description="Forward pass without gradients on one worker, in seconds per image."
+    )
+    probe_seconds: Positive = Field(description="Wall time that measuring took, in seconds.")

@@ -1,0 +1,100 @@
+"""What happened: epochs, workers' times, the whole run."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Literal
+
+from pydantic import Field
+
+from batchwright.records.base import Count, Estimate, Index, NonNegative, Positive, Record
+from batchwright.records.plan import Plan
+from batchwright.records.profile import Profile
+
+
+class WorkerTime(Record):
+    """Where one worker's time went in one epoch of training, in seconds."""
+
+    local_batch_size: Count = Field(description="Samples per step.")
+    samples: Index = Field(description="Samples trained on.")
+    input_seconds: NonNegative = Field(description="Waiting for and preparing images.")
+    compute_seconds: NonNegative = Field(description="Forward and backward pass, and update.")
+    communication_seconds: NonNegative = Field(
+        description="Exchanging gradients, waiting for other workers included."
+    )
+
+
+class EpochRecord(Record):
+    """What one epoch was like."""
+
+    epoch: Index = Field(description="Zero-based.")
+    resolution: Count = Field(description="Training image side, in pixels.")
+    global_batch_size: Count = Field(description="Planned samples per step over all workers.")
+    steps: Index = Field(description="Updates asked for.")
+    skipped_steps: Index = Field(description="Updates skipped because a gradient was not finite.")
+    samples: Index = Field(description="Training samples seen this epoch.")
+    learning_rate: NonNegative = Field(description="Rate of the last step, per step.")
+    train_loss: float | None = Field(description="Mean loss over the epoch; null if not finite.")
+    val_loss: float | None = Field(None, description="Held-out mean loss; null if not evaluated.")
+    val_correct: Index | None = Field(None, description="Held-out images classified correctly.")
+    val_count: Index | None = Field(None, description="Held-out images evaluated.")
+    noise_scale: Positive | None = Field(None, description="Gradient noise scale, in samples.")
+    training_seconds: NonNegative = Field(description="Steps, input and exchange, in seconds.")
+    evaluation_seconds: NonNegative = Field(description="Held-out evaluation, in seconds.")
+    checkpoint_seconds: NonNegative = Field(description="Writing checkpoints, in seconds.")
+    workers: tuple[WorkerTime, ...] = Field(description="Per worker, in rank order.")
+    whole: bool = Field(True, description="False if part of it ran before a resume.")
+
+    @property
+    def top1(self) -> float | None:
+        """Held-out accuracy in [0, 1]; `None` if not evaluated."""
+        if self.val_correct is None or not self.val_count:
+            return None
+        return self.val_correct / self.val_count
+
+
+class Refit(Record):
+    """What the measured times would have changed: the profile with them, planned again."""
+
+    predicted: Estimate = Field(description="Seconds per epoch, as planned.")
+    measured: Positive = Field(description="Seconds per epoch, as it was.")
+    error: float = Field(description="(predicted - measured) / measured.")
+    tolerance: float = Field(description="Error beyond which the models were fitted again.")
+    refitted: Estimate = Field(description="Seconds per epoch by the new fit.")
+    workers: Count = Field(description="Workers that the new fit chooses.")
+    global_batch_size: Count = Field(description="Global batch that the new fit chooses.")
+
+
+class RunSummary(Record):
+    """A whole run: what `report` reads."""
+
+    format: Literal["batchwright-summary/1"] = "batchwright-summary/1"
+    run_folder: str = Field(description="Where the run's files are.")
+    plan: Plan = Field(description="The plan that was followed.")
+    profile: Profile | None = Field(None, description="What was measured before, if anything.")
+    epochs: tuple[EpochRecord, ...] = Field(description="One per finished epoch.")
+    setup_seconds: NonNegative = Field(
+        description="Starting processes and opening data and network, in seconds."
+    )
+    wall_seconds: NonNegative = Field(description="Training verb from start to end, in seconds.")
+    resumed: Index = Field(0, description="How often the run was continued.")
+    refit: Refit | None = Field(
+        None, description="Planned again, if the epochs missed the prediction by too much."
+    )
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """Held-out accuracy of the last evaluated epoch, in [0, 1]."""
+        return next((e.top1 for e in reversed(self.epochs) if e.top1 is not None), None)
+
+    @property
+    def best_epoch(self) -> EpochRecord | None:
+        """The evaluated epoch with the highest held-out accuracy, the earliest of equals."""
+        evaluated = [e for e in self.epochs if e.top1 is not None]
+        return max(evaluated, key=lambda e: e.top1 or 0.0) if evaluated else None
+
+    @property
+    def measured_epoch_seconds(self) -> float | None:
+        """Median training seconds of whole epochs, the first left out if there are more."""
+        whole = [e.training_seconds for e in self.epochs if e.whole]
+        return median(whole[1:] or whole) if whole else None

@@ -1,0 +1,116 @@
+"""Numbers in words for a person: one way to write each, wherever it is shown."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from math import floor, isfinite, log10
+
+from batchwright.records.base import Estimate
+
+
+def local_batches(sizes: tuple[int, ...]) -> str:
+    """Local batches in few words, neighbours of one size together.
+
+    >>> local_batches((32, 32, 32, 32)), local_batches((40, 24)), local_batches((8,))
+    ('4 x 32', '40 + 24', '8')
+    >>> local_batches((30, 16, 16, 8)), local_batches((12, 11, 10, 9, 8))
+    ('30 + 2 x 16 + 8', '8 to 12')
+    """
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    if len(runs) > 4:
+        return f"{min(sizes)} to {max(sizes)}"
+    return " + ".join(f"{count:,} x {size}" if count > 1 else str(size) for size, count in runs)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "thread"), counted(2, "worker")
+    ('1 thread', '2 workers')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a person, three figures or so.
+
+    >>> [duration(s) for s in (0, 0.01234, 4.5, 59.99, 200, 3840)]
+    ['0 s', '0.0123 s', '4.50 s', '1 min 00 s', '3 min 20 s', '1 h 04 min']
+    """
+    if seconds < 59.95:
+        return f"{number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def number(value: float) -> str:
+    """Three significant figures, without an exponent.
+
+    >>> [number(v) for v in (0, 0.001234, 0.5, 12.345, 12345.6, float("nan"))]
+    ['0', '0.00123', '0.500', '12.3', '12,346', 'nan']
+    """
+    if not value or not isfinite(value):
+        return f"{value:.0f}"
+    decimals = max(0, 2 - floor(log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def size(count: float) -> str:
+    """Bytes for a person.
+
+    >>> size(44_865_945), size(3 * 2**30), size(1500)
+    ('42.8 MiB', '3.00 GiB', '1.46 KiB')
+    """
+    unit, scale = _unit(count)
+    return f"{number(count / scale)} {unit}"
+
+
+def _unit(count: float) -> tuple[str, int]:
+    return next((u for u in (("GiB", 2**30), ("MiB", 2**20)) if count >= u[1]), ("KiB", 2**10))
+
+
+def between(estimate: Estimate) -> str:
+    """An estimate with its interval, without a unit."""
+    return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
+
+
+def in_seconds(estimate: Estimate | None) -> str:
+    """An estimate of seconds with its interval."""
+    return "not measured" if estimate is None else between(estimate)
+
+
+def in_bytes(estimate: Estimate | None) -> str:
+    """An estimate of bytes with its interval."""
+    if estimate is None:
+        return "not measured"
+    _, scale = _unit(estimate.value)
+    low, high = (number(end / scale) for end in (estimate.low, estimate.high))
+    return f"{size(estimate.value)} ({low} to {high})"
+
+
+def percent(share: float) -> str:
+    """A share in [0, 1], in percent with one decimal.
+
+    >>> percent(0.98055)
+    '98.1 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def source(kind: str, reference: str) -> str:
+    """Where a reason comes from, with its reference if it has one."""
+    return f"{kind}: {reference}" if reference else kind
+
+
+def printable(text: str) -> str:
+    r"""``text`` with control and direction characters made visible, so that names cannot act.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )

@@ -1,0 +1,55 @@
+"""Follows a file of JSON lines that other processes append to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FOLLOW_SECONDS = 0.1
+
+
+class Tail:
+    """Hands on the JSON lines of a file, each once and whole lines only.
+
+    Args:
+        path: The file; it may not be there yet.
+        from_end: Leave out what it holds already.
+    """
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._position = path.stat().st_size if from_end and path.exists() else 0
+
+    def __call__(self, show: Callable[[dict[str, Any]], None]) -> None:
+        """Call ``show`` with every line that is new."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._position += len(line)
+                show(json.loads(line))
+
+    @contextmanager
+    def followed(self, show: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        """Inside, a thread calls ``show`` with every line soon after it was written."""
+        done = threading.Event()
+
+        def follow() -> None:
+            while not done.wait(FOLLOW_SECONDS):
+                self(show)
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            self(show)

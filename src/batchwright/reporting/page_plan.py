@@ -1,0 +1,164 @@
+"""The page's part on how a plan was chosen: curves of time and cost, knees, and the candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchwright.records import Plan, Prediction, Profile
+from batchwright.records.explaining import (
+    candidate_words,
+    cluster_words,
+    kept_candidates,
+    knee_rows,
+)
+from batchwright.records.words import between, in_bytes, in_seconds, number, percent
+from batchwright.reporting import markup
+from batchwright.reporting.charts import Band, Marker, Point, Series, batch_axis, linear_axis
+from batchwright.reporting.plan_curves import (
+    ClusterCurve,
+    PlanCurves,
+    plan_curves,
+    smooth,
+    top_of,
+    units_of,
+)
+
+_STYLES: tuple[tuple[str, Marker], ...] = (
+    ("blue", "circle"),
+    ("red", "square"),
+    ("green", "diamond"),
+    ("purple", "circle"),
+    ("orange", "square"),
+)
+
+
+def choice_charts(plan: Plan, profile: Profile | None) -> str:
+    """Time and cost of the training over the global batch, a curve for each cluster; or nothing."""
+    curves = plan_curves(plan, [profile] if profile else [])
+    if not curves.clusters:
+        return ""
+    (seconds, unit), (worth, currency) = units_of(curves)
+    table = markup.table(*_candidates(plan))
+    charts = markup.pair(
+        _chart(curves, "seconds", seconds, "Time over global batch", f"training ({unit})", table),
+        _chart(curves, "cost", worth, "Cost over global batch", f"cost ({currency})", table),
+    )
+    return f"<h3>Time and cost of the training, by cluster</h3>{charts}"
+
+
+def knees_table(plan: Plan) -> str:
+    """Where more batch stops paying, cluster by cluster; or nothing."""
+    if not plan.knees:
+        return ""
+    (_, *head), *rows = knee_rows(plan)
+    return markup.table(
+        f"Knees: doubling the batch beyond saves at most {percent(plan.job.goal.doubling_gain)}",
+        ["cluster", *head],
+        rows,
+    )
+
+
+def _candidates(plan: Plan) -> tuple[str, Sequence[str], Iterable[Sequence[str]]]:
+    kept = kept_candidates(plan)
+    left = len(plan.considered) - len(kept)
+    caption = "Candidates" + (f" ({left:,} more in plan.json)" if left else "")
+    head = ["global batch", "cluster", "side", "steps", "s / step", "s / epoch", "s of training"]
+    head += ["cost", "peak memory", ""]
+    return caption, head, [_row(plan, one) for one in kept]
+
+
+def _row(plan: Plan, one: Prediction) -> list[str]:
+    return [
+        f"{one.global_batch_size:,}",
+        cluster_words(one.workers, one.kinds),
+        f"{one.resolution} px",
+        f"{one.steps_per_epoch:,}",
+        in_seconds(one.step_seconds),
+        in_seconds(one.epoch_seconds),
+        between(one.train_seconds) if one.train_seconds else "-",
+        between(one.cost) if one.cost else "-",
+        in_bytes(one.peak_bytes),
+        candidate_words(plan, one),
+    ]
+
+
+# --------------------------------------------------------------------------------------- a chart
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How one cluster is drawn; ``scale`` is the unit, ``top`` where the chart ends in it."""
+
+    style: str
+    marker: Marker
+    quantity: str
+    scale: float
+    top: float
+
+    def of(self, point: Any) -> tuple[float, float, float]:
+        """Value and ends of a point."""
+        value, low, high = (end / self.scale for end in getattr(point, self.quantity))
+        return value, low, high
+
+
+def _chart(
+    curves: PlanCurves, quantity: str, scale: float, title: str, label: str, table: str
+) -> str:
+    top = linear_axis("", [top_of(curves, quantity) / scale]).high
+    series: list[Series] = []
+    bands: list[Band] = []
+    for cluster, (style, marker) in zip(curves.clusters, _STYLES, strict=False):
+        look = _Look(style, marker, quantity, scale, top)
+        band, *drawn = _cluster(cluster, look)
+        bands += [band] if band.edges else []
+        series += drawn
+    batches = [one.global_batch_size for cluster in curves.clusters for one in cluster.points]
+    chosen = [
+        one.global_batch_size for cluster in curves.clusters for one in cluster.points if one.chosen
+    ]
+    return markup.xy_figure(
+        title,
+        batch_axis("global batch (samples per step)", batches, chosen),
+        linear_axis(label, [top]),
+        series,
+        bands,
+        table,
+    )
+
+
+def _cluster(cluster: ClusterCurve, look: _Look) -> tuple[Any, ...]:
+    """Band, line, measured points, knee and chosen batch of one cluster, as far as they fit."""
+    rows = smooth([(one.global_batch_size, *look.of(one)) for one in cluster.points])
+    line = tuple(Point(batch, value, "") for batch, value, _, _ in rows if value <= look.top)
+    if len(line) == 1:
+        line = (Point(line[0].x, line[0].y, cluster.label),)
+    edges = tuple(
+        (batch, low, min(high, look.top)) for batch, _, low, high in rows if low <= look.top
+    )
+    measured = tuple(
+        Point(
+            one.global_batch_size,
+            look.of(one)[0],
+            f"{cluster.label}, batch {one.global_batch_size}: {number(look.of(one)[0])} measured",
+        )
+        for one in cluster.measured
+        if look.of(one)[0] <= look.top
+    )
+    knee, ring = [], []
+    for one in cluster.points:
+        value = look.of(one)[0]
+        words = f"{cluster.label}, batch {one.global_batch_size}: {number(value)} predicted"
+        at = cluster.knee.global_batch_size if cluster.knee and value <= look.top else None
+        if at == one.global_batch_size:
+            knee.append(Point(one.global_batch_size, value, f"knee: {words}"))
+        if one.chosen:
+            ring.append(Point(one.global_batch_size, value, f"chosen: {words}"))
+    return (
+        Band("95 % interval", look.style, edges),
+        Series(cluster.label, look.style, line, "none" if len(line) > 1 else look.marker),
+        Series(f"measured, {cluster.label}", look.style, measured, look.marker, line=False),
+        Series("knee", look.style, tuple(knee), "star", line=False),
+        Series("chosen", "ink", tuple(ring), "ring", line=False),
+    )

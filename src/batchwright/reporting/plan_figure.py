@@ -1,0 +1,304 @@
+"""The figure of a plan: time and cost against the global batch, for a page or for a paper.
+
+A curve for each cluster: solid where the steps around were measured, dashed where they were not;
+its 95 % interval; the knee, with its own interval as a bar at the foot; and what was measured, on
+top. Clusters differ in colour (Okabe and Ito) and in mark, so that a black print tells them apart.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from batchwright.errors import FileError
+from batchwright.files import write_whole
+from batchwright.records import Plan, Profile
+from batchwright.reporting.charts import batch_axis
+from batchwright.reporting.plan_curves import (
+    BETWEEN,
+    ClusterCurve,
+    PlanCurves,
+    Range,
+    Row,
+    plan_curves,
+    smooth,
+    top_of,
+    units_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".pdf", ".svg")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+MARKS = ("o", "s", "^", "D", "v")
+
+Quantity = Literal["seconds", "cost"]
+_SECONDS: Quantity = "seconds"
+_COST: Quantity = "cost"
+
+
+def plan_figure_data(plan: Plan, profiles: Sequence[Profile] = ()) -> dict[str, Any]:
+    """What the figure shows, as plain numbers.
+
+    Args:
+        plan: The plan.
+        profiles: What was measured; their steps are the points on top.
+
+    Returns:
+        The fields of `plan_curves.PlanCurves`, with a ``format``.
+    """
+    return {"format": "batchwright-plan-figure/1", **asdict(plan_curves(plan, profiles))}
+
+
+def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> list[Path]:
+    """Draw the plan, and write the numbers beside it as ``NAME.figure.json``.
+
+    The same plan and profiles give the same bytes.
+
+    Args:
+        plan: The plan.
+        profiles: What was measured.
+        path: PNG, PDF or SVG, by its suffix.
+
+    Returns:
+        The files written: the figure and its numbers.
+
+    Raises:
+        FileError: Another suffix, a plan without candidates, or the file cannot be written.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise FileError(f"cannot write {path}: a figure ends in one of {', '.join(FORMATS)}")
+    curves = plan_curves(plan, profiles)
+    if not curves.clusters:
+        raise FileError(f"cannot write {path}: the plan holds no predictions to draw")
+    numbers = path.with_suffix(".figure.json")
+    write_whole(path, _content(draw_plan(curves), path.suffix.lower().removeprefix(".")))
+    text = json.dumps(plan_figure_data(plan, profiles), indent=2, ensure_ascii=False)
+    write_whole(numbers, f"{text}\n".encode())
+    return [path, numbers]
+
+
+def draw_plan(curves: PlanCurves) -> Figure:
+    """Two panels, time and cost, under one legend; ``curves`` holds at least one cluster."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 4.3), dpi=200, layout="constrained")
+    time, cost = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    (scale, unit), (worth, currency) = units_of(curves)
+    for axes, quantity, factor in ((time, _SECONDS, 1 / scale), (cost, _COST, 1 / worth)):
+        for index, cluster in enumerate(curves.clusters):
+            _cluster(axes, cluster, quantity, factor, COLOURS[index], MARKS[index])
+        _frame(axes, curves, top_of(curves, quantity) * factor)
+    _limit(time, curves.deadline, 1 / scale, "goal.deadline")
+    _limit(cost, curves.max_cost if curves.priced else None, 1 / worth, "goal.max_cost")
+    time.set_ylabel(f"training time ({unit})")
+    cost.set_ylabel(f"cost ({currency})")
+    for letter, axes in zip("ab", (time, cost), strict=True):
+        axes.set_title(letter, loc="left", fontweight="bold", fontsize=13)
+    _legend(figure, curves)
+    return figure
+
+
+# -------------------------------------------------------------------------------------- a panel
+
+
+def _frame(axes: Axes, curves: PlanCurves, top: float) -> None:
+    axes.set_xscale("log", base=2)
+    batches = sorted({one.global_batch_size for one in _points(curves)})
+    chosen = [one.global_batch_size for one in _points(curves) if one.chosen]
+    ticks = batch_axis("", batches, chosen).ticks
+    axes.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("global batch (samples per step)")
+    axes.set_ylim(0, top)
+    axes.grid(color="#E4E4E4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=10)
+    axes.xaxis.label.set_fontsize(11)
+    axes.yaxis.label.set_fontsize(11)
+
+
+def _limit(axes: Axes, limit: float | None, factor: float, word: str) -> None:
+    """A line at one of the goal's limits, unless it lies above everything."""
+    if limit is None or limit * factor > axes.get_ylim()[1]:
+        return
+    axes.axhline(limit * factor, color="#444444", linewidth=1, linestyle=(0, (1, 2)))
+    axes.annotate(
+        word,
+        (1, limit * factor),
+        (-2, 3),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+        color="#444444",
+    )
+
+
+def _cluster(
+    axes: Axes, cluster: ClusterCurve, quantity: Quantity, factor: float, colour: str, mark: str
+) -> None:
+    points = cluster.points
+    drawn = smooth([(one.global_batch_size, *_of(one, quantity)) for one in points])
+    for dashed, part in _stretches([one.extrapolated or one.assumed for one in points], drawn):
+        batches, values, lows, highs = (
+            [row[column] * (factor if column else 1) for row in part] for column in range(4)
+        )
+        axes.fill_between(batches, lows, highs, color=colour, alpha=0.18, linewidth=0)
+        style = (0, (4, 2)) if dashed else "-"
+        axes.plot(batches, values, color=colour, linewidth=1.8, linestyle=style)
+    if len(points) == 1:
+        at, (value, low, high) = points[0].global_batch_size, _of(points[0], quantity)
+        error = [[factor * (value - low)], [factor * (high - value)]]
+        axes.errorbar(at, factor * value, yerr=error, fmt="_", color=colour, markersize=14)
+    if cluster.measured:
+        ends = [[factor * end for end in _of(one, quantity)] for one in cluster.measured]
+        axes.errorbar(
+            [one.global_batch_size for one in cluster.measured],
+            [value for value, _, _ in ends],
+            yerr=[[v - low for v, low, _ in ends], [high - v for v, _, high in ends]],
+            fmt=mark,
+            color=colour,
+            markersize=5.5,
+            markeredgecolor="white",
+            markeredgewidth=0.8,
+            elinewidth=1.2,
+            zorder=4,
+        )
+    _mark_knee(axes, cluster, quantity, factor, colour)
+    for one in points:
+        if one.chosen:
+            axes.plot(
+                one.global_batch_size,
+                factor * _of(one, quantity)[0],
+                "o",
+                markersize=15,
+                markerfacecolor="none",
+                markeredgecolor="black",
+                markeredgewidth=1.3,
+                zorder=6,
+            )
+
+
+def _mark_knee(
+    axes: Axes, cluster: ClusterCurve, quantity: Quantity, factor: float, colour: str
+) -> None:
+    knee = cluster.knee
+    if knee is None:
+        return
+    height = factor * (knee.seconds if quantity == "seconds" else knee.cost)
+    at = knee.global_batch_size
+    axes.plot([at, at], [0, height], color=colour, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+    if knee.low is not None and knee.high is not None:
+        first, last = cluster.points[0], cluster.points[-1]
+        axes.plot(
+            [max(knee.low, first.global_batch_size), min(knee.high, last.global_batch_size)],
+            [0, 0],
+            color=colour,
+            linewidth=5,
+            alpha=0.45,
+            solid_capstyle="butt",
+            clip_on=False,
+            zorder=3,
+        )
+    axes.plot(at, height, "*", color=colour, markersize=15, markeredgecolor="white", zorder=5)
+
+
+def _stretches(dashed: Sequence[bool], drawn: Sequence[Row]) -> list[tuple[bool, Sequence[Row]]]:
+    """Parts of a smooth line that are all solid or all dashed.
+
+    ``dashed`` is of the candidates; between two of them the line is dashed if either is.
+    """
+    found: list[tuple[bool, Sequence[Row]]] = []
+    for index, (left, right) in enumerate(pairwise(dashed)):
+        part = drawn[index * BETWEEN : (index + 1) * BETWEEN + 1]
+        if found and found[-1][0] == (left or right):
+            part = [*found.pop()[1], *part[1:]]
+        found.append((left or right, part))
+    return found
+
+
+def _points(curves: PlanCurves) -> list[Any]:
+    return [one for cluster in curves.clusters for one in cluster.points]
+
+
+def _of(point: Any, quantity: Quantity) -> Range:
+    found: Range = getattr(point, quantity)
+    return found
+
+
+# -------------------------------------------------------------------------- legend and file
+
+
+def _legend(figure: Figure, curves: PlanCurves) -> None:
+    """Clusters above the panels, what the marks mean below, those that are there."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    grey, points = "#555555", _points(curves)
+    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
+    clusters = [
+        Line2D([], [], color=COLOURS[index], marker=MARKS[index], markersize=6, label=one.label)
+        for index, one in enumerate(curves.clusters)
+    ]
+    marks = [
+        (True, Patch(color=grey, alpha=0.25, linewidth=0, label="95 % interval")),
+        (
+            any(one.extrapolated or one.assumed for one in points),
+            Line2D([], [], color=grey, linestyle=(0, (4, 2)), label="beyond what was measured"),
+        ),
+        (
+            any(one.measured for one in curves.clusters),
+            Line2D([], [], color=grey, marker="o", linestyle="", label="measured"),
+        ),
+        (
+            any(one.knee for one in curves.clusters),
+            Line2D([], [], color=grey, marker="*", linestyle="", markersize=12, label="knee"),
+        ),
+        (
+            any(one.chosen for one in points),
+            Line2D([], [], color="black", linestyle="", label="chosen", **ring),
+        ),
+    ]
+    shown = [mark for there, mark in marks if there]
+    epochs = "1 epoch" if curves.epochs == 1 else f"{curves.epochs} epochs"
+    title = f"{curves.network} on {curves.data}, {curves.resolution} px, {epochs}"
+    places: tuple[tuple[list[Any], Any, str | None], ...] = (
+        (clusters, "outside upper center", title),
+        (shown, "outside lower center", None),
+    )
+    for handles, place, words in places:
+        figure.legend(
+            handles=handles,
+            title=words,
+            title_fontsize=12,
+            loc=place,
+            ncols=len(handles),
+            frameon=False,
+            fontsize=10,
+            columnspacing=1.6,
+            handletextpad=0.5,
+        )
+
+
+def _content(figure: Figure, kind: str) -> bytes:
+    """The file's bytes, with nothing in them that tells when or by which version they were made."""
+    import matplotlib as mpl
+
+    unsaid = {
+        "png": ("Software",),
+        "pdf": ("Creator", "Producer", "CreationDate"),
+        "svg": ("Creator", "Date"),
+    }[kind]
+    content = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "batchwright", "pdf.fonttype": 42}):
+        figure.savefig(content, format=kind, metadata=dict.fromkeys(unsaid))
+    return content.getvalue()

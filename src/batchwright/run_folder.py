@@ -1,0 +1,89 @@
+"""The folder of a run: made, found again, filled with what went in, read when it is over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from batchwright.documents import job_yaml, read_record, write_record, write_text
+from batchwright.errors import FileError, Interrupted
+from batchwright.files import make_folder
+from batchwright.records import Job, Plan, Profile, RunSummary
+
+
+def new_run_folder(wanted: str | Path | None, job: Job) -> Path:
+    """Make the run's folder, under ``runs`` unless one is wanted.
+
+    Raises:
+        FileError: It holds anything, or cannot be made.
+    """
+    if wanted is None:
+        kind = job.data.partition(":")[0]
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        wanted = Path("runs") / f"{kind}-{job.network.replace(':', '.')}-{stamp}"
+    folder = Path(wanted)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileError(
+            f"{folder} exists and is not empty: choose another --out, or continue its run "
+            "with --resume"
+        )
+    make_folder(folder)
+    told = f"{job.network} on {job.data}, {job.epochs} epochs, in {folder}"
+    print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
+    return folder
+
+
+def existing_run(wanted: str | Path | None, needed: str) -> Path:
+    """The folder of a run to resume, which holds the file ``needed``.
+
+    Raises:
+        FileError: None was named, or it does not hold that file.
+    """
+    if wanted is None:
+        raise FileError("resume which run? name its folder with --out")
+    folder = Path(wanted)
+    if not (folder / needed).exists():
+        raise FileError(f"{folder} holds no {needed}, so no run to resume; start it anew")
+    return folder
+
+
+def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
+    """Write job, plan and profile into the run folder."""
+    write_text(job_yaml(plan.job), folder / "job.yaml")
+    write_record(plan, folder / "plan.json")
+    if profile is not None:
+        write_record(profile, folder / "profile.json")
+
+
+@contextmanager
+def telling_how_to_resume(folder: Path) -> Iterator[None]:
+    """Add to the message of a stop that was asked for how to go on from it."""
+    try:
+        yield
+    except Interrupted as stop:
+        how = f"continue with `batchwright run --resume --out {folder}`"
+        raise Interrupted(stop.signal_number, f"{stop}; {how}") from None
+
+
+def read_summary(run: str | Path) -> RunSummary:
+    """The summary of a run folder, or of a summary file; ``-`` is stdin.
+
+    Its ``run_folder`` is where it was found, also after the folder has moved.
+
+    Raises:
+        FileError: There is none, or it is not a summary.
+    """
+    if str(run) == "-":
+        return read_record("-", RunSummary)
+    path = Path(run)
+    if path.is_dir():
+        path = path / "summary.json"
+        if not path.exists():
+            raise FileError(
+                f"{run} holds no summary.json: the run has not finished; "
+                f"continue it with `batchwright run --resume --out {run}`"
+            )
+    return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})

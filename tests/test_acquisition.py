@@ -1,0 +1,209 @@
+"""What a probe measures next, on arithmetic alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.probing.acquisition import (
+    Ledger,
+    expected_peak,
+    half_width,
+    is_enough,
+    ladder_of,
+    largest_size,
+    local_batch_sizes,
+    middle_size,
+    next_point,
+    smallest_size,
+    visit_seconds,
+    worker_counts,
+)
+from batchwright.probing.commands import Point
+
+SIZES = (16, 32, 64, 128, 256)
+POINTS = [Point(workers, 32, size) for workers in (1, 2) for size in SIZES]
+STEP = ((0.9, 0.1),)
+
+
+@pytest.mark.parametrize(
+    ("most", "least", "expected"),
+    [
+        (71, 2, [16, 32, 64, 71]),
+        (128, 1, [16, 32, 64, 128]),
+        (30, 2, [4, 8, 16, 30]),
+        (1, 2, [2, 4, 8]),
+        (0, 1, [1, 2, 4]),
+        (5, 1, [1, 2, 4, 5]),
+    ],
+)
+def test_measured_batches_reach_what_a_plan_can_choose(most, least, expected):
+    assert local_batch_sizes(most, least) == expected
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))]
+)
+def test_powers_of_two_and_all_workers_are_measured(most, expected):
+    assert worker_counts(most) == expected
+
+
+def test_a_visit_takes_its_steps_and_those_that_warm_up():
+    assert visit_seconds(0.01, 10) == pytest.approx(0.01 * (10 + 2))
+    assert visit_seconds(0.05, 10) == pytest.approx(0.05 * (5 + 2))
+    assert visit_seconds(3.0, 10) == pytest.approx(3.0 * (2 + 1))
+    assert visit_seconds(3.0, 1) == pytest.approx(3.0 * (1 + 1))
+    assert visit_seconds(3.0, 10, first=True) == pytest.approx(3.0 * (2 + 1 + 2))
+
+
+@given(st.floats(1e-5, 10), st.floats(0.1, 100), st.integers(0, 5000), st.integers(1, 2))
+def test_first_batches_rise_and_cost_no_more_than_the_fewest_do(
+    sample_seconds, seconds, most, least
+):
+    sizes = local_batch_sizes(most, least)
+    ladder = ladder_of(sizes, least)
+    given_time = {"seconds": seconds, "sample_seconds": sample_seconds, "most_steps": 10}
+    smallest = smallest_size(ladder, sizes[0], **given_time)
+    largest = largest_size(ladder, smallest, **given_time)
+    middle = middle_size(ladder, smallest, largest)
+    assert least <= smallest <= sizes[0]
+    assert middle is not None
+    assert smallest < middle < largest <= max(sizes)
+    taken = visit_seconds(largest * sample_seconds, 10, first=True)
+    assert taken <= seconds / 2 or largest == [s for s in ladder if s > smallest][1]
+
+
+def test_slow_steps_begin_with_smaller_batches():
+    ladder = ladder_of([16, 32, 64, 71], 2)
+    assert ladder == [2, 4, 8, 16, 32, 64, 71]
+    quick = {"seconds": 4.0, "sample_seconds": 0.001, "most_steps": 10}
+    slow = {**quick, "sample_seconds": 0.06}
+    assert smallest_size(ladder, 16, **quick) == 16
+    assert largest_size(ladder, 16, **quick) == 71
+    assert smallest_size(ladder, 16, **slow) == 2
+    assert largest_size(ladder, 2, **slow) == 8
+
+
+def test_the_peak_to_come_goes_on_as_the_last_segment_does():
+    assert expected_peak({}, 100, 64) == 0
+    assert expected_peak({2: 140}, 100, 4) == 180
+    assert expected_peak({2: 140, 4: 160, 8: 240}, 100, 16) == 400
+    assert expected_peak({2: 140, 8: 240}, 100, 5) == 240
+    assert expected_peak({2: 80}, 100, 4) == 80  # the fixed part is no more than what was seen
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e4)), min_size=1), st.integers(9, 999))
+def test_the_peak_to_come_is_never_overrated_where_two_batches_were_seen(moments, size):
+    def peak(batch):  # each moment of a step holds bytes linear in the batch
+        return max(fixed + slope * batch for fixed, slope in moments)
+
+    seen = {batch: peak(batch) for batch in (2, 8)}
+    assert expected_peak(seen, 0, size) <= peak(size) * (1 + 1e-9) + 1e-6
+
+
+def choose(ledger, *, error=lambda point: 0.1, left=100.0, seconds=lambda point: 1.0):
+    return next_point(POINTS, ledger, error=error, seconds=seconds, left=left)
+
+
+def test_the_least_certain_point_is_next():
+    worst = POINTS[7]
+    chosen = choose(Ledger(), error=lambda point: 0.2 if point == worst else 0.1)
+    assert chosen == worst
+
+
+def test_a_costly_visit_must_promise_more():
+    slow = POINTS[4]
+    seconds = {slow: 4.0}
+    half = choose(
+        Ledger(),
+        error=lambda point: 0.19 if point == slow else 0.1,
+        seconds=lambda point: seconds.get(point, 1.0),
+    )
+    assert half != slow
+    assert slow == choose(
+        Ledger(),
+        error=lambda point: 0.21 if point == slow else 0.1,
+        seconds=lambda point: seconds.get(point, 1.0),
+    )
+
+
+def test_no_point_is_visited_twice_in_a_row_and_all_come_up():
+    ledger = Ledger()
+    certain = {point: 0.1 + 0.01 * index for index, point in enumerate(POINTS)}
+    order = []
+    for _ in range(60):
+        point = choose(ledger, error=certain.__getitem__)
+        ledger.add(point, STEP)
+        order.append(point)
+    assert all(before != after for before, after in pairwise(order))
+    assert set(order) == set(POINTS)
+    assert order.count(POINTS[-1]) > order.count(POINTS[0])
+
+
+def test_a_point_that_is_never_certain_does_not_take_all_visits():
+    ledger = Ledger()
+    for point in POINTS:
+        ledger.add(point, STEP)
+    order = []
+    for _ in range(40):
+        order.append(choose(ledger, error=lambda point: 0.3 if point == POINTS[0] else 0.1))
+        ledger.add(order[-1], STEP)
+    assert order.count(POINTS[0]) <= 16
+
+
+@given(
+    st.floats(1, 60),
+    st.lists(st.floats(0.001, 3), min_size=len(POINTS), max_size=len(POINTS)),
+)
+def test_visits_never_take_more_than_the_time_left(budget, steps):
+    """A clock of its own: each visit takes exactly what it was thought to."""
+    cost = dict(zip(POINTS, steps, strict=True))
+    ledger, clock = Ledger(), 0.0
+    for _ in range(5000):
+        point = choose(ledger, left=budget - clock, seconds=cost.__getitem__)
+        if point is None:
+            break
+        clock += cost[point]
+        ledger.add(point, STEP)
+    assert clock <= budget
+    if 2 * max(steps) < budget and max(steps) > 0.1:
+        assert ledger.turn >= 1
+
+
+def test_a_new_point_may_take_half_the_time_left_and_a_known_one_all_of_it():
+    ledger = Ledger()
+    assert choose(ledger, left=1.9) is None
+    assert choose(ledger, left=2.0) is not None
+    ledger.add(POINTS[0], STEP)
+    ledger.add(POINTS[1], STEP)
+    assert choose(ledger, left=1.0) == POINTS[0]
+
+
+def test_enough_is_three_batches_seen_again_on_each_curve_and_every_interval_in_the_target():
+    ledger = Ledger()
+
+    def enough(error=0.01, drift=0.01, candidates=POINTS):
+        return is_enough(candidates, ledger, error=lambda _: error, drift=drift, target=0.05)
+
+    assert not enough()
+    three = [point for point in POINTS if point.local_batch_size in SIZES[:3]]
+    for point in three:
+        ledger.add(point, STEP)
+    assert not enough()
+    for point in three:
+        assert not enough()
+        ledger.add(point, STEP)
+    assert enough()
+    assert not enough(error=0.05)
+    assert not enough(drift=0.1)
+    assert not enough(candidates=[*POINTS, Point(1, 64, 16)])  # a curve nobody looked at
+    assert not is_enough([], Ledger(), error=lambda _: 0, drift=0, target=1)
+    ledger.add(Point(1, 32, 128), STEP)
+    assert enough()
+
+
+def test_the_half_width_is_of_a_measurement_of_three_visits():
+    assert half_width(0.03, 0.04 * 3**0.5) == pytest.approx(1.96 * 0.05)

@@ -1,0 +1,311 @@
+"""`planning.choice`: the frontier, every objective and limit, and what nothing meets."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.errors import PlanError
+from batchwright.planning.choice import pareto
+from batchwright.planning.planner import make_plan
+from batchwright.records import GradientNoise, Job
+from samples import make_data, make_job, make_kind_profile, make_profile, make_summary
+
+COORDINATE = st.integers(0, 8)
+
+
+def planned(profile=None, **changes):
+    """A plan of the sample profile, with keys of its job or goal changed."""
+    profile = profile or make_profile()
+    keys = {key: changes.pop(key) for key in tuple(changes) if key in Job.model_fields}
+    job = profile.job.model_dump() | {"workers": "auto"} | keys
+    job["goal"] = job["goal"] | changes
+    return make_plan(profile, Job.model_validate(job))
+
+
+def reason(plan, choice):
+    return next(one for one in plan.reasons if one.choice == choice)
+
+
+def chosen(plan):
+    batch = plan.stages[0].global_batch_size
+    return next(
+        one
+        for one in plan.considered
+        if (one.workers, one.global_batch_size, one.resolution)
+        == (plan.workers, batch, plan.top_resolution)
+        and (not plan.kinds or one.kinds == plan.kinds)
+    )
+
+
+def allowed(plan):
+    return [
+        one for one in plan.considered if not one.refused and one.resolution == plan.top_resolution
+    ]
+
+
+def at_knees(plan):
+    """The candidate at each cluster's knee, or its largest where there is none."""
+    found = {}
+    for one in allowed(plan):
+        for knee in plan.knees:
+            if (knee.workers, knee.resolution) == (one.workers, one.resolution) and (
+                knee.global_batch_size in (None, one.global_batch_size)
+            ):
+                found[one.workers] = one
+    return list(found.values())
+
+
+def many_workers(**changes):
+    """Up to 64 workers on data so few that larger batches cannot pay for ever more exchange."""
+    job = make_kind_profile("a", sides=(96, 128)).job
+    link = job.link.model_copy(update={"latency": 1e-3})
+    profile = make_kind_profile(
+        "a",
+        sides=(96, 128),
+        job=job.model_copy(update={"link": link}),
+        data=make_data(train_samples=20_000, val_samples=1000, side=128),
+    )
+    return planned(profile, **{"max_workers": 64, **changes})
+
+
+# ------------------------------------------------------------------------------------- frontier
+
+
+@given(st.lists(st.tuples(COORDINATE, COORDINATE), max_size=40))
+def test_the_frontier_is_what_comparing_all_pairs_gives(points):
+    def beaten(point):
+        return any(
+            other[0] <= point[0] and other[1] <= point[1] and other != point for other in points
+        )
+
+    assert pareto(points) == [i for i, point in enumerate(points) if not beaten(point)]
+
+
+def test_the_marked_candidates_are_the_frontier_of_their_resolution():
+    plan = many_workers(price=1.0)
+    assert {one.resolution for one in plan.considered} == {96, 128}
+    for side in (96, 128):
+        open_to = [one for one in plan.considered if one.resolution == side and not one.refused]
+        for one in open_to:
+            beaten = any(
+                other.train_seconds.value <= one.train_seconds.value
+                and other.cost.value <= one.cost.value
+                and (other.train_seconds, other.cost) != (one.train_seconds, one.cost)
+                for other in open_to
+            )
+            assert one.frontier == (not beaten)
+    assert not any(one.frontier for one in plan.considered if one.refused)
+    assert chosen(plan).frontier
+
+
+# ----------------------------------------------------------------------------------- objectives
+
+
+def test_the_time_objective_takes_the_least_time():
+    plan = many_workers(objective="time")
+    assert chosen(plan).train_seconds.value == min(o.train_seconds.value for o in allowed(plan))
+    assert 1 < plan.workers < 64
+
+
+def test_the_cost_objective_takes_the_least_cost():
+    plan = many_workers(objective="cost", price=2.0)
+    best = min(allowed(plan), key=lambda one: one.cost.value)
+    assert chosen(plan) == best
+    assert plan.workers == 1  # every further worker only adds an exchange
+    hours = best.train_seconds.value / 3600
+    assert best.cost.value == pytest.approx(2.0 * plan.workers * hours)
+
+
+def test_without_a_price_the_knee_is_where_the_next_size_up_saves_too_little():
+    plan = many_workers()
+    best = {one.workers: one.train_seconds.value for one in at_knees(plan)}
+    sizes = sorted(best)
+    saves = [1 - best[more] / best[few] for few, more in pairwise(sizes)]
+    expected = next(few for few, saved in zip(sizes, saves, strict=False) if saved <= 0.05)
+    assert plan.workers == expected
+    assert 1 < expected < 64
+    assert "next size up saves at most 5.0%" in reason(plan, "workers").why
+
+
+def test_with_a_price_the_knee_is_the_least_product_of_time_and_cost():
+    plan = many_workers(price=1.0)
+    best = min(at_knees(plan), key=lambda one: one.train_seconds.value * one.cost.value)
+    assert chosen(plan) == best
+    assert "one percent more cost" in reason(plan, "workers").why
+
+
+def test_the_accuracy_objective_weighs_progress_per_sample():
+    noise = GradientNoise(noise_scale=30, trace=1, sqr_norm=0.01, parts=2, repeats=20)
+    profile = make_profile(noise=noise)
+    plan = planned(profile, objective="target-accuracy", accuracy=0.9, base_batch=32)
+    best = min(allowed(plan), key=lambda one: one.train_seconds.value / one.efficiency.value)
+    assert chosen(plan) == best
+    fastest = planned(profile, objective="time")
+    assert plan.stages[0].global_batch_size < fastest.stages[0].global_batch_size
+    assert "number of epochs is not known" in reason(plan, "global batch").why
+
+
+def test_a_run_tells_epochs_and_accuracy():
+    run = make_summary()
+    job = make_job(goal={"objective": "target-accuracy", "accuracy": 0.9}, workers="auto")
+    plan = make_plan(make_profile(), job, runs=[run])
+    best = chosen(plan)
+    assert best.epochs.low <= best.epochs.value <= best.epochs.high
+    assert best.accuracy is not None
+    assert best.epochs.value * best.train_seconds.value == min(
+        one.epochs.value * one.train_seconds.value for one in allowed(plan)
+    )
+    assert "from the runs given" in reason(plan, "epochs to target").why
+    assert "%" in reason(plan, "accuracy").value
+    assert reason(planned(), "accuracy").value == "not known"
+
+
+def test_a_run_of_another_task_is_refused():
+    run = make_summary()
+    data = run.plan.data.model_copy(update={"digest": "ab" * 32})
+    other = run.model_copy(update={"plan": run.plan.model_copy(update={"data": data})})
+    with pytest.raises(PlanError, match="runs of the same task"):
+        make_plan(make_profile(), runs=[other])
+
+
+# --------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [
+        ({"deadline": 24}, "goal.deadline=24"),
+        ({"price": 1.0, "max_cost": 0.013}, "goal.max_cost=0.013"),
+        ({"max_workers": 1}, "2 workers, goal.max_workers=1"),
+        ({"memory": 20 * 2**20}, "the limit is 20.0 MiB"),
+        ({"least_steps": 40}, "goal.least_steps=40"),
+    ],
+)
+def test_a_limit_refuses_by_the_upper_end_and_says_so(limit, named):
+    free, plan = planned(), planned(**limit)
+    refused = [one for one in plan.considered if named in one.refused]
+    assert refused
+    assert allowed(plan)
+    assert not chosen(plan).refused
+    for one in allowed(plan):
+        assert one.train_seconds.high <= limit.get("deadline", float("inf"))
+        assert one.cost is None or one.cost.high <= limit.get("max_cost", float("inf"))
+        assert one.workers <= limit.get("max_workers", 2)
+        assert one.peak_bytes.high <= limit.get("memory", float("inf"))
+        assert one.steps_per_epoch >= limit.get("least_steps", 10)
+    if "deadline" in limit:
+        assert any(one.train_seconds.value <= 24 < one.train_seconds.high for one in refused)
+    assert chosen(free).refused == ""
+
+
+def test_a_knee_that_misses_the_deadline_gives_way_to_the_next_larger_batch():
+    free = many_workers(max_workers=1, doubling_gain=0.4)
+    knee = chosen(free)
+    plan = many_workers(max_workers=1, doubling_gain=0.4, deadline=0.99 * knee.train_seconds.high)
+    assert plan.stages[0].global_batch_size > knee.global_batch_size
+    assert "the nearest within the limits to the knee" in reason(plan, "global batch").why.lower()
+
+
+def test_what_nothing_meets_names_the_nearest_candidate():
+    nearest = planned().considered[-2]
+    assert (nearest.workers, nearest.global_batch_size, nearest.refused) == (2, 142, "")
+    with pytest.raises(PlanError) as caught:
+        planned(deadline=5)
+    assert str(caught.value) == (
+        "no candidate is within the limits; the nearest, global batch 142 on 2 worker(s) at 32 px, "
+        f"may take {nearest.train_seconds.value:.4g} s, goal.deadline=5: raise goal.deadline, or "
+        "train fewer epochs"
+    )
+
+
+# ------------------------------------------------------------------------- kept, and explained
+
+
+def test_asked_workers_and_batch_are_kept_with_what_they_lose():
+    plan = planned(workers=1, global_batch=40)
+    assert plan.stages[0].local_batch_sizes == (40,)
+    assert plan.job.workers == 1
+    for choice in ("workers", "global batch"):
+        one = reason(plan, choice)
+        assert one.source == "asked"
+        assert "The plan itself would choose 2 worker(s)" in one.why
+        assert "less time" in one.why
+
+
+def test_asking_for_what_the_plan_would_choose_is_said_to_lose_nothing():
+    free = planned()
+    plan = planned(workers=free.workers, global_batch=free.stages[0].global_batch_size)
+    assert plan.stages == free.stages
+    assert "would choose the same" in reason(plan, "workers").why
+
+
+def test_alternatives_tell_their_loss():
+    plan = planned(price=1.0)
+    batches = reason(plan, "global batch").alternatives
+    assert [one.value for one in batches] == ["128 samples", "256 samples"]
+    assert "more time" in batches[0].loss
+    assert "goal.least_steps=10" in batches[1].loss
+    sizes = reason(plan, "workers").alternatives
+    assert sizes[0].value.startswith("1 worker(s), global batch")
+    assert "more time" in sizes[0].loss
+    assert "cost" in sizes[0].loss
+
+
+def test_in_process_is_one_worker():
+    plan = planned(launch="in-process")
+    assert plan.workers == 1
+    assert reason(plan, "workers").source == "asked"
+
+
+def test_a_profile_of_several_worker_counts_leaves_the_choice_to_the_plan():
+    profile = make_profile()
+    assert profile.job.workers == 2
+    assert {one.workers for one in make_plan(profile).considered} == {1, 2}
+    assert make_plan(profile, goal_of(profile, max_workers=1)).workers == 1
+    with pytest.raises(PlanError, match=r"2 workers, goal\.max_workers=1"):
+        planned(workers=2, max_workers=1)
+
+
+def goal_of(profile, **goal):
+    job = profile.job.model_dump() | {"workers": "auto", "goal": goal}
+    return Job.model_validate(job)
+
+
+def test_candidates_are_listed_by_resolution_workers_and_batch():
+    plan = many_workers()
+    keys = [(one.resolution, one.workers, one.global_batch_size) for one in plan.considered]
+    assert keys == sorted(keys)
+    assert [(knee.resolution, knee.workers) for knee in plan.knees] == sorted(
+        (knee.resolution, knee.workers) for knee in plan.knees
+    )
+
+
+def test_plain_trains_at_the_highest_resolution_and_shows_the_others():
+    plan = many_workers(objective="time")
+    assert plan.stages[0].resolution == 128
+    shown = reason(plan, "resolution").alternatives
+    assert [one.value for one in shown] == ["96 px"]
+    assert "less time" in shown[0].loss
+
+
+def test_held_out_points_lie_midway_between_measured_ones():
+    held = make_plan(make_profile()).held_out
+    assert [(one.workers, one.local_batch_size) for one in held] == [
+        (workers, batch) for workers in (1, 2) for batch in (6, 12, 22, 46)
+    ]
+    for one in held:
+        assert one.step_seconds.low < one.step_seconds.value < one.step_seconds.high
+        assert one.peak_bytes.low <= one.peak_bytes.value <= one.peak_bytes.high
+        assert one.resident_bytes is not None
+
+
+def test_more_workers_than_measured_are_marked_as_assumed():
+    plan = many_workers()
+    for one in plan.considered:
+        assert one.assumed == (one.workers > 1)
+
+
+def test_the_same_input_gives_the_same_bytes():
+    assert many_workers().model_dump_json() == many_workers().model_dump_json()

@@ -1,0 +1,121 @@
+"""`planning.knees`: a cluster's knee on straight and bent curves, its interval, its words."""
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from batchwright.planning.planner import make_plan
+from batchwright.records import Goal
+from samples import make_data, make_job, make_profile, make_step
+
+BATCHES = (4, 8, 16, 32, 64)
+
+
+def planned(seconds, samples=100_000, batches=BATCHES, workers=(1,), job=None, **goal):
+    """A plan from step times that are a function of the local batch."""
+    steps = tuple(
+        make_step(count, batch, seconds=seconds(batch)) for count in workers for batch in batches
+    )
+    profile = make_profile(
+        steps=steps, data=make_data(train_samples=samples), job=make_job(workers="auto")
+    )
+    keys = {"workers": "auto", "goal": Goal(**goal), **(job or {})}
+    return make_plan(profile, profile.job.model_copy(update=keys))
+
+
+def why(plan):
+    return next(one for one in plan.reasons if one.choice == "global batch").why
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(1e-5, 1e-2),
+    st.floats(0.2, 400),
+    st.floats(0.02, 0.4),
+    st.integers(200, 200_000),
+    st.sampled_from([(4, 8, 16, 32, 64), (3, 7, 50), (16, 24, 40, 100), (2, 200)]),
+    st.sampled_from([(1,), (2,), (1, 2)]),
+)
+def test_on_a_line_the_knee_is_the_smallest_candidate_not_below_the_closed_form(
+    slope, ratio, gain, samples, batches, workers
+):
+    fixed = ratio * slope
+    plan = planned(
+        lambda batch: fixed + slope * batch, samples, batches, workers, doubling_gain=gain
+    )
+    for knee in plan.knees:
+        exchange = 0.0031 if knee.workers > 1 else 0.0
+        local = (fixed + exchange) * (1 - 2 * gain) / (2 * gain * slope)
+        closed_form = knee.workers * local
+        assert knee.closed_form == pytest.approx(closed_form, rel=1e-6)
+        candidates = [
+            one.global_batch_size
+            for one in plan.considered
+            if one.workers == knee.workers and not one.refused
+        ]
+        assume(all(abs(batch / closed_form - 1) > 1e-6 for batch in candidates))
+        expected = min((b for b in candidates if b >= closed_form), default=None)
+        assert knee.global_batch_size == expected
+        assert knee.low is None or knee.low <= closed_form * (1 + 1e-6)
+        assert knee.high is None or knee.high >= closed_form * (1 - 1e-6)
+
+
+def test_on_a_bent_curve_the_doubling_rule_goes_by_the_curve():
+    def bent(batch):  # twice as slow for each image from 16 on
+        return 0.002 + 0.001 * batch + 0.001 * max(0, batch - 16)
+
+    plan = planned(bent, batches=(2, 4, 8, 12, 16, 24, 32, 64, 128))
+    knee = plan.knees[0]
+    assert knee.closed_form is None
+    seconds = {b: bent(b) / b for b in (2, 4, 8, 16, 32, 64)}
+    expected = next(b for b in (2, 4, 8, 16, 32) if 1 - seconds[2 * b] / seconds[b] <= 0.05)
+    assert knee.global_batch_size == expected == plan.stages[0].global_batch_size
+    assert "straight line" not in why(plan)
+
+
+def test_time_in_proportion_to_the_batch_has_no_knee_and_the_smallest_is_taken():
+    plan = planned(lambda batch: 0.001 * batch)
+    assert plan.stages[0].global_batch_size == 4
+    assert "There is no knee: a step takes time in proportion" in why(plan)
+
+
+def test_time_that_hardly_grows_has_no_knee_and_the_largest_is_taken():
+    plan = planned(lambda batch: 0.5 + 1e-6 * batch)
+    assert plan.knees[0].global_batch_size is None
+    allowed = [one.global_batch_size for one in plan.considered if not one.refused]
+    assert plan.stages[0].global_batch_size == max(allowed)
+    assert "There is no knee: each doubling" in why(plan)
+
+
+def test_one_candidate_is_said_to_be_the_only_one():
+    plan = planned(lambda batch: 0.01 + 0.001 * batch, samples=45)
+    assert [one.global_batch_size for one in plan.considered if not one.refused] == [4]
+    assert plan.stages[0].global_batch_size == 4
+    plan = planned(lambda batch: 0.01 + 0.001 * batch, samples=20, least_steps=10)
+    assert [one.global_batch_size for one in plan.considered if not one.refused] == [2]
+
+
+def test_kneedle_is_named_where_it_differs():
+    plan = planned(lambda batch: 0.02 + 0.001 * batch)
+    knee = plan.knees[0]
+    assert knee.kneedle is not None
+    assert knee.kneedle != knee.global_batch_size
+    assert f"Kneedle over log2 of the same batches says {knee.kneedle}" in why(plan)
+
+
+def test_scattered_times_widen_the_knee():
+    narrow = planned(lambda batch: 0.02 + 0.001 * batch).knees[0]
+    wide = planned(
+        lambda batch: (0.02 + 0.001 * batch) * (1.06 if batch in (8, 32) else 0.96),
+        batches=(2, 4, 8, 12, 16, 32, 64),
+    ).knees[0]
+    assert narrow.high / narrow.low < 4
+    assert wide.high is None or wide.high / wide.low > narrow.high / narrow.low
+
+
+def test_micro_batches_as_asked_leave_the_knee_to_the_times_themselves():
+    plan = planned(lambda batch: 0.02 + 0.001 * batch, job={"micro_batch": 32})
+    knee = plan.knees[0]
+    # From 32 on, twice the batch is twice the passes: nothing is saved.
+    assert knee.global_batch_size == 32
+    assert knee.closed_form is None

@@ -1,0 +1,118 @@
+"""`planning.merging`: several profiles become one for each kind of worker."""
+
+import pytest
+
+from batchwright.errors import PlanError
+from batchwright.planning.merging import kind_of, merge_profiles
+from batchwright.planning.planner import make_plan
+from batchwright.records import OutOfMemory, Profile
+from samples import (
+    make_cluster,
+    make_data,
+    make_job,
+    make_kind_profile,
+    make_memory,
+    make_network,
+    make_profile,
+    make_step,
+)
+
+
+def with_steps(*points, **changes):
+    steps = tuple(make_step(workers, batch) for workers, batch in points)
+    return make_profile(steps=steps, **changes)
+
+
+def test_one_profile_stays_as_it_is():
+    profile = make_profile()
+    assert merge_profiles([profile]) == (profile,)
+
+
+def test_points_of_one_kind_are_joined_and_equal_ones_pool_their_visits():
+    first, second = with_steps((1, 4), (1, 8)), with_steps((1, 8), (2, 8))
+    (merged,) = merge_profiles([first, second])
+    found = {(p.workers, p.local_batch_size): p for p in merged.steps}
+    assert sorted(found) == [(1, 4), (1, 8), (2, 8)]
+    pooled, single = found[1, 8], make_step(1, 8)
+    assert pooled.visits == single.visits * 2
+    assert pooled.repeats == 2 * single.repeats
+    assert pooled.step_seconds == pytest.approx(single.step_seconds)
+    assert found[1, 4] == make_step(1, 4)
+    assert merged.probe_seconds == first.probe_seconds + second.probe_seconds
+    assert merged.job.workers == "auto"
+    assert Profile.model_validate_json(merged.model_dump_json()) == merged
+
+
+def test_a_point_without_visits_counts_as_one_visit():
+    bare = make_step(1, 8).model_copy(update={"visits": (), "step_seconds": 0.5})
+    (merged,) = merge_profiles([with_steps((1, 8)), make_profile(steps=(bare,))])
+    assert merged.steps[0].visits == (*make_step(1, 8).visits, 0.5)
+
+
+def test_the_larger_peak_the_least_memory_and_all_failures_are_kept():
+    low = make_memory(1, 8)
+    high = low.model_copy(update={"peak_bytes": low.peak_bytes + 5})
+    failed = OutOfMemory(resolution=32, local_batch_size=512, workers=2)
+    (merged,) = merge_profiles(
+        [
+            make_profile(memory=(high,), cluster=make_cluster(memory_bytes=5)),
+            make_profile(memory=(low,), out_of_memory=(failed,)),
+            make_profile(memory=(), out_of_memory=(failed,)),
+        ]
+    )
+    assert merged.memory == (high,)
+    assert merged.out_of_memory == (failed,)
+    assert merged.cluster.memory_bytes == 5
+
+
+def test_kinds_stay_apart_in_order():
+    profiles = [make_kind_profile("b"), make_kind_profile("a"), make_kind_profile("b")]
+    merged = merge_profiles(profiles)
+    assert [kind_of(one) for one in merged] == ["b", "a"]
+    assert [len(one.steps) for one in merged] == [150, 150]
+
+
+def test_merging_does_not_depend_on_how_it_is_grouped():
+    a, b, c = with_steps((1, 4)), with_steps((1, 4), (1, 8)), with_steps((2, 4))
+    (at_once,) = merge_profiles([a, b, c])
+    (in_turn,) = merge_profiles([*merge_profiles([a, b]), c])
+    assert at_once.steps == in_turn.steps
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"data": make_data(digest="ff" * 32)}, "data is .* in one and .*ffff"),
+        ({"network": make_network(parameters=5)}, "network parameters is 75290 .* 5"),
+        ({"job": make_job(precision="float32")}, "precision is bfloat16 .* float32"),
+        ({"job": make_job(optimizer="adamw")}, "optimizer is sgd .* adamw"),
+        ({"job": make_job(augment="none")}, "augment is crop .* none"),
+        ({"cluster": make_cluster(torch="2.6.0")}, "torch is 2.13.0 .* 2.6.0 .*probe both"),
+        ({"cluster": make_cluster(cores=8)}, "cores is 2 .* 8"),
+    ],
+)
+def test_profiles_of_other_workloads_settings_or_versions_are_refused(change, named):
+    with pytest.raises(PlanError, match=named) as caught:
+        merge_profiles([make_profile(), make_profile(**change)])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_change_a_point_may_differ():
+    other = make_profile(job=make_job(epochs=3, seed=9, global_batch=64, base_batch=32))
+    assert len(merge_profiles([make_profile(), other])) == 1
+
+
+def test_nothing_to_merge_is_refused():
+    with pytest.raises(PlanError, match="at least one profile"):
+        merge_profiles([])
+
+
+def test_a_plan_of_two_halves_is_that_of_the_whole():
+    halves = [with_steps(*[(workers, batch) for batch in (4, 8, 16, 32, 64)]) for workers in (1, 2)]
+    open_job = make_job(workers="auto")
+    halves = [
+        half.model_copy(update={"job": make_job(workers=n)})
+        for n, half in zip((1, 2), halves, strict=True)
+    ]
+    whole = make_plan(make_profile(), open_job)
+    assert make_plan(halves, open_job).considered == whole.considered

@@ -1,0 +1,102 @@
+"""`prediction.collective`: exchange times measured, between and beyond."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.errors import PlanError
+from batchwright.prediction.collective import exchange_seconds, fit_collectives, fit_link
+from batchwright.records import CollectiveTime, Link
+
+LINK = Link(latency=1e-4, bandwidth=1e9)
+SIZES = (40_000, 4_000_000, 44_000_000)
+
+
+def timed(size, seconds, workers=2, operation="all-reduce", scatter=0.0):
+    return CollectiveTime(
+        operation=operation,
+        bytes=size,
+        workers=workers,
+        seconds=seconds,
+        low=seconds * (1 - scatter),
+        high=seconds * (1 + scatter),
+        repeats=20,
+    )
+
+
+MEASURED = [timed(s, t) for s, t in zip(SIZES, (0.0026, 0.0033, 0.028), strict=True)]
+
+
+def test_measured_times_are_interpolated_and_limited_by_latency_and_bandwidth():
+    model = fit_collectives(MEASURED)
+    assert model.seconds(4, 2) == 0.0026
+    assert model.seconds(40_000, 2) == 0.0026
+    assert model.seconds(4_000_000, 2) == pytest.approx(0.0033)
+    assert model.seconds(24_000_000, 2) == pytest.approx((0.0033 + 0.028) / 2)
+    assert model.seconds(44_000_000, 2) == pytest.approx(0.028)
+    assert model.seconds(88_000_000, 2) == pytest.approx(0.056)
+
+
+def test_one_worker_exchanges_nothing():
+    assert fit_collectives([]).seconds(10**9, 1) == 0
+    assert not fit_collectives([]).assumed(1)
+
+
+def test_between_measured_workers_it_is_linear_and_below_them_as_the_fewest():
+    model = fit_collectives([timed(1000, 0.002, 4), timed(1000, 0.006, 8)])
+    assert model.seconds(1000, 6) == pytest.approx(0.004)
+    assert model.seconds(1000, 2) == pytest.approx(0.002)
+
+
+def test_beyond_measured_workers_the_stated_link_goes_in_and_is_called_assumed():
+    model = fit_collectives(MEASURED, LINK)
+    assert not model.assumed(2)
+    assert model.assumed(4)
+    assert model.seconds(8_000_000, 4) == pytest.approx(6 * (1e-4 + 2e6 / 1e9))
+    assert model.seconds(8_000_000, 4, "push-pull") == pytest.approx(2 * (1e-4 + 3 * 8e6 / 1e9))
+    wide, narrow = model.estimate(8_000_000, 4), model.estimate(8_000_000, 2)
+    assert wide.high / wide.value > narrow.high / narrow.value
+
+
+@pytest.mark.parametrize(
+    ("link", "missing"),
+    [
+        (None, "link.latency=... and link.bandwidth=..."),
+        (Link(latency=1e-4), "link.bandwidth=..."),
+        (Link(bandwidth=1e9), "link.latency=..."),
+    ],
+)
+def test_without_a_link_the_message_says_which_keys_to_give(link, missing):
+    with pytest.raises(PlanError) as error:
+        exchange_seconds(1000, 16, link)
+    assert missing in str(error.value)
+    assert "workers=16" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@settings(deadline=None)
+@given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11), st.integers(0, 2**32 - 1))
+def test_latency_and_bandwidth_are_recovered_from_noisy_times(latency, bandwidth, seed):
+    rng = random.Random(seed)
+    link = Link(latency=latency, bandwidth=bandwidth)
+    sizes = [int(latency * bandwidth * factor) + 1 for factor in (0.01, 0.1, 1, 10, 100, 1000)]
+    points = [
+        timed(size, exchange_seconds(size, k, link) * (1 + rng.gauss(0, 0.02)), k)
+        for size in sizes
+        for k in (2, 4)
+    ]
+    found = fit_link(points)
+    assert found.latency == pytest.approx(latency, rel=0.12, abs=4 / bandwidth)
+    assert found.bandwidth == pytest.approx(bandwidth, rel=0.12)
+
+
+def test_one_size_does_not_tell_a_link():
+    assert fit_link([timed(1000, 0.002), timed(1000, 0.003)]) is None
+    assert fit_link([timed(1000, 0.002), timed(9000, 0.001)]) is None
+
+
+def test_scatter_of_the_calls_sets_the_interval():
+    quiet, jumpy = (fit_collectives([timed(1000, 0.01, scatter=s)]) for s in (0.01, 0.5))
+    assert jumpy.estimate(1000, 2).high > 1.3 * quiet.estimate(1000, 2).high

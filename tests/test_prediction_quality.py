@@ -1,0 +1,182 @@
+"""`prediction.quality`: the worth of a larger batch, epochs to a target, accuracy."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.prediction.quality import epochs_to, fit_progress
+from batchwright.records import GradientNoise
+from samples import VAL, make_epoch, make_plan, make_summary
+
+NOISE = GradientNoise(
+    noise_scale=300.0, trace=3.0, sqr_norm=0.01, relative_error=0.1, parts=2, repeats=20
+)
+HALF = 0.5  # target, well below what a run reaches
+COUNT = 100_000  # held-out images, so that an accuracy is hardly rounded
+
+
+def run_of(batch, epochs_to_half, *, scaling="linear", noise=None, epochs=None):
+    """Accuracy rises evenly and passes 50 % after so many epochs."""
+    plan = make_plan()
+    rule = plan.learning_rate.model_copy(update={"scaling": scaling})
+    return make_summary(
+        plan=plan.model_copy(update={"learning_rate": rule}),
+        epochs=tuple(
+            make_epoch(
+                e,
+                global_batch_size=batch,
+                val_count=COUNT,
+                val_correct=min(COUNT, round(COUNT * (0.1 + 0.4 * (e + 1) / epochs_to_half))),
+                noise_scale=noise,
+                learning_rate=0.1,
+            )
+            for e in range(epochs or int(epochs_to_half) + 2)
+        ),
+    )
+
+
+def test_efficiency_is_polluxs_and_its_interval_follows_the_noise_scale():
+    model = fit_progress(NOISE, base_batch=100)
+    assert model.efficiency(100).value == 1
+    large = model.efficiency(500)
+    assert large.value == pytest.approx(400 / 800)
+    assert large.low < large.value < large.high < 1
+    assert model.efficiency(50).value == pytest.approx(400 / 350)
+
+
+def test_without_a_noise_scale_nothing_is_said_of_other_batches():
+    for noise in (None, NOISE.model_copy(update={"noise_scale": None})):
+        model = fit_progress(noise, base_batch=100, target=0.9)
+        assert model.noise_scale is None
+        assert model.efficiency(200) is None
+        assert model.epochs(100) is None
+        assert model.accuracy(100, 10) is None
+        assert any("no run was given" in note for note in model.notes)
+
+
+def test_a_probes_noise_scale_of_unknown_error_is_good_to_a_factor():
+    model = fit_progress(NOISE.model_copy(update={"relative_error": None}), base_batch=100)
+    assert model.noise_scale.high > 3 * model.noise_scale.value
+    assert any("first steps" in note for note in model.notes)
+
+
+def test_epochs_to_the_target_are_read_between_evaluations():
+    run = run_of(64, 7.5)
+    assert epochs_to(run, HALF) == pytest.approx(7.5, rel=0.001)
+    assert epochs_to(run, 0.05) == 1
+    assert epochs_to(run_of(64, 80, epochs=40), HALF) is None
+    model = fit_progress(None, base_batch=64, target=HALF, runs=[run])
+    estimate = model.epochs(64)
+    # The crossing lies half way between two evaluations of an even rise.
+    assert estimate.value == pytest.approx(7.5, rel=0.001)
+    assert estimate.low < 7.5 < estimate.high
+
+
+def test_one_run_and_its_noise_scale_give_the_epochs_of_other_batches():
+    model = fit_progress(NOISE, base_batch=64, target=HALF, runs=[run_of(128, 10, noise=500.0)])
+    assert model.noise_scale.value == pytest.approx(500)
+    for batch in (32, 256, 1024):
+        expected = 10 * (500 + batch) / 628
+        estimate = model.epochs(batch)
+        assert estimate.value == pytest.approx(expected, rel=0.01)
+        assert estimate.low < expected < estimate.high
+    widths = [model.epochs(b).high / model.epochs(b).value for b in (128, 256, 1024)]
+    assert widths == sorted(widths)
+
+
+@pytest.mark.parametrize("batch", [32, 64, 256, 512])
+def test_a_rate_that_grows_with_the_root_makes_epochs_grow_with_it(batch):
+    run = run_of(128, 10, scaling="sqrt", noise=1e6)
+    model = fit_progress(None, base_batch=64, target=HALF, runs=[run])
+    assert model.scaling == "sqrt"
+    assert model.epochs(batch).value == pytest.approx(10 * (batch / 128) ** 0.5, rel=0.01)
+
+
+def test_noise_limits_what_a_higher_rate_gains():
+    run = run_of(128, 10, scaling="sqrt", noise=1.0)
+    model = fit_progress(None, base_batch=64, target=HALF, runs=[run])
+    assert model.epochs(512).value == pytest.approx(10 * 513 / 129, rel=0.01)
+
+
+def test_a_constant_rate_makes_epochs_grow_with_the_batch():
+    run = run_of(128, 10, scaling="none", noise=500.0)
+    model = fit_progress(None, base_batch=64, target=HALF, runs=[run])
+    assert model.epochs(256).value == pytest.approx(20, rel=0.01)
+
+
+@given(st.sampled_from(["linear", "sqrt", "none"]), st.floats(1, 1e5), st.integers(1, 8192))
+def test_it_does_not_matter_which_of_two_batches_ran(scaling, noise, batch):
+    there = fit_progress(
+        None, base_batch=64, target=HALF, runs=[run_of(128, 10, scaling=scaling, noise=noise)]
+    )
+    ratio = there.epochs(batch).value / there.epochs(128).value
+    back = fit_progress(
+        None, base_batch=64, target=HALF, runs=[run_of(batch, 10, scaling=scaling, noise=noise)]
+    )
+    assert back.epochs(batch).value / back.epochs(128).value == pytest.approx(ratio)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(2, 10), st.floats(50, 2000), st.integers(0, 2**32 - 1))
+def test_least_epochs_and_critical_batch_are_recovered_from_runs(least, critical, seed):
+    rng = random.Random(seed)
+    law = {b: least * (1 + b / critical) for b in (32, 128, 512)}
+    runs = [run_of(b, e * (1 + rng.gauss(0, 0.02))) for b, e in law.items() for _ in range(2)]
+    model = fit_progress(None, base_batch=64, target=HALF, runs=runs)
+    for batch in (32, 512):
+        assert model.epochs(batch).value == pytest.approx(least * (1 + batch / critical), rel=0.12)
+    asked = model.epochs(256)
+    assert asked.low < least * (1 + 256 / critical) < asked.high
+
+
+def test_of_three_batches_the_law_that_predicts_left_out_ones_better_is_taken():
+    batches = (32, 128, 512, 2048)
+    straight = [run_of(b, 4 + b / 100, scaling="sqrt") for b in batches]
+    rooted = [run_of(b, 0.5 + b**0.5 / 2, scaling="linear") for b in batches]
+    for runs, expected in ((straight, 4 + 10.24), (rooted, 0.5 + 16)):
+        model = fit_progress(None, base_batch=64, target=HALF, runs=runs)
+        assert model.epochs(1024).value == pytest.approx(expected, rel=0.02)
+
+
+def test_a_target_no_run_reached_is_said_with_what_they_reached():
+    model = fit_progress(NOISE, base_batch=64, target=0.99, runs=[run_of(64, 80, epochs=40)])
+    assert model.epochs(64) is None
+    assert any("30.0%" in note for note in model.notes)
+
+
+def test_runs_whose_batch_changed_are_left_out():
+    run = run_of(64, 10)
+    changed = run.epochs[1].model_copy(update={"global_batch_size": 128})
+    mixed = run.model_copy(update={"epochs": (run.epochs[0], changed)})
+    model = fit_progress(None, base_batch=64, target=HALF, runs=[mixed])
+    assert model.epochs(64) is None
+    assert any("left out" in note for note in model.notes)
+
+
+def test_accuracy_is_read_where_the_run_had_made_the_same_progress():
+    run = run_of(128, 20, noise=500.0, epochs=18)
+    model = fit_progress(None, base_batch=64, runs=[run])
+    own = model.accuracy(128, 10)
+    assert own.low < own.value < own.high
+    assert own.value == pytest.approx(0.3, abs=0.01)
+    # Twice the noise scale plus batch takes twice the epochs.
+    assert model.accuracy(628 * 2 - 500, 20).value == pytest.approx(0.3, abs=0.01)
+    assert model.accuracy(128, 500).value == pytest.approx(0.1 + 0.4 * 18 / 20, abs=0.05)
+    assert model.accuracy(100_000, 1).low >= 0
+
+
+def test_the_sample_run_gives_a_whole_model():
+    run = make_summary()
+    model = fit_progress(NOISE, base_batch=128, target=HALF, runs=[run])
+    batch = run.epochs[0].global_batch_size
+    assert 1 < model.epochs(batch).value < len(run.epochs)
+    assert model.accuracy(batch, 30).value == pytest.approx(run.test_accuracy, abs=2 / VAL)
+
+
+def test_seeds_that_scatter_widely_leave_a_wide_interval():
+    runs = [run_of(128, e, noise=500.0) for e in (1.5, 2, 30)]
+    estimate = fit_progress(None, base_batch=64, target=HALF, runs=runs).epochs(256)
+    assert 0 < estimate.low < estimate.value / 2
+    assert estimate.high > 2 * estimate.value

@@ -1,0 +1,286 @@
+"""`prediction.step_time`: batches, resolutions, workers; intervals that hold; bad points."""
+
+import random
+from math import exp
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.errors import PlanError
+from batchwright.prediction.drift import ASSUMED_DRIFT
+from batchwright.prediction.overlap import combine
+from batchwright.prediction.step_time import fit_step_time
+from batchwright.records import CollectiveTime, Link, StepTime
+
+BATCHES = (16, 32, 64, 128)
+LINK = Link(latency=5e-5, bandwidth=1e9)
+SYNC = 0.003
+
+
+def compute_of(batch, resolution=32):
+    return 0.005 + 0.0004 * batch * (resolution / 32) ** 2
+
+
+def point(batch, compute, sync=SYNC, *, resolution=32, workers=2, visits=(), scatter=0.01):
+    step = compute + sync
+    value = median(visits) if visits else step
+    return StepTime(
+        resolution=resolution,
+        local_batch_size=batch,
+        workers=workers,
+        compute_seconds=value * compute / step,
+        sync_seconds=value * sync / step,
+        step_seconds=value,
+        step_low=(1 - scatter) * value,
+        step_high=(1 + scatter) * value,
+        repeats=10,
+        visits=visits,
+    )
+
+
+def points_of(resolutions=(32,), workers=(2,), rng=None, drift=0.0, visits=3):
+    """Straight in batch and pixels; one worker has no exchange."""
+    found = []
+    for count in workers:
+        for side in resolutions:
+            for batch in BATCHES:
+                compute, sync = compute_of(batch, side), SYNC if count > 1 else 0.0
+                drawn = tuple(
+                    (compute + sync) * exp(rng.gauss(0, drift) if rng else 0.0)
+                    for _ in range(visits)
+                )
+                found.append(
+                    point(batch, compute, sync, resolution=side, workers=count, visits=drawn)
+                )
+    return found
+
+
+def test_a_straight_step_time_is_recovered_everywhere():
+    model = fit_step_time(points_of())
+    for batch in (8, 16, 100, 128, 512):
+        expected = compute_of(batch) + SYNC
+        estimate = model.predict(2, 32, [batch])
+        assert estimate.value == model.seconds(2, 32, [batch]) == pytest.approx(expected)
+        assert estimate.low < expected < estimate.high
+    curve = model.curve(2, 32)
+    assert curve.linear
+    assert curve.line.intercept == pytest.approx(0.008)
+    assert curve.line.slope == pytest.approx(0.0004)
+    assert not model.extrapolates(2, 32, 100)
+    assert model.extrapolates(2, 32, 8)
+    assert model.extrapolates(2, 32, 129)
+
+
+def test_points_may_come_in_any_order():
+    points = points_of((24, 32), (1, 2))
+    assert fit_step_time(points[::-1]) == fit_step_time(points)
+
+
+def test_micro_batches_exchange_gradients_once():
+    model = fit_step_time(points_of())
+    for sizes in ([64, 64], [64, 64, 32], [48] * 5 + [16]):
+        expected = sum(map(compute_of, sizes)) + SYNC
+        assert model.seconds(2, 32, sizes) == pytest.approx(expected)
+        assert model.predict(2, 32, sizes).value == pytest.approx(expected)
+
+
+def test_bent_points_are_kept_and_said_to_be_bent():
+    points = [point(b, compute_of(b) * (1.5 if b > 64 else 1)) for b in BATCHES]
+    model = fit_step_time(points)
+    assert not model.curve(2, 32).linear
+    assert any("bent" in note for note in model.notes)
+    for one in points:
+        assert model.seconds(2, 32, [one.local_batch_size]) == pytest.approx(one.step_seconds)
+
+
+@pytest.mark.parametrize("resolution", [24, 28, 32, 40, 48, 64, 16])
+def test_time_is_linear_in_the_pixels_between_and_beyond_resolutions(resolution):
+    model = fit_step_time(points_of((24, 48)))
+    expected = compute_of(64, resolution) + SYNC
+    assert model.seconds(2, resolution, [64]) == pytest.approx(expected)
+    assert model.extrapolates(2, resolution, 64) == (not 24 <= resolution <= 48)
+
+
+def test_far_from_the_measured_resolutions_the_interval_is_wider():
+    model = fit_step_time(points_of((24, 48), rng=random.Random(0), drift=0.02))
+    errors = [model.standard_error(2, side, 64) for side in (48, 64, 96)]
+    assert errors == sorted(errors)
+    assert errors[2] > errors[0] + 0.05
+
+
+def test_beyond_resolutions_time_grows_no_faster_than_pixels_and_never_shrinks():
+    points = [point(b, 0.001 * b, resolution=24) for b in BATCHES]
+    points += [point(b, 0.01 * b, resolution=32) for b in BATCHES]  # far more than in proportion
+    model = fit_step_time(points)
+    edge = model.seconds(2, 32, [64])
+    assert edge < model.seconds(2, 64, [64]) <= 4 * edge * 1.0001
+    assert model.seconds(2, 8, [64]) > 0
+
+
+def test_another_resolution_than_the_only_one_is_refused_with_what_to_measure():
+    model = fit_step_time(points_of())
+    with pytest.raises(PlanError, match=r"resolution 48: only 32 .*resolutions=32,48"):
+        model.seconds(2, 48, [16])
+
+
+def test_each_number_of_workers_has_its_own_curve():
+    model = fit_step_time(points_of(workers=(1, 4)))
+    assert model.workers == (1, 4)
+    assert model.seconds(1, 32, [64]) == pytest.approx(compute_of(64))
+    assert model.seconds(4, 32, [64]) == pytest.approx(compute_of(64) + SYNC)
+    assert model.seconds(2, 32, [64]) == pytest.approx(compute_of(64) + SYNC / 3)
+    assert model.extrapolates(2, 32, 64)
+    assert not model.assumed(2)
+    assert model.resolutions(2) == model.resolutions(1) == (32,)
+
+
+def test_one_worker_not_measured_exchanges_nothing():
+    model = fit_step_time(points_of(workers=(2,)))
+    assert model.seconds(1, 32, [64]) == pytest.approx(compute_of(64))
+    assert model.extrapolates(1, 32, 64)
+
+
+def test_more_workers_than_measured_take_the_stated_link():
+    model = fit_step_time(points_of(workers=(1, 2)), gradient_bytes=8_000_000, link=LINK)
+    assert not model.assumed(2)
+    assert model.assumed(4)
+    exchange = 6 * (5e-5 + 2e6 / 1e9)
+    assert model.seconds(4, 32, [64]) == pytest.approx(compute_of(64) + exchange)
+    assert model.extrapolates(4, 32, 64)
+    estimate = model.predict(4, 32, [64])
+    known = model.predict(2, 32, [64])
+    assert estimate.high / estimate.value > known.high / known.value
+    curve = model.curve(4, 32)
+    assert curve.linear
+    assert curve.line.intercept == pytest.approx(0.005 + exchange)
+    assert curve.line.slope == pytest.approx(0.0004)
+
+
+def test_more_workers_without_a_link_are_refused_with_the_keys_to_give():
+    with pytest.raises(PlanError, match=r"workers=16.*link\.latency.*link\.bandwidth"):
+        fit_step_time(points_of()).predict(16, 32, [64])
+
+
+def collective(seconds, size=8_000_000):
+    return CollectiveTime(
+        bytes=size, workers=2, seconds=seconds, low=seconds, high=seconds, repeats=20
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(1, 3), st.integers(0, 2**32 - 1))
+def test_the_overlap_is_recovered_and_used_for_more_workers(overlap, seed):
+    rng = random.Random(seed)
+    exchange, points = 0.03, []
+    for batch in BATCHES:
+        compute = compute_of(batch)
+        step = combine(compute, exchange, overlap)
+        visits = tuple(step * exp(rng.gauss(0, 0.01)) for _ in range(5))
+        points.append(point(batch, compute, step - compute, visits=visits))
+    model = fit_step_time(
+        points, collectives=[collective(exchange)], gradient_bytes=8_000_000, link=LINK
+    )
+    assert combine(1, 1, model.overlap) == pytest.approx(combine(1, 1, overlap), rel=0.04)
+    ring = 14 * (5e-5 + 1e6 / 1e9)
+    expected = combine(compute_of(64), ring, overlap)
+    assert model.seconds(8, 32, [64]) == pytest.approx(expected, rel=0.06)
+
+
+def test_an_overlap_that_nothing_tells_is_none_and_noted():
+    alone = fit_step_time(points_of(workers=(1,)))
+    assert alone.overlap is None
+    assert not alone.notes
+    short = fit_step_time(points_of(), collectives=[collective(1e-5)], gradient_bytes=8_000_000)
+    assert short.overlap is None
+    assert any("too short" in note for note in short.notes)
+
+
+def test_drift_is_measured_where_points_were_revisited_and_else_assumed():
+    measured = fit_step_time(points_of(rng=random.Random(0), drift=0.08, visits=6))
+    assert measured.drift_measured
+    assert measured.drift == pytest.approx(0.08, rel=0.35)
+    once = fit_step_time(points_of(visits=0))
+    assert not once.drift_measured
+    assert once.drift == ASSUMED_DRIFT
+    assert any("assumed" in note for note in once.notes)
+
+
+def test_more_visits_make_the_curve_surer():
+    errors = [
+        fit_step_time(points_of(rng=random.Random(0), drift=0.05, visits=n)).standard_error(
+            2, 32, 50
+        )
+        for n in (3, 30)
+    ]
+    assert errors[1] < 0.6 * errors[0]
+
+
+def later_measurement(rng, truth, drift, common=0.0):
+    return truth * median(exp(rng.gauss(0, drift) + common) for _ in range(3))
+
+
+def test_intervals_hold_a_later_measurement_about_95_times_in_100():
+    rng = random.Random(1)
+    held, widths, total = 0, [], 0
+    for _ in range(150):
+        model = fit_step_time(points_of((24, 32), (1, 2), rng=rng, drift=0.04))
+        for batch in (24, 48, 96):
+            truth = compute_of(batch) + SYNC
+            estimate = model.predict(2, 32, [batch])
+            held += estimate.low <= later_measurement(rng, truth, 0.04) <= estimate.high
+            widths.append((estimate.high - estimate.low) / 2 / estimate.value)
+            total += 1
+    assert 0.94 < held / total < 0.995
+    assert median(widths) < 0.08
+
+
+def test_intervals_hold_where_slow_stretches_hit_all_points_alike():
+    """Half of the drift, as a variance, is common to all visits of one pass."""
+    rng = random.Random(2)
+    held, total = 0, 0
+    share = 0.04 * 0.5**0.5
+    for _ in range(200):
+        passes = [rng.gauss(0, share) for _ in range(3)]
+        points = []
+        for batch in BATCHES:
+            step = compute_of(batch) + SYNC
+            visits = tuple(step * exp(common + rng.gauss(0, share)) for common in passes)
+            points.append(point(batch, compute_of(batch), visits=visits))
+        model = fit_step_time(points)
+        for batch in (24, 96):
+            truth = compute_of(batch) + SYNC
+            estimate = model.predict(2, 32, [batch])
+            held += estimate.low <= later_measurement(rng, truth, 0.04) <= estimate.high
+            total += 1
+    assert 0.93 < held / total < 0.995
+
+
+def test_a_single_point_goes_on_with_the_shape_of_its_neighbour():
+    points = [*points_of((32,)), point(32, compute_of(32, 24), resolution=24)]
+    model = fit_step_time(points)
+    ratio = (compute_of(32, 24) + SYNC) / (compute_of(32) + SYNC)
+    expected = ratio * (compute_of(64) + SYNC)
+    assert model.seconds(2, 24, [64]) == pytest.approx(expected)
+    assert model.extrapolates(2, 24, 64)
+    assert any("only batch 32" in note for note in model.notes)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([], "no step times"),
+        ([point(32, 0.02)], "batch 32 at resolution 32 with 2 .*measure batch 64 too"),
+        ([point(32, 0.02), point(32, 0.03), point(64, 0.05)], "batch 32 .* twice"),
+        ([point(32, 0.2), point(64, 0.05)], "batch 64 .*but batch 32 .*measure both again"),
+    ],
+)
+def test_bad_points_are_refused_in_one_line_that_says_what_to_measure(points, message):
+    with pytest.raises(PlanError, match=message) as error:
+        fit_step_time(points)
+    assert "\n" not in str(error.value)
+
+
+def test_a_larger_batch_a_little_faster_is_scatter():
+    fit_step_time([point(32, 0.02), point(64, 0.018), point(128, 0.05)])

@@ -1,0 +1,260 @@
+"""The course of a probe on an invented machine with a clock of its own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from batchwright.errors import JobError, WorkerError
+from batchwright.probing import commands
+from batchwright.probing.commands import Point
+from batchwright.probing.controller import Controller
+from batchwright.probing.visiting import MOST_RESTARTS, Visitor
+from batchwright.probing.workers import Killed
+from batchwright.records import (
+    CollectiveTime,
+    GradientNoise,
+    MemoryParts,
+    PrecisionTime,
+    ProbeSettings,
+)
+from samples import make_data, make_job, make_network
+
+MIB = 2**20
+
+
+@dataclass
+class Machine:
+    """Answers commands as workers would, and moves the clock by what each of them takes.
+
+    Attributes:
+        latency: Seconds of a step without samples.
+        sample_seconds: Seconds per sample at 32 px on one of any number of workers.
+        drift: Relative standard deviation between visits.
+        memory: Bytes a worker may use.
+        deadly: Bytes at which a worker is killed.
+    """
+
+    latency: float = 0.004
+    sample_seconds: float = 0.0005
+    drift: float = 0.0
+    memory: int = 8192 * MIB
+    deadly: float = float("inf")
+    seconds: float = 100.0
+    restarts: int = 0
+    asked: list[commands.Command] = field(default_factory=list)
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def ask(self, command, answer):
+        self.asked.append(command)
+        done = getattr(self, f"_{command.do}")(command)
+        assert isinstance(done, answer)
+        return done
+
+    def restart(self):
+        self.restarts += 1
+
+    def points(self, kind):
+        return [Point(c.workers, c.resolution, c.local_batch_size) for c in self.asked if
+                isinstance(c, kind)]  # fmt: skip
+
+    def step(self, command):
+        share = (command.resolution / 32) ** 2
+        work = self.latency + self.sample_seconds * command.local_batch_size * share
+        return work * self.random.lognormvariate(0, self.drift)
+
+    def peak(self, command):
+        return 10 * MIB + int(MIB / 4 * command.local_batch_size * (command.resolution / 32) ** 2)
+
+    def _compare(self, command):
+        self.seconds += command.seconds
+        time = PrecisionTime(
+            precision="float32", resolution=32, local_batch_size=64, step_seconds=1.0
+        )
+        return commands.Compared(precision="float32", times=(time,))
+
+    def _prepare(self, command):
+        parts = MemoryParts(
+            parameters=2 * MIB, buffers=0, gradients=2 * MIB, optimizer=2 * MIB, reduction=2 * MIB
+        )
+        return commands.Prepared(
+            data=make_data(train_samples=50_000),
+            network=make_network(),
+            parts=parts,
+            device_name="invented",
+            threads=1,
+            memory_bytes=self.memory,
+            allocator="none",
+        )
+
+    def _guess(self, command):
+        return commands.Guessed(peak_bytes=self.peak(command))
+
+    def _weigh(self, command):
+        peak = self.peak(command)
+        if peak >= self.deadly:
+            raise Killed
+        self.seconds += 2 * self.step(command)
+        return commands.Weighed(peak_bytes=peak, resident_bytes=None)
+
+    def _visit(self, command):
+        step = self.step(command)
+        timed = min(command.most_steps, max(2, int(command.seconds / step)))
+        self.seconds += step * (timed + (1 if step >= 0.1 else 2))
+        return commands.Visited(steps=((step * 0.9, step * 0.1),) * timed)
+
+    def _exchange(self, command):
+        self.seconds += command.seconds
+        time = CollectiveTime(
+            operation=command.operation,
+            bytes=command.bytes,
+            workers=command.workers,
+            seconds=0.001,
+            low=0.001,
+            high=0.001,
+            repeats=3,
+        )
+        return commands.Exchanged(time=time)
+
+    def _noise(self, command):
+        self.seconds += command.seconds
+        noise = GradientNoise(noise_scale=100, trace=100, sqr_norm=1, parts=8, repeats=4)
+        return commands.NoiseMeasured(noise=noise)
+
+    def _evaluate(self, command):
+        seconds = 0.3 * self.sample_seconds
+        self.seconds += seconds * command.batch_size * (command.repeats + 1)
+        return commands.Evaluated(seconds_per_image=seconds)
+
+
+def measured_on(machine, counts=(1, 2), **changes):
+    job = make_job(
+        **{
+            "device": "cpu",
+            "workers": "auto",
+            "precision": "float32",
+            "resolutions": (24, 32),
+            "probe": ProbeSettings(budget=30),
+            **changes,
+        }
+    )
+    visitor = Visitor(job, machine, max(counts), lambda what: None)
+    controller = Controller(
+        visitor, counts, report=lambda what: None, clock=machine.clock, started=machine.clock()
+    )
+    return controller.measure()
+
+
+@pytest.mark.parametrize("drift", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("sample_seconds", [0.00005, 0.0005, 0.005])
+def test_the_budget_is_kept_and_used(drift, sample_seconds):
+    profile = measured_on(Machine(drift=drift, sample_seconds=sample_seconds))
+    assert profile.probe_seconds <= 30 * 1.1
+    if drift > 0.05:  # where nothing is ever certain
+        assert profile.probe_seconds >= 30 * 0.8
+
+
+def test_a_steady_machine_needs_less_than_the_budget_for_the_same_certainty():
+    profile = measured_on(Machine(drift=0.001), probe=ProbeSettings(budget=300))
+    assert profile.probe_seconds < 150
+    assert len([point for point in profile.steps if len(point.visits) > 1]) >= 3 * 4
+
+
+def test_every_curve_is_measured_and_its_visits_are_apart():
+    machine = Machine(drift=0.1)
+    profile = measured_on(machine)
+    for workers in (1, 2):
+        for side in (24, 32):
+            on_curve = [p for p in profile.steps if (p.workers, p.resolution) == (workers, side)]
+            assert len(on_curve) >= 3
+            sizes = [point.local_batch_size for point in on_curve]
+            assert max(sizes) >= 8 * min(sizes)
+    visits = machine.points(commands.Visit)
+    assert all(a != b for a, b in pairwise(visits))
+    assert sum(len(point.visits) for point in profile.steps) == len(visits) - 4  # the first tries
+
+
+def test_steps_that_take_seconds_are_measured_at_the_smallest_batches():
+    machine = Machine(latency=0.5, sample_seconds=0.2)
+    profile = measured_on(machine, counts=(1,), resolutions=(32,))
+    assert [point.local_batch_size for point in profile.steps] == [2, 4, 8]
+    # Their first visits alone: what a budget cannot do without.
+    least = sum(5 * (0.5 + 0.2 * size) for size in (2, 2, 4, 8))
+    assert profile.probe_seconds <= 30 + least
+
+
+def test_what_memory_does_not_allow_is_not_tried():
+    machine = Machine(memory=40 * MIB)
+    profile = measured_on(machine, resolutions=(32,))
+    assert max(machine.peak(command) for command in machine.asked if command.do == "weigh") <= (
+        machine.memory
+    )
+    assert profile.out_of_memory == ()
+    assert len(profile.steps) >= 6
+
+
+def test_the_goals_own_limit_of_memory_holds():
+    machine = Machine()
+    measured_on(machine, resolutions=(32,), goal={"memory": 40 * MIB})
+    weighed = [machine.peak(command) for command in machine.asked if command.do == "weigh"]
+    assert max(weighed) <= 40 * MIB
+
+
+def test_a_first_step_that_cannot_fit_is_refused_before_it_is_tried():
+    machine = Machine(memory=9 * MIB)
+    with pytest.raises(JobError, match=r"local batch 2.*: a step takes about 10 MiB, .* 9 MiB"):
+        measured_on(machine, resolutions=(32,))
+    assert not machine.points(commands.Weigh)
+
+
+def test_what_kills_workers_is_noted_and_nothing_like_it_is_tried_again():
+    machine = Machine(deadly=50 * MIB)
+    profile = measured_on(machine)
+    assert 1 <= machine.restarts <= MOST_RESTARTS
+    assert len(profile.out_of_memory) == machine.restarts
+    for lost in profile.out_of_memory:
+        assert machine.peak(lost) >= machine.deadly
+        tried = [
+            point
+            for point in machine.points(commands.Weigh)
+            if point[:2] == (lost.workers, lost.resolution)
+            and point.local_batch_size >= lost.local_batch_size
+        ]
+        assert tried[-1].local_batch_size == lost.local_batch_size
+    for workers in (1, 2):
+        for side in (24, 32):
+            curve = [p for p in profile.steps if (p.workers, p.resolution) == (workers, side)]
+            assert len(curve) >= 3
+
+
+def test_workers_that_are_killed_whatever_they_try_end_the_probe():
+    with pytest.raises((WorkerError, JobError), match="memory"):
+        measured_on(Machine(deadly=0))
+
+
+def test_formats_are_compared_where_the_job_leaves_them_open():
+    profile = measured_on(Machine(), precision="auto")
+    assert profile.job.precision == "float32"
+    assert len(profile.precisions) == 1
+
+
+def test_one_worker_exchanges_nothing():
+    assert measured_on(Machine(), counts=(1,)).collectives == ()
+
+
+def test_exchanges_of_each_number_of_workers_are_measured():
+    profile = measured_on(Machine(), counts=(1, 2, 4))
+    seen = {(one.operation, one.workers) for one in profile.collectives}
+    assert seen == {(kind, count) for kind in ("all-reduce", "push-pull") for count in (2, 4)}
+
+
+def test_the_batch_that_is_asked_for_may_be_measured():
+    machine = Machine(drift=0.05)
+    measured_on(machine, counts=(2,), resolutions=(32,), global_batch=600)
+    assert Point(2, 32, 300) in machine.points(commands.Visit)

@@ -1,0 +1,247 @@
+"""`probing` with real worker processes: several counts, deaths, stop signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchwright.errors import Interrupted, WorkerError
+from batchwright.group import Group
+from batchwright.planning.planner import make_plan
+from batchwright.probing import commands
+from batchwright.probing.executor import Executor
+from batchwright.probing.probe import measure_points, probe
+from batchwright.probing.visiting import MOST_RESTARTS
+from batchwright.records import Job, ProbeSettings
+from gloo import together
+from test_launch import processes_naming, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+NETWORKS = """
+import os, signal
+from pathlib import Path
+from torch import nn
+
+
+class Deadly(nn.Module):
+    '''Kills the last worker's process where a batch is too large, as the kernel would.'''
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+        import torch
+        self.layers(torch.zeros(1, 3, 8, 8))
+
+    def forward(self, images):
+        if self.training and len(images) >= int(os.environ["DEADLY_BATCH"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.layers(images)
+
+
+class Broken(Deadly):
+    def forward(self, images):
+        if self.training:
+            raise ValueError("no such thing")
+        return self.layers(images)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where a probe works; afterwards no process that names it is left."""
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "probed_networks.py").write_text(NETWORKS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    place = tmp_path / "probe"
+    place.mkdir()
+    yield place
+    assert wait_until(lambda: not processes_naming(tmp_path))
+
+
+def job_of(**changes):
+    plain = {
+        "device": "cpu",
+        "precision": "float32",
+        "resolutions": (8,),
+        "probe": ProbeSettings(budget=8, steps=4),
+    }
+    return Job(**{**plain, **changes})
+
+
+def test_one_and_two_workers_are_measured_where_the_job_leaves_it_open(folder):
+    profile = probe(job_of(), folder)
+    assert {point.workers for point in profile.steps} == {1, 2}
+    for workers in (1, 2):
+        assert len([p for p in profile.steps if p.workers == workers]) >= 3
+        assert len([p for p in profile.memory if p.workers == workers]) >= 3
+    assert all(point.sync_seconds > 0 for point in profile.steps if point.workers == 2)
+    assert profile.cluster.workers == 2
+    assert profile.job.workers == "auto"
+    assert {one.operation for one in profile.collectives} == {"all-reduce", "push-pull"}
+    sizes = {one.bytes for one in profile.collectives}
+    assert sizes == {40_000, 4_000_000, profile.network.trained_bytes}
+    assert profile.noise is not None
+    assert profile.noise.parts == 8
+    assert profile.out_of_memory == ()
+    assert make_plan(profile).workers in (1, 2)
+
+
+def test_a_number_that_is_asked_for_is_the_only_one_measured(folder):
+    profile = probe(job_of(workers=2, probe=ProbeSettings(budget=3, steps=2)), folder)
+    assert {point.workers for point in profile.steps} == {2}
+    assert {point.workers for point in profile.memory} == {2}
+
+
+def test_a_point_that_kills_a_worker_is_noted_and_the_probe_goes_on(folder, monkeypatch):
+    monkeypatch.setenv("DEADLY_BATCH", "32")
+    job = job_of(network="probed_networks:Deadly", workers=2, goal={"least_steps": 4})
+    profile = probe(job, folder)
+    assert profile.out_of_memory
+    assert len({point.local_batch_size for point in profile.steps}) >= 2
+    assert max(point.local_batch_size for point in profile.steps) < 32
+    lost = [point.local_batch_size for point in profile.out_of_memory]
+    assert min(lost) >= 32
+    assert lost == sorted(set(lost))
+    assert profile.noise is not None
+    assert make_plan(profile).workers == 2
+
+
+def test_points_are_measured_on_after_one_that_kills(folder, monkeypatch):
+    monkeypatch.setenv("DEADLY_BATCH", "32")
+    job = job_of(network="probed_networks:Deadly")
+    points = [(2, 8, 64), (1, 8, 4), (2, 8, 4), (2, 8, 128)]
+    measured = measure_points(job, points, folder, visits=2)
+    assert [(one.workers, one.local_batch_size) for one in measured.steps] == [(1, 4), (2, 4)]
+    assert all(len(one.visits) == 2 for one in measured.steps)
+    assert [one.local_batch_size for one in measured.out_of_memory] == [64]
+
+
+def test_workers_that_always_die_end_the_probe_with_one_line(folder, monkeypatch):
+    monkeypatch.setenv("DEADLY_BATCH", "3")
+    job = job_of(network="probed_networks:Deadly")
+    points = [(1, side, 4) for side in range(8, 9 + MOST_RESTARTS)]
+    monkeypatch.setattr("batchwright.probing.visiting.MOST_RESTARTS", 1)
+    with pytest.raises(WorkerError, match=r"killed 2 times, last while 9 px, local batch 4"):
+        measure_points(job, points, folder)
+
+
+def test_workers_that_die_before_any_measurement_are_told(folder, monkeypatch):
+    monkeypatch.setenv("DEADLY_BATCH", "2")
+    with pytest.raises(WorkerError, match="a worker was killed while it built the network"):
+        probe(job_of(network="probed_networks:Deadly"), folder)
+
+
+def test_a_workers_own_error_is_told_on_one_line(folder, monkeypatch):
+    with pytest.raises(WorkerError, match=r"^worker \d: ValueError: no such thing$"):
+        probe(job_of(network="probed_networks:Broken"), folder)
+
+
+PROBING = """
+import sys
+from pathlib import Path
+from batchwright.errors import Interrupted
+from batchwright.probing.probe import probe
+from batchwright.records import Job
+
+job = Job(device="cpu", precision="float32", resolutions=(8,), probe={"budget": 100, "error": 1e-6})
+try:
+    probe(job, Path(sys.argv[1]), progress=lambda done, total, what: print(what, flush=True))
+except Interrupted as stop:
+    sys.exit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_the_probe_is_the_end_of_its_workers(folder, number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROBING, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        for line in process.stdout:
+            if "local batch" in line:
+                break
+        assert len(processes_naming(folder)) >= 3  # the probe and two workers
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    assert wait_until(lambda: not processes_naming(folder))
+
+
+def test_a_stop_signal_is_told_to_the_caller(folder):
+    def stop(done, total, what):
+        if "local batch" in what:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted) as caught:
+        probe(job_of(), folder, progress=stop)
+    assert caught.value.exit_code == 130
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_worker_that_is_killed_while_idle_ends_nothing(folder):
+    """The second worker has nothing to do while one is measured; its death is found later."""
+
+    def kill_once(done, total, what):
+        if done == 1 and not killed:
+            for process in processes_naming(folder):
+                environment = Path(f"/proc/{process}/environ").read_bytes()
+                if b"\0RANK=1\0" in b"\0" + environment:
+                    os.kill(process, signal.SIGKILL)
+                    killed.append(process)
+                    time.sleep(0.2)
+
+    killed = []
+    points = [(1, 8, 4), (1, 8, 8), (2, 8, 4)]
+    measured = measure_points(job_of(), points, folder, visits=2, progress=kill_once)
+    assert killed
+    assert {one.workers for one in measured.steps} == {1, 2}
+
+
+# ---------------------------------------------------------------------- two workers by themselves
+
+
+def _after_commands(rank: int) -> dict[str, object]:
+    job = Job(device="cpu", precision="float32", resolutions=(8,))
+    group = Group(torch.device("cpu"), 60)
+    executor = Executor(job, group, (1, 2), "as it is")
+    alone = commands.Visit(workers=1, resolution=8, local_batch_size=8, seconds=0.05, most_steps=2)
+    both = alone.model_copy(update={"workers": 2})
+    executor.carry_out(commands.Prepare(workers=2, precision="float32"))
+    threads = []
+    for command in (both, alone, both):
+        if rank < command.workers:
+            executor.carry_out(command)
+            threads.append(torch.get_num_threads())
+    exchanged = [
+        executor.carry_out(
+            commands.Exchange(operation=operation, workers=2, bytes=4000, seconds=0.01)
+        )
+        for operation in ("all-reduce", "push-pull")
+    ]
+    weights = [p.detach().clone() for p in executor._bench.network.parameters()]
+    group.close()
+    return {"weights": weights, "threads": threads, "operations": [e.time for e in exchanged]}
+
+
+def test_workers_that_sat_out_take_up_the_weights_of_those_that_did_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path))
+    first, second = together(_after_commands, tmp_path)
+    pairs = zip(first["weights"], second["weights"], strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs), "the workers' weights went apart"
+    few, all_ = first["threads"][0], first["threads"][1]
+    assert few <= all_
+    assert first["threads"] == [few, all_, few]
+    assert [time.operation for time in first["operations"]] == ["all-reduce", "push-pull"]
+    assert [time.workers for time in first["operations"]] == [2, 2]
