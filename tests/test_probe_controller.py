@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from batchwright.errors import JobError, WorkerError
+from batchwright.planning.planner import make_plan
 from batchwright.probing import commands
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller
@@ -258,3 +259,8 @@ def test_the_batch_that_is_asked_for_may_be_measured():
     machine = Machine(drift=0.05)
     measured_on(machine, counts=(2,), resolutions=(32,), global_batch=600)
     assert Point(2, 32, 300) in machine.points(commands.Visit)
+
+
+def test_a_profile_of_an_invented_machine_can_be_planned():
+    plan = make_plan(measured_on(Machine(drift=0.02)))
+    assert plan.stages[0].resolution == 32

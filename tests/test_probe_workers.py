@@ -14,7 +14,6 @@ import torch
 
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.group import Group
-from batchwright.planning.planner import make_plan
 from batchwright.probing import commands
 from batchwright.probing.executor import Executor
 from batchwright.probing.probe import measure_points, probe
@@ -81,7 +80,7 @@ def test_one_and_two_workers_are_measured_where_the_job_leaves_it_open(folder):
     profile = probe(job_of(), folder)
     assert {point.workers for point in profile.steps} == {1, 2}
     for workers in (1, 2):
-        assert len([p for p in profile.steps if p.workers == workers]) >= 3
+        assert len([p for p in profile.steps if p.workers == workers]) >= 2
         assert len([p for p in profile.memory if p.workers == workers]) >= 3
     assert all(point.sync_seconds > 0 for point in profile.steps if point.workers == 2)
     assert profile.cluster.workers == 2
@@ -92,7 +91,6 @@ def test_one_and_two_workers_are_measured_where_the_job_leaves_it_open(folder):
     assert profile.noise is not None
     assert profile.noise.parts == 8
     assert profile.out_of_memory == ()
-    assert make_plan(profile).workers in (1, 2)
 
 
 def test_a_number_that_is_asked_for_is_the_only_one_measured(folder):
@@ -112,7 +110,6 @@ def test_a_point_that_kills_a_worker_is_noted_and_the_probe_goes_on(folder, monk
     assert min(lost) >= 32
     assert lost == sorted(set(lost))
     assert profile.noise is not None
-    assert make_plan(profile).workers == 2
 
 
 def test_points_are_measured_on_after_one_that_kills(folder, monkeypatch):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.processes import spinning_shortly
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux only")
 @pytest.mark.slow
@@ -30,6 +32,12 @@ def test_a_worker_dies_with_its_parent(tmp_path):
     while _alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _alive(pid)
+
+
+def test_waiting_threads_soon_sleep_unless_the_user_says_otherwise():
+    assert spinning_shortly({"HOME": "/"}) == {"HOME": "/", "GOMP_SPINCOUNT": "1000"}
+    for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        assert spinning_shortly({variable: "active"}) == {variable: "active"}
 
 
 def _alive(pid: int) -> bool:

@@ -237,6 +237,9 @@ def doctor(as_json: JsonFlag = False) -> None:
 def main() -> None:
     """Entry point: every known mistake is one line on stderr and exit code 2."""
     from batchwright.documents import one_line
+    from batchwright.processes import spinning_shortly
+
+    os.environ.update(spinning_shortly(os.environ))  # for launch=in-process; torch is not loaded yet
 
     if sys.platform == "win32":
         print("error: batchwright does not run on Windows; use Linux or WSL 2", file=sys.stderr)

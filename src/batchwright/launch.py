@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
-from batchwright.processes import AGENT_PID, ERRORS_FOLDER, PARENT_PID, STARTED, die_with_parent
+from batchwright.processes import AGENT_PID, ERRORS_FOLDER, PARENT_PID, STARTED, die_with_parent, spinning_shortly
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0  # from a stop signal until the agent is killed, workers with it
@@ -70,7 +70,7 @@ def run_workers(
         "logs": str(folder),
     }
     environment = {
-        **os.environ,
+        **spinning_shortly(os.environ),
         "OMP_NUM_THREADS": str(threads),
         ERRORS_FOLDER: str(folder),
         PARENT_PID: str(os.getpid()),

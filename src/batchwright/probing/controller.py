@@ -149,7 +149,7 @@ class Controller:
         for curve in self._curves:
             workers, side = curve
             middle = middle_size(self._ladders[workers][0], self._smallest[curve], largest[curve])
-            if middle:
+            if middle and self._left() > 0:  # where steps are that slow, two must do
                 self._visit(Point(workers, side, middle))
 
     def _try(self, curve: Curve) -> float:

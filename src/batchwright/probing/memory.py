@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -118,7 +117,6 @@ def _highest_sum(seen: profile) -> int:
 
 def _forget_highest_resident() -> bool:
     """Give free memory back and have the kernel count anew; whether it can (Linux and glibc)."""
-    gc.collect()
     if sys.platform != "linux":
         return False
     with suppress(AttributeError):  # another C library: free memory stays, and is counted

@@ -27,7 +27,7 @@ from batchwright.launch import raise_failure
 from batchwright.probing.commands import Command
 from batchwright.probing.executor import Executor
 from batchwright.probing.worker import Ready
-from batchwright.processes import AGENT_PID, ERRORS_FOLDER
+from batchwright.processes import AGENT_PID, ERRORS_FOLDER, spinning_shortly
 from batchwright.records import Job, Record
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
 
@@ -147,7 +147,7 @@ class Workers:
             "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers
         }  # fmt: skip
         environment = {
-            **os.environ,
+            **spinning_shortly(os.environ),
             **{name: str(number) for name, number in numbers.items()},
             "MASTER_ADDR": "localhost",
             AGENT_PID: str(os.getpid()),
