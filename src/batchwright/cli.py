@@ -239,7 +239,7 @@ def main() -> None:
     from batchwright.documents import one_line
     from batchwright.processes import spinning_shortly
 
-    os.environ.update(spinning_shortly(os.environ))  # for launch=in-process; torch is not loaded yet
+    os.environ.update(spinning_shortly(os.environ))  # before torch, for launch=in-process
 
     if sys.platform == "win32":
         print("error: batchwright does not run on Windows; use Linux or WSL 2", file=sys.stderr)

@@ -22,7 +22,14 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
-from batchwright.processes import AGENT_PID, ERRORS_FOLDER, PARENT_PID, STARTED, die_with_parent, spinning_shortly
+from batchwright.processes import (
+    AGENT_PID,
+    ERRORS_FOLDER,
+    PARENT_PID,
+    STARTED,
+    die_with_parent,
+    spinning_shortly,
+)
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0  # from a stop signal until the agent is killed, workers with it

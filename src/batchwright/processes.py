@@ -49,9 +49,9 @@ def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` with which OpenMP threads that wait for each other soon go to sleep.
 
     By default GNU's wait spinning, for milliseconds. While another program has one of the cores,
-    a thread then spins through its time at every operation: `resnet8` with two threads on two cores,
-    batch 64 at 32 px, went from 50 ms a step to 1,240 ms beside one busy program, and to 130 ms
-    with this. Alone it costs nothing there, and at 8 px some 4 ms of a 10 ms step.
+    a thread then spins through its time at every operation: `resnet8` with two threads on two
+    cores, batch 64 at 32 px, went from 50 ms a step to 1,240 ms beside one busy program, and to
+    130 ms with this. Alone it costs nothing there, and at 8 px some 4 ms of a 10 ms step.
 
     It must be set before torch is loaded. Whatever the user has set stands.
     """

@@ -83,8 +83,8 @@ class Progress:
         epochs = self.epochs(batch)
         if epochs is not None:
             return epochs.value
-        efficiency = self.efficiency(batch)
-        return None if efficiency is None else 1 / efficiency.value
+        ratio = self.model.relative_epochs(batch)
+        return None if ratio is None else ratio.value
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,13 @@ def _progress(profiles: Sequence[Profile], job: Job, runs: Sequence[RunSummary])
                     "runs of the same task"
                 )
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
-    model = fit_progress(noise, base_batch=job.base_batch, target=job.goal.accuracy, runs=runs)
+    model = fit_progress(
+        noise,
+        base_batch=job.base_batch,
+        target=job.goal.accuracy,
+        runs=runs,
+        scaling=job.scaling,
+    )
     return Progress(model)
 
 

@@ -17,8 +17,8 @@ from batchwright.records import StepTime
 ASSUMED_DRIFT = 0.05
 """Assumed drift where too few visits show any."""
 
-LATER_VISITS = 3
-"""Visits whose median a prediction is about."""
+LATER_VISITS = 5
+"""Visits whose median a prediction is about; `check` makes as many."""
 
 SHARED_DRIFT = 0.5
 """Share of a visit's drift, as a variance, that all visits of that time have in common, so that a

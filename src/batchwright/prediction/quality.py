@@ -138,6 +138,13 @@ class ProgressModel:
         ratio = self._epochs_ratio(reference, batch)
         return None if ratio is None else _product(ratio, interval_in_ratio(epochs, _Z_975 * error))
 
+    def relative_epochs(self, batch: int) -> Estimate | None:
+        """Epochs with ``batch`` over those with the base batch, at the rate that the rule gives.
+
+        `None` if unknown. Other than 1 / `efficiency`, which has the best rate for each batch.
+        """
+        return self._epochs_ratio(self.base_batch, batch)
+
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy after ``epochs`` epochs with ``batch``, a share.
 

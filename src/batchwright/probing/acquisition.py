@@ -11,20 +11,18 @@ from dataclasses import dataclass, field
 from math import hypot, sqrt
 from statistics import median
 
+from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.probing.commands import Point
 from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP
 
 FIRST_BATCH = 16
 """Smallest local batch measured where the data are large enough, and steps quick."""
 
-VISIT_SECONDS = 0.25
+VISIT_SECONDS = 0.4
 """Timed at one visit: a long one would see one slow stretch of the machine, not several."""
 
 LEAST_POINTS = 3
 """Batches a curve is measured at: a line through fewer shows no error."""
-
-LATER_VISITS = 3
-"""Visits whose median a later measurement is, when one asks how far it may be off."""
 
 _Z_975 = 1.96
 _FIRST_VISIT_STEPS = 2  # untimed steps that weigh the memory
@@ -225,7 +223,7 @@ def half_width(error: float, drift: float) -> float:
         error: Standard error of the model there.
         drift: Standard deviation of one visit's median about the long-run median.
     """
-    return _Z_975 * hypot(error, drift / sqrt(LATER_VISITS))
+    return _Z_975 * hypot(error, drift * median_share(LATER_VISITS))
 
 
 def is_enough(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from batchwright.errors import JobError
 from batchwright.launch import noting_signals
+from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import PRECISION, Controller, Progress
@@ -71,7 +72,7 @@ def measure_points(
     points: Sequence[tuple[int, int, int]],
     folder: Path,
     *,
-    visits: int = 3,
+    visits: int = LATER_VISITS,
     progress: Progress | None = None,
 ) -> Measured:
     """Step times and memory at chosen points, visited in turn, so that visits are apart in time.

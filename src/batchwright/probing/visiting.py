@@ -40,6 +40,7 @@ from batchwright.workload.host import usable_cores
 MOST_RESTARTS = 6
 """Times that killed workers are replaced before the probe gives up."""
 
+_AMPLE = 0.5  # share of the limit below which a step is not weighed a second time
 _GUESS_SHARE = 0.25  # of the memory; where less is taken for sure, nobody need guess the first peak
 
 
@@ -119,6 +120,8 @@ class Visitor:
             return True
         if not self.may_fit(point):
             return False
+        if self._weighed_elsewhere(point):
+            return True
         weighed = self.ask(Weigh(**_named(point)), Weighed, str(point))
         if weighed is None or weighed.peak_bytes is None:
             self.out_of_memory.append(point)
@@ -129,6 +132,15 @@ class Visitor:
             resident_bytes=weighed.resident_bytes,
         )
         return True
+
+    def _weighed_elsewhere(self, point: Point) -> bool:
+        """Whether the same batch was weighed with other workers, and leaves ample room.
+
+        Only the buffers to exchange gradients differ, and their size is known.
+        """
+        same = [peak for known, peak in self.memory.items() if known[1:] == point[1:]]
+        most = max((peak.peak_bytes for peak in same), default=self.limit)
+        return most + self.prepared.parts.reduction <= _AMPLE * self.limit
 
     def visit(self, point: Point) -> float | None:
         """Time a few steps there; the shortest in seconds, `None` if they do not fit.
