@@ -4,10 +4,10 @@ Step time and memory. Six workloads: `resnet8`, `vgg8` (no batch normalization) 
 `mobilenet_small` (depthwise), each on CIFAR-100 at 24 and 32 px and on the ImageNet subset at 64
 px, with 1 and 2 worker processes on the CPU. Each workload is probed (`probe.budget` 60 s with
 --full, 20 s with --quick) and planned. The plan predicts steps that the probe did not
-measure: batches midway between measured ones. A seeded draw takes 6 of them with --full, 4 with
---quick, as even as can be over workers and resolutions, and `batchwright check` measures each: once
-after the plan, and once more after all other workloads. The measured value is the mean of both
-times; how far they are apart, relative to it, is the repeat error.
+measure: batches midway between measured ones. `batchwright check` takes 6 of them with --full, 4
+with --quick, as even as can be over workers, resolutions and batches, and measures each: once after
+the plan, and once more after all other workloads. The measured value is the mean of both times; how
+far they are apart, relative to it, is the repeat error.
 
     step_seconds_median_error   |predicted - measured| / measured, median over all points
     step_seconds_worst_error    the largest; goal: 0.10, or twice the largest repeat error
@@ -24,7 +24,7 @@ The limit of the last memory figures is 1.5 times the largest measured peak of e
 answer lies beyond what was measured.
 
 Epochs to a target. `resnet8` on CIFAR-100, two workers, constant rate 0.1 at batch 128, scaled with
-the root of the batch; the epoch (interpolated) at which held-out accuracy first reaches 20 %, seed 1.
+the root of the batch; the epoch (interpolated) where held-out accuracy first reaches 20 %, seed 1.
 The run at batch 128 is the one to learn from; batches 64, 256 and 512 are predicted from it and the
 noise scale along it.
 
@@ -47,7 +47,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from random import Random
 from statistics import fmean, median
 from typing import Any
 
@@ -61,7 +60,6 @@ from batchwright.records import (
     Cluster,
     DataFacts,
     Goal,
-    HeldOut,
     Job,
     MemoryPoint,
     NetworkFacts,
@@ -157,6 +155,7 @@ class Workload:
     job: Job
     profile: Profile
     plan: Plan
+    points: int
     checks: list[Check]
     limits: list[dict[str, float]]
 
@@ -212,34 +211,16 @@ def _probe_and_check(job: Job, full: bool) -> Workload:
     _say(f"{job.network} on {job.data.partition(':')[0]}: probe")
     profile = bw.probe(job)
     plan = bw.plan(profile)
-    points = draw(plan.held_out, FULL_POINTS if full else QUICK_POINTS)
-    workload = Workload(job, profile, plan.model_copy(update={"held_out": points}), [], [])
+    points = FULL_POINTS if full else QUICK_POINTS
+    workload = Workload(job, profile, plan, points, [], [])
     _check(workload)
     workload.limits.append(_limit(profile))
     return workload
 
 
-def draw(held_out: Sequence[HeldOut], count: int) -> tuple[HeldOut, ...]:
-    """``count`` of the points, as even as can be over workers and resolutions; seeded."""
-    random = Random(0)
-    groups: dict[tuple[int, int], list[HeldOut]] = {}
-    for point in held_out:
-        groups.setdefault((point.workers, point.resolution), []).append(point)
-    for group in groups.values():
-        random.shuffle(group)
-    order = sorted(groups)
-    random.shuffle(order)
-    drawn: list[HeldOut] = []
-    while len(drawn) < min(count, len(held_out)):
-        for key in order:
-            if groups[key] and len(drawn) < count:
-                drawn.append(groups[key].pop())
-    return tuple(drawn)
-
-
 def _check(workload: Workload) -> None:
     _say(f"{workload.job.network} on {workload.job.data.partition(':')[0]}: check")
-    workload.checks.append(bw.check(workload.plan))
+    workload.checks.append(bw.check(workload.plan, points=workload.points))
 
 
 @dataclass(frozen=True)

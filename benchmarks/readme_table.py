@@ -1,8 +1,8 @@
 """Puts the newest kept results into the README: ``python -m benchmarks.readme_table [--check]``.
 
-Reads ``benchmarks/results/main_job-*.json`` and replaces what stands between the two comments
-``<!-- figures ... -->`` and ``<!-- /figures -->``. With ``--check`` nothing is written; the exit
-code is 1 if the README is out of step.
+Reads the newest report of each benchmark in ``benchmarks/results`` and replaces what stands between
+the two comments ``<!-- figures ... -->`` and ``<!-- /figures -->``. With ``--check`` nothing is
+written; the exit code is 1 if the README is out of step.
 """
 
 from __future__ import annotations
@@ -20,36 +20,63 @@ BLOCK = re.compile(r"(<!-- figures: .*? -->\n)(.*?)(<!-- /figures -->)", re.DOTA
 NOTHING = "No result has been kept yet."
 
 MEANINGS = {
-    "session_over_bare": "our loop over a plain PyTorch loop written by hand on the same data in "
-    "memory, images/s",
-    "over_resident_batch": "our loop over the same steps on one batch that is already there, "
-    "images/s",
-    "over_lightning": "our loop over Lightning as started by default (two loader processes, "
-    "float32), images/s",
-    "over_accelerate": "our loop over accelerate with the same loader, images/s",
-    "over_lightning_auto": "the same over Lightning, ours with `precision=auto`, images/s",
-    "auto_accuracy": "accuracy of `precision=auto` less that of float32, paired seeds",
-    "digits_accuracy": "held-out accuracy of `batchwright run` with its defaults (digits)",
-    "main_job_seconds": "wall time of that command",
+    "main_job": {
+        "session_over_bare": "our loop over a plain PyTorch loop written by hand on the same data "
+        "in memory, images/s",
+        "over_resident_batch": "our loop over the same steps on one batch that is already there, "
+        "images/s",
+        "over_lightning": "our loop over Lightning as started by default (two loader processes, "
+        "float32), images/s",
+        "over_accelerate": "our loop over accelerate with the same loader, images/s",
+        "over_lightning_auto": "the same over Lightning, ours with `precision=auto`, images/s",
+        "auto_accuracy": "accuracy of `precision=auto` less that of float32, paired seeds",
+        "digits_accuracy": "held-out accuracy of `batchwright run` with its defaults (digits)",
+        "main_job_seconds": "wall time of that command",
+    },
+    "predict": {
+        "step_seconds_median_error": "predicted step time against measured, steps that were not "
+        "probed, median error",
+        "step_seconds_worst_error": "the largest of these errors",
+        "repeat_error": "how far two measurements of one step were apart, the largest",
+        "interval_coverage": "share of these steps inside the 95 % interval",
+        "interval_half_width": "half that interval, as a share of the prediction",
+        "memory_median_error": "predicted peak memory against measured, median error",
+        "memory_worst_under": "how far a peak was above its interval, the largest (negative: "
+        "below)",
+        "epochs_to_target_error": "predicted epochs to an accuracy at three batches, largest error",
+        "plan_10000_workers_seconds": "planning for 10,000 workers of five kinds",
+    },
 }
 """What a figure is, for a reader of the README; figures without a line here are left out."""
 
+REMARKS = {
+    "main_job": "Ratios compare arms that took turns in one run. CIFAR-100, `resnet8`, batch 128, "
+    "one worker, unless said otherwise",
+    "predict": "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 and Imagenette, one and two "
+    "workers; spread: quartiles for medians, else from the median to the extreme",
+}
 
-def newest(folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The report of the latest full run; `None` if none was kept."""
+
+def newest(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
+    """The report of a benchmark's latest full run; `None` if none was kept."""
     reports = []
-    for path in folder.glob("main_job-*.json"):
+    for path in folder.glob(f"{name}-*.json"):
         report = json.loads(path.read_text(encoding="utf-8"))
         reports.append((report["date"], path.name, report))
     return max(reports, key=lambda one: one[:2])[2] if reports else None
 
 
-def table(report: Mapping[str, Any] | None) -> str:
+def tables(folder: Path = RESULTS) -> str:
+    """Markdown: the table of each benchmark with a kept report."""
+    reports = {name: newest(name, folder) for name in MEANINGS}
+    made = [table(name, report) for name, report in reports.items() if report is not None]
+    return "\n".join(made) or NOTHING + "\n"
+
+
+def table(name: str, report: Mapping[str, Any]) -> str:
     """Markdown: one row for each figure that was measured, and where it was measured."""
-    if report is None:
-        return NOTHING + "\n"
     figures = {figure["name"]: figure for figure in report["figures"]}
-    rows = [_row(figures[name], words) for name, words in MEANINGS.items() if name in figures]
+    rows = [_row(figures[one], words) for one, words in MEANINGS[name].items() if one in figures]
     place = report["environment"]
     return "\n".join(
         [
@@ -58,10 +85,9 @@ def table(report: Mapping[str, Any] | None) -> str:
             *rows,
             "",
             f"{place['processor']}, {place['cores']} cores, torch {place['torch']}, Python "
-            f"{place['python']}; {report['date']}, commit {place['commit']}. Ratios compare arms "
-            "that took turns in one run. CIFAR-100, `resnet8`, batch 128, one worker, unless said "
-            f"otherwise; `{report['command']}` repeats it, and the head of "
-            "`benchmarks/main_job.py` says what is compared.",
+            f"{place['python']}; {report['date']}, commit {place['commit']}. {REMARKS[name]}; "
+            f"`{report['command']}` repeats it, and the head of `benchmarks/{name}.py` says what "
+            "is compared.",
             "",
         ]
     )
@@ -81,13 +107,13 @@ def _shown(unit: str) -> Any:
         "ratio": lambda value: f"{value:.2f}",
         "share": lambda value: f"{value:.1%}",
         "points": lambda value: f"{value:+.2f} points",
-        "s": lambda value: f"{value:.0f} s",
+        "s": lambda value: f"{value:.0f} s" if value >= 10 else f"{value:.2g} s",
     }.get(unit, lambda value: f"{value:.4g} {unit}")
 
 
 def filled(readme: str) -> str:
     """The README's text with the block as it should be."""
-    text, found = BLOCK.subn(lambda m: m[1] + table(newest()) + m[3], readme)
+    text, found = BLOCK.subn(lambda m: m[1] + tables() + m[3], readme)
     if found != 1:
         raise SystemExit("README.md does not hold exactly one block of figures")
     return text
