@@ -2,7 +2,7 @@
 
 Step time and memory. Six workloads: `resnet8`, `vgg8` (no batch normalization) and
 `mobilenet_small` (depthwise), each on CIFAR-100 at 24 and 32 px and on the ImageNet subset at 64
-px, with 1 and 2 worker processes on the CPU. Each workload is probed (`probe.budget` 60 s with
+px, with 1 and 2 worker processes on the CPU. Each workload is probed (`probe.budget` 55 s with
 --full, 20 s with --quick) and planned. The plan predicts steps that the probe did not
 measure: batches midway between measured ones. `batchwright check` takes 6 of them with --full, 4
 with --quick, as even as can be over workers, resolutions and batches, and measures each: once after
@@ -88,7 +88,7 @@ from benchmarks.common import (
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small")
 SIDES = {"cifar100": (24, 32), "imagefolder": (64,)}
 FOLDERS = {"cifar100": "cifar-100-python", "imagefolder": "imagenette2-160"}
-FULL_BUDGET, QUICK_BUDGET = 60.0, 20.0
+FULL_BUDGET, QUICK_BUDGET = 55.0, 20.0
 FULL_POINTS, QUICK_POINTS = 6, 4
 EPOCHS = 90  # of the training that is planned: what such data sets are trained for
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from batchwright.errors import PlanError
 from batchwright.planning.choice import pareto
 from batchwright.planning.planner import make_plan
+from batchwright.prediction.quality import fit_progress
 from batchwright.records import GradientNoise, Job
 from samples import make_data, make_job, make_kind_profile, make_profile, make_summary
 
@@ -140,7 +141,13 @@ def test_the_accuracy_objective_weighs_progress_per_sample():
     noise = GradientNoise(noise_scale=30, trace=1, sqr_norm=0.01, parts=2, repeats=20)
     profile = make_profile(noise=noise)
     plan = planned(profile, objective="target-accuracy", accuracy=0.9, base_batch=32)
-    best = min(allowed(plan), key=lambda one: one.train_seconds.value / one.efficiency.value)
+    progress = fit_progress(noise, base_batch=32, scaling="sqrt")
+    best = min(
+        allowed(plan),
+        key=lambda one: (
+            one.train_seconds.value * progress.relative_epochs(one.global_batch_size).value
+        ),
+    )
     assert chosen(plan) == best
     fastest = planned(profile, objective="time")
     assert plan.stages[0].global_batch_size < fastest.stages[0].global_batch_size

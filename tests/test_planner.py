@@ -254,7 +254,11 @@ def test_the_plan_explains_itself():
         ({}, {"goal": Goal(objective="cost")}, "needs the price.*goal.price"),
         ({}, {"goal": Goal(max_cost=3)}, "goal.max_cost=3.* needs the price"),
         ({}, {"goal": Goal(objective="target-accuracy")}, "give goal.accuracy"),
-        ({}, {"goal": Goal(objective="target-accuracy", accuracy=0.9)}, "no gradient noise scale"),
+        (
+            {},
+            {"goal": Goal(objective="target-accuracy", accuracy=0.9), "scaling": "linear"},
+            "no gradient noise scale",
+        ),
         ({}, {"goal": Goal(kinds=({"kind": "t4", "count": 1},))}, "no profile of 't4', only"),
         ({}, {"goal": Goal(memory=MIB)}, r"2 images.* MiB.*limit is 1\.0 MiB: raise goal"),
         ({"samples": 3}, {}, "3 training images.*2 worker"),

@@ -264,17 +264,38 @@ class PickyNetwork(nn.Module):
         return self.layers(images)
 
 
-def test_a_step_is_as_training_takes_it_clipped_and_not_where_a_gradient_is_infinite(monkeypatch):
-    bench = tiny_bench(clip_norm=1e-3, momentum=0.0, weight_decay=0.0, learning_rate=1.0)
+def test_a_step_is_as_training_takes_it_clipped():
+    bench = tiny_bench(
+        clip_norm=1e-3, momentum=0.0, weight_decay=0.0, learning_rate=1.0, base_batch=8
+    )
     weights = torch.cat([p.detach().flatten() for p in bench.trained])
     bench.step(bench.supply(8, SIDE))
     moved = torch.cat([p.detach().flatten() for p in bench.trained]) - weights
     assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_tiny_batches_take_a_rate_in_proportion():
+    bench = tiny_bench(learning_rate=0.5, base_batch=16)
+    rates = []
+    for size in (4, 8, 16, 32):
+        bench.step(bench.supply(size, SIDE))
+        rates.append(bench.optimizer.param_groups[0]["lr"])
+    assert rates == [0.125, 0.25, 0.5, 0.5]
+
+
+def test_a_network_that_diverges_starts_over_and_keeps_the_memory_of_training(monkeypatch):
+    """Else every later step computes with NaN, updates nothing and holds no momentum."""
+    bench = tiny_bench(weight_decay=0.0)
+    start = [p.clone() for p in bench.trained]
+    monkeypatch.setattr(bench, "_start", [t.clone() for t in bench.network.state_dict().values()])
+    bench.step(bench.supply(8, SIDE))
+    live = bench.live_bytes()
     loss = bench.loss
     monkeypatch.setattr(bench, "loss", lambda batch: loss(batch) * float("inf"))
-    before = [p.clone() for p in bench.trained]
+    bench.optimizer.state.clear()
     bench.step(bench.supply(8, SIDE))
-    assert all(torch.equal(a, b) for a, b in zip(before, bench.trained, strict=True))
+    assert bench.live_bytes() == live
+    assert all(torch.equal(a, b) for a, b in zip(start, bench.trained, strict=True))
 
 
 @dataclass

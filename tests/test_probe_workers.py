@@ -81,7 +81,8 @@ def test_one_and_two_workers_are_measured_where_the_job_leaves_it_open(folder):
     assert {point.workers for point in profile.steps} == {1, 2}
     for workers in (1, 2):
         assert len([p for p in profile.steps if p.workers == workers]) >= 2
-        assert len([p for p in profile.memory if p.workers == workers]) >= 3
+    # Where there is ample memory, one number of workers is weighed for the other too.
+    assert len({point.local_batch_size for point in profile.memory}) >= 3
     assert all(point.sync_seconds > 0 for point in profile.steps if point.workers == 2)
     assert profile.cluster.workers == 2
     assert profile.job.workers == "auto"

@@ -71,6 +71,8 @@ class Bench:
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train, self._val = self._source(data, data.train), self._source(data, data.val)
+        self._rate = rate
+        self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self.join(group)
 
@@ -82,10 +84,14 @@ class Bench:
         if self._reducer is not None:
             self._reducer.close()
         self.group = group
-        group.share((*self.network.parameters(), *self.network.buffers()))
+        group.share(self._weights())
         self.optimizer.state.clear()  # that of workers which have sat idle would be out of date
         self._reducer = Reducer(self.trained, group)
         self.step(self.supply(SMALLEST_BATCH, min(sides_of(self.job))))
+
+    def _weights(self) -> tuple[Tensor, ...]:
+        """Parameters and statistics."""
+        return (*self.network.parameters(), *self.network.buffers())
 
     def _network(self, classes: int) -> nn.Module:
         job = self.job
@@ -182,6 +188,10 @@ class Bench:
         with torch.autocast(self.device.type, enabled=False):
             (loss / self.group.size).backward()
         samples = len(batch[1])
+        # Batches here may be tiny, and at the base batch's rate the weights would soon be infinite.
+        share = min(1.0, samples * self.group.size / self.job.base_batch)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = share * self._rate
         return Tally(weight=samples, loss=float(loss.detach()) * samples)
 
     def _finish(self, own: Tally) -> float:
@@ -189,14 +199,26 @@ class Bench:
         self._reduction.finish(own, 1 / self.group.size)
         exchanged = now(self.device)
         norm = math.sqrt(float(sqr_norms(self.trained).sum()))
-        if math.isfinite(norm):
-            clip = self.job.clip_norm
-            if clip is not None and norm > clip:
-                gradients = [p.grad for p in self.trained if p.grad is not None]
-                torch._foreach_mul_(gradients, clip / norm)
-            self.optimizer.step()
+        gradients = [p.grad for p in self.trained if p.grad is not None]
+        clip = self.job.clip_norm
+        if not math.isfinite(norm):
+            self._start_over()
+        elif clip is not None and norm > clip:
+            torch._foreach_mul_(gradients, clip / norm)
+        self.optimizer.step()
         self._clear()
         return exchanged
+
+    def _start_over(self) -> None:
+        """Back to the first weights: a diverged network computes with NaN and never updates."""
+        with torch.no_grad():
+            for tensor, start in zip(self._weights(), self._start, strict=True):
+                tensor.copy_(start)
+            for parameter in self.trained:
+                states = self.optimizer.state.get(parameter, {}).values()
+                for value in (parameter.grad, *states):
+                    if torch.is_tensor(value):
+                        value.zero_()
 
     def _clear(self) -> None:
         for parameter in self.trained:
