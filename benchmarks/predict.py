@@ -26,7 +26,7 @@ answer lies beyond what was measured.
 Epochs to a target. `resnet8` on CIFAR-100, two workers, constant rate 0.1 at batch 128, scaled with
 the root of the batch; the epoch (interpolated) where held-out accuracy first reaches 20 %, seed 1.
 The run at batch 128 is the one to learn from; batches 64, 256 and 512 are predicted from it and the
-noise scale along it.
+noise scale along it. Task and target were settled after seeing seed 0; docs/log.md says how.
 
     epochs_to_target_error      |predicted - measured| / measured, the largest of the three
 
