@@ -22,7 +22,10 @@ from batchwright.reporting.progress import steps
 if TYPE_CHECKING:
     from batchwright.workload.sources import ImageData
 
-TRAINING_KEYS = ("checkpoint_seconds", "data", "launch", "port", "restarts", "timeout")
+TRAINING_KEYS = (
+    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "port", "rebalance_steps"),
+    *("restarts", "timeout"),
+)
 """Job keys that may change after planning; ``data`` only to another place of the same images."""
 
 _CODE_KEYS = ("data", "network", "loss")  # may name a function to import

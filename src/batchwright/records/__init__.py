@@ -51,7 +51,7 @@ from batchwright.records.profile import (
     Profile,
     StepTime,
 )
-from batchwright.records.run import EpochRecord, Refit, RunSummary, WorkerTime
+from batchwright.records.run import EpochRecord, LocalBatches, Refit, RunSummary, WorkerTime
 
 __all__ = [
     "Alternative",
@@ -73,6 +73,7 @@ __all__ = [
     "Knee",
     "LearningRateRule",
     "Link",
+    "LocalBatches",
     "MemoryParts",
     "MemoryPoint",
     "NetworkFacts",

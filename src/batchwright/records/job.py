@@ -161,6 +161,16 @@ class Job(Record):
         "epochs, or constant.",
     )
     clip_norm: Positive | None = Field(None, description="Largest global gradient norm.")
+    batch_norm: Literal["worker", "synchronized"] = Field(
+        "worker",
+        description="Batch normalization in training over each worker's own samples, or over all "
+        "workers' at each step (GPUs only).",
+    )
+    sampling: Literal["shuffle", "balanced"] = Field(
+        "shuffle",
+        description="`shuffle`: each image once per epoch; `balanced`: drawn with replacement, all "
+        "classes equally often.",
+    )
     seed: int = Field(
         0, ge=0, lt=2**63, description="Seed of weights, order, split and augmentation."
     )
@@ -170,7 +180,26 @@ class Job(Record):
         description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
         "processor computes in it and the probe finds it faster, else float32.",
     )
-    method: Literal["plain"] = Field("plain", description="How the workers share the batch.")
+    method: Literal["plain", "dynamic-batch"] = Field(
+        "plain",
+        description="How the workers share the batch. `plain`: as planned, throughout; "
+        "`dynamic-batch`: each worker's share follows its measured speed, the global batch stays.",
+    )
+    rebalance_steps: Index = Field(
+        25,
+        description="For `dynamic-batch`: steps after which the shares are made again, as well as "
+        "at the end of an epoch. 0: only there, as published.",
+    )
+    least_local_batch: Count | None = Field(
+        None,
+        description="Fewest samples per step that `dynamic-batch` leaves a worker; unset: 1, or 2 "
+        "with batch normalization.",
+    )
+    most_local_batch: Count | None = Field(
+        None,
+        description="Most samples per step that `dynamic-batch` gives a worker; unset: no limit, "
+        "what does not fit at once goes in micro-batches.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: GPUs if any.")
     workers: Literal["auto"] | Count = Field(
         "auto",
@@ -197,10 +226,17 @@ class Job(Record):
     checkpoint_seconds: Positive = Field(
         60.0, description="Seconds between checkpoints inside an epoch."
     )
+    checkpoint_steps: Count | None = Field(
+        None, description="Steps between checkpoints, as well as `checkpoint_seconds`."
+    )
     timeout: Positive = Field(
         120.0, description="Seconds after which a silent collective gives up."
     )
-    restarts: Index = Field(0, description="How often a dead worker group is started again.")
+    restarts: Index = Field(
+        3,
+        description="How often the workers are started again, from the last checkpoint, after one "
+        "was killed. An error of their own ends the run at once.",
+    )
     port: int = Field(
         0, ge=0, le=65535, description="Rendezvous port on this machine; 0: any free one."
     )

@@ -173,7 +173,10 @@ class Plan(Record):
     job: Job = Field(description="The job it was made for, resolved.")
     data: DataFacts = Field(description="The data it was made for.")
     network: NetworkFacts = Field(description="The network it was made for.")
-    method: Literal["plain"] = Field(description="How the workers share the batch.")
+    method: Literal["plain", "dynamic-batch"] = Field(
+        description="How the workers share the batch; with `dynamic-batch` the table's local "
+        "batches are where it starts."
+    )
     merge: Literal["sample-weighted all-reduce"] = "sample-weighted all-reduce"
     update: Literal["sgd", "adamw"] = Field(description="Optimizer.")
     precision: Precision = Field(description="Number format of the forward and backward pass.")

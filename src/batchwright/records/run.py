@@ -15,13 +15,24 @@ from batchwright.records.profile import Profile
 class WorkerTime(Record):
     """Where one worker's time went in one epoch of training, in seconds."""
 
-    local_batch_size: Count = Field(description="Samples per step.")
+    place: str = Field("", description="Host and device, such as `node1/cuda:0`.")
+    local_batch_size: Count = Field(description="Samples per step, at the end of the epoch.")
     samples: Index = Field(description="Samples trained on.")
     input_seconds: NonNegative = Field(description="Waiting for and preparing images.")
     compute_seconds: NonNegative = Field(description="Forward and backward pass, and update.")
-    communication_seconds: NonNegative = Field(
-        description="Exchanging gradients, waiting for other workers included."
+    wait_seconds: NonNegative = Field(
+        0.0, description="Waiting for slower workers before the exchange could end."
     )
+    communication_seconds: NonNegative = Field(
+        description="Exchanging gradients, as far as the backward pass did not hide it."
+    )
+
+
+class LocalBatches(Record):
+    """The workers' local batches from one step of an epoch on."""
+
+    step: Index = Field(description="First step of the epoch that has them, zero-based.")
+    sizes: tuple[Index, ...] = Field(description="Samples per step of each worker, in rank order.")
 
 
 class EpochRecord(Record):
@@ -42,7 +53,13 @@ class EpochRecord(Record):
     training_seconds: NonNegative = Field(description="Steps, input and exchange, in seconds.")
     evaluation_seconds: NonNegative = Field(description="Held-out evaluation, in seconds.")
     checkpoint_seconds: NonNegative = Field(description="Writing checkpoints, in seconds.")
+    repeated_steps: Index = Field(
+        0, description="Steps done again in smaller micro-batches, for want of memory."
+    )
     workers: tuple[WorkerTime, ...] = Field(description="Per worker, in rank order.")
+    shares: tuple[LocalBatches, ...] = Field(
+        (), description="Local batches over the epoch: at its start, and where they changed."
+    )
     whole: bool = Field(True, description="False if part of it ran before a resume.")
 
     @property
