@@ -35,9 +35,11 @@ rank = int(os.environ["RANK"])
 def work():
     what, folder = sys.argv[1:]
     Path(folder, f"pid{rank}").write_text(str(os.getpid()))
+    with Path(folder, f"starts{rank}").open("a") as starts:
+        starts.write("x")
     if what == "well":
         return
-    if what == "second time" and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+    if what == "killed once" and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
     if what == "lost" and rank == 0:
         while not Path(os.environ["BATCHWRIGHT_ERRORS"], "rank1.json").exists():
@@ -46,7 +48,7 @@ def work():
     if rank == 0:
         time.sleep(100)
     time.sleep(0.5)
-    if what == "killed":
+    if what.startswith("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "ends":
         print("last words", file=sys.stderr)
@@ -65,7 +67,8 @@ def work(tmp_path, monkeypatch):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "work_module.py").write_text(WORK)
     (tmp_path / "logs").mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    paths = [str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     polled = []
 
     def call(what, module="work_module", **options):
@@ -147,10 +150,25 @@ def test_a_module_that_is_not_there_is_told(work):
         work("well", module="no_such_module")
 
 
-def test_workers_are_started_again_if_asked(work):
-    work("second time", restarts=1)
-    with pytest.raises(WorkerError, match="worker 1: ValueError"):
-        work("second time")
+def test_all_are_started_again_after_one_was_killed_and_it_is_said(work):
+    told = []
+    work("killed once", restarts=3, tell=told.append)
+    assert told == ["worker 1 was killed by SIGKILL; all were started again (1 of 3)"]
+
+
+def test_they_are_not_started_again_for_ever(work, capfd):
+    with pytest.raises(WorkerError, match="worker 1 was killed by SIGKILL"):
+        work("killed", restarts=1)
+    assert (
+        "worker 1 was killed by SIGKILL; all were started again (1 of 1)" in capfd.readouterr().err
+    )
+
+
+def test_an_error_of_its_own_ends_them_at_once(work, tmp_path):
+    with pytest.raises(WorkerError, match="worker 1: ValueError: no such thing"):
+        work("lost", restarts=3)
+    assert (tmp_path / "starts1").read_text() == "x"
+    assert not (tmp_path / "logs" / "restarts.log").exists()
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(work):
@@ -278,7 +296,7 @@ def test_a_killed_launcher_takes_agent_and_workers_along(start, tmp_path):
     assert wait_until(lambda: not processes_naming(tmp_path), seconds=30)
 
 
-def test_a_worker_killed_while_training_ends_the_run_with_one_line(start, tmp_path):
+def test_a_worker_killed_while_training_is_started_again(start, tmp_path):
     process = start(tmp_path / "plan.json")
     wait_for_a_step(process, tmp_path / "run", 0)
     (victim,) = (
@@ -288,9 +306,10 @@ def test_a_worker_killed_while_training_ends_the_run_with_one_line(start, tmp_pa
         and b"\0RANK=1\0" in Path(f"/proc/{number}/environ").read_bytes()
     )
     os.kill(victim, signal.SIGKILL)
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 1
-    last = err.splitlines()[-1]
-    assert last.startswith("error: worker 1 was killed by SIGKILL (out of memory?); logs are in ")
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert "worker 1 was killed by SIGKILL; all were started again (1 of 3)" in err
     assert "Traceback" not in err
-    assert not (tmp_path / "run" / "summary.json").exists()
+    summary = summary_in(tmp_path / "run")
+    assert [epoch.epoch for epoch in summary.epochs] == list(range(8))
+    assert all(epoch.samples == summary.plan.data.train_samples for epoch in summary.epochs)

@@ -47,3 +47,13 @@ class Interrupted(BatchwrightError):  # noqa: N818 - a stop that was asked for i
         super().__init__(message)
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
+
+
+class DeadlineReached(Interrupted):
+    """The time that the job allows is up; a checkpoint was written. Exit code 124."""
+
+    exit_code = 124  # as coreutils' timeout
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, message)
+        self.exit_code = DeadlineReached.exit_code

@@ -7,8 +7,11 @@ MASTER_PORT. Without them the process is the only worker and no collective is ev
 from __future__ import annotations
 
 import copy
+import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,11 +19,14 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from batchwright.errors import LostWorkerError
-from batchwright.workload.host import collective_interface
+from batchwright.meeting import choose_interface, meet, store_keeper
+from batchwright.roll_call import Presence, RollCall, presence
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
+_LAUNCH_FILE = "launch.json"
+_PROCESS = os.urandom(8).hex()  # names this very process
 
 
 class Group:
@@ -37,6 +43,9 @@ class Group:
     Attributes:
         rank: This worker, 0 to ``size - 1``.
         size: Number of workers.
+        places: Where each worker computes, in rank order: host name, device type and local rank,
+            as in ``node1/cuda:0``. A worker that is started again may find itself under another
+            rank, but not at another place.
         handle: What `torch.distributed` calls take as ``group``; ``None`` is everybody.
     """
 
@@ -53,6 +62,38 @@ class Group:
         joined = dist.is_initialized()
         self.rank = dist.get_rank() if joined else 0
         self.size = dist.get_world_size() if joined else 1
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        own = presence(f"{socket.gethostname()}/{device.type}:{local_rank}")
+        present: list[Presence] = self.gather(own)
+        self.places = tuple(one.place for one in present)
+        self._roll_call: RollCall | None = None
+        if self.size > 1 and meeting is None:  # a file would grow with every beat
+            self._roll_call = RollCall(
+                distributed_c10d._get_default_store(),
+                self.rank,
+                present,
+                store_keeper(),
+            )
+
+    def started_again(self, folder: Path) -> bool:
+        """Whether workers of this very launch have opened a run folder before these did.
+
+        Then a run that is in the folder is this launch's own: its agent has started all workers
+        again, because one was lost or because a host came or went. All workers call this together
+        and get the same answer. The agents that opened the folder are noted in it; a folder that
+        holds the run of another launch stays as it is.
+        """
+        starts = self.gather((_agent(), _PROCESS, _noted_starts(folder)))
+        agents = {agent for agent, _, _ in starts} - {""}
+        processes = {process for _, process, _ in starts}
+        noted: dict[str, set[str]] = {"agents": set(), "processes": set()}
+        for _, _, seen in starts:  # without a shared disk not all see the same
+            for key, names in seen.items():
+                noted[key] |= set(names)
+        again = bool(noted["agents"] & agents) and not noted["processes"] & processes
+        if self.rank == 0 and agents and (again or not (folder / "metrics.jsonl").exists()):
+            _note_starts(folder, {"agents": noted["agents"] | agents, "processes": processes})
+        return again
 
     def part(self, size: int) -> Self | None:
         """The first ``size`` workers as a group of their own; all workers call this together.
@@ -68,6 +109,7 @@ class Group:
             return None
         part = copy.copy(self)
         part.handle, part.size, part._owned = handle, size, False
+        part.places, part._roll_call = self.places[:size], None
         return part
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -93,6 +135,15 @@ class Group:
             dist.all_gather_object(values, value, group=self.handle)
         return values
 
+    def hand_out(self, value: Any, source: int) -> Any:
+        """The value (picklable) of worker ``source``, on all of them; the others' is not read."""
+        if self.size == 1:
+            return value
+        values = [value if self.rank == source else None]
+        with naming_the_lost():
+            dist.broadcast_object_list(values, src=source, group=self.handle)
+        return values[0]
+
     def barrier(self) -> None:
         """Wait for all workers."""
         if self.size > 1:
@@ -100,6 +151,9 @@ class Group:
 
     def close(self) -> None:
         """Leave the process group, if this object joined it."""
+        if self._roll_call is not None:
+            self._roll_call.close()
+            self._roll_call = None
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
             self._owned = False
@@ -108,40 +162,81 @@ class Group:
 def join_process_group(device: torch.device, timeout: float, meeting: Path | None = None) -> None:
     """Join the process group that the environment describes; ``meeting`` as for `Group`.
 
-    On one host gloo is told to use the loopback interface: a host name that resolves to
-    127.0.1.1, or a second network card, otherwise sends workers to addresses that nobody serves.
+    Raises:
+        LostWorkerError: The others did not come within ``timeout`` seconds.
     """
-    if os.environ.get("MASTER_ADDR", "") in _LOOPBACK or _one_host():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", collective_interface())
+    choose_interface()
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL's object collectives go by the current device
         backend = "nccl"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    where: dict[str, Any] = {}
     with naming_the_lost():
         if meeting is None:
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+            where["store"] = meet(rank, size, timeout)
         else:
-            dist.init_process_group(
-                backend,
-                init_method=f"file://{meeting.absolute()}",
-                rank=int(os.environ["RANK"]),
-                world_size=int(os.environ["WORLD_SIZE"]),
-                timeout=timedelta(seconds=timeout),
-            )
+            where["init_method"] = f"file://{meeting.absolute()}"
+        dist.init_process_group(
+            backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **where
+        )
 
 
-def _one_host() -> bool:
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+def _agent() -> str:
+    """Names the elastic agent that started this process, the same after each of its restarts.
+
+    torchrun gives each worker a file below a folder that each agent makes for itself:
+    ``.../RUN_RANDOM/attempt_N/LOCAL_RANK/error.json``.
+    """
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    return f"{socket.gethostname()}:{Path(report).parent.parent.parent}" if report else ""
+
+
+def _noted_starts(folder: Path) -> dict[str, list[str]]:
+    """Agents and worker processes that have opened a run folder; none where that cannot be read."""
+    try:
+        noted: dict[str, list[str]] = json.loads((folder / _LAUNCH_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return noted
+
+
+def _note_starts(folder: Path, noted: Mapping[str, Iterable[str]]) -> None:
+    text = json.dumps({key: sorted(names) for key, names in noted.items()}, indent=1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".{_LAUNCH_FILE}.writing"
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(folder / _LAUNCH_FILE)
+    except OSError:
+        return  # whoever makes the folder will say so
+
+
+def _cause(error: RuntimeError) -> str:
+    """The first sentence of a collective's error, without the source line it comes from."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return re.sub(r"^\[\S+\] ", "", line).partition(". ")[0]
 
 
 @contextmanager
 def naming_the_lost() -> Iterator[None]:
-    """Turn a collective's low-level error into one line that says another worker is gone."""
+    """Turn a collective's low-level error into one line that says which worker is gone.
+
+    Raises:
+        LostWorkerError: The block raised `RuntimeError`, as collectives do.
+    """
+    roll_call = RollCall.current
+    if roll_call is not None:
+        roll_call.exchanging = True
     try:
         yield
     except RuntimeError as error:
-        cause = str(error).strip().splitlines()
+        cause = _cause(error)
+        lost = roll_call.inquire() if roll_call is not None else ""
         raise LostWorkerError(
             "lost contact with another worker during an exchange: "
-            f"{cause[-1] if cause else type(error).__name__}"
+            + (f"{lost} ({cause})" if lost else cause)
         ) from error
+    finally:
+        if roll_call is not None:
+            roll_call.exchanging = False

@@ -1,6 +1,6 @@
 """Starts worker processes under torchrun's elastic agent and stays with them until they end.
 
-    this process --> agent (python -m batchwright.launch) --> workers (one per rank)
+    this process --> agent (python -m batchwright.agent) --> workers (one per rank)
 
 The agent and the workers each die with their parent. Signals reach this process only; it passes
 them on, so that the workers can write a checkpoint before they end.
@@ -19,16 +19,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
-from batchwright.processes import (
-    AGENT_PID,
+from batchwright.errors import (
+    BatchwrightError,
+    DeadlineReached,
+    Interrupted,
+    JobError,
+    WorkerError,
+)
+from batchwright.processes import PARENT_PID, STARTED, spinning_shortly
+from batchwright.reports import (
+    AGENT_REPORT,
     ERRORS_FOLDER,
-    PARENT_PID,
-    STARTED,
-    die_with_parent,
-    spinning_shortly,
+    RESTARTS_LOG,
+    forget_reports,
+    killed,
+    reports_in,
 )
 
 POLL_SECONDS = 0.1
@@ -46,8 +53,12 @@ def run_workers(
     port: int = 0,
     restarts: int = 0,
     poll: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] | None = None,
 ) -> None:
     """Run ``python -m module arguments`` in every worker until all have ended well.
+
+    After one was killed, or fell silent, the agent starts all of them again; an error of a worker's
+    own ends them at once, as it would only come again.
 
     Args:
         module: A module whose main calls `processes.worker_main`.
@@ -56,18 +67,25 @@ def run_workers(
         threads: Compute threads of each.
         folder: Where logs and error reports go; it exists.
         port: Rendezvous port on this machine; 0: any free one.
-        restarts: How often the agent starts all of them again after one died.
+        restarts: How often the agent may start all of them again.
         poll: Called about ten times a second while they run.
+        tell: Takes the line that says why they were started again; unset: standard error.
 
     Raises:
-        WorkerError: A worker died; the message is its own last error.
+        WorkerError: A worker died once more than ``restarts``, or ended by its own error, which is
+            the message.
         BatchwrightError: A worker refused its input.
         Interrupted: A stop signal came; the workers have ended.
         JobError: The port is in use.
     """
     refuse_busy_port(port)
-    for report in [*folder.glob("rank*.json"), *folder.glob("agent.json")]:
-        report.unlink()
+    forget_reports(folder)
+    tell_restarts = _teller(folder / RESTARTS_LOG, tell or _to_stderr)
+
+    def look() -> None:
+        tell_restarts()
+        poll()
+
     specification = {
         "module": module,
         "arguments": list(arguments),
@@ -75,6 +93,7 @@ def run_workers(
         "port": port,
         "restarts": restarts,
         "logs": str(folder),
+        "grace": int(GRACE_SECONDS / 2),
     }
     environment = {
         **spinning_shortly(os.environ),
@@ -82,24 +101,41 @@ def run_workers(
         ERRORS_FOLDER: str(folder),
         PARENT_PID: str(os.getpid()),
         STARTED: str(time.time()),
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_SECONDS / 2)),
     }
     with (folder / "agent.log").open("wb") as log, noting_signals() as noted:
         agent = subprocess.Popen(
-            [sys.executable, "-m", "batchwright.launch", json.dumps(specification)],
+            [sys.executable, "-m", "batchwright.agent", json.dumps(specification)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=environment,
             start_new_session=True,  # the terminal's Ctrl-C is for this process alone
         )
-        _wait(agent, poll, noted)
+        _wait(agent, look, noted)
     if noted:
         raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
     if agent.returncode:
-        ended = folder / "agent.json"
-        codes = _read_report(ended) if ended.exists() else {}
+        ended = folder / AGENT_REPORT
+        codes = json.loads(ended.read_text(encoding="utf-8")) if ended.exists() else {}
         raise_failure(folder, {int(rank): code for rank, code in codes.items()})
+
+
+def _teller(path: Path, tell: Callable[[str], None]) -> Callable[[], None]:
+    """A function that tells the lines of a file, each once."""
+    told = 0
+
+    def tell_new() -> None:
+        nonlocal told
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        for line in lines[told:]:
+            tell(line)
+        told = len(lines)
+
+    return tell_new
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a caller without a console of its own
 
 
 def _wait(agent: subprocess.Popen[bytes], poll: Callable[[], None], noted: list[int]) -> None:
@@ -166,28 +202,22 @@ def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
         folder: Where the workers left reports and logs.
         codes: Exit code of each worker that failed, by rank; negative: killed by that signal.
     """
-    reports = [_read_report(path) for path in folder.glob("rank*.json")]
-    reports.sort(key=lambda report: (report["secondary"], report["time"]))
-    for rank, exit_code in codes.items():
-        if exit_code < 0 and -exit_code != signal.SIGTERM:
-            name = signal.Signals(-exit_code).name
-            raise WorkerError(
-                f"worker {rank} was killed by {name}"
-                + (" (out of memory?)" if name == "SIGKILL" else "")
-                + f"; logs are in {folder}"
-            )
+    for rank, name in killed(codes):
+        raise WorkerError(
+            f"worker {rank} was killed by {name}"
+            + (" (out of memory?)" if name == "SIGKILL" else "")
+            + f"; logs are in {folder}"
+        )
+    reports = reports_in(folder)
     if reports:
         first = reports[0]
+        if first["exit_code"] == DeadlineReached.exit_code:
+            raise DeadlineReached(first["message"])
         kind = BatchwrightError if first["exit_code"] == 2 else WorkerError
         prefix = "" if first["exit_code"] == 2 else f"worker {first['rank']}: "
         raise kind(prefix + first["message"])
     last = _last_line(folder)
     raise WorkerError(f"the workers ended: {last}; logs are in {folder}")
-
-
-def _read_report(path: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return report
 
 
 def _last_line(folder: Path) -> str:
@@ -197,38 +227,3 @@ def _last_line(folder: Path) -> str:
         if written:
             return written[-1]
     return "no output"
-
-
-def agent_main(specification: dict[str, Any]) -> int:
-    """The agent's process: hand the workers to torch's elastic agent; returns the exit code."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    os.environ[AGENT_PID] = str(os.getpid())
-    logs = Path(specification["logs"])
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=specification["workers"],
-        run_id="workers",
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"localhost:{specification['port']}",
-        local_addr="localhost",
-        max_restarts=specification["restarts"],
-        monitor_interval=POLL_SECONDS,
-        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
-    )
-    command = ["-m", specification["module"], *specification["arguments"]]
-    try:
-        elastic_launch(config, sys.executable)(*command)
-    except ChildFailedError as error:
-        codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        (logs / "agent.json").write_text(json.dumps(codes), encoding="utf-8")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    die_with_parent(PARENT_PID)
-    sys.exit(agent_main(json.loads(sys.argv[1])))

@@ -6,19 +6,22 @@ Imports nothing heavy, so that the promise to die with the parent is made before
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from batchwright.documents import one_line
-from batchwright.errors import BatchwrightError, LostWorkerError
+from batchwright.errors import (
+    BatchwrightError,
+    DeadlineReached,
+    Interrupted,
+    LostWorkerError,
+)
+from batchwright.reports import leave_report
 
-ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # where a worker leaves its last error, as a JSON file
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its agent
 AGENT_PID = "BATCHWRIGHT_AGENT"  # the agent's process, for its workers
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
@@ -66,28 +69,13 @@ def worker_main(work: Callable[[], None]) -> None:
     try:
         work()
     except BatchwrightError as error:
-        _leave(one_line(error), error.exit_code, secondary=isinstance(error, LostWorkerError))
+        # Under an agent a worker is stopped by a signal because another one failed.
+        stopped = isinstance(error, Interrupted) and not isinstance(error, DeadlineReached)
+        secondary = stopped or isinstance(error, LostWorkerError)
+        leave_report(one_line(error), error.exit_code, secondary=secondary)
         print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - the worker's own log
         sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - this is the last frame: report and end
         traceback.print_exc()
-        _leave(one_line(error), 1, secondary=False)
+        leave_report(one_line(error), 1, secondary=False)
         sys.exit(1)
-
-
-def _leave(message: str, exit_code: int, *, secondary: bool) -> None:
-    folder = os.environ.get(ERRORS_FOLDER)
-    if folder is None:
-        return
-    rank = int(os.environ.get("RANK", "0"))
-    report = {
-        "rank": rank,
-        "message": message,
-        "exit_code": exit_code,
-        "secondary": secondary,
-        "time": time.time(),
-    }
-    try:
-        Path(folder, f"rank{rank}.json").write_text(json.dumps(report), encoding="utf-8")
-    except OSError:
-        print(f"cannot leave a report in {folder}", file=sys.stderr)  # noqa: T201 - as above

@@ -298,6 +298,7 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
                 port=plan.job.port,
                 restarts=plan.job.restarts,
                 poll=lambda: lines(shown.update),
+                tell=lambda line: shown.update({"kind": "note", "text": line}),
             )
     summary = read_record(folder / "summary.json", RunSummary)
     measured = folder / "profile.json"

@@ -27,8 +27,9 @@ from batchwright.launch import raise_failure
 from batchwright.probing.commands import Command
 from batchwright.probing.executor import Executor
 from batchwright.probing.worker import Ready
-from batchwright.processes import AGENT_PID, ERRORS_FOLDER, spinning_shortly
+from batchwright.processes import AGENT_PID, spinning_shortly
 from batchwright.records import Job, Record
+from batchwright.reports import ERRORS_FOLDER
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
 
 ANSWER_SECONDS = 900.0

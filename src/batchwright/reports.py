@@ -1,0 +1,72 @@
+"""What workers and agent leave in the launcher's folder about how they ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # names the folder to the workers
+AGENT_REPORT = "agent.json"  # exit code of each worker that failed last, by rank
+RESTARTS_LOG = "restarts.log"  # a line for each time that all workers were started again
+
+
+def leave_report(message: str, exit_code: int, *, secondary: bool) -> None:
+    """Leave this worker's last error for the launcher; without a launcher nothing.
+
+    Args:
+        message: One line.
+        exit_code: With which the worker is about to end.
+        secondary: Whether it ends because another worker was lost or stopped.
+    """
+    folder = os.environ.get(ERRORS_FOLDER)
+    if folder is None:
+        return
+    rank = int(os.environ.get("RANK", "0"))
+    report = {
+        "rank": rank,
+        "message": message,
+        "exit_code": exit_code,
+        "secondary": secondary,
+        "time": time.time(),
+    }
+    try:
+        _report_path(folder, rank).write_text(json.dumps(report), encoding="utf-8")
+    except OSError:
+        print(f"cannot leave a report in {folder}", file=sys.stderr)  # noqa: T201 - the worker's log
+
+
+def reports_in(folder: Path) -> list[dict[str, Any]]:
+    """What `leave_report` left, oldest first, but errors of a worker's own before all others."""
+    reports: list[dict[str, Any]] = [
+        json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank*.json")
+    ]
+    return sorted(reports, key=lambda report: (report["secondary"], report["time"]))
+
+
+def forget_reports(folder: Path) -> None:
+    """Take away what an earlier start has left."""
+    for path in [*folder.glob("rank*.json"), folder / AGENT_REPORT, folder / RESTARTS_LOG]:
+        path.unlink(missing_ok=True)
+
+
+def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
+    """(rank, name of the signal) of each worker that a signal ended, but for a request to stop.
+
+    Args:
+        codes: Exit code of each worker, by rank; negative: killed by that signal.
+    """
+    return [
+        (rank, signal.Signals(-code).name)
+        for rank, code in codes.items()
+        if code < 0 and -code != signal.SIGTERM
+    ]
+
+
+def _report_path(folder: str, rank: int) -> Path:
+    return Path(folder, f"rank{rank}.json")

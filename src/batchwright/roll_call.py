@@ -1,0 +1,247 @@
+"""Who still answers: each worker beats in the launcher's store; after a failure the others look.
+
+A collective that fails says that a connection broke or that time ran out, never whose fault it is.
+The store is reached without collectives, so the survivors can find out there. A worker's beat comes
+from a thread of its own and so goes on while the worker computes; it stops when the process is
+killed or stopped, or its host is gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+BEAT_SECONDS = 0.5
+MISSED_BEATS = 3  # so many in a row, and a worker counts as silent
+_ANSWER_SECONDS = 10.0  # a store that says nothing for so long is taken as gone
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What the others must know of a worker to miss it.
+
+    Attributes:
+        place: Where it computes: host name, device type and local rank, as in ``node1/cpu:0``.
+        machine: Names the machine and its set of process numbers; empty where that is unknown.
+        process: Process number there.
+        token: Differs at each start of each worker.
+    """
+
+    place: str
+    machine: str
+    process: int
+    token: str
+
+
+def machine_name() -> str:
+    """A name under which process numbers are unique: this boot's and this process namespace's."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # no Linux
+        return ""
+
+
+class RollCall:
+    """Beats for this worker until `close`, and names the workers that do not answer.
+
+    Args:
+        store: Where all workers leave word; someone outside the workers should hold it.
+        rank: This worker.
+        present: All workers, in rank order.
+        keeper: Address of a store that someone outside the workers holds; empty: worker 0 does,
+            and must not leave before the others have looked.
+
+    Attributes:
+        current: The one that this process beats for, if any.
+        exchanging: Whether the worker is in an exchange now; for `naming_the_lost` to set.
+    """
+
+    current: ClassVar[RollCall | None] = None
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        present: Sequence[Presence],
+        keeper: str = "",
+    ) -> None:
+        self._store = PrefixStore(f"batchwright/roll-call/{present[0].token}", store)
+        self._rank, self._present = rank, tuple(present)
+        self._keeper = keeper
+        self._count = 0
+        self._failed = False
+        self._exchanged_at = time.monotonic()
+        self._exchanging = False
+        self._ending = threading.Event()
+        self._beat()
+        self._thread = threading.Thread(target=self._beat_on, name="roll-call", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # a thread that wakes up in a dying interpreter aborts it
+        RollCall.current = self
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether the worker is in an exchange now."""
+        return self._exchanging
+
+    @exchanging.setter
+    def exchanging(self, value: bool) -> None:
+        self._exchanging = value
+        self._exchanged_at = time.monotonic()
+
+    def close(self) -> None:
+        """Leave word that this worker has gone of its own accord, and beat no longer."""
+        atexit.unregister(self.close)
+        if RollCall.current is self:
+            RollCall.current = None
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        self._thread.join(timeout=1.0)
+        if not self._failed and not self._thread.is_alive():
+            _asked(lambda: self._store.set(f"word/{self._rank}", "left"), seconds=1.0)
+
+    def inquire(self) -> str:
+        """After a failed exchange: which workers are lost, as one sentence; empty if all answer.
+
+        Takes `MISSED_BEATS` beats at most, less where a worker has plainly ended.
+        """
+        self._failed = True
+        outcome = _asked(self._inquire, seconds=_ANSWER_SECONDS)
+        if isinstance(outcome, str):
+            return outcome
+        if self._keeper:
+            return f"the launcher's store at {self._keeper} does not answer"
+        return f"{self._name(0)}, which holds the store, does not answer"
+
+    # ------------------------------------------------------------------------------------- beating
+
+    def _beat_on(self) -> None:
+        while not self._ending.wait(BEAT_SECONDS):
+            try:
+                self._beat()
+            except RuntimeError:
+                return  # the store is gone; the next exchange will fail and say so
+
+    def _beat(self) -> None:
+        self._count += 1
+        beat = {
+            "count": self._count,
+            "time": time.time(),
+            "exchanging": self._exchanging,
+            "seconds": time.monotonic() - self._exchanged_at,
+        }
+        self._store.set(f"beat/{self._rank}", json.dumps(beat))
+
+    # ------------------------------------------------------------------------------------- looking
+
+    def _inquire(self) -> str:
+        self._store.set(f"word/{self._rank}", "failed")
+        others = [rank for rank in range(len(self._present)) if rank != self._rank]
+        lost, sentence = self._look(others)
+        self._store.set(f"done/{self._rank}", "")
+        if self._rank == 0 and not self._keeper:
+            self._wait_for_the_others(set(others) - set(lost))
+        return sentence
+
+    def _look(self, others: Sequence[int]) -> tuple[Sequence[int], str]:
+        """The lost, and the sentence about them."""
+        before = {rank: self._read(f"beat/{rank}") for rank in others}
+        end = time.monotonic() + MISSED_BEATS * BEAT_SECONDS
+        while True:
+            words = {rank: self._read(f"word/{rank}") for rank in others}
+            quiet = [rank for rank in others if words[rank] is None]
+            left = [rank for rank in others if words[rank] == "left"]
+            ended = [rank for rank in quiet if self._has_ended(rank)]
+            if left:
+                return left, self._told(left, "left the run")
+            if ended:
+                return ended, self._told(ended, "ended without a word")
+            if not quiet or time.monotonic() > end:
+                break
+            time.sleep(BEAT_SECONDS / 10)
+        beats = {rank: self._read(f"beat/{rank}") for rank in quiet}
+        silent = [rank for rank in quiet if beats[rank] == before[rank]]
+        if silent:
+            return silent, _listed(
+                f"{self._name(rank)} has been silent{_silence(beats[rank])}" for rank in silent
+            )
+        absent = {rank: beat for rank in quiet if not (beat := _decoded(beats[rank]))["exchanging"]}
+        return list(absent), _listed(
+            f"{self._name(rank)} answers, but has not come to an exchange for "
+            f"{beat['seconds']:.0f} s"
+            for rank, beat in absent.items()
+        )
+
+    def _wait_for_the_others(self, ranks: Iterable[int]) -> None:
+        end = time.monotonic() + 2 * MISSED_BEATS * BEAT_SECONDS
+        while time.monotonic() < end and any(self._read(f"done/{rank}") is None for rank in ranks):
+            time.sleep(BEAT_SECONDS / 10)
+
+    def _read(self, key: str) -> str | None:
+        """A value, ``None`` where there is none: the store itself would wait for it."""
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _has_ended(self, rank: int) -> bool:
+        """Whether a worker of this machine is no running process any more."""
+        other, own = self._present[rank], self._present[self._rank]
+        if not own.machine or other.machine != own.machine:
+            return False
+        try:
+            status = Path(f"/proc/{other.process}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return True
+        return status.rpartition(")")[2].split()[0] in "ZX"  # ended, but not yet waited for
+
+    def _name(self, rank: int) -> str:
+        return f"worker {rank} ({self._present[rank].place})"
+
+    def _told(self, ranks: Iterable[int], what: str) -> str:
+        return _listed(f"{self._name(rank)} {what}" for rank in ranks)
+
+
+def presence(place: str) -> Presence:
+    """This process, as the others must know it."""
+    return Presence(place, machine_name(), os.getpid(), os.urandom(8).hex())
+
+
+def _silence(beat: str | None) -> str:
+    """How long ago a beat was, by the clocks of both hosts."""
+    if beat is None:
+        return " from the start"
+    return f" for {max(MISSED_BEATS * BEAT_SECONDS, time.time() - _decoded(beat)['time']):.0f} s"
+
+
+def _decoded(beat: str | None) -> dict[str, Any]:
+    decoded: dict[str, Any] = json.loads(beat or "{}")
+    return decoded
+
+
+def _listed(sentences: Iterable[str]) -> str:
+    return ", ".join(sentences)
+
+
+def _asked(question: Any, *, seconds: float) -> Any:
+    """A question to the store, given up after some seconds or when the store is gone: ``None``."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except RuntimeError:
+            answers.append(None)
+
+    thread = threading.Thread(target=ask, name="roll-call-question", daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
+    return answers[0] if answers else None

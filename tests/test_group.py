@@ -1,0 +1,265 @@
+"""Finding each other, missing each other, and recognizing a launch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from batchwright import group
+from batchwright.errors import LostWorkerError
+from batchwright.group import Group
+from batchwright.meeting import choose_interface, interface_towards, meet
+from batchwright.roll_call import Presence, RollCall, machine_name
+from batchwright.workload.host import collective_interface
+from gloo import free_port
+
+# ------------------------------------------------------------------------------------- who answers
+
+
+@pytest.fixture
+def roll_calls():
+    """Three workers' roll calls over one store, within this process."""
+    store = dist.HashStore()
+    present = [Presence(f"node{r}/cpu:0", "", os.getpid(), f"token{r}") for r in range(3)]
+    calls = [RollCall(store, rank, present, "agent:1") for rank in range(3)]
+    yield calls
+    for call in calls:
+        call.close()
+
+
+def fall_silent(call):
+    """Beat no longer, and leave no word: what a stopped process does."""
+    call._ending.set()
+    call._thread.join()
+
+
+def test_a_silent_worker_is_named_with_its_place_and_silence(roll_calls):
+    fall_silent(roll_calls[2])
+    for call in roll_calls[:2]:
+        call.exchanging = True
+    assert roll_calls[0].inquire() == "worker 2 (node2/cpu:0) has been silent for 2 s"
+
+
+def test_a_worker_that_left_is_named_at_once(roll_calls):
+    roll_calls[1].close()
+    assert roll_calls[0].inquire() == "worker 1 (node1/cpu:0) left the run"
+
+
+def test_a_worker_that_beats_but_does_not_come_is_named(roll_calls):
+    for call in roll_calls[:2]:
+        call.exchanging = True
+    said = roll_calls[0].inquire()
+    assert said.startswith("worker 2 (node2/cpu:0) answers, but has not come to an exchange for ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_process_of_this_machine_that_has_ended_is_named_at_once():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # ended, but not yet waited for
+    present = [
+        Presence(f"node/cpu:{rank}", machine_name(), process, f"token{rank}")
+        for rank, process in enumerate((os.getpid(), ended.pid, os.getpid()))
+    ]
+    call = RollCall(dist.HashStore(), 0, present, "agent:1")
+    try:
+        assert call.inquire() == "worker 1 (node/cpu:1) ended without a word"
+        ended.wait()
+        assert call.inquire() == "worker 1 (node/cpu:1) ended without a word"
+    finally:
+        call.close()
+
+
+def test_nobody_is_named_when_all_failed_alike(roll_calls):
+    found = []
+    threads = [threading.Thread(target=lambda c=c: found.append(c.inquire())) for c in roll_calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["", "", ""]
+
+
+WORKER = """
+import os, signal, sys, time
+import torch
+from batchwright.group import Group
+from batchwright.errors import LostWorkerError
+
+torch.set_num_threads(1)
+rank, victim, number = (int(word) for word in sys.argv[1:])
+group = Group(torch.device("cpu"), 4.0)
+group.barrier()
+if rank == victim:
+    os.kill(os.getpid(), number)
+try:
+    group.barrier()
+except LostWorkerError as error:
+    print(error)
+group.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "victim", "number", "agent", "said"),
+    [
+        (3, 2, signal.SIGSTOP, True, "worker 2 ({}/cpu:2) has been silent for "),
+        (2, 0, signal.SIGKILL, False, "worker 0 ({}/cpu:0), which holds the store, does not"),
+    ],
+)
+def test_survivors_name_the_worker_that_a_signal_hit(workers, victim, number, agent, said):
+    server = (
+        dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if agent else None
+    )
+    port = server.port if server else free_port()
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": workers}
+    shared |= {"LOCAL_WORLD_SIZE": workers, "TORCHELASTIC_USE_AGENT_STORE": agent}
+    processes = []
+    for rank in range(workers):
+        own = shared | {"RANK": rank, "LOCAL_RANK": rank}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, str(rank), str(victim), str(int(number))],
+                env=os.environ | {name: str(value) for name, value in own.items()},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        for rank, process in enumerate(processes):
+            if rank != victim:
+                out, err = process.communicate(timeout=60)
+                assert said.format(os.uname().nodename) in out, out + err
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+# --------------------------------------------------------------------------------------- meeting
+
+
+@pytest.fixture
+def agent_store(monkeypatch):
+    """A store that this process holds, as an agent would."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    return store
+
+
+def start(ranks, size, timeout=5.0):
+    """What each of ``ranks`` finds: the token of worker 0 once they have met, or an error."""
+    found = {}
+
+    def join(rank):
+        try:
+            store = meet(rank, size, timeout)
+            if rank == 0:
+                store.set("token", os.urandom(4).hex())
+            found[rank] = store.get("token")
+        except LostWorkerError as error:
+            found[rank] = str(error)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)  # the others come first: they find what an earlier start has left
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_each_start_gets_a_part_of_the_store_for_itself(agent_store):
+    whole = start([2, 1, 0], 3)
+    fewer = start([1, 0], 2)
+    more = start([3, 2, 1, 0], 4)
+    tokens = [set(found.values()) for found in (whole, fewer, more)]
+    assert [len(each) for each in tokens] == [1, 1, 1]
+    assert len(set.union(*tokens)) == 3
+
+
+def test_those_who_do_not_come_are_named_and_spoil_no_later_start(agent_store):
+    assert start([1, 0], 3, timeout=0.5) == dict.fromkeys(
+        (0, 1), "worker 2 did not come to the start within 0.5 s"
+    )
+    assert len(set(start([1, 0], 2).values())) == 1
+
+
+def test_on_one_host_gloo_uses_the_loopback_interface(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "somewhere.invalid")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    choose_interface()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == collective_interface()
+
+
+def test_what_the_user_says_of_the_interface_stands(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    choose_interface()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+def test_the_interface_follows_the_route():
+    assert interface_towards("127.0.0.1") == collective_interface()
+    assert interface_towards("nowhere.invalid") is None
+
+
+# ------------------------------------------------------------------------------ the same launch
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """What `started_again` says in a new process of an agent."""
+
+    def call(agent, process, folder=tmp_path / "run"):
+        report = f"/tmp/torchelastic_x/{agent}/attempt_0/0/error.json"  # noqa: S108 - only a name
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", report)
+        monkeypatch.setattr(group, "_PROCESS", process)
+        return Group(torch.device("cpu")).started_again(folder)
+
+    return call
+
+
+def test_a_restart_by_the_same_agent_is_recognized(opened):
+    assert [opened("one", "first"), opened("one", "second"), opened("one", "third")] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_another_launch_or_the_same_process_is_no_restart(opened):
+    assert not opened("one", "first")
+    assert not opened("one", "first")
+    assert not opened("two", "second")
+
+
+def test_a_run_of_another_launch_is_not_taken_over_by_restarting(opened, tmp_path):
+    opened("one", "first")
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    assert not opened("two", "second")
+    assert not opened("two", "third")  # its agent started it again after it was refused
+    assert opened("one", "fourth")
+
+
+def test_without_an_agent_nothing_is_noted(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    assert not Group(torch.device("cpu")).started_again(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_worker_knows_its_place():
+    assert Group(torch.device("cpu")).places == (f"{os.uname().nodename}/cpu:0",)
