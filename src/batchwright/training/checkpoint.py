@@ -1,5 +1,7 @@
 """Checkpoints: one file, written aside, synced and renamed; enough to continue exactly.
 
+The one before may be kept beside it. Whenever a process is killed, one of the two is whole.
+
 Only tensors and plain Python values inside, so ``torch.load(path, weights_only=True)`` opens it
 without this package, and ``checkpoint["model"]`` is a plain ``state_dict``.
 """
@@ -7,6 +9,8 @@ without this package, and ``checkpoint["model"]`` is a plain ``state_dict``.
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,13 @@ from batchwright.errors import FileError
 FORMAT = "batchwright-checkpoint/1"
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint whole or not at all.
+def save_checkpoint(path: Path, content: dict[str, Any], *, former: Path | None = None) -> None:
+    """Write a checkpoint whole or not at all; ``written`` in it says when, in ns of Unix time.
+
+    Args:
+        path: Where it goes.
+        content: Tensors on the CPU and plain values.
+        former: Where the file that was at ``path`` goes; unset: nowhere, it is replaced.
 
     Raises:
         FileError: It cannot be written; the previous file is still there.
@@ -26,16 +35,29 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     aside = path.with_name(f".{path.name}.writing")
     try:
         with aside.open("wb") as file:
-            torch.save({"format": FORMAT, **content}, file)
+            torch.save({"format": FORMAT, "written": time.time_ns(), **content}, file)
             file.flush()
             os.fsync(file.fileno())
+        if former is not None and path.exists():
+            path.replace(former)
         aside.replace(path)
+        _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
         aside.unlink(missing_ok=True)
         raise FileError(
             f"cannot write the checkpoint {path}: {_cause(error)}; "
             "the previous one, if any, is unharmed; free some space and use --resume"
         ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the new names on the disk too; where that cannot be asked for, they come in time."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
