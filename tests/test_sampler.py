@@ -7,8 +7,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from batchwright.errors import PlanError
-from batchwright.training.sampler import epoch_order, epoch_steps, micro_batches
+from batchwright.planning.partition import apportion
+from batchwright.training.sampler import (
+    balancing_weights,
+    epoch_order,
+    micro_batches,
+    step_sizes,
+)
+from batchwright.training.walk import Shares, Walk
 
 calmly = settings(deadline=None, max_examples=60)  # nothing here is about time
 
@@ -20,6 +26,17 @@ def epochs(draw):
     local = draw(st.lists(st.integers(least, 40), min_size=1, max_size=6))
     samples = draw(st.integers(sum(local), 2000))
     return samples, local, least
+
+
+def make_walk(samples, local, least, *, rank=0, micro=10_000, first=0, done=0):
+    sizes = step_sizes(samples - done, sum(local), workers=len(local), least=least)
+    shares = Shares(first, tuple(local), micro)
+    return Walk(torch.arange(samples), sizes, shares, start=done, rank=rank, least=least)
+
+
+def epoch_steps(samples, local, least):
+    walk = make_walk(samples, local, least)
+    return [walk.step(index) for index in range(len(walk))]
 
 
 @calmly
@@ -70,14 +87,6 @@ def test_a_step_has_the_same_samples_whatever_the_shares(epoch, random):
 
 
 @calmly
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 240))
-def test_a_batch_larger_than_the_data_is_refused(local, samples):
-    assume(samples < sum(local))
-    with pytest.raises(PlanError, match=f"{sum(local)} is larger than the {samples} training"):
-        epoch_steps(samples, local, 1)
-
-
-@calmly
 @given(st.integers(1, 5000), st.integers(1, 600))
 def test_micro_batches_are_as_few_and_as_even_as_can_be(size, most):
     parts = micro_batches(size, most)
@@ -88,11 +97,127 @@ def test_micro_batches_are_as_few_and_as_even_as_can_be(size, most):
 
 
 @calmly
+@given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 4))
+def test_micro_batches_are_never_smaller_than_a_worker_can_train_on(size, most, least):
+    parts = micro_batches(size, most, least)
+    assert sum(parts) == size
+    assert min(parts) >= min(size, least)
+
+
+@calmly
 @given(st.integers(1, 300), st.integers(0, 50), st.integers(0, 2**63 - 1))
 def test_the_order_is_a_permutation_that_epoch_and_seed_decide(samples, epoch, seed):
     order = epoch_order(samples, epoch, seed)
     assert torch.equal(order.sort().values, torch.arange(samples))
     assert torch.equal(order, epoch_order(samples, epoch, seed))
+
+
+# ------------------------------------------------------------------------------ shares that change
+
+
+@st.composite
+def changing(draw):
+    """An epoch, how far each worker's feed is ahead, and shares that change on the way."""
+    samples, local, least = draw(epochs())
+    batch, workers = sum(local), len(local)
+    ahead = draw(st.lists(st.integers(0, 5), min_size=workers, max_size=workers))
+    changes = {}
+    for _ in range(draw(st.integers(0, 4))):
+        weights = draw(st.lists(st.floats(0.1, 10), min_size=workers, max_size=workers))
+        micro = draw(st.integers(2, 30))
+        changes[draw(st.integers(0, 30))] = (apportion(weights, batch, least=least), micro)
+    return samples, local, least, ahead, changes
+
+
+@calmly
+@given(changing())
+def test_every_sample_comes_once_while_feeds_are_ahead_and_shares_change(epoch):
+    samples, local, least, ahead, changes = epoch
+    walks = [make_walk(samples, local, least, rank=rank) for rank in range(len(local))]
+    feeds = [PrefetchingFeed(walk, most) for walk, most in zip(walks, ahead, strict=True)]
+    seen = []
+    for index in range(len(walks[0])):
+        for walk, feed in zip(walks, feeds, strict=True):
+            parts = walk.parts(index)
+            fed = [feed.next() for _ in parts]
+            assert [list(part) for part in fed] == [list(part) for part in parts]
+            assert sum(map(len, fed)) == walk.step(index).local_batch_sizes[walks.index(walk)]
+            seen += [int(position) for part in fed for position in part]
+        if index in changes:
+            sizes, micro = changes[index]
+            first = max(walk.taken for walk in walks) + 1
+            for walk in walks:
+                walk.change(Shares(first, tuple(sizes), micro))
+    assert sorted(seen) == list(range(samples))
+    assert len({tuple(walk.step(i) for i in range(len(walk))) for walk in walks}) == 1
+
+
+class PrefetchingFeed:
+    """Asks for micro-batches ahead, as a loader with processes of its own does."""
+
+    def __init__(self, walk, most):
+        self.source, self.most, self.waiting = walk.ahead(), most, []
+
+    def next(self):
+        while len(self.waiting) <= self.most:
+            part = next(self.source, None)
+            if part is None:
+                break
+            self.waiting.append(part)
+        return self.waiting.pop(0)
+
+
+def test_a_change_applies_from_its_step_on():
+    walk = make_walk(100, [6, 4], 1)
+    walk.change(Shares(3, (2, 8), 4))
+    assert [walk.step(i).local_batch_sizes for i in (2, 3)] == [(6, 4), (2, 8)]
+    walk.change(Shares(3, (5, 5), 4))
+    assert [walk.step(i).local_batch_sizes for i in (2, 3, 9)] == [(6, 4), (5, 5), (5, 5)]
+    assert [one.first for one in walk.table] == [0, 3]
+
+
+def test_a_step_that_a_feed_has_asked_for_cannot_change():
+    walk = make_walk(100, [6, 4], 1)
+    ahead = walk.ahead()
+    next(ahead), next(ahead)
+    assert walk.taken == 1
+    with pytest.raises(AssertionError):
+        walk.change(Shares(1, (5, 5), 4))
+
+
+@calmly
+@given(epochs(), st.integers(1, 8), st.data())
+def test_after_a_resume_with_other_workers_the_rest_comes_once(epoch, workers, data):
+    samples, local, least = epoch
+    batch = sum(local)
+    assume(batch >= least * workers)
+    first = data.draw(st.integers(0, len(make_walk(samples, local, least))))
+    done = sum(make_walk(samples, local, least).step(i).samples for i in range(first))
+    other = apportion([1.0] * workers, batch)
+    walk = make_walk(samples, other, least, first=first, done=done)
+    steps = [walk.step(i) for i in range(first, len(walk))]
+    positions = [p for step in steps for r in range(workers) for p in range(*step.span(r))]
+    assert positions == list(range(done, samples))
+
+
+# --------------------------------------------------------------------------------- drawn by weight
+
+
+def test_balanced_sampling_draws_all_classes_equally_often():
+    labels = torch.tensor([0] * 900 + [1] * 90 + [2] * 10)
+    order = epoch_order(1000, 0, 0, balancing_weights(labels))
+    counts = labels[order].bincount()
+    assert counts.tolist() == pytest.approx([333.3] * 3, rel=0.15)
+    assert torch.equal(order, epoch_order(1000, 0, 0, balancing_weights(labels)))
+    assert not torch.equal(order, epoch_order(1000, 1, 0, balancing_weights(labels)))
+
+
+def test_a_sample_without_weight_is_never_drawn():
+    weights = torch.tensor([0.0, 1.0, 0.0, 3.0, 0.0])
+    drawn = torch.cat([epoch_order(5, epoch, 0, weights) for epoch in range(200)])
+    counts = drawn.bincount(minlength=5)
+    assert counts[[0, 2, 4]].tolist() == [0, 0, 0]
+    assert int(counts[3]) == pytest.approx(750, abs=60)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():

@@ -83,6 +83,11 @@ def resolve(job: Job, data: DataFacts) -> Job:
     from batchwright.workload.host import resolve_device
 
     device = resolve_device(job.device)
+    if job.batch_norm == "synchronized" and device.type == "cpu":
+        raise JobError(
+            "batch_norm=synchronized computes on GPUs only: on the CPU leave it at worker; the "
+            "statistics are merged over the workers for evaluation in any case"
+        )
     workers = job.workers
     if job.launch == "in-process":
         if workers not in ("auto", 1):
@@ -182,10 +187,12 @@ def with_job(plan: Plan, job: Job) -> Plan:
     """
     for key in Job.model_fields:
         planned, asked = getattr(plan.job, key), getattr(job, key)
+        if key == "goal":  # the deadline is training's own to keep
+            planned = planned.model_copy(update={"deadline": asked.deadline})
         if planned != asked and key not in TRAINING_KEYS:
             raise PlanError(
                 f"{key}={asked} differs from the plan's {key}={planned}: plan again with it "
-                f"(training itself takes {', '.join(TRAINING_KEYS)})"
+                f"(training itself takes {', '.join(TRAINING_KEYS)}, goal.deadline)"
             )
     return plan.model_copy(update={"job": job})
 

@@ -7,15 +7,15 @@ gradient of the mean loss over the union of their batches, whatever the local ba
 
 Gradients are copied into fixed buckets, in the order in which the backward pass makes them, and
 each full bucket is all-reduced at once. The last message also carries `Tally`: loss, weight, the
-sample-weighted squared norms of the workers' gradients, and flags. Nothing needs a message of its
-own.
+sample-weighted squared norms of the workers' gradients, flags, and what each worker says of itself.
+Nothing needs a message of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,21 @@ from torch import Tensor, nn
 from batchwright.group import Group, naming_the_lost
 
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
-_SCALARS = 4  # weight, loss, stop, checkpoint
+_SCALARS = 5  # weight, loss, stop, checkpoint, out of memory
+
+
+class WorkerNote(NamedTuple):
+    """What a worker tells the others of itself; each has a place of its own in the message."""
+
+    seconds: float = 0.0
+    """From the end of the last exchange until its gradients were ready, in seconds."""
+    ahead: float = 0.0
+    """Steps after this one whose samples its loader was already asked for."""
+    micro_batch: float = 0.0
+    """Most samples that it puts through the network at once."""
+
+
+_NOTHING = WorkerNote()
 
 
 @dataclass(frozen=True)
@@ -36,15 +50,22 @@ class Tally:
         loss: Sum over the micro-batches of weight x mean loss.
         stop: Workers that were asked to stop.
         checkpoint: Workers that ask for a checkpoint (rank 0 does, by its clock).
+        out_of_memory: Workers whose gradients are missing for want of memory: the sums are then
+            to be thrown away.
+        note: What this worker says of itself; not summed.
         local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 for each parameter, gradient units squared;
             ``None`` with one worker, where it says nothing.
+        notes: What all workers say of themselves, in rank order.
     """
 
     weight: float
     loss: float
     stop: float = 0.0
     checkpoint: float = 0.0
+    out_of_memory: float = 0.0
+    note: WorkerNote = _NOTHING
     local_sqr_norms: Tensor | None = None
+    notes: tuple[WorkerNote, ...] = ()
 
 
 class Reducer:
@@ -91,7 +112,8 @@ class Reducer:
 
         Args:
             tally: This worker's own figures.
-            share: b_i / B, this worker's share of the step, for the squared norms.
+            share: b_i / B, this worker's share of the step, for the squared norms; 0 for one that
+                has no gradients.
 
         Returns:
             The figures summed over all workers.
@@ -100,7 +122,7 @@ class Reducer:
             LostWorkerError: Another worker is gone or silent.
         """
         if not self._buckets:
-            return tally
+            return replace(tally, notes=(tally.note,))
         self._fill_tail(tally, share)
         with naming_the_lost():
             for bucket in self._buckets[self._next :]:
@@ -128,22 +150,41 @@ class Reducer:
             self._next += 1
 
     def _fill_tail(self, tally: Tally, share: float) -> None:
-        scalars = [tally.weight, tally.loss, tally.stop, tally.checkpoint]
+        scalars = [
+            *(tally.weight, tally.loss, tally.stop, tally.checkpoint),
+            tally.out_of_memory,
+        ]
         present = [float(p.grad is not None) for p in self.parameters]
-        tail = self._buckets[-1].tail
-        tail[: _SCALARS + len(present)] = tail.new_tensor(scalars + present)
-        tail[_SCALARS + len(present) :] = sqr_norms(self.parameters).to(tail) / share
+        head, norms, notes = self._tail_parts()
+        head[:] = head.new_tensor(scalars + present)
+        norms[:] = sqr_norms(self.parameters).to(norms) / (share or 1.0)
+        notes.zero_()
+        notes.view(self._group.size, -1)[self._group.rank] = notes.new_tensor(tally.note)
+
+    def _tail_parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Scalars and whether each parameter has a gradient; squared norms; the workers' notes."""
+        count, noted = len(self.parameters), self._group.size * len(WorkerNote._fields)
+        head, norms, notes = self._buckets[-1].tail.split([_SCALARS + count, count, noted])
+        return head, norms, notes
 
     def _read_tail(self) -> Tally:
-        tail = self._buckets[-1].tail
-        scalars, present, norms = tail.split([_SCALARS, *[len(self.parameters)] * 2])
+        head, norms, notes = self._tail_parts()
         for bucket in self._buckets:
             bucket.hand_over()
-        for parameter, count in zip(self.parameters, present.tolist(), strict=True):
+        weight, loss, stop, checkpoint, out_of_memory, *present = head.tolist()
+        for parameter, count in zip(self.parameters, present, strict=True):
             if not count:
                 parameter.grad = None
-        weight, loss, stop, checkpoint = scalars.tolist()
-        return Tally(weight, loss, stop, checkpoint, norms.clone())
+        said = notes.view(self._group.size, -1).tolist()
+        return Tally(
+            weight,
+            loss,
+            stop,
+            checkpoint,
+            out_of_memory,
+            local_sqr_norms=norms.clone(),
+            notes=tuple(WorkerNote(*row) for row in said),
+        )
 
 
 class _Bucket:
@@ -199,11 +240,13 @@ def sqr_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
     return result
 
 
-def buffer_bytes(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> int:
+def buffer_bytes(
+    parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES, *, workers: int = 2
+) -> int:
     """Bytes of the buckets that a `Reducer` of several workers keeps for these parameters."""
     trained = [p for p in parameters if p.requires_grad]
     groups = _grouped(trained, bucket_bytes)
-    tail = (_SCALARS + 2 * len(trained)) * _dtype_of(groups[-1]).itemsize
+    tail = _tail_numbers(len(trained), workers) * _dtype_of(groups[-1]).itemsize
     return sum(p.numel() * p.element_size() for p in trained) + tail
 
 
@@ -211,11 +254,16 @@ def _make_buckets(
     parameters: Sequence[nn.Parameter], group: Group, bucket_bytes: int
 ) -> list[_Bucket]:
     groups = _grouped(parameters, bucket_bytes)
-    tails = [0] * (len(groups) - 1) + [_SCALARS + 2 * len(parameters)]
+    tails = [0] * (len(groups) - 1) + [_tail_numbers(len(parameters), group.size)]
     return [
         _Bucket(members, tail, _dtype_of(members), group)
         for members, tail in zip(groups, tails, strict=True)
     ]
+
+
+def _tail_numbers(parameters: int, workers: int) -> int:
+    """Numbers behind the gradients in the last message."""
+    return _SCALARS + 2 * parameters + workers * len(WorkerNote._fields)
 
 
 def _grouped(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

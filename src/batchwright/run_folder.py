@@ -64,8 +64,8 @@ def telling_how_to_resume(folder: Path) -> Iterator[None]:
     try:
         yield
     except Interrupted as stop:
-        how = f"continue with `batchwright run --resume --out {folder}`"
-        raise Interrupted(stop.signal_number, f"{stop}; {how}") from None
+        stop.args = (f"{stop}; continue with `batchwright run --resume --out {folder}`",)
+        raise
 
 
 def read_summary(run: str | Path) -> RunSummary:

@@ -187,6 +187,26 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
         )
 
 
+def check_bounds(job: Job, local: Sequence[int]) -> None:
+    """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
+    least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
+    if job.method != "dynamic-batch":
+        return
+    if least > most:
+        raise PlanError(
+            f"least_local_batch={least} is more than most_local_batch={most}: give a smaller one"
+        )
+    for name, bound, missed in (
+        ("least_local_batch", least, least * len(local) > sum(local)),
+        ("most_local_batch", most, most * len(local) < sum(local)),
+    ):
+        if missed:
+            raise PlanError(
+                f"{name}={bound} leaves no way to share a global batch of {sum(local)} between "
+                f"{len(local)} worker(s): an even share is {sum(local) / len(local):g}"
+            )
+
+
 def check_micro_batches(local: int, most: int, least: int) -> None:
     """Refuse micro-batches of at most ``most`` that leave a part smaller than ``least``."""
     smallest = local // -(-local // most)

@@ -127,6 +127,20 @@ class Kind:
         bent = abs(fixed + slope * middle - between) > 1e-9 * between
         return None if bent or fixed < 0 else (fixed, slope)
 
+    def fixed_samples(self, workers: int, resolution: int, local: int) -> float:
+        """Fixed cost of a step, as so many samples' worth: what rebalancing goes by at first.
+
+        By the slope between half of ``local`` and all of it; at most ``local``, 0 if it falls.
+        """
+        if local < 2 * self.least:
+            return 0.0
+        seconds, half = (
+            self.seconds_at_once(workers, resolution, size) for size in (local, local // 2)
+        )
+        slope = (seconds - half) / (local - local // 2)
+        worth = seconds / slope - local if slope > 0 else 0.0
+        return round(min(max(worth, 0.0), float(local)), 1)
+
     def fitted_line(self, workers: int, resolution: int) -> Line | None:
         """The line through the measured step times, where one describes them.
 

@@ -20,6 +20,7 @@ from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.choice import Choice, Progress, check_goal, choose
 from batchwright.planning.inputs import (
     PLANNING_KEYS,
+    check_bounds,
     check_profiles,
     measured_job,
     planning_job,
@@ -110,6 +111,7 @@ def make_plan(
                 stage.resolution, merged[0].data, alternatives.resolutions(choice.row, rows)
             ),
             reasons.measured_precision(merged[0], precision_of(job)),
+            *reasons.method(settled),
             *_predicted(job, choice, chosen, stage, bends, progress),
             *reasons.learning_rate(job, rule, stage),
             *explanations.progress_of(job, chosen.global_batch_size, progress),
@@ -138,11 +140,16 @@ def _predicted(
 
 
 def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> Stage:
+    local = local_batches(row.mix, row.totals)
+    check_bounds(job, local)
+    kind, _ = row.mix.members[0]
+    fixed = kind.fixed_samples(len(local), chosen.resolution, chosen.micro_batch_size)
     return stage_of(
         job,
         chosen.resolution,
         rule,
-        local_batches(row.mix, row.totals),
+        local,
+        fixed_samples=fixed,
         micro_batch_size=chosen.micro_batch_size,
         predicted_epoch_seconds=chosen.epoch_seconds,
         predicted_bytes=chosen.peak_bytes,

@@ -5,6 +5,7 @@ The planner decides; nothing here does.
 
 from __future__ import annotations
 
+from batchwright.planning.rebalancing import DEAD_BAND
 from batchwright.records import (
     Alternative,
     DataFacts,
@@ -19,6 +20,7 @@ from batchwright.records import (
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 KRIZHEVSKY = "Krizhevsky 2014, arXiv 1404.5997"
 LOSHCHILOV = "Loshchilov and Hutter 2017, arXiv 1608.03983"
+YE = "Ye et al. 2020, arXiv 2007.11831"
 
 
 def resolution(side: int, data: DataFacts, alternatives: tuple[Alternative, ...] = ()) -> Reason:
@@ -46,6 +48,21 @@ def measured_precision(profile: Profile, precision: Precision) -> Reason:
         )
         why = f"A step of {size} images on each worker took {times}."
     return Reason(choice="precision", value=precision, why=why, source="measured")
+
+
+def method(job: Job) -> tuple[Reason, ...]:
+    """How shares change while training; nothing to say where they stay as planned."""
+    if job.method == "plain":
+        return ()
+    when = "at the end of each epoch"
+    if job.rebalance_steps:
+        when = f"every {job.rebalance_steps} steps and {when}"
+    why = (
+        f"Asked for. Local batches are where it starts: {when} each worker's share is made to "
+        "follow its measured speed, if any would change by more than "
+        f"{DEAD_BAND:.0%}; the global batch stays."
+    )
+    return (Reason(choice="method", value=job.method, why=why, source="published", reference=YE),)
 
 
 def unmeasured_batch(job: Job, stage: Stage, *, given: bool) -> Reason:

@@ -9,6 +9,7 @@ from batchwright.planning import reasons
 from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.inputs import (
     check_batch,
+    check_bounds,
     check_micro_batches,
     check_side,
     least_local,
@@ -61,6 +62,7 @@ def plan_without_profile(
     local = local or tuple(apportion([1] * workers, batch))
     if min(local) < least:
         raise PlanError(f"local batches {list(local)}: each worker needs at least {least}")
+    check_bounds(job, local)
     precision = job.precision if job.precision != "auto" else "float32"
     job = resolved(job, data, precision=precision, workers=workers)
     side = max(sides(job))
@@ -80,6 +82,7 @@ def plan_without_profile(
         reasons=(
             reasons.unmeasured_batch(job, stage, given=local_batch_sizes is not None),
             reasons.resolution(side, data),
+            *reasons.method(job),
             *reasons.learning_rate(job, rule, stage),
         ),
     )

@@ -16,7 +16,7 @@ from batchwright.group import Group
 from batchwright.probing.timing import now, on_any
 from batchwright.records import Job, MemoryParts, Precision
 from batchwright.reduction import Reducer, Tally, buffer_bytes, sqr_norms
-from batchwright.workload.host import autocast
+from batchwright.workload.host import autocast, is_out_of_memory
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.sources import ImageData
 from batchwright.workload.store import ImageStore
@@ -172,10 +172,8 @@ class Bench:
         own: Tally | None = None
         try:
             own = self._backward(supply())
-        except (torch.OutOfMemoryError, MemoryError):
-            pass
-        except RuntimeError as error:  # the CPU's allocator has no class of its own
-            if "can't allocate memory" not in str(error):
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
         if on_any(self.group, own is None) or own is None:
             self._clear()

@@ -140,6 +140,9 @@ class Stage(Record):
         min_length=1, description="Samples per step of each worker, in rank order."
     )
     micro_batch_size: Count = Field(description="Most samples in one forward pass.")
+    fixed_samples: NonNegative = Field(
+        0.0, description="Fixed cost of a step on a worker, as so many samples' worth; 0: unknown."
+    )
     predicted_epoch_seconds: Estimate | None = Field(
         None, description="Seconds per epoch of training; null where nothing was measured."
     )

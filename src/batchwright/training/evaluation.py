@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchwright.errors import DataError
 from batchwright.group import Group
+from batchwright.planning.partition import apportion
 from batchwright.training.feeding import Feed
+from batchwright.training.sampler import Step
 from batchwright.training.signals import StopRequest
 
 Metric = Callable[[Any, Any], Tensor | dict[str, Tensor]]
@@ -36,12 +38,12 @@ def evaluate(
     resolution: int | None,
     forward: Forward,
     autocast: Callable[[], AbstractContextManager[Any]],
-    share: float,
+    shares: Sequence[int],
 ) -> tuple[dict[str, float], int, int]:
     """Sums of a metric over a data set, each sample counted once.
 
-    Every worker takes every ``group.size``-th sample. Modules are put into evaluation mode and
-    back; batch normalization uses the workers' merged statistics meanwhile.
+    Every worker takes a stretch of samples, as long as its share in training. Modules are put into
+    evaluation mode and back; batch normalization uses the workers' merged statistics meanwhile.
 
     Returns:
         Sum of each value over the samples, number of samples, and number of workers that were asked
@@ -53,7 +55,9 @@ def evaluate(
     """
     if not len(feed):
         raise DataError("session.evaluate() got an empty data set: there is nothing to evaluate")
-    indices = torch.arange(group.rank, len(feed), group.size)
+    first, last = Step(0, tuple(apportion(shares, len(feed)))).span(group.rank)
+    indices = torch.arange(first, last)
+    share = shares[group.rank] / sum(shares)
     totals: dict[str, float] = {}
     count = 0
     with evaluation_mode(model), merged_batch_norm(model, group, share), torch.inference_mode():

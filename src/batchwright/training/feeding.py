@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from batchwright.errors import DataError, PlanError
 from batchwright.workload.pipeline import ImagePipeline
@@ -28,8 +28,11 @@ class Feed(Protocol):
     def description(self) -> dict[str, Any]:
         """What a user of the trained network must know of its input; plain values."""
 
-    def training(self, batches: Sequence[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
-        """A batch for each tensor of sample indices, in order."""
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """A batch for each tensor of sample indices, in order; may ask for them ahead."""
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """One training batch here and now, beside those that `training` has asked for."""
 
     def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
         """The same without augmentation."""
@@ -49,10 +52,14 @@ class PipelineFeed:
         pipeline = self._pipeline
         return {"side": pipeline.side, "mean": list(pipeline.mean), "std": list(pipeline.std)}
 
-    def training(self, batches: Sequence[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
         """(images, labels) with augmentation."""
         for indices in batches:
-            yield self._pipeline.training_batch(indices, epoch=epoch, resolution=resolution)
+            yield self.single(indices, epoch, resolution)
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """The same, one batch."""
+        return self._pipeline.training_batch(indices, epoch=epoch, resolution=resolution)
 
     def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
         """(images, labels) without augmentation."""
@@ -100,23 +107,30 @@ class DatasetFeed:
                 f"the plan has several resolutions ({', '.join(map(str, sorted(set(sides))))}): "
                 "say which part of a batch is the image with images=, or give resize="
             )
-        self._dataset, self._device, self._seed = dataset, device, seed
+        self._items = SeededItems(dataset, seed)
+        self._device = device
         self._images, self._collate = images, collate
         self._resize = resize
         self._order = _EpochOrder()
         self._loader = self._make_loader(loaders)
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type] # map-style, checked above
+        return len(self._items)
 
     def description(self) -> dict[str, Any]:
         """Nothing: the data set prepares its own images."""
         return {}
 
-    def training(self, batches: Sequence[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
         """The data set's own batches, resized if asked."""
         for batch in self._fetch(batches, epoch):
             yield self._resized(batch, resolution)
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """One such batch, fetched in this process."""
+        items = [self._items[epoch, int(index)] for index in indices]
+        batch = (self._collate or default_collate)(items)
+        return self._resized(to_device(batch, self._device), resolution)
 
     def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
         """The data set's own batches; resized only if ``resolution`` is given."""
@@ -125,7 +139,7 @@ class DatasetFeed:
 
     def _make_loader(self, loaders: int) -> DataLoader[Any]:
         return DataLoader(
-            SeededItems(self._dataset, self._seed),
+            self._items,
             batch_sampler=self._order,
             num_workers=loaders,
             collate_fn=self._collate,
@@ -134,8 +148,8 @@ class DatasetFeed:
             generator=torch.Generator(),  # or each epoch would draw from the global one
         )
 
-    def _fetch(self, batches: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
-        self._order.batches = [[(epoch, int(i)) for i in indices] for indices in batches]
+    def _fetch(self, batches: Iterable[Tensor], epoch: int) -> Iterator[Batch]:
+        self._order.batches = ([(epoch, int(i)) for i in indices] for indices in batches)
         for batch in self._loader:
             yield to_device(batch, self._device)
 
@@ -153,6 +167,9 @@ class SeededItems(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self._dataset, self._seed = dataset, seed
 
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type] # map-style, the feed has checked
+
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, index = key
         states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the user's code may draw from any of the three
@@ -169,16 +186,13 @@ class SeededItems(Dataset[Any]):
 
 
 class _EpochOrder(Sampler[list[tuple[int, int]]]):
-    """Hands the loader the batches of the epoch at hand."""
+    """Hands the loader the batches of the epoch at hand, as it asks for them."""
 
     def __init__(self) -> None:
-        self.batches: list[list[tuple[int, int]]] = []
+        self.batches: Iterable[list[tuple[int, int]]] = ()
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def refuse_iterable(dataset: Any) -> None:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
 from batchwright.documents import read_record
-from batchwright.errors import PlanError
+from batchwright.errors import JobError, PlanError
 from batchwright.processes import worker_main
-from batchwright.records import Plan
+from batchwright.records import Job, Plan
+from batchwright.training.sampler import balancing_weights
 from batchwright.training.session import Session
 from batchwright.workload.host import resolve_device
 from batchwright.workload.pipeline import ImagePipeline
@@ -64,9 +66,15 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
     if job.weights is not None and not resume:
         load_weights(network, job.weights)
     freeze(network, job.frozen)
+    if job.batch_norm == "synchronized":
+        network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
     set_training(network)
     loss = build_loss(job)
     optimizer = build_optimizer(network, job, plan.learning_rate.base)
+
+    def mean_loss(images: Tensor, labels: Tensor) -> Tensor:
+        return loss(network(images), labels)
+
     with Session(
         network,
         optimizer,
@@ -74,11 +82,12 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
         plan=plan,
         run_folder=run_folder,
         resume=resume,
+        sample_weights=_sample_weights(job, data.train),
         exit_on_stop=False,
     ) as session:
         for epoch in session.epochs():
             for images, labels in session.batches():
-                session.step(loss(network(images), labels))
+                session.step(partial(mean_loss, images, labels))
             if (epoch + 1) % job.evaluate_epochs == 0 or epoch + 1 == plan.epochs:
                 session.evaluate(held_out, accuracy_and_loss)
 
@@ -105,6 +114,18 @@ def _fed(
         seed=plan.job.seed,
         dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
     )
+
+
+def _sample_weights(job: Job, part: ImageStore | Dataset[Any]) -> Tensor | None:
+    """How often each image is drawn; `None`: once per epoch."""
+    if job.sampling == "shuffle":
+        return None
+    if not isinstance(part, ImageStore):
+        raise JobError(
+            f"sampling=balanced needs all labels beforehand, and data={job.data} tells each with "
+            "its image: try sampling=shuffle, or sample_weights= in a loop of your own"
+        )
+    return balancing_weights(part.labels)
 
 
 def _refuse_other_data(plan: Plan, data: ImageData) -> None:

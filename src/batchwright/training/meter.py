@@ -6,20 +6,24 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from batchwright.records import EpochRecord, Stage, WorkerTime
+from batchwright.records import EpochRecord, LocalBatches, Stage, WorkerTime
+
+OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication")  # others are for all
 
 
 @dataclass
 class EpochMeter:
     """Sums over the steps of one epoch on one worker; seconds, samples, counts.
 
-    ``training`` is wall time inside the steps, checkpoints aside; ``input``, ``compute`` and
-    ``communication`` are its parts on this worker.
+    ``training`` is wall time inside the steps, checkpoints aside; ``input``, ``compute``, ``wait``
+    and ``communication`` are its parts on this worker. ``shares`` are the local batches over the
+    epoch, as (first step, sizes by rank).
     """
 
     epoch: int = 0
     steps: int = 0
     skipped: int = 0
+    repeated: int = 0
     samples: int = 0
     local_samples: int = 0
     weight: float = 0.0
@@ -27,6 +31,7 @@ class EpochMeter:
     rate: float = 0.0
     input: float = 0.0
     compute: float = 0.0
+    wait: float = 0.0
     communication: float = 0.0
     training: float = 0.0
     evaluation: float = 0.0
@@ -34,6 +39,7 @@ class EpochMeter:
     whole: bool = True
     scores: dict[str, float] = field(default_factory=dict)
     score_count: int = 0
+    shares: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     @property
     def mean_loss(self) -> float | None:
@@ -50,15 +56,28 @@ class EpochMeter:
         """Plain values for a checkpoint; ``EpochMeter(**values)`` goes on, no longer whole."""
         return {**asdict(self), "whole": False}
 
-    def worker_time(self, local_batch_size: int) -> WorkerTime:
+    def for_a_newcomer(self) -> EpochMeter:
+        """What a worker that was not there before goes on with: the epoch, nothing of its own."""
+        return EpochMeter(**(self.values() | dict.fromkeys(OWN_PARTS, 0)))
+
+    def worker_time(self, place: str, local_batch_size: int) -> WorkerTime:
         """This worker's own part of the record."""
         return WorkerTime(
+            place=place,
             local_batch_size=local_batch_size,
             samples=self.local_samples,
             input_seconds=self.input,
             compute_seconds=self.compute,
+            wait_seconds=self.wait,
             communication_seconds=self.communication,
         )
+
+    def shares_from(self, step: int, sizes: tuple[int, ...]) -> None:
+        """From ``step`` on there are other local batches."""
+        before = [one for one in self.shares if one[0] < step]
+        if not before or before[-1][1] != sizes:
+            before.append((step, sizes))
+        self.shares = before
 
     def record(
         self, stage: Stage, workers: list[WorkerTime], noise_scale: float | None
@@ -72,6 +91,7 @@ class EpochMeter:
             global_batch_size=stage.global_batch_size,
             steps=self.steps,
             skipped_steps=self.skipped,
+            repeated_steps=self.repeated,
             samples=self.samples,
             learning_rate=self.rate,
             train_loss=self.mean_loss,
@@ -83,6 +103,9 @@ class EpochMeter:
             evaluation_seconds=self.evaluation,
             checkpoint_seconds=self.checkpoint,
             workers=tuple(workers),
+            shares=tuple(
+                LocalBatches(step=step, sizes=tuple(sizes)) for step, sizes in self.shares
+            ),
             whole=self.whole,
         )
 

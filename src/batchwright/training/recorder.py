@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from batchwright.documents import write_record
 from batchwright.errors import FileError
 from batchwright.processes import seconds_since_launch
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
+from batchwright.reduction import WorkerNote
 from batchwright.training.meter import EpochMeter
 
 STEP_LINE_SECONDS = 0.5  # between two lines inside an epoch
@@ -36,25 +38,28 @@ class Recorder:
         self._earlier_seconds = 0.0
         self._setup_seconds: float | None = None
         self._last_line = 0.0
+        self._since_line = _StepTimes()
 
-    def restore(self, content: dict[str, Any]) -> None:
-        """Go on from what a checkpoint holds of `values`."""
+    def restore(self, content: dict[str, Any], where: str) -> None:
+        """Go on from what a checkpoint holds of `values`.
+
+        Args:
+            content: The values.
+            where: What to say of it if there is anything left to do.
+        """
         self.epochs = [EpochRecord.model_validate_json(text) for text in content["epochs"]]
         self.resumed = content["resumed"] + 1
         self._earlier_seconds = content["wall_seconds"]
         self._setup_seconds = content["setup_seconds"]
         done = len(self.epochs) >= self._plan.epochs
-        text = (
-            "the run was finished already" if done else f"resumed at epoch {len(self.epochs) + 1}"
-        )
-        self.line({"kind": "note", "text": text})
+        self.note("the run was finished already" if done else where)
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         return {
             "epochs": [record.model_dump_json() for record in self.epochs],
             "resumed": self.resumed,
-            "wall_seconds": self._wall_seconds(),
+            "wall_seconds": self.wall_seconds,
             "setup_seconds": self._setup_seconds or 0.0,
         }
 
@@ -63,25 +68,69 @@ class Recorder:
         if self._setup_seconds is None:
             self._setup_seconds = time.perf_counter() - self._started
 
-    def step(self, meter: EpochMeter, steps: int, batch: int) -> None:
-        """A line about the epoch in progress, at most every half second."""
+    def step(
+        self,
+        meter: EpochMeter,
+        steps: int,
+        local_batch_sizes: Sequence[int],
+        notes: Sequence[WorkerNote],
+    ) -> None:
+        """Take in a step of the epoch in progress; a line at most every half second."""
+        if self.folder is None:
+            return
+        self._since_line.add([note.seconds for note in notes])
         now = time.perf_counter()
         if now - self._last_line < STEP_LINE_SECONDS:
             return
         self._last_line = now
-        self.line(
-            {
-                "kind": "step",
-                "epoch": meter.epoch,
-                "step": meter.steps,
-                "steps": steps,
-                "time/train_s": round(meter.training, 4),
-                "train/loss": meter.mean_loss,
-                "throughput/samples_per_sec": round(meter.samples_per_second, 2),
-                "lr": meter.rate,
-                "batch/global": batch,
-            }
-        )
+        line: dict[str, Any] = {
+            "kind": "step",
+            "epoch": meter.epoch,
+            "step": meter.steps,
+            "steps": steps,
+            "time/train_s": round(meter.training, 4),
+            "train/loss": meter.mean_loss,
+            "throughput/samples_per_sec": round(meter.samples_per_second, 2),
+            "lr": meter.rate,
+            "batch/global": sum(local_batch_sizes),
+        }
+        means = zip(*self._since_line.means(), strict=True)
+        for rank, (size, (compute, wait)) in enumerate(zip(local_batch_sizes, means, strict=True)):
+            line[f"batch/local/{rank}"] = size
+            line[f"time/rank{rank}/compute_s"] = round(compute, 6)
+            line[f"time/rank{rank}/wait_s"] = round(wait, 6)
+        self._since_line = _StepTimes()
+        self.line(line)
+
+    def shares(
+        self,
+        epoch: int,
+        first: int,
+        steps: int,
+        local_batch_sizes: Sequence[int],
+        places: Sequence[str],
+        speeds: Mapping[str, float],
+    ) -> None:
+        """A line about local batches from step ``first`` of an epoch on.
+
+        Args:
+            epoch: Zero-based.
+            first: First step that has them, zero-based.
+            steps: Steps of the epoch.
+            local_batch_sizes: Samples per step of each worker, in rank order.
+            places: Host and device of each worker.
+            speeds: Samples per second by place, as far as known.
+        """
+        line: dict[str, Any] = {"kind": "shares", "epoch": epoch, "step": first, "steps": steps}
+        for rank, (size, place) in enumerate(zip(local_batch_sizes, places, strict=True)):
+            line[f"batch/local/{rank}"] = size
+            line[f"place/{rank}"] = place
+            line[f"speed/{rank}"] = round(speeds[place], 2) if place in speeds else None
+        self.line(line)
+
+    def note(self, text: str) -> None:
+        """A line that a person should read."""
+        self.line({"kind": "note", "text": text})
 
     def epoch(self, record: EpochRecord) -> None:
         """A line about a finished epoch, the last of `epochs`; ``record`` replaces it."""
@@ -103,6 +152,7 @@ class Recorder:
             "resolution": record.resolution,
             "batch/global": record.global_batch_size,
             "steps/skipped": record.skipped_steps,
+            "steps/repeated": record.repeated_steps,
             "plan/predicted_epoch_s": predicted.value if predicted else None,
             "gns/simple": record.noise_scale,
         }
@@ -110,6 +160,7 @@ class Recorder:
             line[f"batch/local/{rank}"] = worker.local_batch_size
             line[f"time/rank{rank}/input_s"] = worker.input_seconds
             line[f"time/rank{rank}/compute_s"] = worker.compute_seconds
+            line[f"time/rank{rank}/wait_s"] = worker.wait_seconds
             line[f"time/rank{rank}/comm_s"] = worker.communication_seconds
         self.line(line)
 
@@ -135,7 +186,7 @@ class Recorder:
             profile=profile,
             epochs=tuple(self.epochs),
             setup_seconds=self._setup_seconds or 0.0,
-            wall_seconds=self._wall_seconds(),
+            wall_seconds=self.wall_seconds,
             resumed=self.resumed,
         )
 
@@ -144,5 +195,30 @@ class Recorder:
         if self.folder is not None:
             write_record(self.summary(), self.folder / "summary.json")
 
-    def _wall_seconds(self) -> float:
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds of the run so far, those before a resume included."""
         return self._earlier_seconds + time.perf_counter() - self._started
+
+
+class _StepTimes:
+    """Adds up the workers' times over some steps."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._computed: list[float] = []
+        self._waited: list[float] = []
+
+    def add(self, computed: Sequence[float]) -> None:
+        """Take in one step: seconds of computing by rank; the others wait for the slowest."""
+        slowest = max(computed)
+        if not self._steps:
+            self._computed, self._waited = [0.0] * len(computed), [0.0] * len(computed)
+        self._steps += 1
+        for rank, seconds in enumerate(computed):
+            self._computed[rank] += seconds
+            self._waited[rank] += slowest - seconds
+
+    def means(self) -> tuple[list[float], list[float]]:
+        """Seconds of computing and of waiting per step, by rank."""
+        return [v / self._steps for v in self._computed], [v / self._steps for v in self._waited]

@@ -11,29 +11,27 @@ Start it with ``torchrun --nproc-per-node N script.py``, or as a plain script fo
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import Dataset
 
 from batchwright.documents import read_record
-from batchwright.errors import Interrupted, PlanError, TrainingError
-from batchwright.group import Group, naming_the_lost
-from batchwright.planning.learning_rate import rate_factor
+from batchwright.errors import DeadlineReached, Interrupted, PlanError
+from batchwright.group import Group
 from batchwright.records import Plan, Stage
-from batchwright.reduction import Reducer, Tally, sqr_norms
+from batchwright.reduction import Reducer
+from batchwright.training.clock import StepClock
 from batchwright.training.evaluation import (
     Forward,
     Metric,
@@ -44,23 +42,18 @@ from batchwright.training.feeding import Batch, DatasetFeed, Feed, ImagePart, Pi
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
 from batchwright.training.recorder import Recorder
-from batchwright.training.sampler import Step, epoch_order, epoch_steps, micro_batches
+from batchwright.training.sampler import Step, micro_batches
+from batchwright.training.sharing import Sharing, share_of
 from batchwright.training.signals import StopRequest
-from batchwright.workload.host import autocast, prepare_process, worker_threads
+from batchwright.training.stepper import Loss, Stepper
+from batchwright.training.update import Updater
+from batchwright.workload.host import (
+    autocast,
+    is_out_of_memory,
+    prepare_process,
+    worker_threads,
+)
 from batchwright.workload.pipeline import ImagePipeline
-
-NOISE_DECAY = 0.98  # the noise scale looks back about 50 steps
-MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
-
-
-@dataclass
-class _MicroBatch:
-    """The micro-batch the user's loop works on now."""
-
-    samples: int
-    last: bool
-    step: Step
-    weight: float | None = None  # what its losses are means over, once there is one
 
 
 class Session:
@@ -82,6 +75,8 @@ class Session:
         resize: Resizes a whole batch instead: f(batch, resolution in pixels) -> batch.
         collate: As `torch.utils.data.DataLoader` takes it.
         loaders: Loader processes for a map-style data set.
+        sample_weights: How often each sample is drawn relative to the others, shape (samples,);
+            drawn with replacement. ``None``: each exactly once per epoch.
         exit_on_stop: After a stop signal and its checkpoint, end the process with code 128 + the
             signal's number; ``False`` raises `Interrupted` instead.
 
@@ -92,8 +87,8 @@ class Session:
         world_size: Number of workers.
 
     Raises:
-        PlanError: The plan is for another number of workers, other data or several resolutions
-            that nothing resizes.
+        PlanError: The plan is for another number of workers (unless a run goes on), other data or
+            several resolutions that nothing resizes.
         FileError: The run folder holds a run already, or cannot be written.
         DataError: The data set can only be iterated.
     """
@@ -113,6 +108,7 @@ class Session:
         resize: Callable[[Batch, int], Batch] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         loaders: int = 2,
+        sample_weights: Tensor | None = None,
         exit_on_stop: bool = True,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else read_record(plan, Plan)
@@ -121,7 +117,6 @@ class Session:
         self._clip_norm = clip_norm or self.plan.job.clip_norm
         self._own_rates = learning_rate == "mine"
         self._exit_on_stop = exit_on_stop
-        self._first_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._loading = {
             "images": images, "resize": resize, "collate": collate, "loaders": loaders
         }  # fmt: skip
@@ -131,29 +126,29 @@ class Session:
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()
         try:
-            self._open(dataset, Path(run_folder) if run_folder else None, resume)
+            folder = Path(run_folder) if run_folder else None
+            self._open(dataset, folder, resume=resume, sample_weights=sample_weights)
         except BaseException:
             self._close()
             raise
 
     def _open(
-        self, dataset: Dataset[Any] | ImagePipeline, folder: Path | None, resume: bool
+        self,
+        dataset: Dataset[Any] | ImagePipeline,
+        folder: Path | None,
+        *,
+        resume: bool,
+        sample_weights: Tensor | None,
     ) -> None:
+        first_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._feed = self._feed_of(dataset)
-        self._check_plan()
+        again = folder is not None and self._group.started_again(folder)
+        going_on = resume or again
+        self._check_data()
+        _refuse_synchronized_on_cpu(self.model, self.device)
         trained = _all_parameters(self.model, self.optimizer)
-        self._share_first_weights(trained)
-        self._reducer = Reducer(trained, self._group)
-        self._least = 2 if any(isinstance(m, _BatchNorm) for m in self.model.modules()) else 1
-        self._state = RunState()
-        self._steps: list[Step] = []
-        self._micro: _MicroBatch | None = None
-        self._cast: torch.autocast | None = None
-        self._tally: Tally | None = None
-        self._weight = self._loss = 0.0
-        self._bad_steps = 0
-        self._mark = time.perf_counter()
-        self._folder = folder
+        self._group.share((*trained, *self.model.buffers()))
+        self._folder, self._state, self._clock = folder, RunState(), StepClock()
         self._recorder = Recorder(folder if self.rank == 0 else None, self.plan)
         self._keeper = Keeper(
             folder,
@@ -164,10 +159,40 @@ class Session:
             self._recorder,
             self._feed.description(),
         )
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        self._keeper.prepare(may_exist=resume or restarted)
-        if resume or restarted:
+        self._keeper.prepare(may_exist=going_on)
+        if going_on:
             self._keeper.restore(self._state)
+        least = 2 if any(isinstance(m, _BatchNorm) for m in self.model.modules()) else 1
+        self._check_workers(least, going_on=going_on)
+        self._sharing = Sharing(
+            self.plan,
+            self._group,
+            self._state,
+            self._recorder,
+            samples=len(self._feed),
+            least=least,
+            weights=_checked_weights(sample_weights, len(self._feed)),
+        )
+        self._reducer = Reducer(trained, self._group)
+        updater = Updater(
+            self._reducer.parameters,
+            self.optimizer,
+            self.plan,
+            first_rates=first_rates,
+            clip_norm=self._clip_norm,
+            own_rates=self._own_rates,
+            samples_per_epoch=len(self._feed),
+        )
+        self._stepper = Stepper(
+            self.plan,
+            self._group,
+            self._state,
+            self._reducer,
+            updater,
+            self._sharing,
+            self._clock,
+            self._wishes,
+        )
         rule = self.plan.learning_rate
         if self._own_rates and rule.peak != rule.base:
             warnings.warn(
@@ -191,7 +216,12 @@ class Session:
     @property
     def stage(self) -> Stage:
         """The plan's row that the current epoch belongs to."""
-        return self.plan.stages[self.plan.stage_of(min(self._state.epoch, self.plan.epochs - 1))]
+        return self._state.stage(self.plan)
+
+    @property
+    def local_batch_sizes(self) -> tuple[int, ...]:
+        """Samples per step of each worker, in rank order, as they are now."""
+        return self._sharing.local_batch_sizes
 
     @property
     def noise_scale(self) -> float | None:
@@ -212,8 +242,7 @@ class Session:
             epoch = self._state.epoch
             if self._state.meter.epoch != epoch or not self._state.step:
                 self._state.meter = EpochMeter(epoch=epoch)
-            shares = self.stage.local_batch_sizes
-            self._steps = epoch_steps(len(self._feed), shares, self._least)
+            self._sharing.begin_epoch()
             yield epoch
             self._end_epoch()
 
@@ -223,65 +252,54 @@ class Session:
         Between a batch and its `step`, autocast is on if the plan computes in bfloat16.
 
         Raises:
-            Interrupted: A stop signal came; a checkpoint was written.
+            Interrupted: A stop signal came, or the time was up; a checkpoint was written.
             RuntimeError: A batch was taken without a `step` for the one before.
         """
-        stage, epoch = self.stage, self._state.epoch
-        upcoming = self._steps[self._state.step :]
-        order = epoch_order(len(self._feed), epoch, self.plan.job.seed)
-        parts = [self._parts(step, order, stage) for step in upcoming]
-        fed = self._feed.training([p for part in parts for p in part], epoch, stage.resolution)
-        self._mark = time.perf_counter()
+        walk, state = self._sharing.walk, self._state
+        if walk is None:
+            raise RuntimeError(
+                "session.batches() outside of session.epochs(): loop over the epochs first"
+            )
+        fed = self._feed.training(walk.ahead(), state.epoch, self.stage.resolution)
+        self._clock.restart()
         try:
-            for step, step_parts in zip(upcoming, parts, strict=True):
-                for index, indices in enumerate(step_parts):
-                    batch = next(fed)
-                    self._lap("input")
-                    self._micro = _MicroBatch(
-                        len(indices), last=index == len(step_parts) - 1, step=step
-                    )
-                    self._enter_autocast()
-                    yield batch
-                    self._leave_autocast()
-                    if self._micro is not None:
-                        raise RuntimeError(
-                            "session.batches() was asked for the next batch before session.step() "
-                            "was called for this one: call step(loss) once for each batch"
-                        )
-                self._after_step()
+            while state.step < len(walk):
+                index = state.step
+                step = walk.step(index)
+                yield from self._passes(step, self._fed(fed, walk.parts(index)))
+                while self._stepper.repeat:
+                    again = self._cut(walk.cut(step, self._sharing.micro_batch_size))
+                    yield from self._passes(step, again)
+                self._after_step(step)
         finally:
-            self._leave_autocast()
+            self._stepper.leave_autocast()
 
-    def step(self, loss: Tensor | None = None, *, weight: float | None = None) -> bool:
+    def step(self, loss: Loss | None = None, *, weight: float | None = None) -> bool:
         """Backward pass; after the step's last micro-batch also exchange, check, clip and update.
 
+        Where memory runs out, all workers get the samples of this step once more, this one in
+        smaller micro-batches: simply go on with the loop. Out of the backward pass that works for
+        any loss, out of the forward pass for a function.
+
         Args:
-            loss: Mean loss of the micro-batch's samples, a scalar; ``None`` if `backward` was
-                called for all its parts.
+            loss: Mean loss of the micro-batch's samples, a scalar, or a function without arguments
+                that computes it; ``None`` if `backward` was called for all its parts.
             weight: What the loss is the mean over, if not the samples of the micro-batch (for
                 example labelled pixels).
 
         Returns:
             Whether the weights were updated: not before the last micro-batch of a step, and not
-            where a gradient was infinite or not a number.
+            where a gradient was infinite or not a number, or memory ran out.
 
         Raises:
             RuntimeError: No batch is open, or no parameter got a gradient.
             LostWorkerError: Another worker is gone.
-            TrainingError: Gradients were not finite for many steps in a row.
+            TrainingError: Gradients were not finite for many steps in a row, or not even the
+                smallest micro-batch fits into memory.
         """
-        micro = self._open_micro()
-        if loss is not None:
-            if micro.last:
-                self._reducer.arm()
-            self.backward(loss, weight=weight)
-        self._leave_autocast()
-        self._micro = None
-        if not micro.last:
-            return False
-        return self._update(micro.step)
+        return self._stepper.step(loss, weight)
 
-    def backward(self, loss: Tensor, *, weight: float | None = None) -> None:
+    def backward(self, loss: Loss, *, weight: float | None = None) -> None:
         """One of several backward passes for the same micro-batch; then call `step` without loss.
 
         Args:
@@ -292,19 +310,7 @@ class Session:
             RuntimeError: No batch is open.
             ValueError: A part before had another weight.
         """
-        micro = self._open_micro()
-        mean_over = float(micro.samples if weight is None else weight)
-        if micro.weight is None:
-            micro.weight = mean_over
-            self._weight += mean_over
-        elif micro.weight != mean_over:
-            raise ValueError(
-                f"weight={mean_over:g} after weight={micro.weight:g}: the losses of one "
-                "micro-batch must be means over the same weight to add up"
-            )
-        with torch.autocast(self.device.type, enabled=False):
-            (loss * (mean_over / micro.step.samples)).backward()
-        self._loss += float(loss.detach()) * mean_over
+        self._stepper.backward(loss, weight)
 
     def evaluate(
         self,
@@ -344,8 +350,8 @@ class Session:
             batch_size=batch_size or max(256, self.stage.micro_batch_size),
             resolution=None,
             forward=forward,
-            autocast=self._autocast,
-            share=self._share,
+            autocast=partial(autocast, self.plan.precision, self.device),
+            shares=self.local_batch_sizes,
         )
         self._state.meter.evaluation += time.perf_counter() - started
         if stopped:
@@ -365,7 +371,13 @@ class Session:
         try:
             if error is None:
                 self._recorder.finish()
-                self._group.barrier()  # nobody leaves before the summary is there
+                self._keeper.settle()  # nobody leaves before checkpoints and summary are there
+            elif is_out_of_memory(error):
+                error.add_note(
+                    "batchwright repeats such a step in smaller micro-batches if session.step() "
+                    "gets a function that computes the loss: "
+                    "session.step(lambda: criterion(model(images), labels))"
+                )
         finally:
             self._close()
         if isinstance(error, Interrupted) and self._exit_on_stop:
@@ -374,179 +386,108 @@ class Session:
                 print(f"batchwright: {error}{kept}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
             raise SystemExit(error.exit_code) from None
 
-    # --------------------------------------------------------------------------------- the update
+    # ----------------------------------------------------------------------------- micro-batches
 
-    def _update(self, step: Step) -> bool:
-        parameters = self._reducer.parameters
-        if all(p.grad is None for p in parameters):
-            raise RuntimeError(
-                "session.step() found no gradient: is the loss computed from the session's model, "
-                "and is any parameter trained (requires_grad)?"
-            )
-        own = Tally(
-            weight=self._weight,
-            loss=self._loss,
-            stop=float(self._stop.number),
-            checkpoint=float(self.rank == 0 and self._keeper.due),
-        )
-        self._weight = self._loss = 0.0
-        self._lap("compute")
-        tally = self._reducer.finish(own, step.local_batch_sizes[self.rank] / step.samples)
-        self._lap("communication")
-        sqr_norm = self._rescale(step, tally)
-        self._set_rates()
-        updated = math.isfinite(sqr_norm) and tally.weight > 0
-        if updated:
-            self._clip(math.sqrt(sqr_norm))
-            self.optimizer.step()
-        for parameter in parameters:  # those that the optimizer does not have would add up
-            parameter.grad = None
-        self._count(step, tally, updated)
-        self._lap("compute")
-        return updated
+    def _fed(self, fed: Iterator[Batch], parts: list[Tensor]) -> Iterator[tuple[int, Batch]]:
+        """This worker's micro-batches of a step, as (samples, batch), out of the feed.
 
-    def _rescale(self, step: Step, tally: Tally) -> float:
-        """Make the summed gradient the mean over the step's weight; returns |g|^2."""
-        gradients = [p.grad for p in self._reducer.parameters if p.grad is not None]
-        if tally.weight not in (0, step.samples):
-            torch._foreach_mul_(gradients, step.samples / tally.weight)
-        sqr_norm = float(sqr_norms(self._reducer.parameters).sum())
-        if tally.local_sqr_norms is not None and tally.weight == step.samples:
-            self._state.noise = self._state.noise.update(
-                float(tally.local_sqr_norms.sum()),
-                sqr_norm,
-                parts=self.world_size,
-                batch=step.samples,
-                decay=NOISE_DECAY,
-            )
-        return sqr_norm
+        One that the feed was asked for before memory ran out is cut again.
+        """
+        most = self._sharing.micro_batch_size
+        for part in parts:
+            batch = next(fed)
+            if len(part) <= most:
+                yield len(part), batch
+            else:
+                sizes = micro_batches(len(part), most, self._sharing.least)
+                yield from self._cut(list(part.split(sizes)))
 
-    def _clip(self, norm: float) -> None:
-        if self._clip_norm is not None and norm > self._clip_norm:
-            gradients = [p.grad for p in self._reducer.parameters if p.grad is not None]
-            torch._foreach_mul_(gradients, self._clip_norm / norm)
+    def _cut(self, parts: list[Tensor]) -> Iterator[tuple[int, Batch]]:
+        """The same, fetched here and now."""
+        for part in parts:
+            yield len(part), self._feed.single(part, self._state.epoch, self.stage.resolution)
 
-    def _set_rates(self) -> None:
-        rule = self.plan.learning_rate
-        factor = rate_factor(
-            self._state.samples_seen,
-            rule=rule,
-            samples_per_epoch=len(self._feed),
-            epochs=self.plan.epochs,
-        )
-        if not self._own_rates:
-            relative = factor * self.stage.learning_rate / rule.base
-            for group, first in zip(self.optimizer.param_groups, self._first_rates, strict=True):
-                group["lr"] = first * relative
-        self._state.meter.rate = float(self.optimizer.param_groups[0]["lr"])
+    def _passes(self, step: Step, source: Iterator[tuple[int, Batch]]) -> Iterator[Batch]:
+        """Yield the micro-batches of a step; all of them are taken from the source in any case."""
+        left, stepper = step.local_batch_sizes[self.rank], self._stepper
+        stepper.repeat = False
+        if not left:
+            stepper.step_without_samples(step)
+        for samples, batch in source:
+            if stepper.repeat:
+                continue  # memory ran out: the rest of the step is in vain
+            self._clock.lap(self._state.meter, "input")
+            left -= samples
+            stepper.open(samples, step, last=not left)
+            yield batch
+            stepper.leave_autocast()
+            stepper.refuse_open()
 
-    def _count(self, step: Step, tally: Tally, updated: bool) -> None:
-        meter = self._state.meter
-        meter.steps += 1
-        meter.skipped += not updated
-        meter.samples += step.samples
-        meter.local_samples += step.local_batch_sizes[self.rank]
-        meter.weight += tally.weight
-        meter.loss += tally.loss
-        self._state.step += 1
-        self._state.samples_seen += step.samples
-        self._tally = tally
-        self._bad_steps = 0 if updated else self._bad_steps + 1
-        if self._bad_steps >= MOST_BAD_STEPS:
-            raise TrainingError(
-                f"gradients were infinite or not a number for {MOST_BAD_STEPS} steps in a row "
-                f"(epoch {meter.epoch + 1}, step {meter.steps}): lower learning_rate, now "
-                f"{meter.rate:.3g}, or set clip_norm"
-            )
-
-    def _after_step(self) -> None:
+    def _after_step(self, step: Step) -> None:
         """What all workers do together once the user's loop is done with a step."""
-        tally, self._tally = self._tally, None
-        self._recorder.step(self._state.meter, len(self._steps), self.stage.global_batch_size)
-        if tally is not None and tally.stop:
+        self._keeper.check()
+        walk, tally = self._sharing.walk, self._stepper.tally
+        assert walk is not None  # noqa: S101 - `batches` has looked
+        self._recorder.step(self._state.meter, len(walk), step.local_batch_sizes, tally.notes)
+        if tally.stop:
             self._stop_now()
-        if tally is not None and tally.checkpoint:
+        if tally.checkpoint:
             self._checkpoint("last")
 
-    def _open_micro(self) -> _MicroBatch:
-        if self._micro is None:
-            raise RuntimeError(
-                "session.step() without a batch: call it once for each batch of session.batches()"
-            )
-        return self._micro
-
-    def _parts(self, step: Step, order: Tensor, stage: Stage) -> list[Tensor]:
-        """Indices of this worker's micro-batches in one step."""
-        first, last = step.span(self.rank)
-        sizes = micro_batches(last - first, stage.micro_batch_size)
-        return list(order[first:last].split(sizes))
-
-    def _lap(self, part: Literal["input", "compute", "communication"]) -> None:
-        """Book the time since the last lap."""
-        now = time.perf_counter()
-        setattr(self._state.meter, part, getattr(self._state.meter, part) + now - self._mark)
-        self._state.meter.training += now - self._mark
-        self._mark = now
-
-    def _autocast(self) -> torch.autocast:
-        return autocast(self.plan.precision, self.device)
-
-    def _enter_autocast(self) -> None:
-        if self.plan.precision != "float32":
-            self._cast = self._autocast()
-            self._cast.__enter__()
-
-    def _leave_autocast(self) -> None:
-        if self._cast is not None:
-            self._cast.__exit__(None, None, None)
-            self._cast = None
+    def _wishes(self) -> tuple[bool, bool]:
+        """Whether to stop, and whether to write a checkpoint, after the step in progress."""
+        most = self.plan.job.goal.deadline
+        time_is_up = self.rank == 0 and most is not None and self._recorder.wall_seconds > most
+        return self._stop.number > 0 or time_is_up, self._keeper.due(self._state.steps + 1)
 
     # ------------------------------------------------------------------- epochs and checkpoints
 
     def _end_epoch(self) -> None:
-        if self._state.step < len(self._steps):
+        walk, meter, state = self._sharing.walk, self._state.meter, self._state
+        if walk is not None and state.step < len(walk):
             raise RuntimeError(
-                f"epoch {self._state.epoch + 1} ended after {self._state.step} of "
-                f"{len(self._steps)} steps: go through all of session.batches()"
+                f"epoch {state.epoch + 1} ended after {state.step} of {len(walk)} steps: "
+                "go through all of session.batches()"
             )
-        meter, state = self._state.meter, self._state
-        stage = self._stage_at(meter.epoch)
-        own = meter.worker_time(stage.local_batch_sizes[self.rank])
-        record = meter.record(stage, self._group.gather(own), self.noise_scale)
+        self._sharing.end_epoch()
+        place, size = self._group.places[self.rank], self.local_batch_sizes[self.rank]
+        workers = self._group.gather(meter.worker_time(place, size))
+        record = meter.record(self.stage, workers, self.noise_scale)
         self._recorder.epochs.append(record)  # before the checkpoint, which must know of it
         state.epoch, state.step = state.epoch + 1, 0
         self._save_if_due()
         self._recorder.epoch(record.model_copy(update={"checkpoint_seconds": meter.checkpoint}))
 
-    def _stage_at(self, epoch: int) -> Stage:
-        return self.plan.stages[self.plan.stage_of(epoch)]
-
     def _save_if_due(self) -> None:
-        """Write ``best`` where the score rose, ``last`` by the clock and at the end."""
+        """Write ``best`` where the score rose, ``last`` when it is due and at the end."""
         meter, state = self._state.meter, self._state
         if meter.scores:
             score = next(iter(meter.scores.values())) / meter.score_count
             if score > state.best_score:
                 state.best_score = score
                 self._checkpoint("best")
-        if any(self._group.gather(self._keeper.due or state.epoch == self.plan.epochs)):
+        if any(
+            self._group.gather(self._keeper.due(state.steps) or state.epoch == self.plan.epochs)
+        ):
             self._checkpoint("last")
 
-    @property
-    def _share(self) -> float:
-        """This worker's share of the samples, b_i / B."""
-        return self.stage.local_batch_sizes[self.rank] / self.stage.global_batch_size
-
     def _checkpoint(self, name: str) -> None:
-        self._state.meter.checkpoint += self._keeper.save(name, self._state, self._share)
-        self._mark = time.perf_counter()
+        share = share_of(self.local_batch_sizes, self.rank)
+        self._state.meter.checkpoint += self._keeper.save(name, self._state, share)
+        self._clock.restart()
 
     def _stop_now(self) -> None:
         """All workers together: save and leave."""
         number = max(self._group.gather(self._stop.number))
         self._checkpoint("last")
+        self._keeper.settle()
         where = f"epoch {self._state.epoch + 1}, step {self._state.step}"
-        raise Interrupted(number, f"stopped by signal {number} at {where}")
+        if number:
+            raise Interrupted(number, f"stopped by signal {number} at {where}")
+        raise DeadlineReached(
+            f"goal.deadline={self.plan.job.goal.deadline:g} s was reached at {where}; to go on, "
+            "resume with a later one"
+        )
 
     # -------------------------------------------------------------------------------------- set-up
 
@@ -567,12 +508,7 @@ class Session:
             **self._loading,  # type: ignore[arg-type] # four keywords of this very call
         )
 
-    def _check_plan(self) -> None:
-        if self.plan.workers != self.world_size:
-            raise PlanError(
-                f"the plan is for {self.plan.workers} worker(s) and {self.world_size} are running: "
-                f"start {self.plan.workers}, or plan again with workers={self.world_size}"
-            )
+    def _check_data(self) -> None:
         planned, found = self.plan.data.train_samples, len(self._feed)
         if planned != found:
             raise PlanError(
@@ -580,17 +516,52 @@ class Session:
                 "probe and plan again for this data"
             )
 
-    def _share_first_weights(self, parameters: list[nn.Parameter]) -> None:
-        if self.world_size > 1:
-            with torch.no_grad(), naming_the_lost():
-                for tensor in (*parameters, *self.model.buffers()):
-                    dist.broadcast(tensor, src=0)
+    def _check_workers(self, least: int, *, going_on: bool) -> None:
+        """A run may go on with other workers than it began with; it begins as planned."""
+        planned, found = self.plan.workers, self.world_size
+        if planned == found:
+            return
+        if not going_on:
+            raise PlanError(
+                f"the plan is for {planned} worker(s) and {found} are running: "
+                f"start {planned}, or plan again with workers={found}"
+            )
+        batch = self.stage.global_batch_size
+        if batch < least * found:
+            raise PlanError(
+                f"the global batch of {batch} is too small for the {found} workers that are "
+                f"running, each needs at least {least}: start fewer"
+            )
+        self._recorder.note(f"going on with {found} workers, planned were {planned}")
 
     def _close(self) -> None:
         if hasattr(self, "_reducer"):
             self._reducer.close()
+        if hasattr(self, "_keeper"):
+            self._keeper.close()
         self._stop.close()
         self._group.close()
+
+
+def _checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:
+    if weights is None:
+        return None
+    weights = weights.detach().to("cpu", torch.float64)
+    bad = weights.shape != (samples,) or not bool(torch.isfinite(weights).all())
+    if bad or bool((weights < 0).any()) or not bool(weights.sum() > 0):
+        raise ValueError(
+            f"sample_weights of shape {tuple(weights.shape)} for {samples} samples: give one "
+            "finite number for each, none negative and not all 0"
+        )
+    return weights
+
+
+def _refuse_synchronized_on_cpu(model: nn.Module, device: torch.device) -> None:
+    if device.type == "cpu" and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
+        raise PlanError(
+            "SyncBatchNorm computes on GPUs only: on the CPU use plain BatchNorm, whose statistics "
+            "are merged over the workers for evaluation and checkpoints"
+        )
 
 
 def _all_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -92,6 +92,13 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory ran out; the CPU's allocator has no class for it."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 def prepare_process(threads: int) -> str:
     """Set the number of compute threads and keep freed memory in the process.
 

@@ -1,0 +1,236 @@
+"""One step after the other: backward passes, the exchange, the update, and what can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchwright.errors import TrainingError
+from batchwright.group import Group
+from batchwright.records import Plan
+from batchwright.reduction import Reducer, Tally, WorkerNote
+from batchwright.training.clock import StepClock, book_waiting
+from batchwright.training.keeper import RunState
+from batchwright.training.sampler import Step
+from batchwright.training.sharing import Sharing, share_of
+from batchwright.training.update import Updater
+from batchwright.workload.host import autocast, is_out_of_memory
+
+NOISE_DECAY = 0.98  # the noise scale looks back about 50 steps
+MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
+
+Loss = Tensor | Callable[[], Tensor]
+"""A mean loss, or a function that computes it: forward pass and all."""
+
+
+@dataclass
+class _MicroBatch:
+    """The micro-batch the user's loop works on now."""
+
+    samples: int
+    last: bool
+    step: Step
+    weight: float | None = None  # what its losses are means over, once there is one
+
+
+class Stepper:
+    """Takes the steps of a run on one worker.
+
+    Args:
+        plan: What is followed.
+        group: The workers.
+        state: How far the run is; counted on here.
+        reducer: Sums the gradients.
+        updater: Applies them.
+        sharing: Says who takes what, and learns from each step.
+        clock: Books the time.
+        wishes: Whether this worker asks to stop, and whether for a checkpoint, at the next step.
+
+    Attributes:
+        tally: Of the last step that was counted.
+        repeat: Whether the last step must be done again, because memory ran out somewhere.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        group: Group,
+        state: RunState,
+        reducer: Reducer,
+        updater: Updater,
+        sharing: Sharing,
+        clock: StepClock,
+        wishes: Callable[[], tuple[bool, bool]],
+    ) -> None:
+        self._plan, self._group, self._state = plan, group, state
+        self._reducer, self._updater, self._sharing = reducer, updater, sharing
+        self._clock, self._wishes = clock, wishes
+        self._micro: _MicroBatch | None = None
+        self._cast: torch.autocast | None = None
+        self._weight = self._loss = 0.0
+        self._out_of_memory = False
+        self._bad_steps = 0
+        self.tally = Tally(0.0, 0.0)
+        self.repeat = False
+
+    def open(self, samples: int, step: Step, *, last: bool) -> None:
+        """A micro-batch is handed to the loop; autocast is on until its `step`."""
+        self._micro = _MicroBatch(samples, last, step)
+        if self._plan.precision != "float32":
+            self._cast = autocast(self._plan.precision, self._group.device)
+            self._cast.__enter__()
+
+    def refuse_open(self) -> None:
+        """Raise `RuntimeError` if `step` was not called for the micro-batch."""
+        if self._micro is not None:
+            raise RuntimeError(
+                "session.batches() was asked for the next batch before session.step() "
+                "was called for this one: call step(loss) once for each batch"
+            )
+
+    def leave_autocast(self) -> None:
+        """Autocast is off."""
+        if self._cast is not None:
+            self._cast.__exit__(None, None, None)
+            self._cast = None
+
+    def backward(self, loss: Loss, weight: float | None) -> None:
+        """A backward pass; see `Session.backward`."""
+        micro = self._opened()
+        mean_over = float(micro.samples if weight is None else weight)
+        if micro.weight is None:
+            micro.weight = mean_over
+            self._weight += mean_over
+        elif micro.weight != mean_over:
+            raise ValueError(
+                f"weight={mean_over:g} after weight={micro.weight:g}: the losses of one "
+                "micro-batch must be means over the same weight to add up"
+            )
+        if self._out_of_memory:
+            return
+        try:
+            value = loss() if callable(loss) else loss
+            with torch.autocast(self._group.device.type, enabled=False):
+                (value * (mean_over / micro.step.samples)).backward()
+            self._loss += float(value.detach()) * mean_over
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._out_of_memory = True
+
+    def step(self, loss: Loss | None, weight: float | None) -> bool:
+        """Backward pass and, at the end of a step, the update; see `Session.step`."""
+        micro = self._opened()
+        if loss is not None:
+            if micro.last:
+                self._reducer.arm()
+            self.backward(loss, weight)
+        self.leave_autocast()
+        self._micro = None
+        if not (micro.last or self._out_of_memory):
+            return False
+        if not self._out_of_memory and all(p.grad is None for p in self._reducer.parameters):
+            raise RuntimeError(
+                "session.step() found no gradient: is the loss computed from the session's model, "
+                "and is any parameter trained (requires_grad)?"
+            )
+        return self._update(micro.step, micro.samples)
+
+    def step_without_samples(self, step: Step) -> None:
+        """Take part in a step of the others."""
+        self._update(step, 0)
+
+    def _opened(self) -> _MicroBatch:
+        if self._micro is None:
+            raise RuntimeError(
+                "session.step() without a batch: call it once for each batch of session.batches()"
+            )
+        return self._micro
+
+    def _update(self, step: Step, samples: int) -> bool:
+        """Exchange the gradients of a step and, unless something is wrong, step the optimizer."""
+        state, own = self._state, self._own_tally(samples)
+        if own.out_of_memory:
+            self._updater.clear()
+        share = share_of(step.local_batch_sizes, self._group.rank)
+        tally = self._reducer.finish(own, 0.0 if own.out_of_memory else share)
+        seconds = self._clock.lap(state.meter, "communication")
+        book_waiting(state.meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
+        self.repeat = tally.out_of_memory > 0
+        if self.repeat:
+            self._updater.clear()
+            state.meter.repeated += 1
+            if self._group.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._sharing.after_out_of_memory(tally)
+            return False
+        sqr_norm = self._updater.rescale(step.samples / tally.weight if tally.weight else 1.0)
+        self._note_noise(step, tally, sqr_norm)
+        updated = tally.weight > 0 and self._updater.apply(
+            sqr_norm, state.samples_seen, state.stage(self._plan)
+        )
+        self._updater.clear()
+        self._count(step, tally, updated=updated)
+        self._clock.lap(state.meter, "compute")
+        self._sharing.after_step(step, tally)
+        return updated
+
+    def _own_tally(self, samples: int) -> Tally:
+        """What this worker sends along with its gradients; ``samples`` of the last micro-batch."""
+        self._clock.lap(self._state.meter, "compute")
+        failed, weight, loss = self._out_of_memory, self._weight, self._loss
+        self._out_of_memory, self._weight, self._loss = False, 0.0, 0.0
+        micro_batch = self._sharing.micro_batch_size
+        if failed:
+            if samples < 2 * self._sharing.least:
+                raise TrainingError(
+                    f"worker {self._group.rank} has not enough memory for {samples} sample(s) at "
+                    "once: take a smaller network or resolution, or free memory"
+                )
+            micro_batch, weight, loss = samples // 2, 0.0, 0.0
+        stop, checkpoint = self._wishes()
+        return Tally(
+            weight=weight,
+            loss=loss,
+            stop=float(stop),
+            checkpoint=float(checkpoint),
+            out_of_memory=float(failed),
+            note=WorkerNote(self._clock.computed(), self._sharing.asked_ahead, micro_batch),
+        )
+
+    def _note_noise(self, step: Step, tally: Tally, sqr_norm: float) -> None:
+        """Learn from the norms of the workers' gradients, where these are means over samples."""
+        parts = sum(size > 0 for size in step.local_batch_sizes)
+        if tally.local_sqr_norms is None or tally.weight != step.samples or parts < 2:
+            return
+        self._state.noise = self._state.noise.update(
+            float(tally.local_sqr_norms.sum()),
+            sqr_norm,
+            parts=parts,
+            batch=step.samples,
+            decay=NOISE_DECAY,
+        )
+
+    def _count(self, step: Step, tally: Tally, *, updated: bool) -> None:
+        meter, state = self._state.meter, self._state
+        meter.rate = self._updater.rate
+        meter.steps += 1
+        meter.skipped += not updated
+        meter.samples += step.samples
+        meter.local_samples += step.local_batch_sizes[self._group.rank]
+        meter.weight += tally.weight
+        meter.loss += tally.loss
+        state.step += 1
+        state.steps += 1
+        state.samples_seen += step.samples
+        self.tally = tally
+        self._bad_steps = 0 if updated else self._bad_steps + 1
+        if self._bad_steps >= MOST_BAD_STEPS:
+            raise TrainingError(
+                f"gradients were infinite or not a number for {MOST_BAD_STEPS} steps in a row "
+                f"(epoch {meter.epoch + 1}, step {meter.steps}): lower learning_rate, now "
+                f"{meter.rate:.3g}, or set clip_norm"
+            )

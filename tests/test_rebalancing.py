@@ -1,0 +1,234 @@
+"""Shares that follow measured speeds, on simulated workers: pure arithmetic, no processes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.planning.rebalancing import (
+    balanced,
+    fixed_cost,
+    followed,
+    midmean,
+    speeds_of,
+    worth_changing,
+)
+from batchwright.training.balancer import Balancer
+from samples import make_job
+
+calmly = settings(deadline=None, max_examples=100)
+speeds = st.lists(st.floats(0.05, 50), min_size=1, max_size=9)
+
+
+class Workers:
+    """Simulated: a step takes worker ``i`` ``(b_i + fixed) / speed_i`` seconds, give or take."""
+
+    def __init__(self, speeds, *, fixed=0.0, noise=0.0, seed=0):
+        self.speeds, self.fixed, self.noise = list(speeds), fixed, noise
+        self.random = random.Random(seed)
+
+    def seconds(self, batches):
+        return [
+            (b + self.fixed) / v * (1 + self.random.gauss(0, self.noise))
+            for b, v in zip(batches, self.speeds, strict=True)
+        ]
+
+
+def run(workers, balancer, batches, steps, *, epoch=10**9):
+    """Local batches after each step."""
+    history = []
+    for step in range(1, steps + 1):
+        balancer.watch(batches, workers.seconds(batches))
+        batches = balancer.look(epoch_ends=step % epoch == 0) or batches
+        history.append(batches)
+    return history
+
+
+def make_balancer(count, *, every=10, least=1, known=None, fixed=0.0, **job):
+    return Balancer(
+        make_job(workers=count, method="dynamic-batch", rebalance_steps=every, **job),
+        [f"host/cpu:{rank}" for rank in range(count)],
+        least=least,
+        speeds=known or {},
+        fixed_samples=fixed,
+    )
+
+
+# -------------------------------------------------------------------------------------- arithmetic
+
+
+def test_the_published_example_of_three_slow_workers_and_a_fast_one():
+    assert balanced([1 / 3, 1 / 3, 1 / 3, 1], 512) == [86, 85, 85, 256]
+
+
+def test_without_fixed_cost_shares_are_those_of_the_published_rule():
+    shares, seconds = [0.1, 0.2, 0.3, 0.4], [1.0, 3.0, 2.0, 5.0]
+    performance = [d / t for d, t in zip(shares, seconds, strict=True)]
+    wanted = [1000 * p / sum(performance) for p in performance]
+    batches = [round(1000 * share) for share in shares]
+    found = balanced(speeds_of(batches, seconds, 0), 1000)
+    assert all(abs(a - b) < 1 for a, b in zip(found, wanted, strict=True))
+
+
+@calmly
+@given(speeds, st.integers(9, 4000), st.floats(0, 60))
+def test_batches_sum_to_the_global_batch_and_finish_together(speeds, batch, fixed):
+    found = balanced(speeds, batch, fixed_samples=fixed)
+    assert sum(found) == batch
+    assert min(found) >= 1
+    free = [i for i, b in enumerate(found) if b > 1]
+    seconds = [(found[i] + round(fixed)) / speeds[i] for i in free]
+    a_sample = max(1 / speeds[i] for i in free) if free else 0
+    assert not free or max(seconds) - min(seconds) <= 2 * a_sample
+
+
+@calmly
+@given(speeds, st.integers(100, 4000), st.integers(1, 5))
+def test_what_one_worker_cannot_take_goes_to_the_others(speeds, batch, least):
+    most = -(-batch // len(speeds)) + 3
+    found = balanced(speeds, batch, least=least, most=most)
+    assert sum(found) == batch
+    assert all(least <= size <= most for size in found)
+
+
+def test_bounds_that_leave_no_way_are_refused():
+    with pytest.raises(ValueError, match="outside what the bounds allow"):
+        balanced([1, 1], 100, most=20)
+
+
+def test_the_middle_half_is_not_moved_by_a_hiccup_but_by_a_lasting_change():
+    assert midmean([1.0] * 9 + [50.0]) == 1.0
+    assert midmean([1.0] * 3 + [2.0] * 9) == 2.0
+    assert midmean([3.0]) == 3.0
+
+
+def test_what_all_workers_have_in_common_changes_no_share():
+    known = {"a": 100.0, "b": 50.0}
+    found = followed(known, {"a": 60.0, "b": 30.0})
+    assert found["a"] / found["b"] == pytest.approx(2)
+
+
+def test_small_changes_are_smoothed_and_sudden_ones_believed():
+    known = {"a": 100.0, "b": 100.0}
+    little = followed(known, {"a": 102.0, "b": 98.0})
+    assert 1.0 < little["a"] / little["b"] < 1.02
+    sudden = followed(known, {"a": 100.0, "b": 50.0})
+    assert sudden["a"] / sudden["b"] == pytest.approx(2)
+
+
+def test_workers_that_were_not_measured_keep_their_relative_speed():
+    found = followed({"a": 100.0, "gone": 50.0}, {"a": 50.0, "new": 10.0})
+    assert found == pytest.approx({"a": 50.0, "gone": 25.0, "new": 10.0})
+
+
+@calmly
+@given(st.floats(0, 60), st.floats(0.3, 3), st.floats(0.5, 2))
+def test_the_fixed_cost_is_found_from_two_rounds(fixed, slower, common):
+    old, new = [64, 64], [90, 38]
+    workers = Workers([1.0, slower], fixed=fixed)
+    after = [common * t for t in workers.seconds(new)]
+    found = fixed_cost((old, workers.seconds(old)), (new, after))
+    assert found == pytest.approx(fixed, abs=0.01)
+
+
+def test_batches_that_hardly_changed_tell_no_fixed_cost():
+    assert fixed_cost(([64, 64], [1, 1]), ([66, 62], [1, 1])) is None
+
+
+def test_less_than_the_dead_band_is_not_worth_a_change():
+    assert not worth_changing([100, 100], [103, 97])
+    assert worth_changing([100, 100], [104, 96])
+    assert worth_changing([6, 2], [5, 3])
+
+
+# ------------------------------------------------------------------------------- simulated clusters
+
+
+def test_without_fixed_cost_one_round_is_enough():
+    workers = Workers([1.0, 0.5])
+    history = run(workers, make_balancer(2), (64, 64), 30)
+    assert history[8] == (64, 64)
+    assert set(history[9:]) == {(85, 43)}
+
+
+@pytest.mark.parametrize("fixed", [5.0, 20.0, 40.0])
+def test_with_a_fixed_cost_that_is_known_one_round_is_enough_too(fixed):
+    workers = Workers([1.0, 0.5], fixed=fixed)
+    history = run(workers, make_balancer(2, fixed=fixed), (64, 64), 20)
+    first, second = workers.seconds(history[9])
+    assert first == pytest.approx(second, rel=0.03)
+
+
+@pytest.mark.parametrize("fixed", [5.0, 20.0, 40.0])
+def test_a_fixed_cost_that_is_not_known_is_learnt_in_a_second_round(fixed):
+    workers = Workers([1.0, 0.5], fixed=fixed)
+    balancer = make_balancer(2)
+    history = run(workers, balancer, (64, 64), 30)
+    first, second = workers.seconds(history[19])
+    assert first == pytest.approx(second, rel=0.03)
+    assert balancer.fixed_samples == pytest.approx(fixed, rel=0.2)
+
+
+def test_a_slow_down_and_a_recovery_are_followed_in_one_whole_interval():
+    workers = Workers([1.0, 1.0], fixed=10.0, noise=0.02)
+    balancer = make_balancer(2, fixed=10.0)
+    batches = run(workers, balancer, (64, 64), 40)[-1]
+    assert batches == (64, 64)
+    for speeds in ([1.0, 0.5], [1.0, 1.0], [0.25, 1.0]):
+        workers.speeds = speeds
+        batches = run(workers, balancer, batches, 13)[-1]  # part of an interval and a whole one
+        ideal = (128 + 2 * 10) / sum(speeds)
+        assert max(workers.seconds(batches)) < 1.1 * ideal
+        batches = run(workers, balancer, batches, 7)[-1]
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_moves_nothing(count, seed):
+    workers = Workers([1.0] * count, fixed=10.0, noise=0.05, seed=seed)
+    even = (64,) * count
+    balancer = make_balancer(count, every=make_job().rebalance_steps)
+    assert set(run(workers, balancer, even, 5000)) == {even}
+
+
+def test_drift_of_the_whole_machine_moves_nothing():
+    workers, balancer = Workers([1.0, 1.0], fixed=10.0), make_balancer(2)
+    for factor in (1.0, 0.8, 1.3, 0.7, 1.0):
+        workers.speeds = [factor, factor]
+        assert set(run(workers, balancer, (64, 64), 30)) == {(64, 64)}
+
+
+def test_once_an_epoch_as_published():
+    workers = Workers([1.0, 0.5])
+    history = run(workers, make_balancer(2, every=0), (64, 64), 60, epoch=20)
+    assert set(history[:19]) == {(64, 64)}
+    assert set(history[19:]) == {(85, 43)}
+
+
+def test_an_epoch_of_few_steps_is_judged_by_several_epochs():
+    workers = Workers([1.0, 0.5])
+    history = run(workers, make_balancer(2, every=50), (64, 64), 12, epoch=2)
+    assert history[3] == (64, 64)
+    assert history[-1] == (85, 43)
+
+
+def test_the_jobs_bounds_hold():
+    workers = Workers([10.0, 1.0, 1.0])
+    bounded = make_balancer(3, least_local_batch=20, most_local_batch=60)
+    assert run(workers, bounded, (40, 40, 40), 40)[-1] == (60, 30, 30)
+    floor = make_balancer(3, least_local_batch=20)
+    assert run(workers, floor, (40, 40, 40), 40)[-1] == (80, 20, 20)
+
+
+def test_a_bound_below_an_even_split_does_not_stop_the_run():
+    narrow = make_balancer(2, most_local_batch=10)
+    assert run(Workers([1.0, 0.1]), narrow, (64, 64), 20)[-1] == (64, 64)
+
+
+def test_speeds_known_from_before_give_the_first_shares():
+    known = {"host/cpu:0": 10.0, "host/cpu:1": 30.0, "gone/cpu:0": 99.0}
+    assert make_balancer(2, known=known).shares_of(100) == (25, 75)
+    assert make_balancer(3, known=known).shares_of(120) == (20, 60, 40)  # a new one is average
