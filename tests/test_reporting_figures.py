@@ -16,10 +16,10 @@ def written(tmp_path_factory):
     return write_figures(make_summary(), tmp_path_factory.mktemp("run") / "figures")
 
 
-PNGS = ["plan.png", "epoch_seconds.png", "learning.png", "time.png"]
+PNGS = ["plan.png", "epoch_seconds.png", "learning.png", "time.png", "workers.png"]
 
 
-def test_a_run_has_four_figures_that_are_whole_png_files(written):
+def test_a_run_has_five_figures_that_are_whole_png_files(written):
     assert [p.name for p in written if p.suffix == ".png"] == PNGS
     for path in (p for p in written if p.suffix == ".png"):
         with Image.open(path) as image:
@@ -56,9 +56,9 @@ def test_missing_losses_and_evaluations_are_gaps_not_errors(tmp_path):
     )
     stage = make_plan().stages[0].model_copy(update={"predicted_epoch_seconds": None})
     plan = make_plan(considered=(), stages=(stage,))
-    assert len(write_figures(make_summary(plan=plan, epochs=epochs), tmp_path)) == 3
-    assert len(write_figures(make_summary(epochs=epochs[:1]), tmp_path)) == 5
-    assert len(write_figures(make_summary(plan=plan, epochs=epochs[1:]), tmp_path)) == 3
+    assert len(write_figures(make_summary(plan=plan, epochs=epochs), tmp_path)) == 5
+    assert len(write_figures(make_summary(epochs=epochs[:1]), tmp_path)) == 7
+    assert len(write_figures(make_summary(plan=plan, epochs=epochs[1:]), tmp_path)) == 5
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -5,7 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from batchwright.reporting.live_workers import LiveWorkers
 from batchwright.reporting.progress import LINE_SECONDS, StepsProgress, progress, steps
+from dynamic_runs import shares_line, step_line
 
 
 def a_console(*, terminal=False, **more):
@@ -154,3 +156,72 @@ def test_countable_work_has_a_bar_on_a_terminal(total):
             count(done, total, "[b]reading")
     assert f"{total} of {total}" in console.file.getvalue()
     assert "[b]reading" in console.file.getvalue()
+
+
+def test_a_change_of_the_local_batches_is_a_line_and_no_change_is_none():
+    said = lines(
+        a_console(),
+        [
+            shares_line(0, [64, 64]),
+            shares_line(0, [64, 64], [800, 790]),
+            step_line(30, [85, 43]),
+            shares_line(25, [85, 43], [800, 405.3]),
+        ],
+    )
+    assert said == [
+        "epoch 1/2, step 1/100: local batches 2 x 64",
+        "epoch 1/2, step 26/100: local batches 85 + 43, were 2 x 64 (800, 405 images/s)",
+    ]
+
+
+def test_a_change_of_many_workers_stays_a_short_line():
+    sizes = list(range(20, 60))
+    (said,) = lines(a_console(), [shares_line(50, sizes, [float(size) for size in sizes])])
+    assert said.endswith("local batches 20 to 59 (20.0 to 59.0 images/s)")
+
+
+def test_one_worker_has_neither_lines_nor_a_table():
+    console = a_console(terminal=True)
+    text = "\n".join(lines(console, [shares_line(0, [64]), step_line(10, [64])]))
+    assert "local batch" not in text
+
+
+def test_a_terminal_shows_each_worker_below_the_bar_and_takes_the_table_away():
+    console = a_console(terminal=True, height=30)
+    with progress(console, epochs=2) as shown:
+        shown.update(step_line(10, [85, 43], places=True))
+        of_epoch = {"batch/local/0": 85, "batch/local/1": 43, "time/rank0/compute_s": 9.0}
+        shown.update(epoch_end(0, **of_epoch))
+        shown.update(step_line(20, [80, 48]))
+    text = console.file.getvalue()
+    rows = [line.split() for line in text.splitlines() if "node1/cpu:1" in line]
+    assert rows[-1][:9] == ["1", "node1/cpu:1", "48", "37.5", "%", "48.0", "ms", "0.500", "ms"]
+    assert "80.0 ms" in text
+    assert "9,000 ms" not in text  # the seconds of an epoch are not those of a step
+    assert text.endswith("\x1b[2K")
+
+
+def table_of(live, **size):
+    console = Console(file=io.StringIO(), force_terminal=False, width=100)
+    console.print(live.table(**size))
+    return console.file.getvalue()
+
+
+def test_of_more_workers_than_have_room_the_slowest_are_shown():
+    live = LiveWorkers()
+    live.take(step_line(10, list(range(10, 26))))
+    rows = [line.split() for line in table_of(live, most=5).splitlines()]
+    assert [row[0] for row in rows[1:]] == ["12", "13", "14", "15", "and"]
+    assert rows[-1] == ["and", "12", "others"]
+    assert len(table_of(live, most=16).splitlines()) == 17
+    assert live.table(most=1) is None
+
+
+def test_workers_that_left_take_their_times_and_places_with_them():
+    live = LiveWorkers()
+    live.take(step_line(10, [30, 30, 30], places=True))
+    live.take(shares_line(20, [45, 45]))
+    text = table_of(live, most=9)
+    assert len(text.splitlines()) == 3
+    assert "node1" not in text
+    assert "ms" not in text

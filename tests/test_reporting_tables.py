@@ -13,9 +13,9 @@ from batchwright.reporting.reading import (
     check_words,
     comparisons,
     stage_rows,
-    worker_totals,
 )
 from batchwright.reporting.tables import check_table, plan_table, profile_table, summary_table
+from batchwright.reporting.worker_curves import worker_curves
 from clusters import make_measured
 from samples import (
     make_data,
@@ -36,8 +36,8 @@ def shown(renderable, width=80):
 def test_the_parts_of_the_time_sum_to_the_wall_time():
     summary = make_summary()
     assert sum(s for _, s in accounting(summary)) == pytest.approx(summary.wall_seconds)
-    for one in worker_totals(summary):
-        parts = accounting(summary, one.rank)
+    for one in worker_curves(summary):
+        parts = accounting(summary, one)
         assert sum(s for _, s in parts) == pytest.approx(summary.wall_seconds)
 
 
@@ -56,7 +56,7 @@ def test_no_part_is_negative_and_no_second_is_lost(wall, setup, count):
 
 def test_the_mean_over_the_workers_is_what_the_run_is_charged():
     summary = make_summary()
-    first, second = (dict(accounting(summary, rank)) for rank in (0, 1))
+    first, second = (dict(accounting(summary, one)) for one in worker_curves(summary))
     whole = dict(accounting(summary))
     for part in ("input", "compute", "communication"):
         assert whole[part] == pytest.approx((first[part] + second[part]) / 2)

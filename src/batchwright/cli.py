@@ -319,7 +319,8 @@ def _print_plan(plan: Plan, *, explain: bool) -> None:
     stage = plan.stages[0]
     seconds = stage.predicted_epoch_seconds
     expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
-    shares = f" ({local_batches(stage.local_batch_sizes)})" if plan.workers > 1 else ""
+    first = "" if plan.method == "plain" else " at first"
+    shares = f" ({local_batches(stage.local_batch_sizes)}{first})" if plan.workers > 1 else ""
     print(
         f"plan: {counted(plan.workers, 'worker')}, global batch {stage.global_batch_size}{shares}, "
         f"{stage.resolution} px, "

@@ -55,7 +55,7 @@ def _step_of(summary: RunSummary, profile: Profile, stage: Stage, predicted: Est
     whole = [epoch for epoch in summary.epochs if epoch.whole]
     whole = whole[1:] or whole
     visits = [one_pass * epoch.training_seconds / predicted.value for epoch in whole]
-    waited = sum(w.communication_seconds for epoch in whole for w in epoch.workers)
+    waited = sum(w.wait_seconds + w.communication_seconds for epoch in whole for w in epoch.workers)
     busy = sum(w.input_seconds + w.compute_seconds for epoch in whole for w in epoch.workers)
     share = waited / (waited + busy) if waited + busy else 0.0
     step = median(visits)

@@ -55,6 +55,20 @@ def cluster_words(workers: int, kinds: Sequence[KindCount]) -> str:
     return " + ".join(f"{one.count:,} {one.kind}" for one in kinds) or counted(workers, "worker")
 
 
+def local_batch_word(plan: Plan) -> str:
+    """What the planned local batches are: those of the run, or only its first."""
+    return "local batch" if plan.method == "plain" else "local batch at first"
+
+
+def method_words(plan: Plan) -> str:
+    """How the workers share the batch."""
+    if plan.method == "plain":
+        return plan.method
+    steps = plan.job.rebalance_steps
+    often = f"every {counted(steps, 'step')} and epoch" if steps else "every epoch"
+    return f"{plan.method}: local batches follow the measured speeds, {often}"
+
+
 def is_chosen(plan: Plan, one: Prediction) -> bool:
     """Whether a candidate is what one of the plan's stages does."""
     return any(
@@ -149,11 +163,13 @@ def _header_lines(plan: Plan) -> list[str]:
         f"{len(data.classes)} classes)",
         f"{counted(plan.workers, 'worker')}{kinds}, global batch {stage.global_batch_size}, "
         f"{plan.precision}, {plan.update}, {plan.merge}, {counted(plan.epochs, 'epoch')}",
+        *([method_words(plan)] if plan.method != "plain" else []),
     ]
 
 
 def _stage_lines(plan: Plan) -> list[str]:
-    rows = [["stage", "epochs", "side", "local batches", "micro-batch", "rate", "s / epoch (95 %)"]]
+    local = local_batch_word(plan)
+    rows = [["stage", "epochs", "side", local, "micro-batch", "rate", "s / epoch (95 %)"]]
     for index, stage in enumerate(plan.stages):
         rows.append(
             [

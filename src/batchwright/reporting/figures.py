@@ -1,8 +1,7 @@
 """Figures of a run as PNG files.
 
 Drawn through matplotlib's object interface, so that a caller's own pyplot state is left alone. The
-same summary gives the same bytes: no date and no version goes into a file. Colours are those of
-Okabe and Ito, which people with any common colour vision tell apart.
+same summary gives the same bytes: no date and no version goes into a file.
 """
 
 from __future__ import annotations
@@ -16,29 +15,20 @@ from batchwright.records import RunSummary
 from batchwright.records.explaining import is_chosen, rivals
 from batchwright.records.words import number
 from batchwright.reporting.charts import batch_axis
+from batchwright.reporting.colours import BLUE, GREEN, ORANGE, PART_COLOURS, RED
 from batchwright.reporting.plan_curves import plan_curves
-from batchwright.reporting.plan_figure import write_plan_figure
+from batchwright.reporting.plan_figure import write_numbers, write_plan_figure
 from batchwright.reporting.reading import (
     accounting,
     comparisons,
     training_clock,
-    worker_totals,
 )
+from batchwright.reporting.worker_curves import worker_curves
+from batchwright.reporting.workers_figure import draw_workers, workers_figure_data
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
-PART_COLOURS = {
-    "set-up": "#666666",
-    "input": ORANGE,
-    "compute": BLUE,
-    "communication": RED,
-    "evaluation": GREEN,
-    "checkpoints": PURPLE,
-    "other": "#BBBBBB",
-}
 
 
 def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
@@ -47,7 +37,8 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
     ``plan.png`` (and ``plan.figure.json``): time and cost over the global batch, by cluster;
     ``epoch_seconds.png``: predicted and measured seconds per epoch, over the global batch and epoch
     by epoch; ``learning.png``: loss and held-out accuracy; ``time.png``: where each worker's time
-    went.
+    went; with two workers and more ``workers.png`` (and ``workers.figure.json``): local batch and
+    times of each over the epochs.
 
     Returns:
         The files written; empty if no epoch was finished and no candidate was considered.
@@ -66,6 +57,11 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
     if plan_curves(summary.plan).clusters:
         profiles = [summary.profile] if summary.profile else []
         written = write_plan_figure(summary.plan, profiles, folder / "plan.png")
+    curves = worker_curves(summary)
+    if len(curves) > 1:
+        figures["workers.png"] = draw_workers(curves)
+        written.append(folder / "workers.figure.json")
+        write_numbers(workers_figure_data(curves), written[-1])
     for name, figure in figures.items():
         write_whole(folder / name, _png(figure))
     return [*written, *(folder / name for name in figures)]
@@ -204,23 +200,33 @@ def _time(summary: RunSummary) -> Figure:
     """One bar per worker, each as long as the run's wall time."""
     from matplotlib.figure import Figure
 
-    ranks = [one.rank for one in worker_totals(summary)]
-    figure = Figure(figsize=(11, 2.6 + 0.45 * len(ranks)), dpi=110, layout="constrained")
+    workers = worker_curves(summary)
+    figure = Figure(figsize=(11, 2.6 + 0.45 * len(workers)), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    left = [0.0] * len(ranks)
-    accounts = [accounting(summary, rank) for rank in ranks]
-    for part, colour in PART_COLOURS.items():
-        seconds = [dict(account)[part] for account in accounts]
+    places, left = range(len(workers)), [0.0] * len(workers)
+    accounts = [dict(accounting(summary, one)) for one in workers]
+    parts = [part for part in PART_COLOURS if all(part in account for account in accounts)]
+    for part in parts:
+        seconds = [account[part] for account in accounts]
+        colour = PART_COLOURS[part]
         axes.barh(
-            ranks, seconds, left=left, height=0.7, color=colour, edgecolor="white", label=part
+            places, seconds, left=left, height=0.7, color=colour, edgecolor="white", label=part
         )
         left = [start + more for start, more in zip(left, seconds, strict=True)]
-    axes.set_yticks(ranks, [f"worker {rank}" for rank in ranks])
+    axes.set_yticks(places, [one.label for one in workers], parse_math=False)
     axes.invert_yaxis()
     _style(axes, grid="x")
     axes.set_xlabel("wall time (s)")
     axes.set_title("Where the time went", fontsize=15)
-    figure.legend(loc="outside lower center", ncols=len(PART_COLOURS), frameon=False, fontsize=12)
+    figure.legend(
+        loc="outside lower center",
+        ncols=len(parts),
+        frameon=False,
+        fontsize=12,
+        columnspacing=1.2,
+        handlelength=1.4,
+        handletextpad=0.5,
+    )
     return figure
 
 

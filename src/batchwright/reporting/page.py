@@ -14,6 +14,7 @@ from pathlib import Path
 
 from batchwright.files import make_folder, write_whole
 from batchwright.records import EpochRecord, Reason, RunSummary
+from batchwright.records.explaining import local_batch_word
 from batchwright.records.words import (
     counted,
     duration,
@@ -31,6 +32,7 @@ from batchwright.reporting.page_charts import (
     worker_chart,
 )
 from batchwright.reporting.page_plan import choice_charts, knees_table
+from batchwright.reporting.page_workers import workers_charts
 from batchwright.reporting.reading import (
     Comparison,
     accounting,
@@ -40,9 +42,9 @@ from batchwright.reporting.reading import (
     last_evaluated,
     refit_words,
     stage_rows,
-    worker_totals,
 )
 from batchwright.reporting.style import STYLE
+from batchwright.reporting.worker_curves import worker_curves
 
 
 def write_page(summary: RunSummary, path: Path) -> None:
@@ -109,7 +111,8 @@ def _headline(summary: RunSummary, title: str) -> str:
         (
             "Decided",
             f"global batch {stage.global_batch_size:,}",
-            f"{workers}, local batch {local_batches(stage.local_batch_sizes)}, {plan.precision}",
+            f"{workers}, {local_batch_word(plan)} {local_batches(stage.local_batch_sizes)}, "
+            f"{plan.precision}",
         ),
         (
             "Prediction",
@@ -240,9 +243,9 @@ def _time(summary: RunSummary) -> str:
             ["all", duration(total), ""],
         ],
     )
-    if not worker_totals(summary):
+    if not worker_curves(summary):
         return table
-    return markup.pair(worker_chart(summary), f"<div>{table}</div>")
+    return markup.pair(worker_chart(summary), f"<div>{table}</div>") + workers_charts(summary)
 
 
 def _job(summary: RunSummary) -> str:

@@ -24,8 +24,9 @@ from batchwright.reporting.reading import (
     accuracy,
     comparisons,
     training_clock,
-    worker_totals,
+    worker_rows,
 )
+from batchwright.reporting.worker_curves import worker_curves
 
 
 def candidates_chart(summary: RunSummary) -> str:
@@ -202,33 +203,20 @@ def learning_charts(summary: RunSummary) -> tuple[str, str]:
 
 def worker_chart(summary: RunSummary) -> str:
     """Where each worker's time went, a bar as long as the wall time for each."""
-    workers = worker_totals(summary)
-    by_worker = markup.table(
-        "Workers",
-        ["worker", "local batch", "samples", "input", "compute", "exchange and wait"],
-        [
-            [
-                str(one.rank),
-                f"{one.local_batch_size:,}",
-                f"{one.samples:,}",
-                duration(one.input_seconds),
-                duration(one.compute_seconds),
-                duration(one.communication_seconds),
-            ]
-            for one in workers
-        ],
-    )
+    workers = worker_curves(summary)
+    head, *told = worker_rows(summary)
+    by_worker = markup.table("Workers", head, told)
     rows = [
         (
-            f"rank {one.rank}",
+            str(one.number),
             [
-                (name, _part_class(name), seconds, f"rank {one.rank}, {name}: {duration(seconds)}")
-                for name, seconds in accounting(summary, one.rank)
+                (name, _part_class(name), seconds, f"{one.label}, {name}: {duration(seconds)}")
+                for name, seconds in accounting(summary, one)
             ],
         )
         for one in workers
     ]
-    title = "Wall time of each worker"
+    title = "Wall time by worker"
     legend = markup.legend(
         [(name, swatch(_part_class(name), "bar")) for name, _ in accounting(summary)]
     )

@@ -13,6 +13,7 @@ from statistics import median
 
 from batchwright.records import Estimate, KindCount, Knee, Plan, Prediction, Profile, StepTime
 from batchwright.records.explaining import cluster_words, is_chosen
+from batchwright.reporting.worker_curves import spread
 
 MOST_CURVES = 5  # as many as are told apart, by colour and by eye
 
@@ -195,17 +196,10 @@ def _worth_showing(
     curves = [key for key in rising if len(groups[key]) > 1] or rising
     chosen = [key for key in rising if any(is_chosen(plan, one) for one in groups[key])]
     room = MOST_CURVES - len([key for key in chosen if key not in curves])
-    kept = {*chosen, *(curves[index] for index in _spread(len(curves), room))}
+    kept = {*chosen, *(curves[index] for index in spread(len(curves), room))}
     while len(kept) > MOST_CURVES:
         kept.remove(next(key for key in reversed(rising) if key in kept and key not in chosen))
     return [key for key in rising if key in kept]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` indices below ``count``, both ends among them, evenly spaced."""
-    if count <= most:
-        return list(range(count))
-    return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
 
 
 def _knee_of(plan: Plan, key: tuple[int, tuple[KindCount, ...]]) -> Knee | None:

@@ -80,9 +80,17 @@ def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> li
         raise FileError(f"cannot write {path}: the plan holds no predictions to draw")
     numbers = path.with_suffix(".figure.json")
     write_whole(path, _content(draw_plan(curves), path.suffix.lower().removeprefix(".")))
-    text = json.dumps(plan_figure_data(plan, profiles), indent=2, ensure_ascii=False)
-    write_whole(numbers, f"{text}\n".encode())
+    write_numbers(plan_figure_data(plan, profiles), numbers)
     return [path, numbers]
+
+
+def write_numbers(data: dict[str, Any], path: Path) -> None:
+    """Write what a figure shows as JSON.
+
+    Raises:
+        FileError: It cannot be written.
+    """
+    write_whole(path, f"{json.dumps(data, indent=2, ensure_ascii=False)}\n".encode())
 
 
 def draw_plan(curves: PlanCurves) -> Figure:

@@ -1,8 +1,10 @@
 """Progress for the person who waits: a live display on a terminal, plain lines elsewhere.
 
 Both say the same. Elsewhere (a file, a pipe, a log) there is a line per epoch and, inside a long
-epoch, one every `LINE_SECONDS` at most. Everything goes to the console given, by default standard
-error, so that standard output stays free for JSON. Rich honours ``NO_COLOR`` and ``TERM=dumb``.
+epoch, one every `LINE_SECONDS` at most; and one whenever the workers' local batches change. On a
+terminal, from two workers on, a small table of them stands below the bar. Everything goes to the
+console given, by default standard error, so that standard output stays free for JSON. Rich honours
+``NO_COLOR`` and ``TERM=dumb``.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from batchwright.records.words import duration, number, percent, printable
+from batchwright.reporting.live_workers import LiveWorkers
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.live import Live
     from rich.progress import Progress, TaskID
 
 LINE_SECONDS = 10.0
 REDRAW_SECONDS = 0.05
+REFRESH_SECONDS = 0.25  # between two pictures of a run, whose lines come every half second
+OTHER_LINES = 6  # of a terminal, beside the workers: bar, head of the table, room to write
 
 
 def progress(console: Console | None = None, *, epochs: int) -> RunProgress:
@@ -38,14 +44,16 @@ class RunProgress:
     def __init__(self, console: Console, epochs: int) -> None:
         self._console = console
         self._epochs = epochs
-        self._bar: Progress | None = _bar(console, transient=True) if _is_live(console) else None
+        self._workers = LiveWorkers()
+        self._bar: Progress | None = _bar(console) if _is_live(console) else None
+        self._live: Live | None = _live(console, self._picture) if self._bar else None
         self._task: TaskID | None = None
         self._epoch_seconds: float | None = None
         self._shown = (-1, 0.0)
 
     def __enter__(self) -> RunProgress:
-        if self._bar:
-            self._bar.start()
+        if self._live and self._bar:
+            self._live.start()
             self._task = self._bar.add_task("starting the workers", total=None, text="")
         return self
 
@@ -55,18 +63,21 @@ class RunProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bar:
-            self._bar.stop()
+        if self._live:
+            self._live.stop()
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Take one line: ``step``, ``epoch`` or ``note``; other kinds are passed over.
+        """Take one line: ``step``, ``shares``, ``epoch`` or ``note``; others are passed over.
 
         Epochs are zero-based in the lines and counted from one on the screen. A value that is
         missing or null is left out.
         """
         kind = record.get("kind")
+        self._workers.take(record)
         if kind == "step":
             self._step(record)
+        elif kind == "shares":
+            self._shares(record)
         elif kind == "epoch":
             self._epoch(record)
         elif kind == "note":
@@ -85,6 +96,13 @@ class RunProgress:
             self._shown = (epoch, seconds)
             self._say(f"epoch {epoch + 1}/{self._epochs}, step {step}/{most}: {text}")
 
+    def _shares(self, record: Mapping[str, Any]) -> None:
+        """A line for local batches that are not those of the line before."""
+        changed = self._workers.change(record)
+        if changed:
+            place = f"epoch {record['epoch'] + 1}/{self._epochs}, step {record['step'] + 1}"
+            self._say(f"{place}/{record['steps']}: {changed}")
+
     def _epoch(self, record: Mapping[str, Any]) -> None:
         spent = (record.get("time/epoch_s") or 0.0) + (record.get("time/eval_s") or 0.0)
         self._epoch_seconds = spent or None
@@ -94,6 +112,14 @@ class RunProgress:
             words.append(_left(left))
         self._say(f"epoch {record['epoch'] + 1}/{self._epochs}: {', '.join(words)}")
         self._draw(record["epoch"], 1, 1, "")
+
+    def _picture(self) -> RenderableType:
+        """What the terminal shows at this moment: the bar, and the workers below it."""
+        from rich.console import Group
+
+        assert self._bar is not None  # noqa: S101 - drawn only with a bar; tells the type checker
+        table = self._workers.table(most=self._console.height - OTHER_LINES)
+        return Group(self._bar, table) if table else self._bar
 
     def _draw(self, epoch: int, done: int, total: int, text: str) -> None:
         if self._bar and self._task is not None:
@@ -207,7 +233,19 @@ def _is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def _bar(console: Console, *, transient: bool = False) -> Progress:
+def _live(console: Console, picture: Callable[[], RenderableType]) -> Live:
+    """Draws ``picture`` again and again, and takes it away at the end."""
+    from rich.live import Live
+
+    return Live(
+        console=console,
+        get_renderable=picture,
+        transient=True,
+        refresh_per_second=1 / REFRESH_SECONDS,
+    )
+
+
+def _bar(console: Console) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
@@ -215,7 +253,6 @@ def _bar(console: Console, *, transient: bool = False) -> Progress:
         BarColumn(bar_width=16),
         TextColumn("{task.fields[text]}", markup=False),
         console=console,
-        transient=transient,
     )
 
 

@@ -2,74 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary
-from batchwright.records.words import counted, in_bytes, in_seconds, local_batches, percent
+from batchwright.records.explaining import local_batch_word, method_words
+from batchwright.records.words import (
+    counted,
+    duration,
+    in_bytes,
+    in_seconds,
+    local_batches,
+    percent,
+)
+from batchwright.reporting.worker_curves import Part, WorkerCurve, told_parts, worker_curves
 
 # ------------------------------------------------------------------------------------ where it went
 
 
-@dataclass(frozen=True)
-class WorkerTotal:
-    """One worker's training over all epochs, times in seconds."""
-
-    rank: int
-    local_batch_size: int
-    samples: int
-    input_seconds: float
-    compute_seconds: float
-    communication_seconds: float
-
-
-def worker_totals(summary: RunSummary) -> list[WorkerTotal]:
-    """Samples and seconds of each worker over all epochs, in rank order.
+def worker_rows(summary: RunSummary) -> list[list[str]]:
+    """The workers over all epochs in words: head first, then a row for each.
 
     The local batch is that of the last epoch in which the worker took part.
     """
-    ranks = max((len(epoch.workers) for epoch in summary.epochs), default=0)
-    totals = []
-    for rank in range(ranks):
-        own = [epoch.workers[rank] for epoch in summary.epochs if rank < len(epoch.workers)]
-        totals.append(
-            WorkerTotal(
-                rank=rank,
-                local_batch_size=own[-1].local_batch_size,
-                samples=sum(one.samples for one in own),
-                input_seconds=sum(one.input_seconds for one in own),
-                compute_seconds=sum(one.compute_seconds for one in own),
-                communication_seconds=sum(one.communication_seconds for one in own),
-            )
-        )
-    return totals
+    parts = told_parts(summary)
+    last = "exchange" if "wait" in parts else "exchange and wait"
+    rows = [["worker", "local batch", "samples", *parts[:-1], last]]
+    return rows + [
+        [
+            one.label,
+            f"{one.epochs[-1].local_batch_size:,}",
+            f"{one.samples:,}",
+            *(duration(one.seconds(part)) for part in parts),
+        ]
+        for one in worker_curves(summary)
+    ]
 
 
-def accounting(summary: RunSummary, rank: int | None = None) -> list[tuple[str, float]]:
+def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[tuple[str, float]]:
     """Where the wall time went, as (part, seconds): parts that sum to ``wall_seconds``.
 
-    Input, compute and communication are the mean over the workers, or those of worker ``rank``
-    alone. ``other`` is what no clock claims. Clocks that claim more than the wall time (epochs from
-    before a resume are not part of it) leave ``other`` at 0, and the parts then sum to the claims.
+    Input, compute, wait and communication are, epoch by epoch, the mean over the workers, or those
+    of ``worker`` alone. ``wait`` is missing where the records count it as communication. ``other``
+    is what no clock claims, epochs without the worker among it. Clocks that claim more than the
+    wall time (epochs from before a resume are not part of it) leave ``other`` at 0, and the parts
+    then sum to the claims.
     """
-    totals = worker_totals(summary)
-    chosen = totals if rank is None else [totals[rank]]
-    parts = [
+    of_workers = (_mean_seconds(summary, part, worker) for part in told_parts(summary))
+    claims = [
         ("set-up", summary.setup_seconds),
-        ("input", _mean(one.input_seconds for one in chosen)),
-        ("compute", _mean(one.compute_seconds for one in chosen)),
-        ("communication", _mean(one.communication_seconds for one in chosen)),
+        *zip(told_parts(summary), of_workers, strict=True),
         ("evaluation", sum(epoch.evaluation_seconds for epoch in summary.epochs)),
         ("checkpoints", sum(epoch.checkpoint_seconds for epoch in summary.epochs)),
     ]
-    claimed = sum(seconds for _, seconds in parts)
-    return [*parts, ("other", max(0.0, summary.wall_seconds - claimed))]
+    claimed = sum(seconds for _, seconds in claims)
+    return [*claims, ("other", max(0.0, summary.wall_seconds - claimed))]
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return fmean(listed) if listed else 0.0
+def _mean_seconds(summary: RunSummary, part: Part, worker: WorkerCurve | None) -> float:
+    if worker is not None:
+        return worker.seconds(part)
+    name = f"{part}_seconds"
+    return sum(
+        fmean(getattr(one, name) for one in epoch.workers)
+        for epoch in summary.epochs
+        if epoch.workers
+    )
 
 
 # -------------------------------------------------------------------- predicted against measured
@@ -195,7 +193,7 @@ def stage_rows(plan: Plan) -> list[tuple[str, list[str]]]:
         ("dropout", [f"{stage.dropout:g}" for stage in stages]),
         ("augmentation", [stage.augmentation for stage in stages]),
         ("workers", [str(stage.workers) for stage in stages]),
-        ("local batch", [local_batches(stage.local_batch_sizes) for stage in stages]),
+        (local_batch_word(plan), [local_batches(stage.local_batch_sizes) for stage in stages]),
         ("global batch", [f"{stage.global_batch_size:,}" for stage in stages]),
         ("micro-batch", [f"{stage.micro_batch_size:,}" for stage in stages]),
         ("accumulation", [str(stage.accumulation_steps) for stage in stages]),
@@ -208,7 +206,7 @@ def header_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan's header as (word, value)."""
     rule = plan.learning_rate
     return [
-        ("method", plan.method),
+        ("method", method_words(plan)),
         ("merge", plan.merge),
         ("update", plan.update),
         ("precision", plan.precision),

@@ -41,7 +41,7 @@ from batchwright.reporting.reading import (
     header_rows,
     last_evaluated,
     stage_rows,
-    worker_totals,
+    worker_rows,
 )
 
 if TYPE_CHECKING:
@@ -253,19 +253,10 @@ def _time(summary: RunSummary) -> Table:
 
 
 def _workers(summary: RunSummary) -> Table:
-    table = _table(
-        "per worker", ["worker", "local batch", "samples", "input", "compute", "exchange and wait"]
-    )
-    for one in worker_totals(summary):
-        _row(
-            table,
-            str(one.rank),
-            f"{one.local_batch_size:,}",
-            f"{one.samples:,}",
-            duration(one.input_seconds),
-            duration(one.compute_seconds),
-            duration(one.communication_seconds),
-        )
+    head, *rows = worker_rows(summary)
+    table = _table("per worker", head)
+    for row in rows:
+        _row(table, *row)
     return table
 
 
