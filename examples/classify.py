@@ -6,7 +6,7 @@ In this folder, the plain loop, in one process:
 
 The same loop on two workers, with the batch and the rate that a plan decides:
 
-    batchwright probe data=classify:images network=classify:network workers=2 probe.budget=5 \
+    batchwright probe data=classify:images network=classify:network workers=2 probe.budget=3 \
         | batchwright plan - epochs=10 --out plan.json
     torchrun --standalone --nproc-per-node 2 classify.py plan.json
 """
@@ -35,7 +35,7 @@ def images() -> tuple[Subset[tuple[Tensor, ...]], Subset[tuple[Tensor, ...]], tu
     return Subset(everything, training), Subset(everything, held_out), tuple("0123456789")
 
 
-def network(num_classes: int) -> nn.Module:
+def network(num_classes: int) -> nn.Sequential:
     """Two convolutions and a linear layer, for images (n, 3, 8, 8)."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),

@@ -7,7 +7,8 @@ a folder per class: its convolutions are kept as they are, and its last layer, w
 outputs, is replaced by a fresh one with two. On the command line the second part reads:
 
     batchwright run data=imagefolder:parity val=0.25 augment=crop network=resnet8 \
-        weights=digits/checkpoints/best.pt frozen='stem.*,stages.*' epochs=8
+        weights=digits/checkpoints/best.pt frozen='stem.*,stages.*' epochs=8 \
+        workers=1 launch=in-process probe.budget=3
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sklearn.datasets import load_digits
 
 import batchwright as bw
 
-QUICK = {"probe": {"budget": 3}}
+QUICK = {"workers": 1, "launch": "in-process", "probe": {"budget": 3}}
 
 
 def write_images(folder: Path, count: int = 400) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import time
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,58 @@ def together(work: Callable[..., Any], folder: Path, *args: Any, workers: int = 
     return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(workers)]
 
 
+class Crew:
+    """Worker processes that stay, for many short pieces of work: starting them takes the time.
+
+    Args:
+        most: Processes; each piece of work is done by the first few, or by all of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._start()
+
+    def together(self, work: Callable[..., Any], *args: Any, workers: int) -> list[Any]:
+        """What ``work(rank, *args)`` returns in each of the first ``workers``, in rank order."""
+        order = pickle.dumps((work, workers, free_port(), args))
+        for pipe in self._pipes[:workers]:
+            pipe.send_bytes(order)
+        try:
+            return self._answers(work.__name__, workers)
+        except BaseException:
+            self.close()  # some may still be at it
+            self._start()
+            raise
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(self._most)]
+        self._pipes = [ours for ours, _ in pairs]
+        self._processes = [
+            context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pairs)
+        ]
+        for process, (_, theirs) in zip(self._processes, pairs, strict=True):
+            process.start()
+            theirs.close()  # or the end of a process would not be the end of its pipe
+
+    def _answers(self, what: str, workers: int) -> list[Any]:
+        end = time.monotonic() + SECONDS
+        found = []
+        for rank, pipe in enumerate(self._pipes[:workers]):
+            assert pipe.poll(max(0, end - time.monotonic())), f"{what} took more than {SECONDS} s"
+            value, failure = pickle.loads(pipe.recv_bytes())
+            assert failure is None, f"worker {rank}:\n{failure}"
+            found.append(value)
+        return found
+
+
 def free_port() -> int:
     """A port that nobody listens on at present."""
     with socket.socket() as probe:
@@ -44,11 +99,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _serve(rank: int, pipe: Connection) -> None:
+    """A process of a `Crew`: does what comes through the pipe until it is ended."""
+    torch.set_num_threads(1)
+    while True:
+        work, workers, port, args = pickle.loads(pipe.recv_bytes())
+        _describe_group(rank, workers, port)
+        try:
+            answer = work(rank, *args), None
+        except Exception:  # noqa: BLE001 - whatever it is, the test is to show it
+            answer = None, traceback.format_exc()
+        pipe.send_bytes(pickle.dumps(answer))
+
+
 def _worker(
     rank: int, work: Callable[..., Any], workers: int, port: int, folder: str, args: tuple[Any, ...]
 ) -> None:
+    _describe_group(rank, workers, port)
+    torch.set_num_threads(1)
+    torch.save(work(rank, *args), Path(folder) / f"rank{rank}.pt")
+
+
+def _describe_group(rank: int, workers: int, port: int) -> None:
+    """Put into the environment what a launcher would."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)})
-    torch.set_num_threads(1)
-    torch.save(work(rank, *args), Path(folder) / f"rank{rank}.pt")
