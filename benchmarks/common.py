@@ -17,7 +17,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -33,6 +34,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 THIS_RUN = "measured in this run"
 BUSY_LOAD = 0.5  # programs that want to compute, over the last minute
+
+Measurements = dict[str, Any]
+"""The single values behind the figures, by what they are of."""
 
 # ------------------------------------------------------------------------------------- arguments
 
@@ -92,7 +96,8 @@ class Figure:
     Attributes:
         name: What was measured.
         value: In ``unit``.
-        unit: ``ratio``, ``images/s``, ``s``, ``share`` or ``points`` (hundredths of a share).
+        unit: ``ratio``, ``images/s``, ``s``, ``share``, ``points`` (hundredths of a share), or what
+            was counted.
         low: Lower end of the spread; which spread, the function that made the figure says.
         high: Upper end.
         repeats: Measurements behind it.
@@ -125,20 +130,30 @@ class Figure:
 
 
 def median_figure(
-    name: str, values: Sequence[float], unit: str, *, at_least: float | None = None
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> Figure:
     """Median, and the quartiles as spread; the goal is on the median."""
     low, middle, high = quartiles(values)
-    met = None if at_least is None else middle >= at_least
-    return Figure(name, middle, unit, low, high, len(values), at_least, met)
+    goal, met = _held(middle, at_least, at_most)
+    return Figure(name, middle, unit, low, high, len(values), goal, met)
 
 
 def ratio_figure(
-    name: str, over: Sequence[float], under: Sequence[float], *, at_least: float | None = None
+    name: str,
+    over: Sequence[float],
+    under: Sequence[float],
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> Figure:
     """Median over the rounds of ``over / under`` within a round, and the quartiles as spread."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
-    return median_figure(name, ratios, "ratio", at_least=at_least)
+    return median_figure(name, ratios, "ratio", at_least=at_least, at_most=at_most)
 
 
 def mean_figure(
@@ -151,12 +166,19 @@ def mean_figure(
 ) -> Figure:
     """Mean, and the range as spread; the goal is on the mean."""
     mean = fmean(values)
-    goal, met = at_least, None
-    if at_least is not None:
-        met = mean >= at_least
-    elif at_most is not None:
-        goal, met = at_most, mean <= at_most
+    goal, met = _held(mean, at_least, at_most)
     return Figure(name, mean, unit, min(values), max(values), len(values), goal, met)
+
+
+def _held(
+    value: float, at_least: float | None, at_most: float | None
+) -> tuple[float | None, bool | None]:
+    """The goal, if there is one, and whether ``value`` reaches it."""
+    if at_least is not None:
+        return at_least, value >= at_least
+    if at_most is not None:
+        return at_most, value <= at_most
+    return None, None
 
 
 def difference_figure(
@@ -202,6 +224,49 @@ def print_figures(figures: Iterable[Figure]) -> None:
     Console(width=None if os.isatty(1) else 140).print(table)
 
 
+# -------------------------------------------------------------------------------------- a whole run
+
+
+def run_benchmark(
+    name: str,
+    description: str | None,
+    measure: Callable[[Arguments, Path], tuple[list[Figure], Measurements]],
+    *,
+    full_seeds: Iterable[int],
+    words: Sequence[str] | None = None,
+) -> None:
+    """Measure, print, and write the report; with --full it is kept.
+
+    Args:
+        name: The benchmark.
+        description: Its docstring; the first paragraph is its help.
+        measure: f(arguments, temporary folder) -> figures and measurements. The cache of decoded
+            images is in that folder too, and leaves the user's alone.
+        full_seeds: Seeds used with --full, besides 0.
+        words: Command line; unset: this process's.
+    """
+    arguments = parse_arguments((description or "").partition("\n\n")[0], words)
+    warn_if_busy()
+    sources = commit()
+    with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as folder:
+        os.environ["BATCHWRIGHT_CACHE"] = str(Path(folder) / "cache")
+        figures, measurements = measure(arguments, Path(folder))
+    print_figures(figures)
+    seeds = {0, *(full_seeds if arguments.full else ())}
+    report = make_report(
+        name, arguments, figures, sources=sources, seeds=seeds, measurements=measurements
+    )
+    if arguments.json is not None:
+        write_report(report, arguments.json)
+    if arguments.full:
+        say(f"kept as {keep(report)}")
+
+
+def say(text: str) -> None:
+    """How far the run is, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
 # ------------------------------------------------------------------------------- reports, results
 
 
@@ -212,7 +277,7 @@ def make_report(
     *,
     sources: str,
     seeds: Iterable[int],
-    measurements: Mapping[str, Any],
+    measurements: Measurements,
 ) -> dict[str, Any]:
     """The JSON object of one run.
 

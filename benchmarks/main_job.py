@@ -34,13 +34,10 @@ folder, or where a peer is not installed, the figures that need it are left out.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,20 +53,16 @@ from benchmarks import main_job_arms as arms
 from benchmarks.common import (
     Arguments,
     Figure,
-    commit,
+    Measurements,
     difference_figure,
-    keep,
     kept_figures,
-    make_report,
     mean_figure,
     median_figure,
-    parse_arguments,
-    print_figures,
     ratio_figure,
-    warn_if_busy,
-    write_report,
+    run_benchmark,
+    say,
 )
-from benchmarks.turns import Arm, take_turns
+from benchmarks.turns import Arm, started, take_turns
 
 LEAD_IN_STEPS, TIMED_STEPS = 8, 30
 WARM_UP_STEPS = 40
@@ -89,33 +82,17 @@ RATIOS = (
 )
 KEPT = ("digits_accuracy", "main_job_seconds", "auto_accuracy")
 
-Measurements = dict[str, Any]
-
 
 def main() -> None:
     """Measure, print, and write the report."""
-    arguments = parse_arguments((__doc__ or "").partition("\n\n")[0])
-    warn_if_busy()
-    sources = commit()
-    with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as folder:
-        os.environ["BATCHWRIGHT_CACHE"] = str(Path(folder) / "cache")  # leaves the user's alone
-        figures, measurements = _measure(arguments, Path(folder))
-    print_figures(figures)
-    seeds = {0, *(DIGITS_SEEDS + PAIR_SEEDS if arguments.full else ())}
-    report = make_report(
-        "main_job", arguments, figures, sources=sources, seeds=seeds, measurements=measurements
-    )
-    if arguments.json is not None:
-        write_report(report, arguments.json)
-    if arguments.full:
-        _say(f"kept as {keep(report)}")
+    run_benchmark("main_job", __doc__, _measure, full_seeds=DIGITS_SEEDS + PAIR_SEEDS)
 
 
 def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
     figures: list[Figure] = []
     measurements: Measurements = {}
     if arguments.data is not None:
-        _say("CIFAR-100: reading")
+        say("CIFAR-100: reading")
         open_data(Job(data=f"cifar100:{arguments.data}"))
         rounds = FULL_ROUNDS if arguments.full else QUICK_ROUNDS
         rates = _images_per_second(arguments.data, folder, rounds)
@@ -146,20 +123,19 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
 
 def _images_per_second(data: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
     """By arm, images per second in each round."""
-    with _started(data, folder / "runs") as started:
-        for name, arm in started.items():
-            _say(f"warming up {name}")
+    with started(_arms(data, folder / "runs")) as alive:
+        for name, arm in alive.items():
+            say(f"warming up {name}")
             arm.turn(lead_in=0, steps=WARM_UP_STEPS)
         turns = {
             name: partial(arm.turn, lead_in=LEAD_IN_STEPS, steps=TIMED_STEPS)
-            for name, arm in started.items()
+            for name, arm in alive.items()
         }
-        return take_turns(turns, rounds, show=_say)
+        return take_turns(turns, rounds, show=say)
 
 
-@contextmanager
-def _started(data: Path, runs: Path) -> Iterator[dict[str, Arm]]:
-    """The arms that this machine can run, alive inside."""
+def _arms(data: Path, runs: Path) -> dict[str, Callable[[], Arm]]:
+    """What starts each arm that this machine can run."""
     loops: list[tuple[Any, ...]] = [
         (arms.session, data, runs),
         (arms.bare, data),
@@ -170,20 +146,13 @@ def _started(data: Path, runs: Path) -> Iterator[dict[str, Arm]]:
     ]
     if computes_in_bfloat16(torch.device("cpu")):
         loops.append((arms.session_auto, data, runs))
-    started: dict[str, Arm] = {}
-    try:
-        for loop, *rest in loops:
-            started[loop.__name__] = Arm(loop, *rest)
-        yield started
-    finally:
-        for arm in started.values():
-            arm.stop()
+    return {loop.__name__: partial(Arm, loop, *rest) for loop, *rest in loops}
 
 
 def _installed(peer: str) -> bool:
     if find_spec(peer) is not None:
         return True
-    _say(f"{peer} is not installed and left out: pip install {peer}")
+    say(f"{peer} is not installed and left out: pip install {peer}")
     return False
 
 
@@ -210,7 +179,7 @@ def _digits(seeds: Sequence[int], folder: Path) -> tuple[list[float], list[float
         result = _batchwright("run", f"seed={seed}", "--out", folder / f"digits-{seed}")
         seconds.append(time.perf_counter() - started)
         accuracies.append(result["test_accuracy"])
-        _say(f"digits, seed {seed}: accuracy {accuracies[-1]:.4f} in {seconds[-1]:.0f} s")
+        say(f"digits, seed {seed}: accuracy {accuracies[-1]:.4f} in {seconds[-1]:.0f} s")
     return seconds, accuracies
 
 
@@ -228,7 +197,7 @@ def _accuracy_pairs(
             write_record(plan, name.with_suffix(".json"))
             result = _batchwright("train", name.with_suffix(".json"), "--out", name)
             accuracies.append(result["test_accuracy"])
-        _say(f"CIFAR-100, seed {seed}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items()))
+        say(f"CIFAR-100, seed {seed}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items()))
     return found["auto"], found["float32"]
 
 
@@ -244,10 +213,6 @@ def _batchwright(*words: str | Path) -> dict[str, Any]:
         raise SystemExit(f"batchwright {' '.join(map(str, words))} failed:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

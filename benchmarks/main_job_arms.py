@@ -1,4 +1,4 @@
-"""The training loops that `benchmarks.main_job` compares.
+"""The training loops that `benchmarks.main_job` and `benchmarks.uneven` compare.
 
 Each trains `resnet8` on CIFAR-100 in batches of 128 at 32 px with random crops out of a border of
 4 px and horizontal flips, by SGD with Nesterov momentum at a constant rate, until it is stopped.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
@@ -119,12 +121,28 @@ def session_auto(turns: Turns, data: Path, runs: Path) -> None:
 
 
 def _session(turns: Turns, folder: Path, run_folder: Path, precision: str) -> None:
-    prepare_process(usable_cores())
     plan = cifar_plan(folder, epochs=ENDLESS, precision=precision, seed=0, decay="none")
+    train_session(turns, plan, run_folder)
+
+
+def train_session(
+    turns: Turns,
+    plan: Plan,
+    run_folder: Path,
+    prepare: Callable[[nn.Module], object] | None = None,
+) -> None:
+    """Our loop as ``plan`` says, as one of its workers.
+
+    Args:
+        turns: Of the arm.
+        plan: Made from `cifar_plan`; where it is for fewer images, the first ones are used.
+        run_folder: Takes the records.
+        prepare: Called with the network before training begins, if given.
+    """
+    prepare_process(usable_cores())
     data = open_data(plan.job, verify=False)
-    assert isinstance(data.train, ImageStore)
     pipeline = ImagePipeline(
-        data.train,
+        _first(data, plan.data.train_samples),
         device=torch.device("cpu"),
         side=SIDE,
         mean=data.mean,
@@ -134,13 +152,16 @@ def _session(turns: Turns, folder: Path, run_folder: Path, precision: str) -> No
         dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
     )
     network = _network(data)
+    if prepare is not None:
+        prepare(network)
     loss = build_loss(plan.job)
     optimizer = build_optimizer(network, plan.job, RATE)
     with bw.Session(network, optimizer, pipeline, plan=plan, run_folder=run_folder) as training:
+        turns.ready()
         for _ in training.epochs():
             for images, labels in training.batches():
                 training.step(loss(network(images), labels))
-                turns.step_done(len(labels))
+                turns.step_done(plan.stages[0].global_batch_size)
 
 
 # ------------------------------------------------------------------- plain loops, same settings
@@ -150,16 +171,43 @@ def bare(turns: Turns, folder: Path) -> None:
     """A loop as one writes it by hand: data in memory, augmented a batch at a time, fused SGD."""
     prepare_process(usable_cores())
     data = _open(folder)
+    _train_bare(turns, data, _network(data))
+
+
+def bare_ddp(turns: Turns, folder: Path) -> None:
+    """The same by two or more workers under DistributedDataParallel, each with its equal part.
+
+    Statistics of batch normalization stay each worker's own, as in our loop: sending them around at
+    every step, as DistributedDataParallel does by default, would slow it down.
+    """
+    prepare_process(usable_cores())
+    dist.init_process_group("gloo")
+    data = _open(folder)
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its heir syncs first
+    network = nn.parallel.DistributedDataParallel(
+        _network(data), broadcast_buffers=False, gradient_as_bucket_view=True
+    )
+    try:
+        _train_bare(turns, data, network, worker=dist.get_rank(), workers=dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def _train_bare(
+    turns: Turns, data: ImageData, network: nn.Module, *, worker: int = 0, workers: int = 1
+) -> None:
     images, labels = _tensors(data)
     border = (0, 0, BORDER, BORDER, BORDER, BORDER)
     padded = functional.pad(images, border)
     factor = 1 / (255 * torch.tensor(data.std))
     offset = -torch.tensor(data.mean) / torch.tensor(data.std)
-    network = _network(data)
     optimizer = _sgd(network, fused=True)
+    order = torch.Generator().manual_seed(0)  # the same for all workers
+    turns.ready()
     while True:
         total = torch.zeros(())
-        for chosen in torch.randperm(len(images)).split(BATCH):
+        for step in torch.randperm(len(images), generator=order).split(BATCH):
+            chosen = step.tensor_split(workers)[worker]
             batch = _augmented(padded, chosen).float().mul_(factor).add_(offset)
             outputs = network(batch.permute(0, 3, 1, 2))  # channels last, as it lies in memory
             loss = functional.cross_entropy(outputs, labels[chosen])
@@ -167,7 +215,7 @@ def bare(turns: Turns, folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             total += loss.detach() * len(chosen)
-            turns.step_done(len(chosen))
+            turns.step_done(len(step))
 
 
 def resident_batch(turns: Turns, folder: Path) -> None:
@@ -180,6 +228,7 @@ def resident_batch(turns: Turns, folder: Path) -> None:
     targets = labels[:BATCH].clone()
     network = _network(data)
     optimizer = _sgd(network, fused=True)
+    turns.ready()
     while True:
         loss = functional.cross_entropy(network(batch), targets)
         loss.backward()
@@ -248,6 +297,9 @@ def lightning(turns: Turns, folder: Path) -> None:
             return _sgd(self)
 
     class Steps(pl.Callback):
+        def on_train_start(self, *arguments: Any) -> None:  # noqa: ARG002
+            turns.ready()
+
         def on_train_batch_end(self, *arguments: Any) -> None:
             _, _, _, batch, _ = arguments
             turns.step_done(len(batch[1]))
@@ -274,6 +326,7 @@ def accelerate(turns: Turns, folder: Path) -> None:
     data = _open(folder)
     plain = _network(data)
     network, optimizer, loader = accelerator.prepare(plain, _sgd(plain), _loader(data))
+    turns.ready()
     while True:
         for images, labels in loader:
             loss = functional.cross_entropy(network(images), labels)
@@ -298,6 +351,13 @@ def _loader(data: ImageData) -> DataLoader[tuple[Tensor, int]]:
 
 def _open(folder: Path) -> ImageData:
     return open_data(Job(data=f"cifar100:{folder}"), verify=False)
+
+
+def _first(data: ImageData, samples: int) -> ImageStore:
+    """The first training images, without a copy."""
+    assert isinstance(data.train, ImageStore)
+    assert data.train.images is not None
+    return ImageStore.from_images(data.train.images[:samples], data.train.labels[:samples])
 
 
 def _tensors(data: ImageData) -> tuple[Tensor, Tensor]:

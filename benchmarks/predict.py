@@ -40,15 +40,12 @@ workers; objective knee with prices.
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import batchwright as bw
 from batchwright.planning.planner import make_plan, plan_without_profile
@@ -74,15 +71,11 @@ from batchwright.workload.task import build_network, network_facts
 from benchmarks.common import (
     Arguments,
     Figure,
-    commit,
-    keep,
+    Measurements,
     kept_figures,
-    make_report,
-    parse_arguments,
-    print_figures,
     quartiles,
-    warn_if_busy,
-    write_report,
+    run_benchmark,
+    say,
 )
 
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small")
@@ -108,30 +101,11 @@ PLAN_SECONDS_GOAL = 1.0
 PLAN_REPEATS = 5
 
 KEPT = ("epochs_to_target_error",)
-Measurements = dict[str, Any]
 
 
 def main() -> None:
     """Measure, print, and write the report."""
-    arguments = parse_arguments((__doc__ or "").partition("\n\n")[0])
-    warn_if_busy()
-    sources = commit()
-    with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as folder:
-        os.environ["BATCHWRIGHT_CACHE"] = str(Path(folder) / "cache")  # leaves the user's alone
-        figures, measurements = _measure(arguments, Path(folder))
-    print_figures(figures)
-    report = make_report(
-        "predict",
-        arguments,
-        figures,
-        sources=sources,
-        seeds={0, *(TARGET_SEEDS if arguments.full else ())},
-        measurements=measurements,
-    )
-    if arguments.json is not None:
-        write_report(report, arguments.json)
-    if arguments.full:
-        _say(f"kept as {keep(report)}")
+    run_benchmark("predict", __doc__, _measure, full_seeds=TARGET_SEEDS)
 
 
 def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
@@ -208,7 +182,7 @@ def _job(arguments: Arguments, kind: str, network: str) -> Job:
 
 
 def _probe_and_check(job: Job, full: bool) -> Workload:
-    _say(f"{job.network} on {job.data.partition(':')[0]}: probe")
+    say(f"{job.network} on {job.data.partition(':')[0]}: probe")
     profile = bw.probe(job)
     plan = bw.plan(profile)
     points = FULL_POINTS if full else QUICK_POINTS
@@ -219,7 +193,7 @@ def _probe_and_check(job: Job, full: bool) -> Workload:
 
 
 def _check(workload: Workload) -> None:
-    _say(f"{workload.job.network} on {workload.job.data.partition(':')[0]}: check")
+    say(f"{workload.job.network} on {workload.job.data.partition(':')[0]}: check")
     workload.checks.append(bw.check(workload.plan, points=workload.points))
 
 
@@ -355,7 +329,7 @@ def epochs_to_target(run: RunSummary) -> float:
 
 
 def _train(data: Path, folder: Path, batch: int, seed: int) -> RunSummary:
-    _say(f"CIFAR-100, batch {batch}, seed {seed}: train")
+    say(f"CIFAR-100, batch {batch}, seed {seed}: train")
     job = Job(
         data=f"cifar100:{data / FOLDERS['cifar100']}",
         workers=2,
@@ -514,10 +488,6 @@ def _coverage(pairs: Iterable[Pair]) -> Figure:
     return Figure(
         "interval_coverage", share, "share", share, share, len(inside), COVERAGE_GOAL, met
     )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,28 @@ MEANINGS = {
         "epochs_to_target_error": "predicted epochs to an accuracy at three batches, largest error",
         "plan_10000_workers_seconds": "planning for 10,000 workers of five kinds",
     },
+    "uneven": {
+        "dynamic_over_equal_shares": "epoch time of `dynamic-batch` over equal shares, one of two "
+        "workers at half speed, third epoch (limit: 0.67)",
+        "fixed_over_equal_shares": "the same with fixed shares of 85 and 43: what can be reached",
+        "slowest_over_fastest": "compute time of the slower worker over the other's, "
+        "`dynamic-batch`",
+        "recovery_intervals": "rebalancing intervals until the step time is within 10 % of ideal, "
+        "after a load starts or ends, the largest",
+        "four_workers_dynamic_over_equal_shares": "epoch time over equal shares, one of four "
+        "workers at half speed by an injected slowdown (limit: 0.57)",
+        "even_dynamic_over_ddp_seconds": "even workers: time of `dynamic-batch` over a "
+        "DistributedDataParallel loop written by hand",
+        "one_worker_over_bare_images": "one worker: our loop over a plain loop written by hand, "
+        "images/s",
+        "two_workers_over_ddp_images": "two workers: our loop over the DistributedDataParallel "
+        "loop, images/s",
+        "kills_recovered": "kills of a worker at random moments after which the run went on",
+        "samples_lost_or_repeated": "samples lost or repeated in these runs",
+        "seconds_lost_per_kill": "time that a kill costs",
+        "accuracy_dynamic_less_equal": "accuracy of `dynamic-batch` under a load less that of "
+        "equal shares, batch normalization, paired seeds",
+    },
 }
 """What a figure is, for a reader of the README; figures without a line here are left out."""
 
@@ -54,6 +76,8 @@ REMARKS = {
     "one worker, unless said otherwise",
     "predict": "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 and Imagenette, one and two "
     "workers; spread: quartiles for medians, else from the median to the extreme",
+    "uneven": "CIFAR-100, `resnet8`, global batch 128, each worker with one thread on a core of "
+    "its own; a burner process takes half of one core",
 }
 
 

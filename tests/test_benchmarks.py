@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
@@ -24,9 +26,27 @@ from benchmarks.common import (  # noqa: E402
     parse_arguments,
     print_figures,
     ratio_figure,
+    run_benchmark,
     write_report,
 )
-from benchmarks.turns import Arm, Turns, take_turns  # noqa: E402
+from benchmarks.kills import (  # noqa: E402
+    BATCH,
+    Counting,
+    KilledRun,
+    Samples,
+    job_plan,
+    miscounted,
+    train,
+)
+from benchmarks.turns import Arm, Turn, started, take_turns  # noqa: E402
+from benchmarks.uneven import (  # noqa: E402
+    REBALANCE_STEPS,
+    kill_figures,
+    recovery_intervals,
+    slowest_over_fastest,
+)
+
+from loops import counting, failing, summing  # noqa: E402
 
 FORM = {"name", "value", "unit", "low", "high", "repeats", "goal", "met", "from"}
 QUICK = Arguments(full=False, data=None, json=None)
@@ -52,6 +72,12 @@ def test_a_mean_is_held_against_its_goal_from_the_right_side() -> None:
     late = mean_figure("seconds", [110.0, 150.0], "s", at_most=120.0)
     assert (late.value, late.low, late.high, late.goal, late.met) == (130, 110, 150, 120, False)
     assert mean_figure("seconds", [1.0], "s").met is None
+
+
+def test_a_median_is_held_against_its_goal_from_the_right_side() -> None:
+    assert ratio_figure("a_over_b", [0.7], [1.0], at_most=0.71).met is True
+    assert ratio_figure("a_over_b", [0.72], [1.0], at_most=0.71).met is False
+    assert median_figure("rate", [1.0], "s").met is None
 
 
 def test_no_worse_needs_the_whole_interval_above_the_margin() -> None:
@@ -154,6 +180,26 @@ def test_the_command_line_is_quick_unless_told_otherwise(monkeypatch: pytest.Mon
         parse_arguments("made up", ["--full", "--quick"])
 
 
+def test_a_benchmark_measures_in_a_folder_that_is_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", "the user's")
+    folders = []
+
+    def measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], dict[str, list[float]]]:
+        assert os.environ["BATCHWRIGHT_CACHE"].startswith(str(folder))
+        folders.append(folder)
+        return [median_figure("rate", [2.0], "images/s")], {"rate": [2.0]}
+
+    words = ["--quick", "--json", str(tmp_path / "out.json")]
+    run_benchmark("made_up", "What it is.", measure, full_seeds={7}, words=words)
+    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert (report["name"], report["environment"]["seeds"]) == ("made_up", [0])
+    assert [figure["value"] for figure in report["figures"]] == [2.0]
+    assert report["measurements"] == {"rate": [2.0]}
+    assert not folders[0].exists()
+
+
 def test_the_table_shows_a_missed_goal(capsys: pytest.CaptureFixture[str]) -> None:
     print_figures([ratio_figure("a_over_b", [0.5], [1.0], at_least=0.98)])
     shown = capsys.readouterr().out
@@ -161,14 +207,106 @@ def test_the_table_shows_a_missed_goal(capsys: pytest.CaptureFixture[str]) -> No
     assert "NO" in shown
 
 
-def counting(turns: Turns, images: int) -> None:
-    while True:
-        turns.step_done(images)
+# ------------------------------------------------------------------------------- uneven workers
 
 
-def failing(turns: Turns) -> None:
-    turns.step_done(1)
-    raise SystemExit(3)
+def made_turn(intervals: list[float], started: float = 100.0) -> Turn:
+    """A turn whose intervals have steps of these seconds each."""
+    ends, now = [], started
+    for seconds in intervals:
+        for _ in range(REBALANCE_STEPS):
+            now += seconds
+            ends.append(now)
+    return Turn(started, tuple(ends), 128 * len(ends))
+
+
+def test_recovery_counts_whole_intervals_from_the_first_after_the_change() -> None:
+    turn = made_turn([0.06, 0.06, 0.12, 0.085, 0.08, 0.08])
+    end = turn.step_ends[-1]
+    middle_of_second = turn.started + 1.5 * REBALANCE_STEPS * 0.06
+    # Number 0 is the third interval, slow throughout; the fourth is within 10 % of 0.08.
+    assert recovery_intervals(turn, middle_of_second, end, 0.08) == 1
+    assert recovery_intervals(turn, middle_of_second, end, 0.12) == 0
+    assert recovery_intervals(turn, turn.started, end, 0.06) == 0
+    # A load that starts on the border of two intervals is whole in the second of them.
+    border = turn.step_ends[2 * REBALANCE_STEPS - 1]
+    assert recovery_intervals(turn, border, end, 0.08) == 1
+
+
+def test_a_recovery_that_does_not_come_counts_all_intervals_before_the_next_change() -> None:
+    turn = made_turn([0.06, 0.12, 0.12, 0.12, 0.06])
+    begins = turn.started + 0.5 * REBALANCE_STEPS * 0.06
+    ends = turn.step_ends[4 * REBALANCE_STEPS - 1] - 0.01  # in the fourth interval
+    assert recovery_intervals(turn, begins, ends, 0.08) == 2
+    assert recovery_intervals(turn, ends, turn.step_ends[-1], 0.05) == 1
+    assert recovery_intervals(turn, turn.step_ends[-2], turn.step_ends[-1], 0.06) is None
+
+
+def test_the_median_step_of_an_interval_decides() -> None:
+    turn = made_turn([0.12, 0.08])
+    slow_at_first = [1.0 if i % REBALANCE_STEPS < 3 else 0.0 for i in range(2 * REBALANCE_STEPS)]
+    shifts = [sum(slow_at_first[: i + 1]) for i in range(len(slow_at_first))]
+    ends = tuple(end + shift for end, shift in zip(turn.step_ends, shifts, strict=True))
+    turn = Turn(turn.started, ends, turn.images)
+    assert recovery_intervals(turn, turn.started, ends[-1], 0.08) == 1
+
+
+def test_slowest_over_fastest_takes_input_and_compute_of_the_epoch_asked_for() -> None:
+    def line(epoch: int, *seconds: tuple[float, float]) -> dict[str, float | str]:
+        parts = {}
+        for rank, (input_seconds, compute) in enumerate(seconds):
+            parts[f"time/rank{rank}/input_s"] = input_seconds
+            parts[f"time/rank{rank}/compute_s"] = compute
+        return {"kind": "epoch", "epoch": epoch, **parts}
+
+    records = [{"kind": "shares"}, line(0, (0.0, 9.0), (0.0, 1.0)), line(2, (0.5, 4.0), (1.0, 4.4))]
+    assert slowest_over_fastest(records, 2) == pytest.approx(5.4 / 4.5)
+    with pytest.raises(ValueError, match="no line about epoch 3"):
+        slowest_over_fastest(records, 3)
+
+
+UNDISTURBED = KilledRun(10.0, (), 0, 0)
+
+
+def test_kills_are_added_up_over_the_runs() -> None:
+    runs = [KilledRun(22.0, (1.0, 2.0, 3.0), 3, 0), KilledRun(12.0, (1.0,), 1, 2)]
+    recovered, lost, seconds = kill_figures(UNDISTURBED, runs, wanted=4)
+    assert (recovered.value, recovered.repeats, recovered.goal, recovered.met) == (4, 4, 4, True)
+    assert (lost.value, lost.high, lost.goal, lost.met) == (2, 2, 0, False)
+    assert (seconds.value, seconds.low, seconds.high) == (3.0, 2.0, 4.0)
+
+
+def test_a_run_that_does_not_end_says_how_far_it_came_and_nothing_of_samples() -> None:
+    (recovered,) = kill_figures(UNDISTURBED, [KilledRun(9.0, (1.0, 2.0), 1, None)], wanted=4)
+    assert (recovered.value, recovered.repeats, recovered.met) == (1, 2, False)
+
+
+@pytest.mark.slow
+def test_the_job_that_is_killed_counts_its_samples(tmp_path: Path) -> None:
+    train(tmp_path, job_plan(workers=1, epochs=2, samples=4 * BATCH))
+    assert miscounted(tmp_path, epochs=2) == 0
+    with pytest.raises(ValueError, match="without 3 epochs"):
+        miscounted(tmp_path, epochs=3)
+
+
+def test_a_sample_left_out_and_one_repeated_are_both_counted() -> None:
+    samples = Samples(4 * BATCH)
+    model = Counting(len(samples))
+    optimizer = torch.optim.SGD([model.numbers], lr=float(BATCH))
+    order = [*range(1, len(samples)), 7]  # without 0
+    for first in range(0, len(samples), BATCH):
+        batch = torch.utils.data.default_collate([samples[i] for i in order[first : first + BATCH]])
+        optimizer.zero_grad()
+        model.loss(*batch).backward()
+        optimizer.step()
+    assert model.miscounted(1) == 2
+
+
+def test_the_job_that_is_killed_has_no_tail_which_would_count_otherwise() -> None:
+    assert job_plan().data.train_samples % BATCH == 0
+
+
+# ------------------------------------------------------------------------------------------- arms
 
 
 @pytest.mark.slow
@@ -187,3 +325,18 @@ def test_an_arm_that_dies_is_named() -> None:
     with pytest.raises(RuntimeError, match="failing ended"):
         arm.turn(lead_in=0, steps=5)
     arm.stop()
+
+
+@pytest.mark.slow
+def test_an_arm_of_two_workers_is_a_group_pinned_to_its_cores_that_sleeps_at_one_step(
+    tmp_path: Path,
+) -> None:
+    core = min(os.sched_getaffinity(0))
+    with started({"summing": lambda: Arm(summing, tmp_path, cores=(core, core))}) as arms:
+        for steps in (3, 2):
+            arms["summing"].begin(lead_in=1, steps=steps)
+            turn = arms["summing"].end()
+            assert turn.images == 3 * steps  # of 1 and 2, summed over the workers
+            assert len(turn.step_ends) == steps
+            assert turn.started < turn.step_ends[0]
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [str({core})] * 2
