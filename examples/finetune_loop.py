@@ -123,9 +123,7 @@ def tune_as_planned(plan: str) -> None:
             for inputs, labels in session.batches():
                 if session.step(criterion(model(inputs), labels)):
                     average.update_parameters(model)
-            scores = session.evaluate(
-                test_set, accuracy, forward=lambda _, batch: (average(batch[0]), batch[1])
-            )
+            scores = session.evaluate(test_set, accuracy, model=average)
             if session.rank == 0:
                 print(f"epoch {epoch + 1}: {scores['top1']:.1%}")
 

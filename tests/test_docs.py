@@ -259,7 +259,7 @@ def test_the_readmes_commands_run_in_order(followed):
     folder, printed = followed
     assert len(printed) > 10
     assert next(iter(printed)) == "batchwright run"
-    for name in ("digits", "cifar", "flowers", "b64", "piped"):
+    for name in ("digits", "cifar", "flowers", "b64", "piped", "uneven"):
         assert (folder / "runs" / name / "summary.json").exists()
     accuracy = json.loads((folder / "runs/digits/summary.json").read_text())["epochs"][-1]
     assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]

@@ -217,10 +217,10 @@ def test_a_signal_is_passed_on_and_ends_the_wait(work, tmp_path):
 
 @pytest.fixture
 def start(tmp_path_factory, tmp_path, monkeypatch):
-    """Starts ``batchwright train`` on digits, two workers, eight epochs of ninety steps."""
+    """Starts ``batchwright train`` on digits, two workers, six epochs of ninety steps."""
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path_factory.getbasetemp() / "launch-cache"))
     started = []
-    job = make_job(epochs=8, precision="float32", resolutions=(8,), evaluate_epochs=2)
+    job = make_job(epochs=6, precision="float32", resolutions=(8,), evaluate_epochs=2)
     facts = open_data(job).facts
     plan = plan_without_profile(job, facts, make_network(), local_batch_sizes=(10, 6))
     write_record(plan, tmp_path / "plan.json")
@@ -258,10 +258,10 @@ def wait_for_a_step(process, folder, before):
     assert wait_until(there)
 
 
-def test_every_stop_signal_keeps_a_checkpoint_and_a_resume_goes_on(start, tmp_path):
-    """The same run, stopped by each of the signals in turn, and then finished."""
+def test_a_stop_signal_keeps_a_checkpoint_and_a_resume_goes_on(start, tmp_path):
+    """The same run, stopped by one after the other, and then finished; SIGUSR1: see above."""
     run, words = tmp_path / "run", [tmp_path / "plan.json"]
-    for number, code in ((signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGTERM, 143)):
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         before = len(lines_in(run))
         process = start(*words)
         wait_for_a_step(process, run, before)
@@ -279,12 +279,12 @@ def test_every_stop_signal_keeps_a_checkpoint_and_a_resume_goes_on(start, tmp_pa
     process = start("--resume", "--json")
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
-    assert json.loads(out)["epochs"] == 8
+    assert json.loads(out)["epochs"] == 6
     summary = summary_in(run)
-    assert summary.resumed == 3
-    assert [epoch.epoch for epoch in summary.epochs] == list(range(8))
+    assert summary.resumed == 2
+    assert [epoch.epoch for epoch in summary.epochs] == list(range(6))
     assert all(epoch.samples == summary.plan.data.train_samples for epoch in summary.epochs)
-    assert [epoch.val_count is not None for epoch in summary.epochs] == [False, True] * 4
+    assert [epoch.val_count is not None for epoch in summary.epochs] == [False, True] * 3
 
 
 def test_a_killed_launcher_takes_agent_and_workers_along(start, tmp_path):
@@ -311,5 +311,5 @@ def test_a_worker_killed_while_training_is_started_again(start, tmp_path):
     assert "worker 1 was killed by SIGKILL; all were started again (1 of 3)" in err
     assert "Traceback" not in err
     summary = summary_in(tmp_path / "run")
-    assert [epoch.epoch for epoch in summary.epochs] == list(range(8))
+    assert [epoch.epoch for epoch in summary.epochs] == list(range(6))
     assert all(epoch.samples == summary.plan.data.train_samples for epoch in summary.epochs)

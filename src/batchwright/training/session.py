@@ -285,7 +285,7 @@ class Session:
             loss: Mean loss of the micro-batch's samples, a scalar, or a function without arguments
                 that computes it; ``None`` if `backward` was called for all its parts.
             weight: What the loss is the mean over, if not the samples of the micro-batch (for
-                example labelled pixels).
+                example labelled pixels); with 0 the loss is not looked at.
 
         Returns:
             Whether the weights were updated: not before the last micro-batch of a step, and not
@@ -319,6 +319,7 @@ class Session:
         *,
         forward: Forward = outputs_and_labels,
         batch_size: int | None = None,
+        model: nn.Module | None = None,
     ) -> dict[str, float]:
         """Mean of a metric over a held-out set, each sample counted once over all workers.
 
@@ -331,6 +332,7 @@ class Session:
                 ``best`` (more is better).
             forward: f(model, batch) -> (outputs, labels), for batches other than such pairs.
             batch_size: Samples in one forward pass; unset: the stage's micro-batch, at least 256.
+            model: Another than the session's, such as an average of its weights.
 
         Returns:
             The mean of each value, over all samples; the same on all workers.
@@ -342,7 +344,7 @@ class Session:
         """
         started = time.perf_counter()
         sums, count, stopped = evaluate(
-            self.model,
+            model or self.model,
             self._held_out_feed(dataset),
             metric,
             group=self._group,
@@ -450,8 +452,8 @@ class Session:
                 "go through all of session.batches()"
             )
         self._sharing.end_epoch()
-        place, size = self._group.places[self.rank], self.local_batch_sizes[self.rank]
-        workers = self._group.gather(meter.worker_time(place, size))
+        own = meter.worker_time(self._group.places[self.rank], meter.shares[-1][1][self.rank])
+        workers = self._group.gather(own)
         record = meter.record(self.stage, workers, self.noise_scale)
         self._recorder.epochs.append(record)  # before the checkpoint, which must know of it
         state.epoch, state.step = state.epoch + 1, 0

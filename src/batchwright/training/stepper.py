@@ -109,8 +109,8 @@ class Stepper:
                 f"weight={mean_over:g} after weight={micro.weight:g}: the losses of one "
                 "micro-batch must be means over the same weight to add up"
             )
-        if self._out_of_memory:
-            return
+        if self._out_of_memory or not mean_over:
+            return  # a mean over nothing has no gradient, and no value
         try:
             value = loss() if callable(loss) else loss
             with torch.autocast(self._group.device.type, enabled=False):
@@ -132,7 +132,8 @@ class Stepper:
         self._micro = None
         if not (micro.last or self._out_of_memory):
             return False
-        if not self._out_of_memory and all(p.grad is None for p in self._reducer.parameters):
+        expected = self._weight > 0 and not self._out_of_memory
+        if expected and all(p.grad is None for p in self._reducer.parameters):
             raise RuntimeError(
                 "session.step() found no gradient: is the loss computed from the session's model, "
                 "and is any parameter trained (requires_grad)?"
