@@ -19,7 +19,7 @@ from test_session import FEATURES, Points, make_session, make_tiny_plan, summary
 
 pytestmark = pytest.mark.slow
 SAMPLES, BATCH = 210, 16  # 13 steps and a tail of 2
-SLOW_SAMPLE = 0.006  # seconds that a slowed worker needs for a sample, others half
+SLOW_SAMPLE = 0.012  # seconds that a slowed worker needs for a sample, others half
 
 
 class Numbered(Points):
@@ -117,7 +117,9 @@ def test_shares_follow_a_worker_that_becomes_slow_and_fast_again(found, folder):
         one.shares[-1].sizes != two.shares[0].sizes for one, two in pairwise(epochs)
     )
     assert all(line["batch/local/0"] + line["batch/local/1"] == BATCH for line in changes)
-    assert changes[0]["speed/0"] > 1.2 * changes[0]["speed/1"]  # part of it was still even
+    # The interval of the first change was still even in part.
+    slowed = [line["speed/0"] / line["speed/1"] for line in changes if line["epoch"] in (1, 2, 3)]
+    assert max(slowed) > 1.5
 
 
 def test_changes_come_inside_epochs_too(found, folder):

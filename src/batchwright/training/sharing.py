@@ -51,7 +51,7 @@ class Sharing:
         self.least = least
         self._samples, self._weights = samples, weights
         self._balancer: Balancer | None = None
-        self._told = False
+        self._told: tuple[int, ...] = ()  # the sizes that the records have last
         if plan.method == "dynamic-batch" and group.size > 1:
             self._balancer = Balancer(
                 plan.job,
@@ -104,8 +104,7 @@ class Sharing:
             rank=self._group.rank,
             least=self.least,
         )
-        if self._balancer is not None and not self._told:
-            self._told = True
+        if self._balancer is not None and sizes != self._told:
             self._tell(state.step, sizes, len(self.walk))
 
     def end_epoch(self) -> None:
@@ -160,6 +159,7 @@ class Sharing:
             self._tell(first, sizes, len(self.walk))
 
     def _tell(self, first: int, sizes: tuple[int, ...], steps: int) -> None:
+        self._told = sizes
         epoch, places = self._state.epoch, self._group.places
         self._recorder.shares(epoch, first, steps, sizes, places, self._state.speeds)
 
