@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from batchwright.documents import job_keys
 from batchwright.planning.inputs import PLANNING_KEYS
 from batchwright.preparing import TRAINING_KEYS
-from batchwright.records import Job, WorkerKind
+from batchwright.records import Disturbance, Job, WorkerKind
 
 PAGE = Path(__file__).with_name("job.md")
 
@@ -27,6 +27,9 @@ SECTIONS = {
     "precision": "Computing and workers",
     "global_batch": "Batch and resolution",
     "evaluate_epochs": "While it runs",
+    "dual.small_workers": "Two batch sizes at once",
+    "cycle.preset": "Cycles of resolutions",
+    "virtual.sample_seconds": "The virtual cluster",
     "probe.budget": "Measuring",
     "goal.objective": "What the plan aims for",
     "link.latency": "The network between machines",
@@ -55,6 +58,21 @@ UNITS = {
     "checkpoint_steps": "steps",
     "timeout": "s",
     "restarts": "times",
+    "dual.small_workers": "workers",
+    "dual.extra_time": "ratio",
+    "dual.large_batches": "samples",
+    "server.staleness": "rounds",
+    "server.exchange_steps": "steps",
+    "cycle.stage_epochs": "epochs",
+    "cycle.stage_rates": "ratio",
+    "cycle.shares": "parts",
+    "cycle.batches": "samples per step",
+    "cycle.dropouts": "share",
+    "cycle.strengths": "ratio",
+    "cycle.recalibrate": "batches",
+    "virtual.sample_seconds": "s",
+    "virtual.step_seconds": "s",
+    "virtual.speeds": "ratio",
     "probe.budget": "s",
     "probe.error": "share",
     "probe.steps": "steps",
@@ -112,6 +130,29 @@ EXAMPLES = {
     "timeout": "300",
     "restarts": "2",
     "port": "29500",
+    "dual.small_workers": "3",
+    "dual.extra_time": "1.1",
+    "dual.large_batches": "600,560",
+    "dual.shares": "planned",
+    "server.consistency": "ssp",
+    "server.staleness": "1",
+    "server.merge": "compsac",
+    "server.update_factor": "sqrt",
+    "server.exchange_steps": "50",
+    "server.momentum": "reset",
+    "cycle.preset": "cifar100",
+    "cycle.order": "one-pass",
+    "cycle.stage_epochs": "80,40,20",
+    "cycle.stage_rates": "1,0.1,0.01",
+    "cycle.shares": "1,2",
+    "cycle.batches": "512,256",
+    "cycle.dropouts": "0.1,0.2",
+    "cycle.strengths": "0.5,1",
+    "cycle.recalibrate": "50",
+    "virtual.sample_seconds": "0.0005",
+    "virtual.step_seconds": "0.015",
+    "virtual.speeds": "1,1,0.5,0.5",
+    "virtual.disturbances": "[{worker: 0, start: 10, end: 20, slowdown: 3}]",
     "probe.budget": "5",
     "probe.error": "0.03",
     "probe.steps": "30",
@@ -176,17 +217,19 @@ def page() -> str:
                 "|---|---|---|---|---|---|",
             ]
         lines.append(_row(key))
-    lines += _kinds()
+    for key, model in (("goal.kinds", WorkerKind), ("virtual.disturbances", Disturbance)):
+        lines += _items(key, model)
     return "\n".join(lines) + "\n"
 
 
-def _kinds() -> list[str]:
-    """The keys of an item of ``goal.kinds``."""
-    fields = WorkerKind.model_fields
+def _items(key: str, model: type[BaseModel]) -> list[str]:
+    """The keys of an item of a list."""
+    fields = model.model_fields
     rows = [
-        f"| `{key}` | {one.description} | {_default(one.default)} |" for key, one in fields.items()
+        f"| `{name}` | {one.description} | {_default(one.default)} |"
+        for name, one in fields.items()
     ]
-    head = ["\n### An item of goal.kinds\n", "| key | meaning | default |", "|---|---|---|"]
+    head = [f"\n### An item of {key}\n", "| key | meaning | default |", "|---|---|---|"]
     return [*head, *rows]
 
 

@@ -23,6 +23,9 @@ from batchwright.documents import (
 )
 from batchwright.errors import BatchwrightError, FileError, JobError
 from batchwright.records import (
+    Cycle,
+    Disturbance,
+    DualBatch,
     Goal,
     Job,
     Link,
@@ -30,6 +33,8 @@ from batchwright.records import (
     ProbeSettings,
     Profile,
     RunSummary,
+    Server,
+    Virtual,
     WorkerKind,
 )
 from samples import make_job, make_plan, make_profile, make_summary
@@ -75,6 +80,32 @@ OTHER_VALUES = Job(
     timeout=30,
     restarts=1,
     port=29_500,
+    dual=DualBatch(small_workers=2, extra_time=1.1, large_batches=(64, 48), shares="planned"),
+    server=Server(
+        consistency="ssp",
+        staleness=1,
+        merge="compsac",
+        update_factor="sqrt",
+        exchange_steps=50,
+        momentum="reset",
+    ),
+    cycle=Cycle(
+        preset="cifar100",
+        order="one-pass",
+        stage_epochs=(4, 2, 1),
+        stage_rates=(1.0, 0.2),
+        shares=(1.0, 2.0),
+        batches=(128, 96),
+        dropouts=(0.1, 0.2),
+        strengths=(0.5, 1.0),
+        recalibrate=20,
+    ),
+    virtual=Virtual(
+        sample_seconds=5e-4,
+        step_seconds=0.015,
+        speeds=(1.0, 0.5),
+        disturbances=(Disturbance(worker=1, start=3, end=9, slowdown=2.5),),
+    ),
     probe=ProbeSettings(budget=3, error=0.1, steps=4, kind="t4"),
     goal=Goal(
         objective="time",
@@ -110,7 +141,7 @@ def value_at(job: Job, key: str):
 
 
 def as_override(value) -> str:
-    if isinstance(value, tuple) and isinstance(value[0], WorkerKind):
+    if isinstance(value, tuple) and isinstance(value[0], WorkerKind | Disturbance):
         return json.dumps([item.model_dump() for item in value])
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 

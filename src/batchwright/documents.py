@@ -23,8 +23,15 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 _KINDS = {"Profile": "profile", "Plan": "plan", "RunSummary": "summary", "Job": "job"}
 _WRITTEN_BY = {"profile": "probe", "plan": "plan", "summary": "train"}  # which verb writes what
-_LISTS = ("frozen", "resolutions")  # keys that take several values, separated by commas
-_TABLES = {"goal.kinds": "[{kind: t4, count: 4, price: 0.35}]"}  # keys that take several items
+_LISTS = (  # keys that take several values, separated by commas
+    *("frozen", "resolutions", "dual.large_batches", "virtual.speeds"),
+    *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
+    *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
+)
+_TABLES = {  # keys that take several items
+    "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
+    "virtual.disturbances": "[{worker: 0, start: 10, end: 20, slowdown: 3}]",
+}
 
 
 def job_keys(model: type[BaseModel] = Job, prefix: str = "") -> list[str]:

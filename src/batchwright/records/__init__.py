@@ -7,7 +7,11 @@ Words, settled once:
 * *worker*: one training rank. *Loader process*: a data-loading process.
 * *local* batch: samples per step on one worker. *Global* batch: their sum over the workers.
 * *epoch*: every training sample once. *Step*: one update of the weights.
-* *stage*: a stretch of constant learning rate (before warm-up and decay) and resolution.
+* *round*: one worker's stretch between two exchanges with the parameter server.
+* *stage*: a stretch of constant learning rate (before warm-up and decay). *Sub-stage*: a stretch of
+  constant resolution inside a stage, a row of the plan. *Cycle*: the resolutions low to high inside
+  one stage.
+* *update factor*: the weight of a pushed model in a merge.
 * *micro-batch*: the part of a local batch that goes through the network at once.
 
 Every record refuses unknown keys, NaN and infinity. A file holds one record; its ``format`` says
@@ -19,6 +23,7 @@ from batchwright.records.base import (
     Count,
     Estimate,
     Index,
+    Method,
     NonNegative,
     Positive,
     Precision,
@@ -26,7 +31,18 @@ from batchwright.records.base import (
     Source,
 )
 from batchwright.records.check import Check, CheckPoint
-from batchwright.records.job import Goal, Job, Link, ProbeSettings, WorkerKind
+from batchwright.records.job import (
+    Cycle,
+    Disturbance,
+    DualBatch,
+    Goal,
+    Job,
+    Link,
+    ProbeSettings,
+    Server,
+    Virtual,
+    WorkerKind,
+)
 from batchwright.records.plan import (
     Alternative,
     HeldOut,
@@ -36,6 +52,7 @@ from batchwright.records.plan import (
     Plan,
     Prediction,
     Reason,
+    ServerRule,
     Stage,
 )
 from batchwright.records.profile import (
@@ -47,11 +64,19 @@ from batchwright.records.profile import (
     MemoryPoint,
     NetworkFacts,
     OutOfMemory,
+    PairTime,
     PrecisionTime,
     Profile,
     StepTime,
 )
-from batchwright.records.run import EpochRecord, LocalBatches, Refit, RunSummary, WorkerTime
+from batchwright.records.run import (
+    EpochRecord,
+    LocalBatches,
+    Refit,
+    RoundRecord,
+    RunSummary,
+    WorkerTime,
+)
 
 __all__ = [
     "Alternative",
@@ -61,7 +86,10 @@ __all__ = [
     "Cluster",
     "CollectiveTime",
     "Count",
+    "Cycle",
     "DataFacts",
+    "Disturbance",
+    "DualBatch",
     "EpochRecord",
     "Estimate",
     "Goal",
@@ -76,9 +104,11 @@ __all__ = [
     "LocalBatches",
     "MemoryParts",
     "MemoryPoint",
+    "Method",
     "NetworkFacts",
     "NonNegative",
     "OutOfMemory",
+    "PairTime",
     "Plan",
     "Positive",
     "Precision",
@@ -89,10 +119,14 @@ __all__ = [
     "Reason",
     "Record",
     "Refit",
+    "RoundRecord",
     "RunSummary",
+    "Server",
+    "ServerRule",
     "Source",
     "Stage",
     "StepTime",
+    "Virtual",
     "WorkerKind",
     "WorkerTime",
 ]

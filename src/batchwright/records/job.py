@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from batchwright.records.base import Augmentation, Count, Index, NonNegative, Positive, Record
+from batchwright.records.base import (
+    Augmentation,
+    Count,
+    Index,
+    Method,
+    NonNegative,
+    Positive,
+    Record,
+)
 
 
 class ProbeSettings(Record):
@@ -46,6 +54,125 @@ class Link(Record):
 
     latency: NonNegative | None = Field(None, description="Time of an empty message, in seconds.")
     bandwidth: Positive | None = Field(None, description="Bytes per second, in one direction.")
+
+
+class DualBatch(Record):
+    """Two batch sizes at once, for `dual-batch` and `hybrid` (job keys ``dual.*``)."""
+
+    small_workers: Literal["auto"] | Index = Field(
+        "auto",
+        description="Workers that train with the smaller batch. `auto`: three quarters of them.",
+    )
+    extra_time: Literal["auto"] | Annotated[float, Field(ge=1)] = Field(
+        "auto",
+        description="How many times as long a round may take as with large batches alone. `auto`: "
+        "1.05, or as much up to 1.2 as `goal.deadline` leaves.",
+    )
+    large_batches: Literal["auto"] | tuple[Count, ...] = Field(
+        "auto",
+        description="Local batch of the other workers: one for all resolutions, or one for each. "
+        "`auto`: what `plain` would choose at the highest, larger below as the memory leaves.",
+    )
+    shares: Literal["measured", "planned"] = Field(
+        "measured",
+        description="Samples per round: made again each epoch so that all workers end a round "
+        "together, by their measured speeds; or as planned throughout.",
+    )
+
+
+class Server(Record):
+    """The parameter server of `dual-batch` and `hybrid` (job keys ``server.*``)."""
+
+    consistency: Literal["asp", "bsp", "ssp"] = Field(
+        "asp",
+        description="`asp`: each worker's weights are merged as they arrive; `bsp`: all wait for "
+        "each other; `ssp`: none is more than `server.staleness` rounds ahead of the slowest.",
+    )
+    staleness: Index = Field(3, description="For `ssp`: rounds; 0 is `bsp`.")
+    merge: Literal["journal", "compsac"] = Field(
+        "journal",
+        description="With update factor f: `journal`: w = (w + f w_i) / (1 + f); `compsac`: "
+        "w = ((2 - f) w + f w_i) / 2. `bsp` takes the mean weighted by f.",
+    )
+    update_factor: Literal["ratio", "sqrt", "none"] = Field(
+        "ratio",
+        description="Weight f of a small-batch worker's model: its samples per round over a "
+        "large-batch worker's, the root of that, or 1.",
+    )
+    exchange_steps: Count | None = Field(
+        None, description="Steps of a worker between two exchanges; unset: one exchange a round."
+    )
+    momentum: Literal["keep", "reset"] = Field(
+        "keep", description="A worker's momentum after an exchange."
+    )
+
+
+class Cycle(Record):
+    """Resolutions and rates over the training, for `cyclic` and `hybrid` (job keys ``cycle.*``)."""
+
+    preset: Literal["none", "cifar100", "imagenet"] = Field(
+        "none",
+        description="A published schedule, 140 epochs at 24 and 32 px or 105 at 160, 224 and "
+        "288 px; it sets epochs, resolutions and every `cycle.*` key that is `auto`.",
+    )
+    order: Literal["cycle", "one-pass", "fixed"] = Field(
+        "cycle",
+        description="`cycle`: the resolutions low to high in each stage of the learning rate; "
+        "`one-pass`: once over the whole training; `fixed`: the highest throughout.",
+    )
+    stage_epochs: Literal["auto"] | tuple[Count, ...] = Field(
+        "auto", description="Length of each stage. `auto`: 4, 2 and 1 parts of the epochs."
+    )
+    stage_rates: Literal["auto"] | tuple[Positive, ...] = Field(
+        "auto", description="Rate of each stage, relative to the first. `auto`: 1, 0.1 and 0.01."
+    )
+    shares: Literal["auto"] | tuple[Positive, ...] = Field(
+        "auto",
+        description="Parts of a stage for each resolution, low to high. `auto`: equal ones.",
+    )
+    batches: Literal["auto"] | tuple[Count, ...] = Field(
+        "auto",
+        description="For `cyclic`: global batch at each resolution. `auto`: the same at all.",
+    )
+    dropouts: Literal["auto"] | tuple[Annotated[float, Field(ge=0, lt=1)], ...] = Field(
+        "auto", description="Dropout at each resolution. `auto`: `dropout` at all."
+    )
+    strengths: Literal["auto"] | tuple[NonNegative, ...] = Field(
+        "auto",
+        description="Strength of the augmentation at each resolution: its largest shift, relative "
+        "to the usual. `auto`: 1 at all.",
+    )
+    recalibrate: Index = Field(
+        0,
+        description="Training batches from which the statistics of batch normalization are taken "
+        "anew, at the highest resolution, before each evaluation. 0: as trained.",
+    )
+
+
+class Disturbance(Record):
+    """A virtual worker slower for a while (an item of job key ``virtual.disturbances``)."""
+
+    worker: Index = Field(description="Its rank.")
+    start: NonNegative = Field(0.0, description="From when, in simulated seconds of training.")
+    end: Positive | None = Field(None, description="Until when; unset: to the end.")
+    slowdown: Positive = Field(description="How many times as long it computes.")
+
+
+class Virtual(Record):
+    """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
+
+    sample_seconds: Positive | None = Field(
+        None,
+        description="Time per sample of a step at the highest resolution, in seconds; unset: as "
+        "measured. Other resolutions as measured, else by their area.",
+    )
+    step_seconds: NonNegative | None = Field(
+        None, description="Fixed time of a step, in seconds; unset: as measured."
+    )
+    speeds: tuple[Positive, ...] = Field(
+        (), description="Speed of each worker relative to that; unset: all 1."
+    )
+    disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
 
 
 class Goal(Record):
@@ -180,10 +307,12 @@ class Job(Record):
         description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
         "processor computes in it and the probe finds it faster, else float32.",
     )
-    method: Literal["plain", "dynamic-batch"] = Field(
+    method: Method = Field(
         "plain",
-        description="How the workers share the batch. `plain`: as planned, throughout; "
-        "`dynamic-batch`: each worker's share follows its measured speed, the global batch stays.",
+        description="`plain`: one batch and resolution throughout; `dynamic-batch`: each worker's "
+        "share follows its measured speed, the global batch stays; `dual-batch`: two local batch "
+        "sizes at once, through a parameter server; `cyclic`: resolutions low to high in each "
+        "stage of the learning rate; `hybrid`: both.",
     )
     rebalance_steps: Index = Field(
         25,
@@ -206,8 +335,10 @@ class Job(Record):
         description="Training processes. `auto`: the plan decides, up to all visible GPUs, or 2 "
         "on CPU.",
     )
-    launch: Literal["local", "in-process"] = Field(
-        "local", description="`local`: processes under torchrun; `in-process`: one worker, here."
+    launch: Literal["local", "in-process", "virtual"] = Field(
+        "local",
+        description="`local`: a process for each worker; `in-process`: one worker, here; "
+        "`virtual`: all workers' gradients in one process, in simulated time.",
     )
     global_batch: Literal["auto"] | Count = Field(
         "auto", description="Samples per step over all workers. `auto`: the plan decides."
@@ -219,8 +350,9 @@ class Job(Record):
     )
     resolutions: Literal["auto"] | tuple[Count, ...] = Field(
         "auto",
-        description="Training image sides in pixels, low to high; `plain` trains at the highest. "
-        "`auto`: the data's own size.",
+        description="Training image sides in pixels, low to high; `cyclic` and `hybrid` go through "
+        "them, the others train at the highest. `auto`: the data's own size, and for the two "
+        "that and some below.",
     )
     evaluate_epochs: Count = Field(1, description="Evaluate every so many epochs, and at the end.")
     checkpoint_seconds: Positive = Field(
@@ -240,6 +372,10 @@ class Job(Record):
     port: int = Field(
         0, ge=0, le=65535, description="Rendezvous port on this machine; 0: any free one."
     )
+    dual: DualBatch = Field(DualBatch(), description="Two batch sizes at once.")
+    server: Server = Field(Server(), description="The parameter server.")
+    cycle: Cycle = Field(Cycle(), description="Resolutions and rates over the training.")
+    virtual: Virtual = Field(Virtual(), description="The simulated cluster.")
     probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")
     goal: Goal = Field(Goal(), description="What the plan aims for.")
     link: Link = Field(Link(), description="The network between machines.")

@@ -10,6 +10,8 @@ from batchwright.records.base import (
     Augmentation,
     Count,
     Estimate,
+    Index,
+    Method,
     NonNegative,
     Positive,
     Precision,
@@ -128,6 +130,33 @@ class LearningRateRule(Record):
     decay: Literal["cosine", "steps", "none"] = Field(description="Shape after warm-up.")
 
 
+class ServerRule(Record):
+    """How a parameter server merges the workers' weights."""
+
+    consistency: Literal["bsp", "ssp", "asp"] = Field(
+        description="Who waits for whom: all for all, for the slowest within bounds, nobody."
+    )
+    staleness: Index | None = Field(
+        description="For `ssp`: most rounds ahead of the slowest; else null."
+    )
+    merge: Literal["journal", "compsac"] = Field(
+        description="With update factor f: (w + f w_i) / (1 + f), or ((2 - f) w + f w_i) / 2."
+    )
+    update_factor: Literal["ratio", "sqrt", "none"] = Field(
+        description="What the table's update factors are, of small over large samples per round."
+    )
+    exchange_steps: Count | None = Field(
+        description="Steps of a worker between two exchanges; null: once a round."
+    )
+    momentum: Literal["keep", "reset"] = Field(description="Of a worker, after an exchange.")
+    small_workers: Index = Field(
+        description="Workers with the small batch; they follow the others in rank order."
+    )
+    extra_time: float = Field(
+        ge=1, description="Time of a round over that with large batches alone."
+    )
+
+
 class Stage(Record):
     """A stretch of epochs under one resolution, batch and rate: a row of the plan."""
 
@@ -136,6 +165,20 @@ class Stage(Record):
     learning_rate: Positive = Field(description="Rate before warm-up and decay, per step.")
     dropout: float = Field(ge=0, lt=1, description="Share of features dropped.")
     augmentation: Augmentation = Field(description="Random changes to training images.")
+    augmentation_strength: NonNegative = Field(
+        1.0, description="Largest random shift, relative to the usual eighth of the side."
+    )
+    rate_stage: Index = Field(
+        0, description="Stage of the learning rate that the row is a part of, zero-based."
+    )
+    samples_per_round: tuple[Count, ...] = Field(
+        (),
+        description="Samples of each worker between two exchanges with the parameter server, in "
+        "rank order, an epoch in all; empty without one.",
+    )
+    update_factors: tuple[Positive, ...] = Field(
+        (), description="Weight of each worker's model in a merge, in rank order; empty as above."
+    )
     local_batch_sizes: tuple[Count, ...] = Field(
         min_length=1, description="Samples per step of each worker, in rank order."
     )
@@ -176,11 +219,14 @@ class Plan(Record):
     job: Job = Field(description="The job it was made for, resolved.")
     data: DataFacts = Field(description="The data it was made for.")
     network: NetworkFacts = Field(description="The network it was made for.")
-    method: Literal["plain", "dynamic-batch"] = Field(
-        description="How the workers share the batch; with `dynamic-batch` the table's local "
+    method: Method = Field(
+        description="How batch and resolution are used; with `dynamic-batch` the table's local "
         "batches are where it starts."
     )
-    merge: Literal["sample-weighted all-reduce"] = "sample-weighted all-reduce"
+    merge: Literal["sample-weighted all-reduce", "parameter server"] = Field(
+        "sample-weighted all-reduce", description="How the workers' learning comes together."
+    )
+    server: ServerRule | None = Field(None, description="The parameter server; null without.")
     update: Literal["sgd", "adamw"] = Field(description="Optimizer.")
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The rate over time.")

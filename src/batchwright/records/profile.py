@@ -82,6 +82,19 @@ class PrecisionTime(Record):
     step_seconds: Positive = Field(description="Median of the whole step, in seconds.")
 
 
+class PairTime(Record):
+    """Times of two groups of workers with unequal local batches, computing at the same time."""
+
+    resolution: Count = Field(description="Image side, in pixels.")
+    large_workers: Count = Field(description="Workers with the large local batch.")
+    small_workers: Count = Field(description="Workers with the small one.")
+    large_batch: Count = Field(description="Samples per step of the former.")
+    small_batch: Count = Field(description="Samples per step of the latter.")
+    large_seconds: Positive = Field(description="Median of a step of the former, in seconds.")
+    small_seconds: Positive = Field(description="Median of a step of the latter, in seconds.")
+    repeats: Count = Field(description="Visits that the medians are over.")
+
+
 class MemoryPoint(Record):
     """Peak memory of one training step on one worker."""
 
@@ -155,6 +168,9 @@ class Profile(Record):
         (), description="Number formats compared; empty where there was no choice."
     )
     steps: tuple[StepTime, ...] = Field(description="Step times.")
+    pairs: tuple[PairTime, ...] = Field(
+        (), description="Times of unequal local batches side by side, for `dual-batch`."
+    )
     memory: tuple[MemoryPoint, ...] = Field(description="Memory peaks.")
     memory_parts: MemoryParts | None = Field(
         None, description="What of the memory does not grow with the batch; null if not counted."

@@ -35,6 +35,28 @@ class LocalBatches(Record):
     sizes: tuple[Index, ...] = Field(description="Samples per step of each worker, in rank order.")
 
 
+class RoundRecord(Record):
+    """One worker's stretch between two exchanges with the parameter server."""
+
+    worker: Index = Field(description="Rank.")
+    number: Index = Field(description="Place among all rounds, as handed out, zero-based.")
+    epoch: Index = Field(description="Epoch whose samples it began with, zero-based.")
+    resolution: Count = Field(description="Training image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples per step.")
+    samples: Index = Field(description="Trained on.")
+    steps: Index = Field(description="Updates.")
+    update_factor: Positive = Field(description="Weight of its model in the merge.")
+    loss: float | None = Field(description="Mean training loss; null if not finite.")
+    start: NonNegative = Field(description="When it began, in seconds since training began.")
+    compute_seconds: NonNegative = Field(description="Input, forward, backward, update.")
+    exchange_seconds: NonNegative = Field(description="Push, merge and pull.")
+    wait_seconds: NonNegative = Field(description="For other workers, between push and pull.")
+    evaluation_seconds: NonNegative = Field(
+        0.0, description="Evaluating the merged model before the next round."
+    )
+    lead: Index = Field(0, description="Rounds ahead of the slowest worker when it began.")
+
+
 class EpochRecord(Record):
     """What one epoch was like."""
 
@@ -95,6 +117,12 @@ class RunSummary(Record):
     )
     wall_seconds: NonNegative = Field(description="Training verb from start to end, in seconds.")
     resumed: Index = Field(0, description="How often the run was continued.")
+    rounds: tuple[RoundRecord, ...] = Field(
+        (), description="Rounds with the parameter server, as they ended; empty without one."
+    )
+    simulated: bool = Field(
+        False, description="Whether all training seconds are of a simulated cluster."
+    )
     refit: Refit | None = Field(
         None, description="Planned again, if the epochs missed the prediction by too much."
     )

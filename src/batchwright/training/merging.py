@@ -1,0 +1,114 @@
+r"""Whole models in one vector, and the rules by which a parameter server merges them.
+
+A worker pushes its weights :math:`w_i` with an update factor :math:`f`; the server has :math:`w`:
+
+.. math::
+   \text{journal:} \quad w \leftarrow \frac{w + f w_i}{1 + f} \qquad
+   \text{compsac:} \quad w \leftarrow \frac{(2 - f) w + f w_i}{2} \qquad
+   \text{bsp:} \quad w \leftarrow \frac{\sum_i f_i w_i}{\sum_i f_i}
+
+Statistics of batch normalization are merged like weights; counters take the largest.
+
+References:
+    The dual-batch learning paper, in its conference (COMPSAC) and journal form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Weights:
+    """A model's parameters and buffers.
+
+    Attributes:
+        floats: All of floating point, in the order of the ``state_dict``, flat.
+        integers: All others, int64, flat.
+    """
+
+    floats: Tensor
+    integers: Tensor
+
+    def clone(self) -> Weights:
+        """A copy of its own."""
+        return Weights(self.floats.clone(), self.integers.clone())
+
+
+@torch.no_grad()
+def pack(model: nn.Module) -> Weights:
+    """A model's weights on the CPU; shared ones once.
+
+    Raises:
+        ValueError: Its floating-point tensors are not all of one type.
+    """
+    floats, integers = _tensors(model)
+    types = {tensor.dtype for tensor in floats}
+    if len(types) > 1:
+        raise ValueError(
+            f"the model's weights are of {', '.join(sorted(map(str, types)))}: a parameter server "
+            "merges weights of one type; convert the model with model.float()"
+        )
+    return Weights(_flat(floats, torch.float32), _flat(integers, torch.int64))
+
+
+@torch.no_grad()
+def unpack(weights: Weights, model: nn.Module) -> None:
+    """Put weights into a model of the same structure, in place."""
+    floats, integers = _tensors(model)
+    for flat, tensors in ((weights.floats, floats), (weights.integers, integers)):
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+@torch.no_grad()
+def merge(
+    weights: Weights, pushed: Weights, factor: float, rule: Literal["journal", "compsac"]
+) -> None:
+    """Merge one worker's model into ``weights``, in place.
+
+    Args:
+        weights: The server's.
+        pushed: The worker's.
+        factor: Its update factor, in (0, 2] for ``compsac``.
+        rule: By name.
+    """
+    share = factor / (1 + factor) if rule == "journal" else factor / 2
+    weights.floats.mul_(1 - share).add_(pushed.floats, alpha=share)
+    torch.maximum(weights.integers, pushed.integers, out=weights.integers)
+
+
+@torch.no_grad()
+def weighted_mean(pushed: Sequence[tuple[Weights, float]]) -> Weights:
+    """The mean of the workers' models weighted by their factors, summed in the order given.
+
+    Of a single model this is that model, bit for bit.
+    """
+    total = sum(factor for _, factor in pushed)
+    first, factor = pushed[0]
+    mean = Weights(first.floats * (factor / total), first.integers.clone())
+    for weights, factor in pushed[1:]:
+        mean.floats.add_(weights.floats, alpha=factor / total)
+        torch.maximum(mean.integers, weights.integers, out=mean.integers)
+    return mean
+
+
+def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors of floating point and others, each once, in the order of the ``state_dict``."""
+    every = {tensor.data_ptr() or id(tensor): tensor for tensor in model.state_dict().values()}
+    tensors = list(every.values())
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return floats, [tensor for tensor in tensors if not tensor.is_floating_point()]
+
+
+def _flat(tensors: Sequence[Tensor], empty: torch.dtype) -> Tensor:
+    if not tensors:
+        return torch.empty(0, dtype=empty)
+    # Memory formats differ (channels last); `reshape` reads all in the logical order.
+    return torch.cat([tensor.detach().reshape(-1).cpu() for tensor in tensors])

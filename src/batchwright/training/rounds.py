@@ -1,0 +1,265 @@
+"""Rounds with a parameter server: who trains on which samples next, and who has to wait.
+
+The samples of all epochs are one stream, epoch after epoch, each in its own seeded order. A round
+is the next stretch of it, handed to the worker that asks. So every sample of an epoch is trained on
+exactly once, whoever is slow, dies or comes back; and what a round does (resolution, batch, rate)
+follows from where in the stream it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from batchwright.planning.partition import apportion
+from batchwright.records import Plan, Stage
+
+FOLLOWING = 0.01
+"""Shares are made again where one would change by more than this part: a round has many steps, so
+its time is known better than that of one."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One round of one worker.
+
+    Attributes:
+        number: Place among all rounds, as handed out, from 0.
+        worker: Rank.
+        start: Position of its first sample in the stream of all epochs.
+        samples: Length, in samples.
+        epoch: That of its first sample, zero-based.
+        stage: Index of the plan's row that it follows.
+        factor: Weight of the model that comes of it.
+        clock: Samples that the learning rate takes for seen when it begins.
+        span: What is added to that until it ends: while one worker trains on its part of an epoch,
+            the others train on the rest.
+    """
+
+    number: int
+    worker: int
+    start: int
+    samples: int
+    epoch: int
+    stage: int
+    factor: float
+    clock: int
+    span: int
+
+
+class Rounds:
+    """Hands out rounds and keeps the order that the plan's consistency asks for.
+
+    With ``bsp`` no worker begins a round before all have ended the one before; with ``ssp`` none
+    is more than ``staleness`` rounds ahead of the slowest (Ho et al. 2013: a worker that has ended
+    c rounds goes on if c - min c <= s); with ``asp`` none waits. Workers that are lost, or for
+    which there are no rounds left, hold nobody up.
+
+    Args:
+        plan: With a parameter server; its table gives samples per round and update factors.
+        samples: Size of the data set.
+
+    Attributes:
+        committed: Samples of rounds that have ended.
+        handed_out: Samples of all rounds so far.
+        ended: Rounds that each worker has ended; a worker that comes back begins with the slowest.
+        open: The round that each worker is in.
+    """
+
+    def __init__(self, plan: Plan, samples: int) -> None:
+        assert plan.server is not None  # noqa: S101 - such plans have none of the others
+        self._plan, self._samples, self._rule = plan, samples, plan.server
+        self.committed = 0
+        self.handed_out = 0
+        self.ended = dict.fromkeys(range(plan.workers), 0)
+        self.open: dict[int, Ticket] = {}
+        self._left_over: list[Ticket] = []  # of workers that are gone for good
+        self._number = 0
+        self._away: set[int] = set()  # lost, may come back
+        self._gone: set[int] = set()
+        self._through: set[int] = set()  # there was no round left for them
+        self._speeds: dict[int, float] = {}  # relative to the planned shares
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole training."""
+        return self._plan.epochs * self._samples
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample of every epoch was trained on."""
+        return self.committed >= self.total
+
+    @property
+    def epochs_done(self) -> int:
+        """Whole epochs' worth of committed samples."""
+        return self.committed // self._samples
+
+    @property
+    def members(self) -> list[int]:
+        """Workers that others wait for, in rank order; those that have not come yet are among."""
+        without = self._away | self._gone | self._through
+        return [worker for worker in self.ended if worker not in without]
+
+    def lead(self, worker: int) -> int:
+        """Rounds that a worker is ahead of the slowest."""
+        return self.ended[worker] - min(self.ended[one] for one in {*self.members, worker})
+
+    def ready(self, worker: int) -> bool:
+        """Whether a worker need not wait for others before its next round."""
+        if self._rule.consistency == "asp":
+            return True
+        most = self._rule.staleness if self._rule.consistency == "ssp" else 0
+        return self.lead(worker) <= (most or 0)
+
+    def take(self, worker: int) -> Ticket | None:
+        """The worker's next round, or the one it was in; ``None``: there is none left."""
+        if worker not in self.open:
+            ticket = self._left_over.pop(0) if self._left_over else self._next(worker)
+            if ticket is None:
+                self._through.add(worker)
+                return None
+            self.open[worker] = ticket
+        return self.open[worker]
+
+    def commit(self, worker: int) -> Ticket:
+        """The worker's round has ended and its model is there."""
+        ticket = self.open.pop(worker)
+        self.ended[worker] += 1
+        self.committed += ticket.samples
+        return ticket
+
+    def lose(self, worker: int, *, for_good: bool) -> None:
+        """A worker is lost: others go on, and its round will be repeated.
+
+        Args:
+            worker: Rank.
+            for_good: Whether it will not come back: then another repeats its round, and later
+                rounds share the epoch among those that are left.
+        """
+        if not for_good:
+            self._away.add(worker)
+            return
+        self._away.discard(worker)
+        self._gone.add(worker)
+        if worker in self.open:
+            self._left_over.append(self.open.pop(worker))
+            self._through.clear()  # there is something left to do
+
+    def come_back(self, worker: int) -> None:
+        """A lost worker is there again; nobody has to wait until it has caught up."""
+        self._away.discard(worker)
+        others = [self.ended[one] for one in self.members if one != worker]
+        self.ended[worker] = max(self.ended[worker], min(others, default=0))
+
+    def follow(self, seconds_per_sample: Mapping[int, float]) -> tuple[int, ...] | None:
+        """Make shares again so that all workers end their rounds together.
+
+        Args:
+            seconds_per_sample: As measured, of every worker that is not gone.
+
+        Returns:
+            The samples per round from now on, in rank order; ``None`` if they stay as they were.
+        """
+        stage = self._plan.stages[self._plan.stage_of(self._epoch)]
+        current = self.shares(stage)
+        wanted = apportion(
+            [1 / seconds_per_sample[w] if current[w] else 0.0 for w in range(len(current))],
+            self._samples,
+        )
+        moved = max(
+            abs(now - then) / then for now, then in zip(wanted, current, strict=True) if then
+        )
+        if moved <= FOLLOWING:
+            return None
+        planned = stage.samples_per_round
+        self._speeds = {w: wanted[w] / planned[w] for w in range(len(planned)) if wanted[w]}
+        return tuple(wanted)
+
+    def shares(self, stage: Stage) -> tuple[int, ...]:
+        """Samples per round of each worker in a row of the plan, an epoch in all, in rank order."""
+        planned = stage.samples_per_round
+        if not (self._gone or self._speeds):
+            return planned
+        weights = [
+            0.0 if worker in self._gone else share * self._speeds.get(worker, 1.0)
+            for worker, share in enumerate(planned)
+        ]
+        return tuple(apportion(weights, self._samples))
+
+    # ----------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "committed": self.committed,
+            "handed_out": self.handed_out,
+            "ended": dict(self.ended),
+            "open": [asdict(ticket) for ticket in self.open.values()],
+            "left_over": [asdict(ticket) for ticket in self._left_over],
+            "number": self._number,
+            "gone": sorted(self._gone),
+            "speeds": dict(self._speeds),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: rounds that were under way are repeated by their workers."""
+        self.committed, self.handed_out = state["committed"], state["handed_out"]
+        self.ended = dict(state["ended"])
+        self.open = {values["worker"]: Ticket(**values) for values in state["open"]}
+        self._left_over = [Ticket(**values) for values in state["left_over"]]
+        self._number = state["number"]
+        self._gone, self._speeds = set(state["gone"]), dict(state["speeds"])
+        self._away, self._through = set(), set()
+
+    @property
+    def _epoch(self) -> int:
+        return min(self.handed_out // self._samples, self._plan.epochs - 1)
+
+    def _next(self, worker: int) -> Ticket | None:
+        left = self.total - self.handed_out
+        if left <= 0:
+            return None
+        index = self._plan.stage_of(self._epoch)
+        stage = self._plan.stages[index]
+        usual = self._usual(stage, worker)
+        samples = min(usual, left)
+        start, epoch = self.handed_out, self._epoch
+        whole = self._rule.exchange_steps is None
+        ticket = Ticket(
+            number=self._number,
+            worker=worker,
+            start=start,
+            samples=samples,
+            epoch=epoch,
+            stage=index,
+            # The training's last round may be short; then its model counts for less.
+            factor=stage.update_factors[worker] * samples / usual,
+            clock=epoch * self._samples if whole else start,
+            span=self._samples if whole else samples,
+        )
+        self._number += 1
+        self.handed_out += samples
+        return ticket
+
+    def _usual(self, stage: Stage, worker: int) -> int:
+        if self._rule.exchange_steps is None:
+            return self.shares(stage)[worker]
+        return self._rule.exchange_steps * stage.local_batch_sizes[worker]
+
+
+def segments(ticket: Ticket, samples: int) -> Sequence[tuple[int, int, int]]:
+    """The stretches of each epoch's order that a round goes through, as (epoch, first, past last).
+
+    Args:
+        ticket: The round.
+        samples: Size of the data set.
+    """
+    found, start, left = [], ticket.start, ticket.samples
+    while left:
+        epoch, first = divmod(start, samples)
+        length = min(left, samples - first)
+        found.append((epoch, first, first + length))
+        start, left = start + length, left - length
+    return found
