@@ -104,7 +104,7 @@ def _fed(
     """What feeds a session: our pipeline over our store, or the user's own data set."""
     if not isinstance(part, ImageStore):
         return part
-    return ImagePipeline(
+    pipeline = ImagePipeline(
         part,
         device=device,
         side=plan.top_resolution,
@@ -114,6 +114,9 @@ def _fed(
         seed=plan.job.seed,
         dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
     )
+    if part is data.train:
+        pipeline.prepare({stage.resolution for stage in plan.stages})
+    return pipeline
 
 
 def _sample_weights(job: Job, part: ImageStore | Dataset[Any]) -> Tensor | None:

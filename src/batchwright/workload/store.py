@@ -19,8 +19,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
@@ -38,10 +39,32 @@ Part = Literal["train", "val"]
 Progress = Callable[[int, int, str], None]
 """Called as progress(done, total, what): images done, images in all, what is being done."""
 
+_Found = tuple[dict["Part", "ImageStore"], "Header"]
 _Triple = tuple[float, float, float]
 PARTS: tuple[Part, Part] = ("train", "val")
 _CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the images of a store come from.
+
+    Attributes:
+        digest: SHA-256 of pixels and index: equal where the images and labels are.
+        facts: Of the data set.
+    """
+
+    digest: str
+    facts: DataFacts
+
+
+def shape_of(sizes: torch.Tensor) -> tuple[int, int] | None:
+    """Height and width in pixels if all of ``sizes`` (n, 2) agree, else `None`."""
+    if not bool((sizes == sizes[0]).all()):
+        return None
+    height, width = sizes[0].tolist()
+    return height, width
 
 
 class ImageStore:
@@ -55,28 +78,35 @@ class ImageStore:
         pixels: uint8, flat: image after image, each of height x width x 3 values.
         labels: int64 (N,), class of each image.
         sizes: int64 (N, 2), height and width of each image, in pixels.
+        origin: Where they come from; ``None`` for images in memory.
 
     Attributes:
+        origin: As given.
         labels: int64 (N,), on the CPU.
         sizes: int64 (N, 2), height and width of each image, in pixels.
         shape: Height and width in pixels if all images agree, else `None`.
         images: uint8 (N, height, width, 3), a view of the pixels, if all images agree, else `None`.
     """
 
-    def __init__(self, pixels: torch.Tensor, labels: torch.Tensor, sizes: torch.Tensor) -> None:
+    def __init__(
+        self,
+        pixels: torch.Tensor,
+        labels: torch.Tensor,
+        sizes: torch.Tensor,
+        origin: Origin | None = None,
+    ) -> None:
         self.labels = labels
         self.sizes = sizes
+        self.origin = origin
         self._pixels = pixels
         ends = (sizes[:, 0] * sizes[:, 1] * 3).cumsum(0)
         if len(labels) != len(sizes) or int(ends[-1]) != len(pixels):
             raise ValueError(f"{len(pixels)} pixel values do not make {len(labels)} such images")
         self._starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-        self.shape: tuple[int, int] | None = None
+        self.shape = shape_of(sizes)
         self.images: torch.Tensor | None = None
-        if bool((sizes == sizes[0]).all()):
-            height, width = sizes[0].tolist()
-            self.shape = (height, width)
-            self.images = pixels.view(len(labels), height, width, 3)
+        if self.shape is not None:
+            self.images = pixels.view(len(labels), *self.shape, 3)
 
     @classmethod
     def from_images(cls, images: torch.Tensor, labels: torch.Tensor) -> ImageStore:
@@ -92,6 +122,26 @@ class ImageStore:
         height, width = self.sizes[index].tolist()
         start = int(self._starts[index])
         return self._pixels[start : start + height * width * 3].view(height, width, 3)
+
+    def squares(
+        self, indices: torch.Tensor, tops: torch.Tensor, lefts: torch.Tensor, side: int
+    ) -> torch.Tensor:
+        """A square out of each of some images: uint8 (n, side, side, 3).
+
+        All rows of all squares are copied at once, as stretches of bytes: for 128 squares of 160
+        px, 6 ms instead of 20 ms image by image, and 0.6 ms instead of 5 ms at 88 px.
+
+        Args:
+            indices: Of the images, int64 (n,).
+            tops: First row in each image, int64 (n,).
+            lefts: First column, likewise.
+            side: In pixels; the squares lie inside their images.
+        """
+        row_bytes = self.sizes[indices, 1] * 3
+        firsts = self._starts[indices] + tops * row_bytes + lefts * 3
+        rows = firsts[:, None] + torch.arange(side) * row_bytes[:, None]
+        stretches = self._pixels.unfold(0, side * 3, 1)
+        return stretches.index_select(0, rows.view(-1)).view(len(indices), side, side, 3)
 
 
 class _File(Record):
@@ -131,12 +181,36 @@ def open_store(
         FileError: The cache folder cannot be written, or is full.
         DataError: From ``build``.
     """
+    found, header = _open(recipe, build, PARTS, progress, verify)
+    return found["train"], found["val"], header
+
+
+def open_part(
+    recipe: Mapping[str, object],
+    build: Callable[[StoreWriter], DataFacts] | None,
+    *,
+    progress: Progress | None = None,
+) -> ImageStore | None:
+    """As `open_store`, for training images alone; `None` where there are none and no ``build``."""
+    if build is None:
+        found = _read(_stores_folder() / _key(recipe), PARTS[:1], verify=True)
+        return found and found[0]["train"]
+    return _open(recipe, build, PARTS[:1], progress, verify=True)[0]["train"]
+
+
+def _open(
+    recipe: Mapping[str, object],
+    build: Callable[[StoreWriter], DataFacts],
+    parts: Sequence[Part],
+    progress: Progress | None,
+    verify: bool,
+) -> _Found:
     folder = _stores_folder() / _key(recipe)
-    found = _read(folder, verify=verify)
+    found = _read(folder, parts, verify=verify)
     if found is None:
         with _lock(folder, progress):
             # Whoever held the lock before may have built it.
-            found = _read(folder, verify=verify, tell=True) or _write(folder, build)
+            found = _read(folder, parts, verify=verify, tell=True) or _write(folder, build, parts)
     return found
 
 
@@ -199,8 +273,8 @@ def _lock(folder: Path, progress: Progress | None) -> Iterator[None]:
 
 
 def _read(
-    folder: Path, *, verify: bool, tell: bool = False
-) -> tuple[ImageStore, ImageStore, Header] | None:
+    folder: Path, parts: Sequence[Part], *, verify: bool, tell: bool = False
+) -> _Found | None:
     """The store in ``folder``, or `None` if there is none or it is damaged."""
     with _clear_errors(folder.parent):
         if not folder.exists():
@@ -209,13 +283,13 @@ def _read(
         header = Header.model_validate_json((folder / "header.json").read_bytes())
         for name, file in header.files.items():
             _check(folder / name, file, verify=verify)
-        train, val = (_map(folder, part) for part in PARTS)
+        found = {part: _map(folder, part, header) for part in parts}
     except (OSError, ValueError) as error:
         if tell:
             reason = str(error).partition("\n")[0]
             _logger.warning("decoded images in %s are damaged, made again: %s", folder, reason)
         return None
-    return train, val, header
+    return found, header
 
 
 def _check(path: Path, file: _File, *, verify: bool) -> None:
@@ -229,27 +303,30 @@ def _check(path: Path, file: _File, *, verify: bool) -> None:
             raise ValueError(f"{path.name} is not what was written")
 
 
-def _map(folder: Path, part: Part) -> ImageStore:
+def _map(folder: Path, part: Part, header: Header) -> ImageStore:
     index = torch.from_numpy(np.fromfile(folder / f"{part}.index", "<i8").reshape(-1, 3))
     path = folder / f"{part}.pixels"
     # A private mapping: whatever a program does to the tensor, the file stays as it is.
     pixels = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-    return ImageStore(pixels, index[:, 0].contiguous(), index[:, 1:])
+    files = (header.files[path.name], header.files[f"{part}.index"])
+    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+    origin = Origin(digest, header.facts)
+    return ImageStore(pixels, index[:, 0].contiguous(), index[:, 1:], origin)
 
 
 # ------------------------------------------------------------------------------------------ writing
 
 
 def _write(
-    folder: Path, build: Callable[[StoreWriter], DataFacts]
-) -> tuple[ImageStore, ImageStore, Header]:
+    folder: Path, build: Callable[[StoreWriter], DataFacts], parts: Sequence[Part]
+) -> _Found:
     """Build the store aside, then put it in place; on any failure nothing is left of it."""
     aside = folder.with_suffix(".part")
     try:
         with _clear_errors(folder.parent):
             shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
             aside.mkdir(mode=0o700)
-        with StoreWriter(aside) as writer:
+        with StoreWriter(aside, parts) as writer:
             writer.finish(build(writer))
         with _clear_errors(folder.parent):
             if folder.exists():
@@ -259,7 +336,7 @@ def _write(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    found = _read(folder, verify=False)
+    found = _read(folder, parts, verify=False)
     if found is None:
         raise FileError(f"the image cache changes what is written to it: {folder}")
     return found
@@ -306,11 +383,11 @@ class _HashedFile:
 class StoreWriter:
     """Takes the decoded images of a data set, part by part, in the order they will have."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parts: Sequence[Part] = PARTS) -> None:
         self._folder = folder
         with _clear_errors(folder.parent):
-            self._pixels = {part: _HashedFile(folder / f"{part}.pixels") for part in PARTS}
-        self._index: dict[Part, list[npt.NDArray[np.int64]]] = {part: [] for part in PARTS}
+            self._pixels = {part: _HashedFile(folder / f"{part}.pixels") for part in parts}
+        self._index: dict[Part, list[npt.NDArray[np.int64]]] = {part: [] for part in parts}
         # Times each grey level occurs in the red, green and blue of the training images.
         self._histogram = np.zeros((3, 256), np.int64)
 
@@ -350,7 +427,7 @@ class StoreWriter:
         mean, std = _mean_and_std(self._histogram)
         with _clear_errors(self._folder.parent):
             files = {file.path.name: file.finish() for file in self._pixels.values()}
-            for part in PARTS:
+            for part in self._index:
                 index = _HashedFile(self._folder / f"{part}.index")
                 index.write(np.concatenate(self._index[part]))
                 files[index.path.name] = index.finish()
