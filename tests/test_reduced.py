@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,7 +130,7 @@ def test_without_room_images_are_the_same_and_a_line_says_so(
 ) -> None:
     store = stored()
     stores = len(list((cache / "stores").glob("*/header.json")))
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=20_000))
+    monkeypatch.setattr(module, "free_bytes", lambda: 20_000)
     with caplog.at_level(logging.WARNING):
         tight = pipeline(store).training_batch(torch.arange(9), epoch=1, resolution=22)[0]
     assert "are reduced in every epoch anew" in caplog.text

@@ -39,7 +39,14 @@ from batchwright.training.evaluation import (
     evaluate,
     outputs_and_labels,
 )
-from batchwright.training.feeding import Batch, DatasetFeed, Feed, ImagePart, PipelineFeed
+from batchwright.training.feeding import (
+    Batch,
+    DatasetFeed,
+    Feed,
+    FileFeed,
+    ImagePart,
+    PipelineFeed,
+)
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
 from batchwright.training.recalibration import calibrating_batches, recalibrated
@@ -56,7 +63,11 @@ from batchwright.workload.host import (
     prepare_process,
     worker_threads,
 )
+from batchwright.workload.image_files import FilePipeline
 from batchwright.workload.pipeline import ImagePipeline
+
+Images = Dataset[Any] | ImagePipeline | FilePipeline
+"""What can be trained on and evaluated: a map-style data set, or one of our pipelines."""
 
 
 class Session:
@@ -100,7 +111,7 @@ class Session:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         *,
         plan: Plan | str | Path,
         run_folder: str | Path | None = None,
@@ -125,7 +136,7 @@ class Session:
         }  # fmt: skip
         self._sides = [stage.resolution for stage in self.plan.stages]
         self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
-        self._held_out: tuple[Dataset[Any] | ImagePipeline, Feed] | None = None
+        self._held_out: tuple[Images, Feed] | None = None
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()
@@ -138,7 +149,7 @@ class Session:
 
     def _open(
         self,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         folder: Path | None,
         *,
         resume: bool,
@@ -320,7 +331,7 @@ class Session:
 
     def evaluate(
         self,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         metric: Metric,
         *,
         forward: Forward = outputs_and_labels,
@@ -520,15 +531,17 @@ class Session:
 
     # -------------------------------------------------------------------------------------- set-up
 
-    def _held_out_feed(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
+    def _held_out_feed(self, dataset: Images) -> Feed:
         """The feed of the last evaluated set is kept: its loader processes take time to start."""
         if self._held_out is None or self._held_out[0] is not dataset:
             self._held_out = dataset, self._feed_of(dataset)
         return self._held_out[1]
 
-    def _feed_of(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
+    def _feed_of(self, dataset: Images) -> Feed:
         if isinstance(dataset, ImagePipeline):
             return PipelineFeed(dataset)
+        if isinstance(dataset, FilePipeline):
+            return FileFeed(dataset)
         return DatasetFeed(
             dataset,
             device=self.device,

@@ -31,7 +31,8 @@ RESIDENT_BYTES = 4 * 2**30
 
 _PADDING_SHARE = 8  # shift by up to an eighth of the side: the usual 4 px of 32
 _LARGEST_MARGIN = 1.25  # images of one size up to so many sides are cropped, larger ones resized
-_FIELD_BITS = 24
+FIELD_BITS = 24
+_Triple = tuple[float, float, float]
 
 
 class ImagePipeline:
@@ -63,8 +64,8 @@ class ImagePipeline:
         *,
         device: torch.device,
         side: int,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
+        mean: _Triple,
+        std: _Triple,
         augmentation: Augmentation,
         seed: int,
         dtype: torch.dtype = torch.float32,
@@ -74,8 +75,7 @@ class ImagePipeline:
         self.side, self.mean, self.std = side, mean, std
         self._augmentation = augmentation
         self._seed = seed
-        self._dtype = dtype
-        self._factors: dict[int, tuple[Tensor, Tensor]] = {}
+        self._normalization = Normalization(mean, std, device=device, dtype=dtype)
         self.strength = 1.0
         self._drawn, self._drawn_starts = -1, (-1, 0.0, 0)
         self._whole = store.shape is not None and _used_whole(*store.shape, side)
@@ -107,7 +107,7 @@ class ImagePipeline:
         else:
             pixels = self._crop(level, indices, self._draws)
         if self._augmentation == "crop-flip":
-            _flip(pixels, self._draws.flip.index_select(0, indices))
+            flip(pixels, self._draws.flip.index_select(0, indices))
         return self._normalize(pixels, resolution), self._labels(indices)
 
     def evaluation_batch(self, indices: Tensor, *, resolution: int) -> tuple[Tensor, Tensor]:
@@ -189,26 +189,46 @@ class ImagePipeline:
         for position, edge in enumerate(edges.tolist()):
             one = slice(position, position + 1)
             square = store.squares(indices[one], tops[one], lefts[one], edge)
-            pixels[one] = square if edge == side else _resize(square, side)
+            pixels[one] = square if edge == side else resize(square, side)
         return pixels.to(self._device)
 
     def _normalize(self, pixels: Tensor, resolution: int) -> Tensor:
         """Resized and normalized images (n, 3, resolution, resolution) of (n, side, side, 3)."""
         if pixels.shape[1] != resolution:
-            pixels = _resize(pixels, resolution)
-        if resolution not in self._factors:
+            pixels = resize(pixels, resolution)
+        return self._normalization(pixels)
+
+
+class Normalization:
+    """Makes a network's input of pixels.
+
+    Args:
+        mean: Of each channel, over pixels in [0, 1]; subtracted.
+        std: As ``mean``; divided by.
+        device: Where the pixels are.
+        dtype: Of the result.
+    """
+
+    def __init__(
+        self, mean: _Triple, std: _Triple, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._mean, self._std = torch.tensor(mean), torch.tensor(std)
+        self._device, self._dtype = device, dtype
+        self._factors: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Normalized (n, 3, side, side), channels last, of uint8 or float (n, side, side, 3)."""
+        side = pixels.shape[1]
+        if side not in self._factors:
             # One factor and one offset for each value of an image: whole rows go through at once,
             # four times as fast as broadcasting over three channels.
-            count = resolution * resolution
-            factor = (1 / (255 * torch.tensor(self.std))).repeat(count).to(self._device)
-            offset = (
-                (-torch.tensor(self.mean) / torch.tensor(self.std)).repeat(count).to(self._device)
-            )
-            self._factors[resolution] = factor, offset
-        factor, offset = self._factors[resolution]
+            factor = (1 / (255 * self._std)).repeat(side * side).to(self._device)
+            offset = (-self._mean / self._std).repeat(side * side).to(self._device)
+            self._factors[side] = factor, offset
+        factor, offset = self._factors[side]
         rows = pixels.reshape(len(pixels), -1).float()
         torch.addcmul(offset, rows, factor, out=rows)
-        return rows.to(self._dtype).view(-1, resolution, resolution, 3).permute(0, 3, 1, 2)
+        return rows.to(self._dtype).view(-1, side, side, 3).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -261,9 +281,9 @@ def draw(seed: int, epoch: int, indices: Tensor) -> Draws:
     """
     start = split_mix(np.array([seed % 2**64], np.uint64), np.array([epoch], np.uint64))
     state = split_mix(start, indices.numpy().astype(np.uint64))
-    mask = np.uint64(2**_FIELD_BITS - 1)
+    mask = np.uint64(2**FIELD_BITS - 1)
     vertical = (state & mask).astype(np.int64)
-    horizontal = (state >> np.uint64(_FIELD_BITS) & mask).astype(np.int64)
+    horizontal = (state >> np.uint64(FIELD_BITS) & mask).astype(np.int64)
     flip = (state >> np.uint64(63)).astype(np.bool_)
     return Draws(*map(torch.from_numpy, (vertical, horizontal, flip)))
 
@@ -285,7 +305,7 @@ def split_mix(
 
 def _scaled(field: Tensor, choices: int | Tensor) -> Tensor:
     """Integers below ``choices`` from such below 2^24, equally likely within choices / 2^24."""
-    return field * choices >> _FIELD_BITS
+    return field * choices >> FIELD_BITS
 
 
 def _first_pixels(fields: Tensor, rooms: Tensor, strength: float) -> Tensor:
@@ -320,13 +340,13 @@ def _padding(side: int, strength: float) -> int:
     return max(1, round(strength * side / _PADDING_SHARE)) if strength else 0
 
 
-def _flip(images: Tensor, chosen: Tensor) -> None:
+def flip(images: Tensor, chosen: Tensor) -> None:
     """Mirror the ``chosen`` ones of ``images`` (n, side, side, 3) left to right, in place."""
     where = chosen.nonzero().squeeze(1).to(images.device)
     images.index_copy_(0, where, images.index_select(0, where).flip(2))
 
 
-def _resize(images: Tensor, side: int) -> Tensor:
+def resize(images: Tensor, side: int) -> Tensor:
     """Bilinear, antialiased: (n, side, side, 3) of square (n, any, any, 3).
 
     On the CPU uint8 stays uint8, which is three times as fast as float and rounds by at most half a

@@ -11,7 +11,6 @@ It is made once, on first use, beside the store, and found by the digest of the 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator
 from functools import cache
 
@@ -24,6 +23,7 @@ from batchwright.workload.store import (
     Progress,
     StoreWriter,
     cache_folder,
+    free_bytes,
     open_part,
     shape_of,
 )
@@ -59,7 +59,7 @@ def reduced(
     if origin is None:
         pixels = torch.cat([part.view(-1) for part in _copies(store, sizes)])
         return ImageStore(pixels, store.labels, sizes)
-    wanted, free = int(sizes.prod(1).sum()) * 3, shutil.disk_usage(cache_folder()).free
+    wanted, free = int(sizes.prod(1).sum()) * 3, free_bytes()
 
     def build(writer: StoreWriter) -> DataFacts:
         done = 0

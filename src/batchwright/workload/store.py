@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,8 @@ Part = Literal["train", "val"]
 Progress = Callable[[int, int, str], None]
 """Called as progress(done, total, what): images done, images in all, what is being done."""
 
-_Found = tuple[dict["Part", "ImageStore"], "Header"]
+_Mapped = TypeVar("_Mapped")
+_Mapping = Callable[[Path, Part, "Header"], _Mapped]
 _Triple = tuple[float, float, float]
 PARTS: tuple[Part, Part] = ("train", "val")
 _CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
@@ -181,7 +182,7 @@ def open_store(
         FileError: The cache folder cannot be written, or is full.
         DataError: From ``build``.
     """
-    found, header = _open(recipe, build, PARTS, progress, verify)
+    found, header = _open(recipe, build, PARTS, _map, progress, verify)
     return found["train"], found["val"], header
 
 
@@ -193,24 +194,48 @@ def open_part(
 ) -> ImageStore | None:
     """As `open_store`, for training images alone; `None` where there are none and no ``build``."""
     if build is None:
-        found = _read(_stores_folder() / _key(recipe), PARTS[:1], verify=True)
+        found = _read(_stores_folder() / _key(recipe), PARTS[:1], _map, verify=True)
         return found and found[0]["train"]
-    return _open(recipe, build, PARTS[:1], progress, verify=True)[0]["train"]
+    return _open(recipe, build, PARTS[:1], _map, progress, verify=True)[0]["train"]
+
+
+def open_index(
+    recipe: Mapping[str, object],
+    build: Callable[[StoreWriter], DataFacts] | None,
+    *,
+    progress: Progress | None = None,
+) -> tuple[dict[Part, torch.Tensor], Header] | None:
+    """As `open_store`, for images that stay in their files: what the writer was told of them.
+
+    Returns:
+        By part int64 (n, 3): label, height and width of each file, in order; and the header.
+        `None` where there is nothing and no ``build``.
+    """
+    if build is None:
+        return _read(_stores_folder() / _key(recipe), PARTS, _rows, verify=True)
+    return _open(recipe, build, PARTS, _rows, progress, verify=True)
+
+
+def is_stored(recipe: Mapping[str, object]) -> bool:
+    """Whether there is a store made by ``recipe``, whole or damaged."""
+    return (_stores_folder() / _key(recipe)).exists()
 
 
 def _open(
     recipe: Mapping[str, object],
     build: Callable[[StoreWriter], DataFacts],
     parts: Sequence[Part],
+    mapped: _Mapping[_Mapped],
     progress: Progress | None,
     verify: bool,
-) -> _Found:
+) -> tuple[dict[Part, _Mapped], Header]:
     folder = _stores_folder() / _key(recipe)
-    found = _read(folder, parts, verify=verify)
+    found = _read(folder, parts, mapped, verify=verify)
     if found is None:
         with _lock(folder, progress):
             # Whoever held the lock before may have built it.
-            found = _read(folder, parts, verify=verify, tell=True) or _write(folder, build, parts)
+            found = _read(folder, parts, mapped, verify=verify, tell=True)
+            found = found or _write(folder, build, parts, mapped)
     return found
 
 
@@ -226,6 +251,16 @@ def cache_folder() -> Path:
     """Where decoded images are kept: BATCHWRIGHT_CACHE, or the user's cache folder."""
     chosen = os.environ.get(_CACHE_VARIABLE)
     return Path(chosen).expanduser() if chosen else user_cache_path("batchwright")
+
+
+def free_bytes() -> int:
+    """What is free on the disk that holds the cache.
+
+    Raises:
+        FileError: There can be no cache.
+    """
+    with _clear_errors(_stores_folder()):
+        return shutil.disk_usage(_stores_folder()).free
 
 
 def _stores_folder() -> Path:
@@ -273,8 +308,13 @@ def _lock(folder: Path, progress: Progress | None) -> Iterator[None]:
 
 
 def _read(
-    folder: Path, parts: Sequence[Part], *, verify: bool, tell: bool = False
-) -> _Found | None:
+    folder: Path,
+    parts: Sequence[Part],
+    mapped: _Mapping[_Mapped],
+    *,
+    verify: bool,
+    tell: bool = False,
+) -> tuple[dict[Part, _Mapped], Header] | None:
     """The store in ``folder``, or `None` if there is none or it is damaged."""
     with _clear_errors(folder.parent):
         if not folder.exists():
@@ -283,7 +323,7 @@ def _read(
         header = Header.model_validate_json((folder / "header.json").read_bytes())
         for name, file in header.files.items():
             _check(folder / name, file, verify=verify)
-        found = {part: _map(folder, part, header) for part in parts}
+        found = {part: mapped(folder, part, header) for part in parts}
     except (OSError, ValueError) as error:
         if tell:
             reason = str(error).partition("\n")[0]
@@ -304,7 +344,7 @@ def _check(path: Path, file: _File, *, verify: bool) -> None:
 
 
 def _map(folder: Path, part: Part, header: Header) -> ImageStore:
-    index = torch.from_numpy(np.fromfile(folder / f"{part}.index", "<i8").reshape(-1, 3))
+    index = _rows(folder, part, header)
     path = folder / f"{part}.pixels"
     # A private mapping: whatever a program does to the tensor, the file stays as it is.
     pixels = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
@@ -314,12 +354,19 @@ def _map(folder: Path, part: Part, header: Header) -> ImageStore:
     return ImageStore(pixels, index[:, 0].contiguous(), index[:, 1:], origin)
 
 
+def _rows(folder: Path, part: Part, _: Header) -> torch.Tensor:
+    return torch.from_numpy(np.fromfile(folder / f"{part}.index", "<i8").reshape(-1, 3))
+
+
 # ------------------------------------------------------------------------------------------ writing
 
 
 def _write(
-    folder: Path, build: Callable[[StoreWriter], DataFacts], parts: Sequence[Part]
-) -> _Found:
+    folder: Path,
+    build: Callable[[StoreWriter], DataFacts],
+    parts: Sequence[Part],
+    mapped: _Mapping[_Mapped],
+) -> tuple[dict[Part, _Mapped], Header]:
     """Build the store aside, then put it in place; on any failure nothing is left of it."""
     aside = folder.with_suffix(".part")
     try:
@@ -336,7 +383,7 @@ def _write(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    found = _read(folder, parts, verify=False)
+    found = _read(folder, parts, mapped, verify=False)
     if found is None:
         raise FileError(f"the image cache changes what is written to it: {folder}")
     return found
@@ -417,6 +464,14 @@ class StoreWriter:
             self._histogram += _histogram(pixels)
         with _clear_errors(self._folder.parent):
             self._pixels[part].write(pixels)
+
+    def add_file(self, part: Part, label: int, height: int, width: int) -> None:
+        """Append an image that stays in its file: its class, and its size as its header says."""
+        self._index[part].append(np.array([[label, height, width]], "<i8"))
+
+    def look(self, pixels: npt.NDArray[np.uint8]) -> None:
+        """Count some training pixels, (n, height, width, 3), for their mean and deviation."""
+        self._histogram += _histogram(pixels)
 
     def labels(self, part: Part) -> npt.NDArray[np.int64]:
         """Classes of the images added to ``part`` so far: int64 (n,)."""
