@@ -309,7 +309,9 @@ def test_a_chord_goes_through_both_points_in_any_order():
     st.integers(min_value=100_000, max_value=2_000_000),
 )
 def test_workers_of_unequal_speed_get_shares_that_take_them_equally_long(large, small, samples):
-    most = largest_extra_time(A, B, 256, small_workers=sum(small), large_workers=sum(large), least=8)
+    most = largest_extra_time(
+        A, B, 256, small_workers=sum(small), large_workers=sum(large), least=8
+    )
     pair = solve(
         A,
         B,
