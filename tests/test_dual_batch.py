@@ -254,7 +254,7 @@ def test_extra_time_that_wants_less_than_a_sample_is_refused_with_the_largest_th
 
 @pytest.mark.parametrize("fixed_seconds", [0.0, -1e-6])
 def test_a_step_without_a_fixed_time_has_no_small_batch(fixed_seconds):
-    with pytest.raises(PlanError, match="no fixed time .* a smaller batch takes no longer"):
+    with pytest.raises(PlanError, match=r"no fixed time .* a smaller batch takes no longer"):
         solved(1, 3, 1.05, b=fixed_seconds)
     assert solved(0, 4, 1.05, b=0).large_samples == 12_500
 

@@ -163,7 +163,7 @@ def test_exchanges_add_to_the_round():
 
 
 def test_a_share_smaller_than_its_batch_is_refused():
-    with pytest.raises(PlanError, match="worker 1 gets 2.. samples .* fewer than its local batch"):
+    with pytest.raises(PlanError, match=r"worker 1 gets 2.. samples .* fewer than its local batch"):
         found(pace_of(speeds=(1.0, 0.1, 1.0, 1.0)), samples=8000)
 
 

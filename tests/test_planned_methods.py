@@ -237,6 +237,19 @@ def test_a_deadline_decides_the_extra_time():
     assert smaller == sorted(smaller, reverse=True)
 
 
+def test_a_deadline_that_leaves_little_time_has_fewer_workers_with_a_small_batch():
+    alone = planned("dual-batch", dual=DualBatch(small_workers=0))
+    high = 30 * alone.stages[0].predicted_epoch_seconds.high
+    little, much = (planned("dual-batch", goal=Goal(deadline=high * k)) for k in (1.03, 1.1))
+    assert little.server.small_workers < much.server.small_workers == 3
+    for plan in (little, much):
+        large, *_, small = plan.stages[0].local_batch_sizes
+        assert small <= large / 2
+    assert "half" in reason(little, "small-batch workers").why
+    asked = planned("dual-batch", goal=Goal(deadline=high * 1.03), dual=DualBatch(small_workers=3))
+    assert asked.server.small_workers == 3
+
+
 def test_a_deadline_that_the_asked_extra_time_misses_is_refused():
     alone = planned("dual-batch", dual=DualBatch(small_workers=0)).stages[0]
     goal = Goal(deadline=30 * alone.predicted_epoch_seconds.high * 1.05)
@@ -273,6 +286,23 @@ def test_steps_without_a_fixed_time_are_refused():
     )
     with pytest.raises(PlanError, match="no fixed time"):
         planned("dual-batch", profile_of(steps=steps))
+
+
+def test_a_round_of_few_steps_is_said_to_have_no_exact_time():
+    small = CIFAR100.model_copy(update={"train_samples": 3000})
+    assert (
+        "be off by as much as"
+        in reason(planned("dual-batch", profile_of(data=small)), "extra time").why
+    )
+    assert "be off by" not in reason(planned("dual-batch"), "extra time").why
+
+
+def test_two_groups_take_two_workers_or_more_where_the_plan_may_choose():
+    profile = profile_of(workers="auto", counts=(1, 2))
+    assert planned("dual-batch", profile).workers == 2
+    alone = planned("dual-batch", profile_of(workers=1))
+    assert (alone.workers, alone.server.small_workers) == (1, 0)
+    assert "no two groups" in reason(alone, "small-batch workers").why
 
 
 def test_the_plan_says_what_is_known_of_small_batches_and_shows_the_control():
@@ -336,7 +366,7 @@ def test_a_deadline_that_only_the_cycle_keeps_is_kept():
     with pytest.raises(PlanError, match=r"goal\.deadline"):
         planned("plain", global_batch=512, goal=goal)
     assert len(planned("cyclic", global_batch=512, goal=goal).stages) == 6
-    with pytest.raises(PlanError, match="method=cyclic may take .*train fewer epochs"):
+    with pytest.raises(PlanError, match=r"method=cyclic may take .*train fewer epochs"):
         planned("cyclic", global_batch=512, goal=Goal(deadline=0.3 * 30 * plain.high))
 
 
@@ -576,7 +606,7 @@ def test_without_a_profile_local_batches_are_not_for_two_groups():
 
 def test_a_network_that_takes_one_resolution_only_is_refused_with_the_reason():
     fixed = make_network(least_side=32)
-    with pytest.raises(PlanError, match="at least 32 px, not 24.*fixed takes one resolution only"):
+    with pytest.raises(PlanError, match=r"at least 32 px, not 24.*takes one resolution only"):
         plan_without_profile(Job(method="cyclic", resolutions=SIDES), CIFAR100, fixed)
     assert plan_without_profile(Job(resolutions=SIDES), CIFAR100, fixed).stages[0].resolution == 32
 
