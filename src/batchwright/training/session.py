@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -38,13 +39,22 @@ from batchwright.training.evaluation import (
     evaluate,
     outputs_and_labels,
 )
-from batchwright.training.feeding import Batch, DatasetFeed, Feed, ImagePart, PipelineFeed
+from batchwright.training.feeding import (
+    Batch,
+    DatasetFeed,
+    Feed,
+    FileFeed,
+    ImagePart,
+    PipelineFeed,
+)
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
+from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.recorder import Recorder
 from batchwright.training.sampler import Step, micro_batches
 from batchwright.training.sharing import Sharing, share_of
 from batchwright.training.signals import StopRequest
+from batchwright.training.staging import StageSettings
 from batchwright.training.stepper import Loss, Stepper
 from batchwright.training.update import Updater
 from batchwright.workload.host import (
@@ -53,7 +63,11 @@ from batchwright.workload.host import (
     prepare_process,
     worker_threads,
 )
+from batchwright.workload.image_files import FilePipeline
 from batchwright.workload.pipeline import ImagePipeline
+
+Images = Dataset[Any] | ImagePipeline | FilePipeline
+"""What can be trained on and evaluated: a map-style data set, or one of our pipelines."""
 
 
 class Session:
@@ -97,7 +111,7 @@ class Session:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         *,
         plan: Plan | str | Path,
         run_folder: str | Path | None = None,
@@ -121,7 +135,8 @@ class Session:
             "images": images, "resize": resize, "collate": collate, "loaders": loaders
         }  # fmt: skip
         self._sides = [stage.resolution for stage in self.plan.stages]
-        self._held_out: tuple[Dataset[Any] | ImagePipeline, Feed] | None = None
+        self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
+        self._held_out: tuple[Images, Feed] | None = None
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()
@@ -134,7 +149,7 @@ class Session:
 
     def _open(
         self,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         folder: Path | None,
         *,
         resume: bool,
@@ -145,6 +160,7 @@ class Session:
         again = folder is not None and self._group.started_again(folder)
         going_on = resume or again
         self._check_data()
+        self._settings = StageSettings(self.model, self._feed, self.plan)
         _refuse_synchronized_on_cpu(self.model, self.device)
         trained = _all_parameters(self.model, self.optimizer)
         self._group.share((*trained, *self.model.buffers()))
@@ -242,6 +258,7 @@ class Session:
             epoch = self._state.epoch
             if self._state.meter.epoch != epoch or not self._state.step:
                 self._state.meter = EpochMeter(epoch=epoch)
+            self._settings.enter(self.stage)
             self._sharing.begin_epoch()
             yield epoch
             self._end_epoch()
@@ -314,7 +331,7 @@ class Session:
 
     def evaluate(
         self,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         metric: Metric,
         *,
         forward: Forward = outputs_and_labels,
@@ -331,7 +348,8 @@ class Session:
                 a bool tensor is taken as top-1 accuracy. The first decides which checkpoint is
                 ``best`` (more is better).
             forward: f(model, batch) -> (outputs, labels), for batches other than such pairs.
-            batch_size: Samples in one forward pass; unset: the stage's micro-batch, at least 256.
+            batch_size: Samples in one forward pass; unset: the plan's micro-batch at its highest
+                resolution, at least 256.
             model: Another than the session's, such as an average of its weights.
 
         Returns:
@@ -343,18 +361,20 @@ class Session:
             Interrupted: A stop signal came; a checkpoint was written.
         """
         started = time.perf_counter()
-        sums, count, stopped = evaluate(
-            model or self.model,
-            self._held_out_feed(dataset),
-            metric,
-            group=self._group,
-            stop=self._stop,
-            batch_size=batch_size or max(256, self.stage.micro_batch_size),
-            resolution=None,
-            forward=forward,
-            autocast=partial(autocast, self.plan.precision, self.device),
-            shares=self.local_batch_sizes,
-        )
+        cast = partial(autocast, self.plan.precision, self.device)
+        with self._recalibrated(model or self.model, forward, cast):
+            sums, count, stopped = evaluate(
+                model or self.model,
+                self._held_out_feed(dataset),
+                metric,
+                group=self._group,
+                stop=self._stop,
+                batch_size=batch_size or max(256, self._top.micro_batch_size),
+                resolution=None,
+                forward=forward,
+                autocast=cast,
+                shares=self.local_batch_sizes,
+            )
         self._state.meter.evaluation += time.perf_counter() - started
         if stopped:
             self._stop_now()
@@ -491,17 +511,37 @@ class Session:
             "resume with a later one"
         )
 
+    def _recalibrated(
+        self, model: nn.Module, forward: Forward, cast: Callable[[], torch.autocast]
+    ) -> AbstractContextManager[None]:
+        """Statistics of batch normalization for an evaluation, if the job asks for new ones."""
+        walk = self._sharing.walk
+        if not self.plan.job.cycle.recalibrate or walk is None:
+            return nullcontext()
+        batches = calibrating_batches(
+            self._feed,
+            self.plan,
+            walk.order,
+            epoch=self._state.epoch,
+            shares=self.local_batch_sizes,
+            rank=self.rank,
+            between_epochs=self._state.step == len(walk),
+        )
+        return recalibrated(model, batches, self._group, forward=forward, autocast=cast)
+
     # -------------------------------------------------------------------------------------- set-up
 
-    def _held_out_feed(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
+    def _held_out_feed(self, dataset: Images) -> Feed:
         """The feed of the last evaluated set is kept: its loader processes take time to start."""
         if self._held_out is None or self._held_out[0] is not dataset:
             self._held_out = dataset, self._feed_of(dataset)
         return self._held_out[1]
 
-    def _feed_of(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
+    def _feed_of(self, dataset: Images) -> Feed:
         if isinstance(dataset, ImagePipeline):
             return PipelineFeed(dataset)
+        if isinstance(dataset, FilePipeline):
+            return FileFeed(dataset)
         return DatasetFeed(
             dataset,
             device=self.device,
@@ -528,7 +568,7 @@ class Session:
                 f"the plan is for {planned} worker(s) and {found} are running: "
                 f"start {planned}, or plan again with workers={found}"
             )
-        batch = self.stage.global_batch_size
+        batch = min(stage.global_batch_size for stage in self.plan.stages)
         if batch < least * found:
             raise PlanError(
                 f"the global batch of {batch} is too small for the {found} workers that are "
