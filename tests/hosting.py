@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import nn
@@ -46,6 +48,17 @@ class Pictures(Points):
     def __getitem__(self, index):
         image = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(index))
         return image, index % CLASSES, index
+
+
+def without_compiler() -> None:
+    """Optimizers load torch's compiler, only to be told not to compile: half the time of a start.
+
+    For processes that do nothing else.
+    """
+    sys.modules["torch._dynamo"] = compiler = ModuleType("torch._dynamo")
+    compiler.disable = lambda function=None, *_, **__: function
+    compiler.graph_break = lambda *_, **__: None
+    compiler.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
 
 
 def make_model(hidden: int = 8) -> nn.Module:

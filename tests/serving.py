@@ -11,22 +11,15 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
-# Optimizers load torch's compiler, only to be told not to compile: half the time of a start.
-sys.modules["torch._dynamo"] = compiler = ModuleType("torch._dynamo")
-compiler.disable = lambda function=None, *_, **__: function
-compiler.graph_break = lambda *_, **__: None
-compiler.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
+import torch
+from torch.nn import functional
 
-import torch  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from batchwright import Session  # noqa: E402
-from batchwright.documents import read_record  # noqa: E402
-from batchwright.processes import worker_main  # noqa: E402
-from batchwright.records import Plan  # noqa: E402
-from hosting import Points, correct, make_model  # noqa: E402
+from batchwright import Session
+from batchwright.documents import read_record
+from batchwright.processes import worker_main
+from batchwright.records import Plan
+from hosting import Points, correct, make_model, without_compiler
 
 folder = Path(sys.argv[1])
 rank = os.environ["RANK"]
@@ -48,6 +41,7 @@ def server_pid():
 
 def work():
     """Lives as settings.json says: {rank: [[victim, round, step] for each life]}."""
+    without_compiler()
     life = len(list(folder.glob(f"life-{rank}-*")))
     ends = json.loads((folder / "settings.json").read_text()).get(rank, [])
     victim, *moment = ends[life] if life < len(ends) else [""]

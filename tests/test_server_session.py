@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from batchwright.training.link import connect
 from batchwright.training.merging import layout, pack
 from batchwright.training.sampler import epoch_order, step_sizes
 from gloo import Crew
-from hosting import KEY, Pictures, Points, hosted, make_model, train, values_of
+from hosting import KEY, Pictures, Points, hosted, make_model, train, values_of, without_compiler
 from served import make_served_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -58,6 +59,7 @@ def train_both(crew, plan, folder=None, **options):
 
 
 def train_with(rank, plan, address, options):
+    without_compiler()
     return train(rank, plan, address, **options)
 
 
@@ -247,8 +249,8 @@ def test_a_silent_worker_is_named_and_may_come_back(tmp_path):
         link.send("next")
         while link.receive().kind != "round":
             pass
-        with pytest.raises(OSError):  # noqa: PT011 - whatever the end of a connection is
-            while True:
+        with suppress(OSError):
+            while True:  # it beats, and is not answered
                 link.receive()
         train(0, plan.model_dump_json(), address)
     notes = (tmp_path / "run" / "metrics.jsonl").read_text()

@@ -128,10 +128,8 @@ class Rounds:
     def take(self, worker: int) -> Ticket | None:
         """The worker's next round, or the one it was in; ``None``: there is none left."""
         if worker not in self.open:
-            if self._left_over:
-                ticket = replace(self._left_over.pop(0), worker=worker)
-            else:
-                ticket = self._next(worker)
+            left = replace(self._left_over.pop(0), worker=worker) if self._left_over else None
+            ticket = left or self._next(worker)
             if ticket is None:
                 self._through.add(worker)
                 return None
