@@ -130,6 +130,7 @@ class AllReduceRun:
             epoch = state.epoch
             if state.meter.epoch != epoch or not state.step:
                 state.meter = EpochMeter(epoch=epoch)
+            self._setup.settings.enter(self.stage)
             self._sharing.begin_epoch()
             yield epoch
             self._end_epoch()
@@ -150,18 +151,28 @@ class AllReduceRun:
     ) -> dict[str, float]:
         """Mean of each value over a held-out set, of which every worker takes its share."""
         started = time.perf_counter()
-        sums, count, stopped = evaluate(
+        walk = self._sharing.walk
+        with self._setup.recalibrated(
             model,
-            feed,
-            metric,
+            walk.order if walk is not None else None,
+            self.state.epoch,
             group=self._group,
-            stop=self._setup.stop,
-            batch_size=batch_size,
-            resolution=None,
-            forward=forward,
-            autocast=self._setup.autocast,
             shares=self.local_batch_sizes,
-        )
+            between_epochs=walk is None or self.state.step == len(walk),
+            forward=forward,
+        ):
+            sums, count, stopped = evaluate(
+                model,
+                feed,
+                metric,
+                group=self._group,
+                stop=self._setup.stop,
+                batch_size=batch_size,
+                resolution=None,
+                forward=forward,
+                autocast=self._setup.autocast,
+                shares=self.local_batch_sizes,
+            )
         self.state.meter.evaluation += time.perf_counter() - started
         if stopped:
             self._stop_now()
@@ -256,7 +267,7 @@ class AllReduceRun:
                 f"the plan is for {planned} worker(s) and {found} are running: "
                 f"start {planned}, or plan again with workers={found}"
             )
-        batch = self.stage.global_batch_size
+        batch = min(stage.global_batch_size for stage in self._plan.stages)
         if batch < least * found:
             raise PlanError(
                 f"the global batch of {batch} is too small for the {found} workers that are "

@@ -59,8 +59,10 @@ class RoundSharing:
 
     @property
     def micro_batch_size(self) -> int:
-        """Most samples at once."""
-        return self._state.micro_limits.get(self._place, self.stage.micro_batch_size)
+        """Most samples at once: as planned, or less where memory ran out, by the pixels."""
+        planned, side = self.stage.micro_batch_size, self.stage.resolution
+        pixels = self._state.micro_limits.get(self._place, planned * side**2)
+        return max(self.least, min(planned, pixels // side**2))
 
     @property
     def asked_ahead(self) -> int:
@@ -84,7 +86,7 @@ class RoundSharing:
         for epoch, first, last in segments(self.ticket, self._samples):
             self._state.epoch, self._state.step = epoch, 0
             self._walk = Walk(
-                epoch_order(self._samples, epoch, self._plan.job.seed, self._weights),
+                self.order(epoch),
                 step_sizes(last - first, batch, workers=1, least=self.least),
                 Shares(0, (batch,), self.micro_batch_size),
                 start=first,
@@ -94,6 +96,10 @@ class RoundSharing:
             yield epoch, self._walk
         self._walk = None
 
+    def order(self, epoch: int) -> Tensor:
+        """Indices of all samples in the order of an epoch, int64 (samples,)."""
+        return epoch_order(self._samples, epoch, self._plan.job.seed, self._weights)
+
     def after_step(self, step: Step, tally: Tally) -> None:
         """Count a step's samples."""
         del tally
@@ -101,7 +107,8 @@ class RoundSharing:
 
     def after_out_of_memory(self, tally: Tally) -> None:
         """Go on in smaller micro-batches."""
-        self._state.micro_limits[self._place] = int(tally.notes[0].micro_batch)
+        pixels = int(tally.notes[0].micro_batch) * self.stage.resolution**2
+        self._state.micro_limits[self._place] = pixels
         walk, first = self._walk, self._state.step + 1 + self.asked_ahead
         if walk is not None and first < len(walk):
             sizes = walk.shares_at(first).local_batch_sizes

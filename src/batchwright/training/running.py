@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,9 @@ from batchwright.group import Group
 from batchwright.records import Plan, Stage
 from batchwright.training.evaluation import Forward, Metric
 from batchwright.training.feeding import Feed
+from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.signals import StopRequest
+from batchwright.training.staging import StageSettings
 from batchwright.training.stepper import Stepper
 from batchwright.training.update import Updater
 from batchwright.workload.host import autocast
@@ -31,6 +34,7 @@ class Setup:
         model: On its device.
         optimizer: Of its parameters.
         feed: Makes the training batches.
+        settings: Sets network and feed to a row of the plan.
         group: The workers that one launcher started.
         stop: Whether a signal asks to stop.
         folder: The run folder; ``None`` keeps nothing.
@@ -44,6 +48,7 @@ class Setup:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     feed: Feed
+    settings: StageSettings
     group: Group
     stop: StopRequest
     folder: Path | None
@@ -76,6 +81,41 @@ class Setup:
             own_rates=self.own_rates,
             samples_per_epoch=len(self.feed),
         )
+
+    def recalibrated(
+        self,
+        model: nn.Module,
+        order: Tensor | None,
+        epoch: int,
+        *,
+        group: Group,
+        shares: Sequence[int],
+        between_epochs: bool,
+        forward: Forward,
+    ) -> AbstractContextManager[None]:
+        """Statistics of batch normalization for an evaluation, if the job asks for new ones.
+
+        Args:
+            model: What is evaluated.
+            order: Of the epoch's samples; ``None``: there is no epoch.
+            epoch: Zero-based.
+            group: The workers that evaluate.
+            shares: Of these, in rank order.
+            between_epochs: Whether the feed has nothing else under way.
+            forward: f(model, batch) runs the model.
+        """
+        if not self.plan.job.cycle.recalibrate or order is None:
+            return nullcontext()
+        batches = calibrating_batches(
+            self.feed,
+            self.plan,
+            order,
+            epoch=epoch,
+            shares=shares,
+            rank=group.rank,
+            between_epochs=between_epochs,
+        )
+        return recalibrated(model, batches, group, forward=forward, autocast=self.autocast)
 
     def autocast(self) -> torch.autocast:
         """The plan's precision, for a forward pass."""

@@ -126,6 +126,7 @@ class ServerRun:
         self._take(self._client.next())
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket
+            self._setup.settings.enter(self.stage)
             yield ticket.epoch
             if self._sharing.ticket is ticket:
                 raise RuntimeError(
@@ -155,18 +156,27 @@ class ServerRun:
         if self._pulled is None or not self._pulled.evaluate:
             return dict(self._pulled.scores) if self._pulled is not None else {}
         started = time.perf_counter()
-        sums, count, stopped = evaluate(
+        with self._setup.recalibrated(
             model,
-            feed,
-            metric,
+            self._sharing.order(self._state.epoch),
+            self._state.epoch,
             group=self._group,
-            stop=self._setup.stop,
-            batch_size=batch_size,
-            resolution=None,
-            forward=forward,
-            autocast=self._setup.autocast,
             shares=(1,),
-        )
+            between_epochs=True,
+            forward=forward,
+        ):
+            sums, count, stopped = evaluate(
+                model,
+                feed,
+                metric,
+                group=self._group,
+                stop=self._setup.stop,
+                batch_size=batch_size,
+                resolution=None,
+                forward=forward,
+                autocast=self._setup.autocast,
+                shares=(1,),
+            )
         if stopped:
             self._client.stop(self._setup.stop.number)
         if self._unsettled is not None:

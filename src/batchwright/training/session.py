@@ -29,13 +29,25 @@ from batchwright.group import Group
 from batchwright.records import Plan, Stage
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.evaluation import Forward, Metric, outputs_and_labels
-from batchwright.training.feeding import Batch, DatasetFeed, Feed, ImagePart, PipelineFeed
+from batchwright.training.feeding import (
+    Batch,
+    DatasetFeed,
+    Feed,
+    FileFeed,
+    ImagePart,
+    PipelineFeed,
+)
 from batchwright.training.running import Run, Setup
 from batchwright.training.server_run import ServerRun
 from batchwright.training.signals import StopRequest
+from batchwright.training.staging import StageSettings
 from batchwright.training.stepper import Loss
 from batchwright.workload.host import is_out_of_memory, prepare_process, worker_threads
+from batchwright.workload.image_files import FilePipeline
 from batchwright.workload.pipeline import ImagePipeline
+
+Images = Dataset[Any] | ImagePipeline | FilePipeline
+"""What can be trained on and evaluated: a map-style data set, or one of our pipelines."""
 
 
 class Session:
@@ -79,7 +91,7 @@ class Session:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         *,
         plan: Plan | str | Path,
         run_folder: str | Path | None = None,
@@ -103,7 +115,8 @@ class Session:
             "images": images, "resize": resize, "collate": collate, "loaders": loaders
         }  # fmt: skip
         self._sides = [stage.resolution for stage in self.plan.stages]
-        self._held_out: tuple[Dataset[Any] | ImagePipeline, Feed] | None = None
+        self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
+        self._held_out: tuple[Images, Feed] | None = None
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()
@@ -116,7 +129,7 @@ class Session:
 
     def _open(
         self,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         folder: Path | None,
         *,
         resume: bool,
@@ -131,6 +144,7 @@ class Session:
             model=self.model,
             optimizer=self.optimizer,
             feed=self._feed,
+            settings=StageSettings(self.model, self._feed, self.plan),
             group=self._group,
             stop=self._stop,
             folder=folder,
@@ -203,7 +217,6 @@ class Session:
         With a parameter server each turn is a round of this worker, and yields the epoch whose
         samples it begins with.
         """
-        # At each turn an epoch, or a round with a parameter server, begins: `stage` is its row.
         yield from self._run.epochs()
 
     def batches(self) -> Iterator[Any]:
@@ -260,7 +273,7 @@ class Session:
 
     def evaluate(
         self,
-        dataset: Dataset[Any] | ImagePipeline,
+        dataset: Images,
         metric: Metric,
         *,
         forward: Forward = outputs_and_labels,
@@ -279,7 +292,8 @@ class Session:
                 a bool tensor is taken as top-1 accuracy. The first decides which checkpoint is
                 ``best`` (more is better).
             forward: f(model, batch) -> (outputs, labels), for batches other than such pairs.
-            batch_size: Samples in one forward pass; unset: the stage's micro-batch, at least 256.
+            batch_size: Samples in one forward pass; unset: the plan's micro-batch at its highest
+                resolution, at least 256.
             model: Another than the session's, such as an average of its weights.
 
         Returns:
@@ -290,13 +304,12 @@ class Session:
             ValueError: The metric gave something else than one value for each sample.
             Interrupted: A stop signal came; a checkpoint was written.
         """
-        # Here an evaluation begins.
         return self._run.evaluate(
             model or self.model,
             self._held_out_feed(dataset),
             metric,
             forward,
-            batch_size or max(256, self.stage.micro_batch_size),
+            batch_size or max(256, self._top.micro_batch_size),
         )
 
     def __enter__(self) -> Self:
@@ -327,15 +340,17 @@ class Session:
 
     # -------------------------------------------------------------------------------------- set-up
 
-    def _held_out_feed(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
+    def _held_out_feed(self, dataset: Images) -> Feed:
         """The feed of the last evaluated set is kept: its loader processes take time to start."""
         if self._held_out is None or self._held_out[0] is not dataset:
             self._held_out = dataset, self._feed_of(dataset)
         return self._held_out[1]
 
-    def _feed_of(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
+    def _feed_of(self, dataset: Images) -> Feed:
         if isinstance(dataset, ImagePipeline):
             return PipelineFeed(dataset)
+        if isinstance(dataset, FilePipeline):
+            return FileFeed(dataset)
         return DatasetFeed(
             dataset,
             device=self.device,
