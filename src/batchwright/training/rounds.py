@@ -9,7 +9,7 @@ follows from where in the stream it begins.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from batchwright.planning.partition import apportion
@@ -46,6 +46,13 @@ class Ticket:
     factor: float
     clock: int
     span: int
+
+    def samples_seen(self, done: int) -> float:
+        """What the learning rate takes for seen once ``done`` samples of it are.
+
+        Multiplied first: where span and length agree, these are whole numbers.
+        """
+        return self.clock + done * self.span / self.samples
 
 
 class Rounds:
@@ -97,6 +104,11 @@ class Rounds:
         return self.committed // self._samples
 
     @property
+    def gone(self) -> frozenset[int]:
+        """Workers that are lost for good."""
+        return frozenset(self._gone)
+
+    @property
     def members(self) -> list[int]:
         """Workers that others wait for, in rank order; those that have not come yet are among."""
         without = self._away | self._gone | self._through
@@ -116,7 +128,8 @@ class Rounds:
     def take(self, worker: int) -> Ticket | None:
         """The worker's next round, or the one it was in; ``None``: there is none left."""
         if worker not in self.open:
-            ticket = self._left_over.pop(0) if self._left_over else self._next(worker)
+            left = replace(self._left_over.pop(0), worker=worker) if self._left_over else None
+            ticket = left or self._next(worker)
             if ticket is None:
                 self._through.add(worker)
                 return None
@@ -148,8 +161,13 @@ class Rounds:
             self._through.clear()  # there is something left to do
 
     def come_back(self, worker: int) -> None:
-        """A lost worker is there again; nobody has to wait until it has caught up."""
+        """A lost worker is there again; nobody has to wait until it has caught up.
+
+        One that was taken for gone may come too, when a run is resumed: from then on it has its
+        share again.
+        """
         self._away.discard(worker)
+        self._gone.discard(worker)
         others = [self.ended[one] for one in self.members if one != worker]
         self.ended[worker] = max(self.ended[worker], min(others, default=0))
 
