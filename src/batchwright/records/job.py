@@ -173,7 +173,8 @@ class Virtual(Record):
         (), description="Speed of each worker relative to that; unset: all 1."
     )
     links: tuple[Positive, ...] = Field(
-        (), description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1."
+        (),
+        description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
     )
     disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
 

@@ -9,7 +9,7 @@ follows from where in the stream it begins.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from batchwright.planning.partition import apportion
@@ -18,6 +18,9 @@ from batchwright.records import Plan, Stage
 FOLLOWING = 0.01
 """Shares are made again where one would change by more than this part: a round has many steps, so
 its time is known better than that of one."""
+
+FEWEST = 2
+"""Samples of a round, and of the part of one in each epoch: batch normalization needs two."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,21 @@ class Rounds:
         return self.lead(worker) <= (most or 0)
 
     def take(self, worker: int) -> Ticket | None:
-        """The worker's next round, or the one it was in; ``None``: there is none left."""
+        """The worker's next round, or the one it was in.
+
+        Returns:
+            The round; ``None`` if there is none left. Until all is `finished` there may be one
+            again: that of a worker that is lost for good.
+        """
         if worker not in self.open:
-            ticket = self._left_over.pop(0) if self._left_over else self._next(worker)
+            if self._left_over:
+                ticket = replace(self._left_over.pop(0), worker=worker)
+            else:
+                ticket = self._next(worker)
             if ticket is None:
                 self._through.add(worker)
                 return None
+            self._through.discard(worker)
             self.open[worker] = ticket
         return self.open[worker]
 
@@ -148,8 +160,12 @@ class Rounds:
             self._through.clear()  # there is something left to do
 
     def come_back(self, worker: int) -> None:
-        """A lost worker is there again; nobody has to wait until it has caught up."""
+        """A lost worker is there again; nobody has to wait until it has caught up.
+
+        One that was given up gets its share of later rounds again.
+        """
         self._away.discard(worker)
+        self._gone.discard(worker)
         others = [self.ended[one] for one in self.members if one != worker]
         self.ended[worker] = max(self.ended[worker], min(others, default=0))
 
@@ -167,6 +183,7 @@ class Rounds:
         wanted = apportion(
             [1 / seconds_per_sample[w] if current[w] else 0.0 for w in range(len(current))],
             self._samples,
+            least=self._least(),
         )
         moved = max(
             abs(now - then) / then for now, then in zip(wanted, current, strict=True) if then
@@ -186,7 +203,7 @@ class Rounds:
             0.0 if worker in self._gone else share * self._speeds.get(worker, 1.0)
             for worker, share in enumerate(planned)
         ]
-        return tuple(apportion(weights, self._samples))
+        return tuple(apportion(weights, self._samples, least=self._least()))
 
     # ----------------------------------------------------------------------------- checkpoints
 
@@ -224,8 +241,8 @@ class Rounds:
         index = self._plan.stage_of(self._epoch)
         stage = self._plan.stages[index]
         usual = self._usual(stage, worker)
-        samples = min(usual, left)
         start, epoch = self.handed_out, self._epoch
+        samples = self._to_the_end(start, min(usual, left))
         whole = self._rule.exchange_steps is None
         ticket = Ticket(
             number=self._number,
@@ -235,13 +252,28 @@ class Rounds:
             epoch=epoch,
             stage=index,
             # The training's last round may be short; then its model counts for less.
-            factor=stage.update_factors[worker] * samples / usual,
+            factor=stage.update_factors[worker] * min(1.0, left / usual),
             clock=epoch * self._samples if whole else start,
             span=self._samples if whole else samples,
         )
         self._number += 1
         self.handed_out += samples
         return ticket
+
+    def _least(self) -> list[int]:
+        """Fewest samples of each worker's rounds: nobody's share may become nothing."""
+        left = [worker not in self._gone for worker in self.ended]
+        return [min(FEWEST, self._samples // sum(left)) if one else 0 for one in left]
+
+    def _to_the_end(self, start: int, samples: int) -> int:
+        """Length of a round that is to be ``samples`` long, so that it ends an epoch where it
+        would else leave, or go on with, too few of one."""
+        beyond = (start + samples) % self._samples
+        if beyond and self._samples - beyond < FEWEST:
+            return samples + self._samples - beyond
+        if 0 < beyond < FEWEST and samples - beyond >= FEWEST:
+            return samples - beyond
+        return samples
 
     def _usual(self, stage: Stage, worker: int) -> int:
         if self._rule.exchange_steps is None:
