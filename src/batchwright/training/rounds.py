@@ -267,7 +267,8 @@ class Rounds:
 
     def _to_the_end(self, start: int, samples: int) -> int:
         """Length of a round that is to be ``samples`` long, so that it ends an epoch where it
-        would else leave, or go on with, too few of one."""
+        would else leave, or go on with, too few of one.
+        """
         beyond = (start + samples) % self._samples
         if beyond and self._samples - beyond < FEWEST:
             return samples + self._samples - beyond
