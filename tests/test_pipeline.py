@@ -231,3 +231,48 @@ def test_a_gpu_makes_the_same_images(monkeypatch, store, resident):
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(gpu_labels.cpu(), labels)
         torch.testing.assert_close(images.cpu(), expected, atol=0.6 / 255, rtol=0)
+
+
+# --------------------------------------------------------------------------- strength of the shift
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_strength_one_is_the_usual_and_returns_after_another(store):
+    indices = torch.arange(50)
+    usual, _ = build(store).training_batch(indices, epoch=2, resolution=16)
+    changed = build(store)
+    for strength in (0.5, 0.0, 1.0):
+        changed.strength = strength
+        images, _ = changed.training_batch(indices, epoch=2, resolution=16)
+        assert torch.equal(images, usual) == (strength == 1.0)
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_strength_zero_takes_the_middle(store):
+    still = build(store, augmentation="crop")
+    still.strength = 0.0
+    indices = torch.arange(100)
+    images, _ = still.training_batch(indices, epoch=0, resolution=16)
+    assert torch.equal(images, still.evaluation_batch(indices, resolution=16)[0])
+
+
+@pytest.mark.parametrize(("strength", "furthest"), [(0.5, 1), (1.0, 2), (2.0, 4)])
+def test_strength_bounds_the_shift(strength, furthest):
+    image = torch.zeros(16, 16, 3, dtype=torch.uint8)
+    image[8, 8] = 255
+    shifted = build(store_of([image] * 500), augmentation="crop")
+    shifted.strength = strength
+    images, _ = shifted.training_batch(torch.arange(500), epoch=0, resolution=16)
+    places = images[:, 0].nonzero()[:, 1:] - 8
+    assert len(places) == 500
+    assert places.min() == -furthest
+    assert places.max() == furthest
+
+
+def test_half_the_strength_crops_around_the_middle():
+    rows = torch.arange(20, dtype=torch.uint8)[:, None, None].expand(20, 20, 3).contiguous()
+    cropped = build(store_of([rows] * 400), augmentation="crop")
+    cropped.strength = 0.5
+    images, _ = cropped.training_batch(torch.arange(400), epoch=0, resolution=16)
+    tops = grey_levels(images)[:, 0, 0, 0]
+    assert sorted(set(tops.tolist())) == [1, 2, 3]

@@ -20,7 +20,16 @@ ImagePart = int | str  # where the image is in a tuple or dict batch
 
 
 class Feed(Protocol):
-    """Makes the batches of one data set."""
+    """Makes the batches of one data set.
+
+    Attributes:
+        shifts: Whether it shifts training images itself, so that `set_strength` says how far.
+    """
+
+    shifts: bool
+
+    def set_strength(self, strength: float) -> None:
+        """From here on shift training images by so many times the usual."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -41,8 +50,14 @@ class Feed(Protocol):
 class PipelineFeed:
     """Batches made on the device by an `ImagePipeline`."""
 
+    shifts = True
+
     def __init__(self, pipeline: ImagePipeline) -> None:
         self._pipeline = pipeline
+
+    def set_strength(self, strength: float) -> None:
+        """See `ImagePipeline.strength`."""
+        self._pipeline.strength = strength
 
     def __len__(self) -> int:
         return len(self._pipeline)
@@ -89,6 +104,8 @@ class DatasetFeed:
         PlanError: Several resolutions, and nothing says what to resize.
     """
 
+    shifts = False
+
     def __init__(
         self,
         dataset: Dataset[Any],
@@ -113,6 +130,9 @@ class DatasetFeed:
         self._resize = resize
         self._order = _EpochOrder()
         self._loader = self._make_loader(loaders)
+
+    def set_strength(self, strength: float) -> None:
+        """Nothing: the data set augments its own images."""
 
     def __len__(self) -> int:
         return len(self._items)

@@ -45,6 +45,7 @@ from batchwright.training.recorder import Recorder
 from batchwright.training.sampler import Step, micro_batches
 from batchwright.training.sharing import Sharing, share_of
 from batchwright.training.signals import StopRequest
+from batchwright.training.staging import StageSettings
 from batchwright.training.stepper import Loss, Stepper
 from batchwright.training.update import Updater
 from batchwright.workload.host import (
@@ -145,6 +146,7 @@ class Session:
         again = folder is not None and self._group.started_again(folder)
         going_on = resume or again
         self._check_data()
+        self._settings = StageSettings(self.model, self._feed, self.plan)
         _refuse_synchronized_on_cpu(self.model, self.device)
         trained = _all_parameters(self.model, self.optimizer)
         self._group.share((*trained, *self.model.buffers()))
@@ -242,6 +244,7 @@ class Session:
             epoch = self._state.epoch
             if self._state.meter.epoch != epoch or not self._state.step:
                 self._state.meter = EpochMeter(epoch=epoch)
+            self._settings.enter(self.stage)
             self._sharing.begin_epoch()
             yield epoch
             self._end_epoch()

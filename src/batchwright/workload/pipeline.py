@@ -48,6 +48,10 @@ class ImagePipeline:
         augmentation: Which random changes training images get.
         seed: Of the random changes.
         dtype: Of the images: float32, or bfloat16 for a network that autocasts to it.
+
+    Attributes:
+        strength: Of the augmentation: its largest shift, relative to the usual; 0 shifts nothing.
+            Crops cannot leave the image, so there more than 1 is as 1.
     """
 
     def __init__(
@@ -69,7 +73,8 @@ class ImagePipeline:
         self._seed = seed
         self._dtype = dtype
         self._factors: dict[int, tuple[Tensor, Tensor]] = {}
-        self._epoch = -1
+        self.strength = 1.0
+        self._drawn: tuple[int, float] | None = None
         self._whole: Tensor | None = None
         if store.images is not None and _used_whole(store.images, side):
             fits = device.type != "cpu" and store.images.numel() <= RESIDENT_BYTES
@@ -96,7 +101,8 @@ class ImagePipeline:
         self._draw(epoch)
         if self._whole is not None:
             starts = self._starts.index_select(0, indices)
-            pixels = _shift(self._gather(self._whole, indices), starts)
+            pad = _padding(self._whole.shape[1], self.strength)
+            pixels = _shift(self._gather(self._whole, indices), starts, pad)
         else:
             pixels = self._crop(indices, self._draws)
         if self._augmentation == "crop-flip":
@@ -113,11 +119,12 @@ class ImagePipeline:
 
     def _draw(self, epoch: int) -> None:
         """Draw for all samples of an epoch at once: between steps each small operation counts."""
-        if epoch != self._epoch:
-            self._epoch = epoch
+        if (epoch, self.strength) != self._drawn:
+            self._drawn = epoch, self.strength
             self._draws = draw(self._seed, epoch, torch.arange(len(self._store)))
             if self._whole is not None:
-                self._starts = _shift_starts(self._draws, self._whole.shape[1])
+                side = self._whole.shape[1]
+                self._starts = _shift_starts(self._draws, side, _padding(side, self.strength))
 
     def _labels(self, indices: Tensor) -> Tensor:
         return self._store.labels.index_select(0, indices).to(self._device)
@@ -136,8 +143,8 @@ class ImagePipeline:
             edge = min(side, height, width)
             top, left = (height - edge) // 2, (width - edge) // 2
             if draws is not None:
-                top = int(_scaled(draws.vertical[index], height - edge + 1))
-                left = int(_scaled(draws.horizontal[index], width - edge + 1))
+                top = _first_pixel(draws.vertical[index], height - edge, self.strength)
+                left = _first_pixel(draws.horizontal[index], width - edge, self.strength)
             square = image[top : top + edge, left : left + edge]
             pixels[position] = square if edge == side else _resize(square[None], side)[0]
         return pixels.to(self._device)
@@ -218,21 +225,27 @@ def _scaled(field: Tensor, choices: int) -> Tensor:
     return field * choices >> _FIELD_BITS
 
 
-def _shift_starts(draws: Draws, side: int) -> Tensor:
+def _first_pixel(field: Tensor, room: int, strength: float) -> int:
+    """Where a crop starts that has so much ``room``; weaker ones keep around the middle."""
+    span = room if strength >= 1 else round(strength * room)
+    return (room - span) // 2 + int(_scaled(field, span + 1))
+
+
+def _shift_starts(draws: Draws, side: int, pad: int) -> Tensor:
     """Where each shifted image starts in its padded one, in bytes; int64 (n,)."""
-    pad = _padding(side)
     top = _scaled(draws.vertical, 2 * pad + 1)
     left = _scaled(draws.horizontal, 2 * pad + 1)
     return (top * (side + 2 * pad) + left) * 3
 
 
-def _shift(images: Tensor, starts: Tensor) -> Tensor:
-    """Images moved by up to an eighth of their side each way, black coming in; (n, side, side, 3).
+def _shift(images: Tensor, starts: Tensor, pad: int) -> Tensor:
+    """Images moved by up to ``pad`` pixels each way, black coming in; (n, side, side, 3).
 
     Rows are copied as stretches of bytes out of the padded batch.
     """
+    if not pad:
+        return images
     count, side = images.shape[:2]
-    pad = _padding(side)
     padded = functional.pad(images, (0, 0, pad, pad, pad, pad))
     image_bytes, row_bytes = padded.stride(0), padded.stride(1)
     firsts = starts + torch.arange(0, count * image_bytes, image_bytes)
@@ -241,8 +254,9 @@ def _shift(images: Tensor, starts: Tensor) -> Tensor:
     return stretches.index_select(0, rows.view(-1).to(images.device)).view(images.shape)
 
 
-def _padding(side: int) -> int:
-    return max(1, round(side / _PADDING_SHARE))
+def _padding(side: int, strength: float) -> int:
+    """Pixels of the largest shift."""
+    return max(1, round(strength * side / _PADDING_SHARE)) if strength else 0
 
 
 def _flip(images: Tensor, chosen: Tensor) -> None:
