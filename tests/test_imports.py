@@ -32,6 +32,7 @@ ARROWS = {
     "reduction": {"group"},
     "prediction": {"records", "errors"},
     "planning": {"records", "errors", "prediction"},
+    "simulation": {"records", "errors"},
     "workload": {"records", "errors", "documents", "files"},
     "probing": {
         "records",
@@ -57,6 +58,7 @@ ARROWS = {
         "planning.learning_rate",
         "prediction.noise_scale",
         "reduction",
+        "simulation.clock",
     },
     "reporting": {"records", "errors", "files"},
 }
@@ -68,6 +70,7 @@ WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
     *("checking", "preparing", "refitting", "run_folder"),
     *("records", "errors", "prediction", "planning", "reporting"),
+    "simulation",
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -147,8 +145,7 @@ def run(server, picks):
         if worker not in pulled:
             ticket = server.take(worker)
             if ticket is not None:
-                # Under a barrier who comes first would else get the first samples.
-                pulled[worker] = train(replace(ticket, number=worker), server.weights)
+                pulled[worker] = train(ticket, server.weights)
         else:
             before = server.merges
             server.push(worker, pulled.pop(worker))

@@ -140,6 +140,21 @@ def test_a_worker_goes_on_while_it_is_no_more_than_so_many_rounds_ahead(stalenes
     assert rounds.ready(0)
 
 
+@pytest.mark.parametrize(("consistency", "staleness"), [("bsp", None), ("ssp", 0)])
+def test_where_all_begin_together_who_asks_first_makes_no_difference(consistency, staleness):
+    found = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        rounds = make_rounds((5, 4, 3), consistency, staleness, epochs=2)
+        taken = []
+        for _ in range(2):
+            taken += [rounds.take(worker) for worker in order]
+            for worker in order:
+                rounds.commit(worker)
+        found.append(sorted((t.number, t.worker, t.start) for t in taken))
+    assert found[0] == found[1]
+    assert [worker for _, worker, _ in found[0]] == [0, 1, 2, 0, 1, 2]
+
+
 def test_nobody_waits_under_asp():
     rounds = make_rounds((2, 2), "asp", epochs=10)
     for _ in range(9):
@@ -160,10 +175,10 @@ def test_nobody_waits_for_the_lost(for_good):
 
 
 def test_nobody_waits_for_those_that_have_nothing_left():
-    rounds = make_rounds((2, 2), "bsp", epochs=1)
+    rounds = make_rounds((2, 2), "ssp", 1, epochs=1)
     rounds.take(0)
     rounds.commit(0)
-    rounds.take(0)  # of the other's samples: it was not asked to wait
+    rounds.take(0)  # of the other's samples
     assert rounds.take(1) is None
     assert rounds.members == [0]
 

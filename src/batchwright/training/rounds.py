@@ -111,29 +111,24 @@ class Rounds:
 
     def ready(self, worker: int) -> bool:
         """Whether a worker need not wait for others before its next round."""
-        if self._rule.consistency == "asp":
-            return True
-        most = self._rule.staleness if self._rule.consistency == "ssp" else 0
-        return self.lead(worker) <= (most or 0)
+        return self._most_ahead is None or self.lead(worker) <= self._most_ahead
 
     def take(self, worker: int) -> Ticket | None:
         """The worker's next round, or the one it was in.
+
+        Where all begin together, rounds are handed out in rank order whoever asks first, so that
+        a run comes out the same each time.
 
         Returns:
             The round; ``None`` if there is none left. Until all is `finished` there may be one
             again: that of a worker that is lost for good.
         """
-        if worker not in self.open:
-            if self._left_over:
-                ticket = replace(self._left_over.pop(0), worker=worker)
-            else:
-                ticket = self._next(worker)
-            if ticket is None:
-                self._through.add(worker)
-                return None
-            self._through.discard(worker)
-            self.open[worker] = ticket
-        return self.open[worker]
+        if self._most_ahead == 0 and worker not in self.open:
+            for one in self.members:
+                if self.ready(one):
+                    self._hand_out(one)
+        self._hand_out(worker)
+        return self.open.get(worker)
 
     def commit(self, worker: int) -> Ticket:
         """The worker's round has ended and its model is there."""
@@ -229,6 +224,27 @@ class Rounds:
         self._number = state["number"]
         self._gone, self._speeds = set(state["gone"]), dict(state["speeds"])
         self._away, self._through = set(), set()
+
+    @property
+    def _most_ahead(self) -> int | None:
+        """Rounds that a worker may be ahead of the slowest; ``None``: any number."""
+        if self._rule.consistency == "asp":
+            return None
+        return (self._rule.staleness or 0) if self._rule.consistency == "ssp" else 0
+
+    def _hand_out(self, worker: int) -> None:
+        """Give a worker a round, if it has none and there is one."""
+        if worker in self.open:
+            return
+        if self._left_over:
+            ticket: Ticket | None = replace(self._left_over.pop(0), worker=worker)
+        else:
+            ticket = self._next(worker)
+        if ticket is None:
+            self._through.add(worker)
+        else:
+            self._through.discard(worker)
+            self.open[worker] = ticket
 
     @property
     def _epoch(self) -> int:
