@@ -41,7 +41,8 @@ class RunState:
         local_batch_sizes: In effect, in samples, by place; empty before the first epoch.
         speeds: Samples per second, by place, as far as measured.
         fixed_samples: Fixed cost of a step, as so many samples' worth.
-        micro_limits: Most samples at once of workers that ran out of memory, by place.
+        micro_limits: Most pixels at once of workers that ran out of memory, by place: samples times
+            the image's side squared, so that it means something at another resolution too.
     """
 
     epoch: int = 0

@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,7 @@ from batchwright.training.evaluation import (
 from batchwright.training.feeding import Batch, DatasetFeed, Feed, ImagePart, PipelineFeed
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
+from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.recorder import Recorder
 from batchwright.training.sampler import Step, micro_batches
 from batchwright.training.sharing import Sharing, share_of
@@ -122,6 +124,7 @@ class Session:
             "images": images, "resize": resize, "collate": collate, "loaders": loaders
         }  # fmt: skip
         self._sides = [stage.resolution for stage in self.plan.stages]
+        self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
         self._held_out: tuple[Dataset[Any] | ImagePipeline, Feed] | None = None
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
@@ -334,7 +337,8 @@ class Session:
                 a bool tensor is taken as top-1 accuracy. The first decides which checkpoint is
                 ``best`` (more is better).
             forward: f(model, batch) -> (outputs, labels), for batches other than such pairs.
-            batch_size: Samples in one forward pass; unset: the stage's micro-batch, at least 256.
+            batch_size: Samples in one forward pass; unset: the plan's micro-batch at its highest
+                resolution, at least 256.
             model: Another than the session's, such as an average of its weights.
 
         Returns:
@@ -346,18 +350,20 @@ class Session:
             Interrupted: A stop signal came; a checkpoint was written.
         """
         started = time.perf_counter()
-        sums, count, stopped = evaluate(
-            model or self.model,
-            self._held_out_feed(dataset),
-            metric,
-            group=self._group,
-            stop=self._stop,
-            batch_size=batch_size or max(256, self.stage.micro_batch_size),
-            resolution=None,
-            forward=forward,
-            autocast=partial(autocast, self.plan.precision, self.device),
-            shares=self.local_batch_sizes,
-        )
+        cast = partial(autocast, self.plan.precision, self.device)
+        with self._recalibrated(model or self.model, forward, cast):
+            sums, count, stopped = evaluate(
+                model or self.model,
+                self._held_out_feed(dataset),
+                metric,
+                group=self._group,
+                stop=self._stop,
+                batch_size=batch_size or max(256, self._top.micro_batch_size),
+                resolution=None,
+                forward=forward,
+                autocast=cast,
+                shares=self.local_batch_sizes,
+            )
         self._state.meter.evaluation += time.perf_counter() - started
         if stopped:
             self._stop_now()
@@ -494,6 +500,24 @@ class Session:
             "resume with a later one"
         )
 
+    def _recalibrated(
+        self, model: nn.Module, forward: Forward, cast: Callable[[], torch.autocast]
+    ) -> AbstractContextManager[None]:
+        """Statistics of batch normalization for an evaluation, if the job asks for new ones."""
+        walk = self._sharing.walk
+        if not self.plan.job.cycle.recalibrate or walk is None:
+            return nullcontext()
+        batches = calibrating_batches(
+            self._feed,
+            self.plan,
+            walk.order,
+            epoch=self._state.epoch,
+            shares=self.local_batch_sizes,
+            rank=self.rank,
+            between_epochs=self._state.step == len(walk),
+        )
+        return recalibrated(model, batches, self._group, forward=forward, autocast=cast)
+
     # -------------------------------------------------------------------------------------- set-up
 
     def _held_out_feed(self, dataset: Dataset[Any] | ImagePipeline) -> Feed:
@@ -531,7 +555,7 @@ class Session:
                 f"the plan is for {planned} worker(s) and {found} are running: "
                 f"start {planned}, or plan again with workers={found}"
             )
-        batch = self.stage.global_batch_size
+        batch = min(stage.global_batch_size for stage in self.plan.stages)
         if batch < least * found:
             raise PlanError(
                 f"the global batch of {batch} is too small for the {found} workers that are "
