@@ -15,9 +15,16 @@ from batchwright.documents import change_job, load_job
 from batchwright.errors import DataError, JobError, PlanError
 from batchwright.launch import refuse_busy_port
 from batchwright.planning.learning_rate import make_rule
-from batchwright.records import DataFacts, Job, Plan
+from batchwright.records import DataFacts, Job, Link, Plan
 from batchwright.records.explaining import is_chosen
 from batchwright.reporting.progress import steps
+from batchwright.simulation.clock import (
+    BANDWIDTH,
+    LATENCY,
+    Cluster,
+    refuse_misfits,
+    step_times,
+)
 
 if TYPE_CHECKING:
     from batchwright.workload.sources import ImageData
@@ -93,11 +100,19 @@ def resolve(job: Job, data: DataFacts) -> Job:
         if workers not in ("auto", 1):
             raise JobError(f"workers={workers} with launch=in-process: that is one worker")
         workers = 1
+    link = job.link
+    if job.launch == "virtual":
+        if workers != "auto":
+            refuse_misfits(job, workers)
+        link = Link(latency=LATENCY, bandwidth=BANDWIDTH).model_copy(
+            update=link.model_dump(exclude_none=True)
+        )
     return job.model_copy(
         update={
             "device": device.type,
             "workers": workers,
             "augment": job.augmentation,
+            "link": link,
             "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
         }
     )
@@ -116,7 +131,11 @@ def check_training(plan: Plan) -> None:
             f"the plan's table has {plan.workers} workers and its job {plan.job.workers}: "
             "plan again"
         )
-    _refuse_other_machines(plan)
+    if plan.job.launch == "virtual":
+        Cluster(plan.job, plan.workers)
+        step_times(plan)
+    else:
+        _refuse_other_machines(plan)
     check_workload(plan)
 
 

@@ -288,6 +288,11 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
 
             with lines.followed(shown.update):
                 train_here(plan, run_folder=folder, resume=resume)
+        elif plan.job.launch == "virtual":
+            from batchwright.training.virtual import train_virtually
+
+            with lines.followed(shown.update):
+                train_virtually(plan, folder, resume=resume)
         else:
             run_workers(
                 "batchwright.training.loop",
