@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from batchwright.errors import PlanError
 from batchwright.records import Plan
-from batchwright.training.loop import open_task
+from batchwright.training.loop import Task, open_task
 from batchwright.training.virtual_rounds import VirtualRounds
 from batchwright.training.virtual_run import VirtualRun
 from batchwright.training.virtual_steps import VirtualSteps
@@ -40,7 +42,13 @@ def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False
         )
     prepare_process(worker_threads(1))
     device = resolve_device(plan.job.device)
-    task = open_task(plan, device, resume=resume)
+    train_task(plan, open_task(plan, device, resume=resume), device, run_folder, resume=resume)
+
+
+def train_task(
+    plan: Plan, task: Task, device: torch.device, run_folder: Path | None, *, resume: bool = False
+) -> None:
+    """The same with a task that is open already."""
     with VirtualRun(plan, task, device, run_folder, resume=resume) as run:
         if plan.server is None:
             VirtualSteps(run).train()

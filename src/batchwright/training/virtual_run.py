@@ -77,6 +77,8 @@ class VirtualRun:
         modules = list(task.network.modules())
         self.least = 2 if any(isinstance(module, _BatchNorm) for module in modules) else 1
         self.parameters = [p for p in task.network.parameters() if p.requires_grad]
+        # Of all workers' optimizers, which are built alike; a checkpoint's are no longer the first.
+        self._first_rates = [float(group["lr"]) for group in task.optimizer.param_groups]
         self.state = RunState()
         self.fields: dict[str, Any] = {"simulated": True}
         self.settings = StageSettings(task.network, self.feed, plan)
@@ -131,7 +133,7 @@ class VirtualRun:
             self.parameters,
             optimizer,
             self.plan,
-            first_rates=[float(group["lr"]) for group in optimizer.param_groups],
+            first_rates=self._first_rates,
             clip_norm=self.plan.job.clip_norm,
             own_rates=False,
             samples_per_epoch=self.samples,
