@@ -67,7 +67,7 @@ def plan_of(kind, **changes):
     virtual = {"speeds": (1.0, 1.0, 0.5)}
     if kind in SERVERS:
         return make_virtual_plan((8, 8, 4), virtual=virtual, **SERVERS[kind], **UNEVEN, **changes)
-    return make_virtual_plan((8, 8, 8), method=kind, virtual=virtual, **changes)
+    return make_virtual_plan((8, 8, 8), method=kind, virtual=virtual, rebalance_steps=2, **changes)
 
 
 KINDS = ("plain", "dynamic-batch", "asp", "bsp", "ssp")
