@@ -157,7 +157,8 @@ def with_points(profile: Profile, **points: object) -> Profile:
     Raises:
         PlanError: It was measured on other hardware or with other versions.
     """
-    bare = {"steps": (), "memory": (), "out_of_memory": (), "collectives": (), "noise": None}
+    lists = ("steps", "pairs", "memory", "out_of_memory", "collectives")
+    bare = {**dict.fromkeys(lists, ()), "noise": None}
     added = profile.model_copy(update={**bare, **points})
     (merged,) = merge_profiles([profile, added])
     return merged.model_copy(update={"probe_seconds": profile.probe_seconds})

@@ -112,6 +112,13 @@ class Group:
         part.places, part._roll_call = self.places[:size], None
         return part
 
+    def alone(self) -> Self:
+        """This worker as a group of its own, for work that nobody waits for."""
+        own = copy.copy(self)
+        own.handle, own.rank, own.size, own._owned = None, 0, 1, False
+        own.places, own._roll_call = self.places[self.rank : self.rank + 1], None
+        return own
+
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give everyone rank 0's values, in place."""
         if self.size > 1:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchwright.checking import chosen_points, compare
 from batchwright.documents import (
@@ -47,6 +48,7 @@ from batchwright.run_folder import (
     telling_how_to_resume,
     write_inputs,
 )
+from batchwright.settling import pairs_of, round_checks, settle
 
 
 def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
@@ -249,6 +251,10 @@ def run(
             profile = _probe_in(logs, job)
         write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
         decided = make_plan(profile)
+        if pairs_of(decided):
+            with telling_how_to_resume(folder):
+                decided, profile = _settled(folder / "logs" / "pairs", decided, profile)
+            write_record(profile, folder / "profile.json")
         if on_plan is not None:
             on_plan(decided)
         write_inputs(folder, decided, profile)
@@ -274,6 +280,34 @@ def _probe_in(folder: Path, job: Job) -> Profile:
 
     with steps() as show:
         return measure(job, folder, progress=show)
+
+
+def _settled(folder: Path, plan: Plan, profile: Profile) -> tuple[Plan, Profile]:
+    """The plan with two batch sizes whose rounds end together as measured, and what was measured.
+
+    Args:
+        folder: Takes the workers' files; not there yet.
+        plan: From ``profile``.
+        profile: What it was made from.
+    """
+    make_folder(folder)
+    with _pair_measurer(folder, plan) as measure:
+        found = settle(plan, profile, measure, make_plan)
+    return found.plan, found.profile
+
+
+@contextmanager
+def _pair_measurer(folder: Path, plan: Plan) -> Iterator[MeasurePairs]:
+    """What measures pairs of the plan, and of others that may come of it."""
+    from batchwright.probing.pairs import pair_measurer
+    from batchwright.probing.probe import counts_of
+
+    counts = {plan.workers, *(count for count in counts_of(plan.job) if count > 1)}
+    with (
+        steps() as show,
+        pair_measurer(plan.job, counts, folder, progress=show) as measure,
+    ):
+        yield measure
 
 
 def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
