@@ -178,8 +178,8 @@ class Recorder:
         except OSError as error:
             raise FileError(f"cannot write {self.folder}/metrics.jsonl: {error.strerror}") from None
 
-    def summary(self, profile: Profile | None = None) -> RunSummary:
-        """The run so far."""
+    def summary(self, profile: Profile | None = None, **fields: Any) -> RunSummary:
+        """The run so far; ``fields`` are more of the record's."""
         return RunSummary(
             run_folder=str(self.folder or ""),
             plan=self._plan,
@@ -188,12 +188,13 @@ class Recorder:
             setup_seconds=self._setup_seconds or 0.0,
             wall_seconds=self.wall_seconds,
             resumed=self.resumed,
+            **fields,
         )
 
-    def finish(self) -> None:
-        """Write summary.json, atomically."""
+    def finish(self, **fields: Any) -> None:
+        """Write summary.json, atomically; ``fields`` as for `summary`."""
         if self.folder is not None:
-            write_record(self.summary(), self.folder / "summary.json")
+            write_record(self.summary(**fields), self.folder / "summary.json")
 
     @property
     def wall_seconds(self) -> float:

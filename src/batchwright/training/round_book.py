@@ -1,0 +1,197 @@
+"""Records of a run with a parameter server: round by round, and epochs made of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from batchwright.records import EpochRecord, Plan, RoundRecord, WorkerTime
+from batchwright.training.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What an evaluation gave: sums over the held-out samples, their number, its seconds."""
+
+    sums: Mapping[str, float]
+    count: int
+    seconds: float
+
+
+class RoundBook:
+    """Takes in rounds as they end.
+
+    Rounds of several workers overlap, and one may begin in one epoch and end in the next. So an
+    epoch's record covers the rounds from the end of the epoch before until its samples' worth is
+    committed, and its training seconds are the mean over the workers of their time in these
+    rounds, waits and exchanges included, evaluation not.
+
+    Args:
+        recorder: Writes lines and the summary.
+        plan: With a parameter server.
+        samples: Size of the data set.
+        places: Where each worker computes, in rank order.
+
+    Attributes:
+        rounds: As they ended.
+        places: As given; may be changed when a worker comes back elsewhere.
+    """
+
+    def __init__(self, recorder: Recorder, plan: Plan, samples: int, places: Sequence[str]) -> None:
+        self.rounds: list[RoundRecord] = []
+        self.places = list(places)
+        self._recorder, self._plan, self._samples = recorder, plan, samples
+        self._since: list[RoundRecord] = []  # of the epoch in progress
+        self._scores: dict[int, _Scores] = {}
+        self._checkpoint = 0.0
+        self._whole = True
+
+    def add(self, record: RoundRecord, *, rate: float, committed: int) -> None:
+        """A round has ended and is merged.
+
+        Args:
+            record: What it was like.
+            rate: Learning rate of its last step.
+            committed: Samples of all rounds that have ended, this one included.
+        """
+        self.rounds.append(record)
+        self._since.append(record)
+        self._recorder.line(
+            {
+                "kind": "round",
+                "round": record.number,
+                "worker": record.worker,
+                "epoch": record.epoch,
+                "resolution": record.resolution,
+                "batch/local": record.local_batch_size,
+                "samples": record.samples,
+                "steps": record.steps,
+                "factor": record.update_factor,
+                "train/loss": record.loss,
+                "lr": rate,
+                "lead": record.lead,
+                "committed": committed,
+                "time/start_s": round(record.start, 6),
+                "time/compute_s": round(record.compute_seconds, 6),
+                "time/exchange_s": round(record.exchange_seconds, 6),
+                "time/wait_s": round(record.wait_seconds, 6),
+                "time/eval_s": round(record.evaluation_seconds, 6),
+            }
+        )
+        while (len(self._recorder.epochs) + 1) * self._samples <= committed:
+            self._recorder.epochs.append(self._epoch(len(self._recorder.epochs), rate))
+            self._since, self._checkpoint, self._whole = [], 0.0, True
+            self._recorder.epoch(self._recorder.epochs[-1])
+
+    def waited(self, worker: int, *, exchange: float, wait: float) -> None:
+        """What the exchange after a worker's last round took, once it is over, in seconds."""
+        for rounds in (self.rounds, self._since):
+            self._amend(rounds, worker, exchange_seconds=exchange, wait_seconds=wait)
+
+    def scored(self, epoch: int, sums: Mapping[str, float], count: int, seconds: float) -> None:
+        """An evaluation of the model as it was at the end of an epoch.
+
+        Args:
+            epoch: Zero-based; its record is there or not yet.
+            sums: Of each value over the held-out samples; ``top1`` and ``loss`` are known.
+            count: Held-out samples.
+            seconds: What it took.
+        """
+        self._scores[epoch] = _Scores(dict(sums), count, seconds)
+        if epoch < len(self._recorder.epochs):
+            record = self._recorder.epochs[epoch]
+            self._recorder.epochs[epoch] = record.model_copy(update=self._held_out(epoch))
+            top1 = self._recorder.epochs[epoch].top1
+            self._recorder.line({"kind": "evaluation", "epoch": epoch, "val/top1": top1})
+
+    def saved(self, seconds: float) -> None:
+        """Writing a checkpoint held the run up for so long."""
+        self._checkpoint += seconds
+
+    # ----------------------------------------------------------------------------- checkpoints
+
+    def values(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; the epochs are the recorder's."""
+        return {
+            "rounds": [record.model_dump_json() for record in self.rounds],
+            "since": len(self._since),
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, in an epoch that is no longer whole."""
+        self.rounds = [RoundRecord.model_validate_json(text) for text in values["rounds"]]
+        since = values["since"]
+        self._since = self.rounds[len(self.rounds) - since :]
+        self._whole = not since
+
+    # ---------------------------------------------------------------------------------- epochs
+
+    def _epoch(self, epoch: int, rate: float) -> EpochRecord:
+        stage = self._plan.stages[self._plan.stage_of(epoch)]
+        by_worker: dict[int, list[RoundRecord]] = defaultdict(list)
+        for record in self._since:
+            by_worker[record.worker].append(record)
+        known = [(one.loss, one.samples) for one in self._since if one.loss is not None]
+        samples = sum(count for _, count in known)
+        loss = sum(value * count for value, count in known) / samples if samples else math.nan
+        scores = self._held_out(epoch) if epoch in self._scores else {"evaluation_seconds": 0.0}
+        return EpochRecord(
+            epoch=epoch,
+            resolution=stage.resolution,
+            global_batch_size=stage.global_batch_size,
+            steps=sum(one.steps for one in self._since),
+            skipped_steps=0,
+            samples=sum(one.samples for one in self._since),
+            learning_rate=rate,
+            train_loss=loss if math.isfinite(loss) else None,
+            training_seconds=fmean(sum(map(seconds_of, rounds)) for rounds in by_worker.values())
+            if by_worker
+            else 0.0,
+            checkpoint_seconds=self._checkpoint,
+            workers=tuple(
+                _worker_time(place, stage.local_batch_sizes[worker], by_worker[worker])
+                for worker, place in enumerate(self.places)
+            ),
+            whole=self._whole,
+            **scores,
+        )
+
+    def _held_out(self, epoch: int) -> dict[str, Any]:
+        """The fields of an epoch's record that its evaluation fills in."""
+        scores = self._scores[epoch]
+        loss, correct = scores.sums.get("loss"), scores.sums.get("top1")
+        mean = loss / scores.count if loss is not None else math.nan
+        return {
+            "val_loss": mean if math.isfinite(mean) else None,
+            "val_correct": round(correct) if correct is not None else None,
+            "val_count": scores.count,
+            "evaluation_seconds": scores.seconds,
+        }
+
+    @staticmethod
+    def _amend(rounds: list[RoundRecord], worker: int, **changes: float) -> None:
+        for index in range(len(rounds) - 1, -1, -1):
+            if rounds[index].worker == worker:
+                rounds[index] = rounds[index].model_copy(update=changes)
+                return
+
+
+def seconds_of(record: RoundRecord) -> float:
+    """A round's time without evaluation, in seconds."""
+    return record.compute_seconds + record.exchange_seconds + record.wait_seconds
+
+
+def _worker_time(place: str, local_batch_size: int, rounds: Sequence[RoundRecord]) -> WorkerTime:
+    return WorkerTime(
+        place=place,
+        local_batch_size=local_batch_size,
+        samples=sum(one.samples for one in rounds),
+        input_seconds=0.0,
+        compute_seconds=sum(one.compute_seconds for one in rounds),
+        wait_seconds=sum(one.wait_seconds for one in rounds),
+        communication_seconds=sum(one.exchange_seconds for one in rounds),
+    )

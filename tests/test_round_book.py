@@ -1,0 +1,143 @@
+"""Records of rounds, and of epochs that are made of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from batchwright.records import Plan, RoundRecord, RunSummary, ServerRule, Stage
+from batchwright.training.recorder import Recorder
+from batchwright.training.round_book import RoundBook, seconds_of
+from samples import make_plan
+
+SAMPLES = 100
+PLACES = ("here/cpu:0", "here/cpu:1")
+
+
+def server_plan() -> Plan:
+    plan = make_plan()
+    stage = Stage(
+        epochs=3,
+        resolution=32,
+        learning_rate=0.1,
+        dropout=0,
+        augmentation="none",
+        local_batch_sizes=(20, 5),
+        micro_batch_size=20,
+        samples_per_round=(60, 40),
+        update_factors=(1.0, 2 / 3),
+    )
+    rule = ServerRule(
+        consistency="asp",
+        staleness=None,
+        merge="journal",
+        update_factor="ratio",
+        exchange_steps=None,
+        momentum="keep",
+        small_workers=1,
+        extra_time=1.2,
+    )
+    return plan.model_copy(update={"stages": (stage,), "server": rule, "merge": "parameter server"})
+
+
+def round_of(worker: int, number: int, **changes) -> RoundRecord:
+    fields = {
+        "worker": worker,
+        "number": number,
+        "epoch": number // 2,
+        "resolution": 32,
+        "local_batch_size": (20, 5)[worker],
+        "samples": (60, 40)[worker],
+        "steps": (3, 8)[worker],
+        "update_factor": (1.0, 2 / 3)[worker],
+        "loss": (2.0, 1.0)[worker],
+        "start": 10.0 * (number // 2),
+        "compute_seconds": 9.0 + worker,
+        "exchange_seconds": 0.5,
+        "wait_seconds": 1.0 - worker,
+        "evaluation_seconds": 3.0,
+    }
+    return RoundRecord(**(fields | changes))
+
+
+@pytest.fixture
+def book(tmp_path):
+    plan = server_plan()
+    recorder = Recorder(tmp_path, plan)
+    return RoundBook(recorder, plan, SAMPLES, PLACES), recorder
+
+
+def lines(recorder: Recorder) -> list[dict]:
+    return [json.loads(line) for line in (recorder.folder / "metrics.jsonl").open()]
+
+
+def test_an_epoch_is_made_once_its_samples_are_committed(book):
+    rounds, recorder = book
+    rounds.add(round_of(0, 0), rate=0.1, committed=60)
+    assert not recorder.epochs
+    rounds.add(round_of(1, 1), rate=0.05, committed=100)
+    (epoch,) = recorder.epochs
+    assert (epoch.epoch, epoch.samples, epoch.steps, epoch.learning_rate) == (0, 100, 11, 0.05)
+    assert epoch.train_loss == pytest.approx((60 * 2.0 + 40 * 1.0) / 100)
+    assert epoch.training_seconds == pytest.approx((10.5 + 10.5) / 2)  # evaluation not counted
+    assert [one.samples for one in epoch.workers] == [60, 40]
+    assert epoch.workers[0].wait_seconds == 1.0
+    assert [line["kind"] for line in lines(recorder)] == ["round", "round", "epoch"]
+
+
+def test_several_rounds_of_a_worker_in_an_epoch_add_up(book):
+    rounds, recorder = book
+    for number, (worker, samples) in enumerate([(0, 30), (1, 40), (0, 30)]):
+        committed = sum((30, 40, 30)[: number + 1])
+        record = round_of(worker, number, samples=samples)
+        rounds.add(record, rate=0.1, committed=committed)
+    (epoch,) = recorder.epochs
+    assert epoch.workers[0].compute_seconds == 18.0
+    assert epoch.training_seconds == pytest.approx((2 * 10.5 + 10.5) / 2)
+
+
+def test_scores_reach_the_epoch_whether_they_come_before_or_after_its_record(book):
+    rounds, recorder = book
+    rounds.scored(0, {"top1": 30.0, "loss": 80.0}, 40, 2.5)
+    for number, worker in enumerate((0, 1, 0, 1)):
+        rounds.add(round_of(worker, number), rate=0.1, committed=(60, 100, 160, 200)[number])
+    rounds.scored(1, {"top1": 36.0}, 40, 1.5)
+    first, second = recorder.epochs
+    assert (first.top1, first.val_loss, first.evaluation_seconds) == (0.75, 2.0, 2.5)
+    assert (second.top1, second.val_loss, second.evaluation_seconds) == (0.9, None, 1.5)
+
+
+def test_a_loss_that_is_not_finite_anywhere_leaves_the_others(book):
+    rounds, recorder = book
+    rounds.add(round_of(0, 0, loss=None), rate=0.1, committed=60)
+    rounds.add(round_of(1, 1), rate=0.1, committed=100)
+    assert recorder.epochs[0].train_loss == 1.0
+
+
+def test_what_the_exchange_took_is_told_when_it_is_over(book):
+    rounds, recorder = book
+    rounds.add(round_of(0, 0, exchange_seconds=0, wait_seconds=0), rate=0.1, committed=60)
+    rounds.waited(0, exchange=0.25, wait=4.0)
+    rounds.add(round_of(1, 1), rate=0.1, committed=100)
+    assert seconds_of(rounds.rounds[0]) == 13.25
+    assert recorder.epochs[0].workers[0].wait_seconds == 4.0
+
+
+def test_a_restored_book_goes_on_and_says_that_the_epoch_is_not_whole(book, tmp_path):
+    rounds, recorder = book
+    for number, worker in enumerate((0, 1, 0)):
+        rounds.add(round_of(worker, number), rate=0.1, committed=(60, 100, 160)[number])
+    values = json.loads(json.dumps(rounds.values()))
+    again = Recorder(None, server_plan())
+    again.restore(json.loads(json.dumps(recorder.values())), "")
+    other = RoundBook(again, server_plan(), SAMPLES, PLACES)
+    other.restore(values)
+    other.add(round_of(1, 3), rate=0.1, committed=200)
+    assert other.rounds[:3] == rounds.rounds
+    first, second = again.epochs
+    assert first.whole
+    assert not second.whole
+    assert second.samples == 100
+    summary = again.summary(rounds=tuple(other.rounds), simulated=True)
+    assert RunSummary.model_validate_json(summary.model_dump_json()) == summary
