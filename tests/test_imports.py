@@ -62,11 +62,11 @@ ARROWS = {
 }
 ASSEMBLY = {  # put everything together
     *("__init__", "cli", "verbs", "doctor"),
-    *("checking", "preparing", "refitting", "run_folder"),
+    *("checking", "preparing", "refitting", "run_folder", "settling"),
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
-    *("checking", "preparing", "refitting", "run_folder"),
+    *("checking", "preparing", "refitting", "run_folder", "settling"),
     *("records", "errors", "prediction", "planning", "reporting"),
 }
 

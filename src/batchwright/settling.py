@@ -9,18 +9,23 @@ measured, and the plan made again with what was found, until both agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from batchwright.checking import with_points
 from batchwright.errors import PlanError
+from batchwright.files import make_folder
 from batchwright.records import PairTime, Plan, Profile, Reason, RoundCheck, Stage
 from batchwright.records.words import counted, number, percent
+from batchwright.reporting.progress import steps
 
 if TYPE_CHECKING:
     from batchwright.probing.commands import Pair
+    from batchwright.probing.pairs import MeasurePairs
 
 AGREEMENT = 0.01
 """Difference between the groups' rounds, as a share, at which they end together."""
@@ -57,7 +62,7 @@ def pairs_of(plan: Plan) -> tuple[Pair, ...]:
 
     if plan.job.launch == "virtual":
         return ()
-    found = {}
+    found: dict[Pair, None] = {}
     for stage in plan.stages:
         large, small = _groups(plan, stage)
         if large and small and stage.local_batch_sizes[0] != stage.local_batch_sizes[-1]:
@@ -71,6 +76,26 @@ def pairs_of(plan: Plan) -> tuple[Pair, ...]:
             )
             found[pair] = None
     return tuple(sorted(found))
+
+
+@contextmanager
+def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
+    """What measures the pairs of a plan, and of others that may come of it, for `settle`.
+
+    Args:
+        plan: With two batch sizes.
+        folder: Takes the workers' files; made where it is not there.
+
+    Raises:
+        BatchwrightError: As `probing.pairs.pair_measurer` raises.
+    """
+    from batchwright.probing.pairs import pair_measurer
+    from batchwright.probing.probe import counts_of
+
+    make_folder(folder)
+    counts = {plan.workers, *(count for count in counts_of(plan.job) if count > 1)}
+    with steps() as show, pair_measurer(plan.job, counts, folder, progress=show) as measure:
+        yield measure
 
 
 def _groups(plan: Plan, stage: Stage) -> tuple[int, int]:
@@ -87,7 +112,7 @@ def round_checks(plan: Plan, pairs: Sequence[PairTime]) -> tuple[RoundCheck, ...
         pairs: Of a profile, or as measured.
     """
     measured = {_place(pair): pair for pair in pairs}
-    found = {}
+    found: dict[RoundCheck, None] = {}
     for stage in plan.stages:
         large, small = _groups(plan, stage)
         batches = stage.local_batch_sizes[0], stage.local_batch_sizes[-1]
@@ -112,7 +137,7 @@ def _place(pair: PairTime) -> tuple[int, int, int, int, int]:
 def settle(
     plan: Plan,
     profile: Profile,
-    measure: Callable[[Sequence[Pair]], tuple[PairTime, ...]],
+    measure: MeasurePairs,
     again: Callable[[Profile], Plan],
 ) -> Settled:
     """Measure a plan's pairs and plan again until its rounds agree, `MOST_TIMES` at most.
@@ -130,17 +155,12 @@ def settle(
         JobError: A pair does not fit the memory.
         BatchwrightError: As the workers that measure raise.
     """
-    best: Settled | None = None
+    tried: list[Plan] = []
     note = ""
-    for times in range(1, MOST_TIMES + 1):
-        pairs = pairs_of(plan)
-        if not pairs:
-            break
+    while pairs := pairs_of(plan):
         profile = with_points(profile, cluster=profile.cluster, pairs=measure(pairs))
-        rounds = round_checks(plan, profile.pairs)
-        if best is None or _worst(rounds) < _worst(best.rounds):
-            best = Settled(plan, profile, rounds, times)
-        if _worst(rounds) <= AGREEMENT or times == MOST_TIMES:
+        tried.append(plan)
+        if _worst(plan, profile) <= AGREEMENT or len(tried) == MOST_TIMES:
             break
         try:
             new = again(profile)
@@ -148,18 +168,26 @@ def settle(
             note = f" No plan comes of the measured times: {error}."
             break
         if _table(new) == _table(plan):
-            break  # the nearest that whole samples come
+            break  # whole samples come no nearer
         plan = new
-    if best is None:
+    if not tried:
         return Settled(plan, profile, (), 0)
-    # TODO below
-    reason = _reason(best.rounds, times, note)
-    others = tuple(one for one in best.plan.reasons if one.choice != CHOICE)
-    told = best.plan.model_copy(update={"reasons": (*others, reason)})
-    return Settled(told, profile, best.rounds, times)
+    best = min(tried, key=lambda one: _worst(one, profile))
+    rounds = round_checks(best, profile.pairs)
+    reasons = (
+        *(one for one in best.reasons if one.choice != CHOICE),
+        _reason(rounds, len(tried), note),
+    )
+    told = best.model_copy(update={"reasons": reasons})
+    return Settled(told, profile, rounds, len(tried))
 
 
-def _worst(rounds: Sequence[RoundCheck]) -> float:
+def _worst(plan: Plan, profile: Profile) -> float:
+    return worst_difference(round_checks(plan, profile.pairs))
+
+
+def worst_difference(rounds: Sequence[RoundCheck]) -> float:
+    """The largest difference between the groups' rounds, as a share, whichever is longer."""
     return max(abs(one.difference) for one in rounds)
 
 
@@ -169,7 +197,7 @@ def _table(plan: Plan) -> list[tuple[object, ...]]:
 
 
 def _reason(rounds: Sequence[RoundCheck], times: int, note: str) -> Reason:
-    worst = _worst(rounds)
+    worst = worst_difference(rounds)
     agree = worst <= AGREEMENT
     parts = "; ".join(_words(one) for one in rounds)
     return Reason(

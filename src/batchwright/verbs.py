@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from batchwright.checking import chosen_points, compare
+from batchwright.checking import chosen_points, compare, open_again
 from batchwright.documents import (
     change_job,
     job_yaml,
@@ -35,7 +34,7 @@ from batchwright.preparing import (
     refuse_unconfirmed_code,
     with_job,
 )
-from batchwright.records import Check, Job, Plan, Profile, RunSummary
+from batchwright.records import Check, Job, Plan, Profile, RoundCheck, RunSummary
 from batchwright.refitting import refit
 from batchwright.reporting.figures import write_figures
 from batchwright.reporting.following import Tail
@@ -48,7 +47,7 @@ from batchwright.run_folder import (
     telling_how_to_resume,
     write_inputs,
 )
-from batchwright.settling import pairs_of, round_checks, settle
+from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
 
 
 def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
@@ -110,6 +109,9 @@ def check(
 ) -> Check:
     """Measure steps that a plan predicted and nobody measured, and compare.
 
+    Of a plan with two batch sizes, they are measured side by side, too; with ``profile``, planned
+    again and measured until both groups end their rounds together.
+
     Args:
         plan: From `plan`, or the path of its file.
         profile: What the plan was made from, or its file: comes back with the new points.
@@ -131,9 +133,19 @@ def check(
     chosen = chosen_points(plan, len(plan.held_out) if points is None else points)
     check_workload(plan)
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder, steps() as show:
-        measured = measure_points(plan.job, wanted, Path(folder), progress=show)
-    return compare(plan, chosen, measured, profile)
+    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
+        with steps() as show:
+            measured = measure_points(plan.job, wanted, Path(folder), progress=show)
+        rounds: tuple[RoundCheck, ...] = ()
+        if pairs_of(plan):
+            with pair_measurer_for(plan, Path(folder) / "pairs") as measure:
+                if profile is None:
+                    rounds = round_checks(plan, measure(pairs_of(plan)))
+                else:
+                    job = open_again(plan, profile)
+                    settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
+                    profile, rounds = settled.profile, settled.rounds
+    return compare(plan, chosen, measured, profile, rounds=rounds)
 
 
 def train(
@@ -252,8 +264,10 @@ def run(
         write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
         decided = make_plan(profile)
         if pairs_of(decided):
-            with telling_how_to_resume(folder):
-                decided, profile = _settled(folder / "logs" / "pairs", decided, profile)
+            logs = folder / "logs" / "pairs"
+            with telling_how_to_resume(folder), pair_measurer_for(decided, logs) as measure:
+                settled = settle(decided, profile, measure, make_plan)
+            decided, profile = settled.plan, settled.profile
             write_record(profile, folder / "profile.json")
         if on_plan is not None:
             on_plan(decided)
@@ -280,34 +294,6 @@ def _probe_in(folder: Path, job: Job) -> Profile:
 
     with steps() as show:
         return measure(job, folder, progress=show)
-
-
-def _settled(folder: Path, plan: Plan, profile: Profile) -> tuple[Plan, Profile]:
-    """The plan with two batch sizes whose rounds end together as measured, and what was measured.
-
-    Args:
-        folder: Takes the workers' files; not there yet.
-        plan: From ``profile``.
-        profile: What it was made from.
-    """
-    make_folder(folder)
-    with _pair_measurer(folder, plan) as measure:
-        found = settle(plan, profile, measure, make_plan)
-    return found.plan, found.profile
-
-
-@contextmanager
-def _pair_measurer(folder: Path, plan: Plan) -> Iterator[MeasurePairs]:
-    """What measures pairs of the plan, and of others that may come of it."""
-    from batchwright.probing.pairs import pair_measurer
-    from batchwright.probing.probe import counts_of
-
-    counts = {plan.workers, *(count for count in counts_of(plan.job) if count > 1)}
-    with (
-        steps() as show,
-        pair_measurer(plan.job, counts, folder, progress=show) as measure,
-    ):
-        yield measure
 
 
 def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:

@@ -7,9 +7,9 @@ processes stay between two measurements, because each answer leads to the next q
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from math import exp, log
+from math import ceil, exp, log
 from pathlib import Path
 from statistics import fmean, median
 
@@ -58,17 +58,18 @@ def measure_pairs(
         JobError: A pair does not fit the memory; the message names it.
         BatchwrightError: As for `probe.probe`.
     """
-    with pair_measurer(job, {pair.workers for pair in pairs}, folder, progress=progress) as measure:
+    counts, sides = {pair.workers for pair in pairs}, {pair.resolution for pair in pairs}
+    with pair_measurer(job, counts, folder, sides=sides, progress=progress) as measure:
         return measure(pairs)
 
 
 @contextmanager
 def pair_measurer(
     job: Job,
-    counts: set[int],
+    counts: Collection[int],
     folder: Path,
     *,
-    sides: Sequence[int] = (),
+    sides: Collection[int] = (),
     progress: Progress | None = None,
 ) -> Iterator[MeasurePairs]:
     """A function that does what `measure_pairs` does, on workers that stay alive inside.
@@ -81,10 +82,11 @@ def pair_measurer(
         progress: As for `measure_pairs`.
 
     Raises:
-        JobError: No count; or one worker, where two groups need two.
+        JobError: There are no counts.
+        BatchwrightError: As for `probe.probe`.
     """
     if not counts:
-        raise JobError("no pairs to measure: give batches and numbers of workers")
+        raise JobError("no pairs to measure: give resolution, workers and batches of both groups")
     if job.resolutions == "auto":
         job = job.model_copy(update={"resolutions": tuple(sorted(sides))})
     rising = sorted(counts)
@@ -131,7 +133,7 @@ class PairVisits:
             for pair in wanted:
                 self._tell(self._clock() - began, f"measuring {pair}, seconds")
                 visits[pair].append(self._visit(pair))
-        self._tell(self._budget, "measured, seconds")
+        self._tell(ceil(self._budget), "measured, seconds")
         return tuple(_pair_time(pair, visits[pair]) for pair in pairs)
 
     def _weigh(self, pair: Pair) -> None:
@@ -170,8 +172,8 @@ class PairVisits:
 
     def _tell(self, seconds: float, what: str) -> None:
         if self._progress is not None:
-            total = max(1, round(self._budget))
-            self._progress(min(total, int(seconds)), total, what)
+            total = ceil(self._budget)
+            self._progress(min(total, round(seconds)), total, what)
 
 
 def _silent(_what: str) -> None:
