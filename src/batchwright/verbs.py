@@ -32,6 +32,7 @@ from batchwright.preparing import (
     job_of,
     ready,
     refuse_unconfirmed_code,
+    tell_doubts,
     with_job,
 )
 from batchwright.records import Check, Job, Plan, Profile, RoundCheck, RunSummary
@@ -96,7 +97,9 @@ def plan(
     profiles = [one if isinstance(one, Profile) else read_record(one, Profile) for one in given]
     told = [one if isinstance(one, RunSummary) else read_summary(one) for one in runs]
     job = change_job(planning_job(profiles[0]), keys, overrides)
-    return make_plan(profiles, job, runs=told)
+    decided = make_plan(profiles, job, runs=told)
+    tell_doubts(decided.job, decided.data)
+    return decided
 
 
 def check(

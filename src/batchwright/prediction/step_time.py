@@ -197,6 +197,17 @@ class StepTimeModel:
             seconds += each
         return seconds
 
+    def computing(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> float:
+        """Seconds of a step that exchanges nothing, while so many workers compute; no interval.
+
+        More workers than were measured compute like the most that were. Arguments as in `seconds`.
+
+        Raises:
+            PlanError: One resolution was measured and another is asked for.
+        """
+        _, compute = self._laws_of(min(workers, self.workers[-1]), resolution)
+        return sum(compute.at(size) for size in micro_batch_sizes)
+
     def predict(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> Estimate:
         """Seconds per step, with a 95 % interval for what a later measurement shows.
 

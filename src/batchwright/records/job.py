@@ -172,6 +172,10 @@ class Virtual(Record):
     speeds: tuple[Positive, ...] = Field(
         (), description="Speed of each worker relative to that; unset: all 1."
     )
+    links: tuple[Positive, ...] = Field(
+        (),
+        description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
+    )
     disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
 
 

@@ -122,6 +122,40 @@ def network_facts(name: str, network: nn.Module, side: int) -> NetworkFacts:
     )
 
 
+def check_sides(name: str, network: nn.Module, sides: Sequence[int]) -> None:
+    """Refuse image sides that ``network`` cannot take.
+
+    Args:
+        name: As in the job.
+        network: On any device.
+        sides: In pixels, rising.
+
+    Raises:
+        JobError: One is too small, or the network takes the highest only.
+    """
+    facts = network_facts(name, network, sides[-1])
+    failures = {side: _failure(network, side) for side in sides[:-1]}
+    failed = [side for side, failure in failures.items() if failure or side < facts.least_side]
+    if not failed:
+        return
+    if name in NETWORKS:
+        raise JobError(
+            f"network={name}: takes images of at least {facts.least_side} pixels, not {failed[0]}: "
+            f"give resolutions={facts.least_side} or more"
+        )
+    why = failures[failed[-1]]
+    if facts.least_side < sides[-1]:
+        raise JobError(
+            f"network={name}: cannot take images of {failed[-1]} pixels ({why}), though it takes "
+            f"{facts.least_side}: give resolutions= that suit it"
+        )
+    raise JobError(
+        f"network={name}: takes images of {sides[-1]} pixels only, not {failed[-1]} ({why}): its "
+        "grid of positions or features is fixed, so it cannot change resolution; give "
+        f"resolutions={sides[-1]} with method=plain, dynamic-batch or dual-batch"
+    )
+
+
 def _find_least_side(name: str, network: nn.Module, side: int) -> int:
     """The first of 1, 2, 4, ... and ``side`` pixels that ``network`` takes, found by trying."""
     for tried in (1 << k for k in range((side - 1).bit_length())):
