@@ -1,4 +1,4 @@
-"""Two batch sizes at once: does a round take what was planned, do all end it together, what is lost.
+"""Two batch sizes at once: what a round takes, whether all end it together, and what is lost.
 
 CIFAR-100, 32 px, `resnet8`, float32, SGD as the job's defaults have it, seed 0; one worker with
 local batch 500 and one with a small batch, real processes with one thread each on a core of their

@@ -11,9 +11,9 @@ import pytest
 
 from batchwright.errors import JobError
 from batchwright.planning.merging import merge_profiles
+from batchwright.prediction.drift import ratio_error
 from batchwright.probing import commands, pair_time
 from batchwright.probing.commands import Pair
-from batchwright.probing.pair_time import ratio_error
 from batchwright.probing.pairs import BUDGET, ENOUGH_VISITS, LEAST_VISITS, PairVisits, pair_measurer
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Killed

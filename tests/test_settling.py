@@ -194,6 +194,25 @@ def test_noise_does_not_keep_it_measuring():
         assert found.plan.stages[0].local_batch_sizes[-1] in tried
 
 
+def test_a_pair_that_is_not_well_known_is_measured_again_and_its_visits_are_pooled():
+    """Else one noisy measurement of the pair that the plan comes to would be the last word."""
+    cluster = Cluster(bent, believed=(0.0005, 0.03))
+    plan = cluster.plan(make_profile())
+    noisy = iter([1.1, 1.06, 1.02, 1.04])
+
+    def measure(pairs):
+        factor = next(noisy)
+        return tuple(
+            make_pair(small_batch=pair.small_batch, ratios=(0.2 * factor, 0.2, 0.2 / factor))
+            for pair in pairs
+        )
+
+    found = settle(plan, make_profile(), measure, lambda known: plan)
+    assert found.times == MOST_TIMES
+    (pair,) = found.profile.pairs
+    assert len(pair.ratios) == 3 * MOST_TIMES
+
+
 def test_what_remains_is_said_with_both_rounds():
     cluster = Cluster(bent, believed=(0.0005, 0.03))
     profile = make_profile()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from batchwright.checking import with_points
 from batchwright.errors import PlanError
 from batchwright.files import make_folder
+from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.records import PairTime, Plan, Profile, Reason, RoundCheck, Stage
 from batchwright.records.words import counted, number, percent
 from batchwright.reporting.progress import steps
@@ -167,9 +168,9 @@ def settle(
         except PlanError as error:
             note = f" No plan comes of the measured times: {error}."
             break
-        if _table(new) == _table(plan):
+        if _table(new) == _table(plan) and _well_known(plan, profile):
             break  # whole samples come no nearer
-        plan = new
+        plan = new  # or the same, to be measured better
     if not tried:
         return Settled(plan, profile, (), 0)
     best = min(tried, key=lambda one: _worst(one, profile))
@@ -189,6 +190,11 @@ def _worst(plan: Plan, profile: Profile) -> float:
 def worst_difference(rounds: Sequence[RoundCheck]) -> float:
     """The largest difference between the groups' rounds, as a share, whichever is longer."""
     return max(abs(one.difference) for one in rounds)
+
+
+def _well_known(plan: Plan, profile: Profile) -> bool:
+    rounds = round_checks(plan, profile.pairs)
+    return all(ratio_error(one.pair.ratios) <= WELL_KNOWN_RATIO for one in rounds)
 
 
 def _table(plan: Plan) -> list[tuple[object, ...]]:

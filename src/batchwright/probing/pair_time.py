@@ -9,12 +9,9 @@ pass for a batch, the groups change over and are timed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
-from math import log, pi, sqrt
 from statistics import fmean
 
 from batchwright.group import Group
-from batchwright.prediction.drift import median_share
 from batchwright.probing.bench import Batch, Bench
 from batchwright.probing.commands import VisitPair
 from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP
@@ -85,16 +82,3 @@ def _parts(size: int, most: int) -> list[int]:
     """
     whole, rest = divmod(size, most)
     return [most] * whole + [rest] * bool(rest)
-
-
-def ratio_error(ratios: Sequence[float]) -> float:
-    r"""Relative standard error of the median of the visits' ratios; infinite for fewer than two.
-
-    .. math:: \frac{\sqrt\pi}{2} \operatorname{mean} |\ln r_i - \ln r_j|
-
-    over the pairs of visits, times what a median of so many keeps of it; see `prediction.drift`.
-    """
-    if len(ratios) < 2:
-        return float("inf")
-    differences = [abs(log(a / b)) for a, b in combinations(ratios, 2)]
-    return sqrt(pi) / 2 * fmean(differences) * median_share(len(ratios))

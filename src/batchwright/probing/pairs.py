@@ -14,17 +14,13 @@ from pathlib import Path
 from statistics import fmean, median
 
 from batchwright.errors import JobError
+from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.probing.acquisition import VISIT_SECONDS
 from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair
 from batchwright.probing.controller import PRECISION, Progress
-from batchwright.probing.pair_time import ratio_error
 from batchwright.probing.probe import measuring
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Job, PairTime
-
-WELL_KNOWN = 0.005
-"""Standard error of a ratio at which it is known well enough: half of the 1 % to which predicted
-and measured rounds are to agree."""
 
 BUDGET = 0.5
 """Of `probe.budget`, the most time for one measurement of all pairs: as a rule two or three are
@@ -182,7 +178,7 @@ def _silent(_what: str) -> None:
 
 def _known(visits: Sequence[tuple[float, float]]) -> bool:
     ratios = [small / large for large, small in visits]
-    return len(ratios) >= ENOUGH_VISITS and ratio_error(ratios) <= WELL_KNOWN
+    return len(ratios) >= ENOUGH_VISITS and ratio_error(ratios) <= WELL_KNOWN_RATIO
 
 
 def _pair_time(pair: Pair, visits: Sequence[tuple[float, float]]) -> PairTime:
