@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from batchwright import Session
 from batchwright.errors import DeadlineReached, TrainingError
-from gloo import together
 from test_session import FEATURES, Points, make_session, make_tiny_plan, summary_in
 
 pytestmark = pytest.mark.slow
@@ -85,8 +84,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
-    return together(everything, folder, folder)
+def found(folder, crew):
+    return crew.together(everything, folder, workers=2)
 
 
 def everything(rank, folder):

@@ -333,10 +333,28 @@ def build_optimizer(network: nn.Module, job: Job, rate: float) -> torch.optim.Op
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if job.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, fused=True)
-    return torch.optim.SGD(
+        return without_compiler(torch.optim.AdamW)(groups, lr=rate, fused=True)
+    return without_compiler(torch.optim.SGD)(
         groups, lr=rate, momentum=job.momentum, nesterov=job.momentum > 0, fused=True
     )
+
+
+def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """A subclass of one of torch's optimizers that does the same without loading the compiler.
+
+    torch wraps these methods to keep `torch.compile` out of them, and the wrappers import all of
+    `torch._dynamo` at the first call: some 2 s of CPU time in every worker at every start, and
+    again after every kill. Here they are unwrapped; nothing of torch is changed, and whoever
+    compiles a network, loads the compiler then. Where a release of torch wraps them otherwise, it
+    is loaded as usual.
+
+    Args:
+        kind: Its instances never differentiate through their steps.
+    """
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    step = torch.no_grad()(inspect.unwrap(kind.step))  # what its wrapper does besides
+    return type(kind.__name__, (kind,), {**methods, "step": step})
 
 
 # ------------------------------------------------------------------------------------- messages
