@@ -65,9 +65,9 @@ def train(rank, batches, folder, *, pace=None, loaders=0, epochs=6, memory=10**9
             for features, labels, indices in one.batches():
                 if pace:
                     pace(len(labels), epoch)
-                before = one._state.meter.repeated
+                before = one._run.state.meter.repeated
                 updates += one.step(lambda x=features, y=labels: loss(x, y))
-                if one._state.meter.repeated == before:
+                if one._run.state.meter.repeated == before:
                     numbers[-1] += indices.tolist()
             weights.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
     return {"weights": weights, "numbers": numbers, "updates": updates}

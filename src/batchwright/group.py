@@ -113,11 +113,11 @@ class Group:
         return part
 
     def alone(self) -> Self:
-        """This worker as a group of its own, for work that nobody waits for."""
-        own = copy.copy(self)
-        own.handle, own.rank, own.size, own._owned = None, 0, 1, False
-        own.places, own._roll_call = self.places[self.rank : self.rank + 1], None
-        return own
+        """This worker as a group of its own, to be left with the whole."""
+        part = copy.copy(self)
+        part.handle, part.rank, part.size, part._owned = None, 0, 1, False
+        part.places, part._roll_call = (self.places[self.rank],), None
+        return part
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give everyone rank 0's values, in place."""

@@ -49,6 +49,7 @@ from batchwright.run_folder import (
     write_inputs,
 )
 from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
+from batchwright.supervision import run_with_server
 
 
 def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
@@ -312,17 +313,22 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
             with lines.followed(shown.update):
                 train_here(plan, run_folder=folder, resume=resume)
         else:
-            run_workers(
-                "batchwright.training.loop",
-                [str(folder), *(["--resume"] if resume else [])],
-                workers=plan.workers,
-                threads=worker_threads(plan.workers),
-                folder=logs,
-                port=plan.job.port,
-                restarts=plan.job.restarts,
-                poll=lambda: lines(shown.update),
-                tell=lambda line: shown.update({"kind": "note", "text": line}),
-            )
+            options: dict[str, Any] = {
+                "workers": plan.workers,
+                "threads": worker_threads(plan.workers),
+                "folder": logs,
+                "restarts": plan.job.restarts,
+                "poll": lambda: lines(shown.update),
+                "tell": lambda line: shown.update({"kind": "note", "text": line}),
+            }
+            loop = "batchwright.training.loop"
+            arguments = [str(folder), *(["--resume"] if resume else [])]
+            if plan.server is None:
+                run_workers(loop, arguments, port=plan.job.port, **options)
+            else:
+                values = plan.model_dump(mode="json")
+                served: dict[str, Any] = {"plan": values, "run_folder": folder, "resume": resume}
+                run_with_server(loop, arguments, **served, **options)
     summary = read_record(folder / "summary.json", RunSummary)
     measured = folder / "profile.json"
     if measured.exists():

@@ -85,10 +85,10 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
         sample_weights=_sample_weights(job, data.train),
         exit_on_stop=False,
     ) as session:
-        for epoch in session.epochs():
+        for _ in session.epochs():
             for images, labels in session.batches():
                 session.step(partial(mean_loss, images, labels))
-            if (epoch + 1) % job.evaluate_epochs == 0 or epoch + 1 == plan.epochs:
+            if session.evaluation_due:
                 session.evaluate(held_out, accuracy_and_loss)
 
 
