@@ -27,9 +27,8 @@ from batchwright.planning.rows import (
     Level,
     laid_out,
     large_batches_of,
-    served,
+    served_in_time,
     served_level,
-    small_workers_of,
 )
 from batchwright.planning.shares import largest_shares, local_batches, split
 from batchwright.planning.simulated import usual_times
@@ -230,7 +229,6 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
     kind = mix.members[0][0]
     levels = sides(job) if schedule is not None else (max(sides(job)),)
     plain = max(largest_shares(mix, row.totals))
-    small = small_workers_of(job, workers)
     large, source = large_batches_of(
         job,
         levels,
@@ -240,13 +238,13 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
     )
     pace = measured_pace(mix, job, large[-1])
     other = table.evaluating(mix)
-    found = served(
+    found = served_in_time(
         job,
         pace,
-        levels,
-        large,
+        workers,
+        sides=levels,
+        large_batches=large,
         samples=samples,
-        small_workers=small,
         epochs=epochs_at(job, schedule, len(levels)),
         other_seconds=other,
     )

@@ -69,11 +69,9 @@ def resolutions(job: Job, schedule: Schedule, data: DataFacts) -> Reason:
     pixels = sum(
         part.epochs * (sides[part.level] / sides[-1]) ** 2 for part in schedule.parts
     ) / max(1, job.epochs)
-    own = (
-        "the size of the data's own images"
-        if sides[-1] == data.side
-        else (f"while the data's own images have {data.side} px")
-    )
+    own = "the size of the data's own images"
+    if sides[-1] != data.side:
+        own = f"asked for, the data's own images have {data.side} px"
     return Reason(
         choice="resolutions",
         value=", ".join(map(str, sides)) + " px",

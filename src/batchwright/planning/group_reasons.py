@@ -10,11 +10,19 @@ from collections.abc import Sequence
 from batchwright.errors import PlanError
 from batchwright.planning.dual_batch import PAPER
 from batchwright.planning.groups import Pace, grouped, shown_speeds
-from batchwright.planning.rows import MOST_EXTRA_TIME, USUAL_EXTRA_TIME, Served
+from batchwright.planning.rows import (
+    MOST_EXTRA_TIME,
+    USUAL_EXTRA_TIME,
+    Served,
+    usual_small_workers,
+)
 from batchwright.planning.table import mebibytes
 from batchwright.records import Alternative, Job, Reason, Source, Stage
 
 HO = "Ho et al. 2013"
+
+FEW_STEPS = 40
+"""Of a round, below which its last step matters for its time."""
 
 _MOST_ALTERNATIVES = 8  # numbers of small-batch workers shown beside the chosen one
 
@@ -94,6 +102,12 @@ def _small_workers(job: Job, found: Served, pace: Pace, side: int, samples: int)
         why, source, reference = "Asked for.", "asked", ""
     elif workers == 1:
         why, source, reference = "One worker makes no two groups.", "assumed", ""
+    elif small != usual_small_workers(workers):
+        why = (
+            "As many as have, in the time that goal.deadline leaves, a batch of at most half the "
+            "large one; that of three quarters of the workers would be nearer to it."
+        )
+        source, reference = "predicted", ""
     else:
         why = (
             "Three quarters of the workers: in the paper's table 5 (CIFAR-100, four workers, "
@@ -158,6 +172,12 @@ def _extra_time(job: Job, found: Served) -> tuple[Reason, ...]:
         return ()
     why, source = _WHY_EXTRA[found.why_time]
     why = why.format(deadline=f"{job.goal.deadline or 0:g}", most=MOST_EXTRA_TIME)
+    steps = found.groups[-1].samples[0] / found.groups[-1].local_batch_sizes[0]
+    if steps < FEW_STEPS:
+        why += (
+            f" A round is only {steps:.3g} steps of a large batch, the last of which need not be a "
+            f"whole one, so the time can be off by as much as {1 / steps:.0%}."
+        )
     return (
         Reason(
             choice="extra time",

@@ -147,6 +147,8 @@ def _chosen(job: Job, rows: list[Row], progress: Progress) -> tuple[list[Row], l
 
     A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
     """
+    if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
+        rows = [row for row in rows if row.mix.workers > 1] or rows
     bends = bends_of(rows, job.goal.doubling_gain)
     try:
         return rows, bends, choose(job, rows, bends, progress)

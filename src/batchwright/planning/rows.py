@@ -17,8 +17,13 @@ USUAL_EXTRA_TIME, MOST_EXTRA_TIME = 1.05, 1.2
 """Of a round, where the job leaves it open: the paper's smaller value, and as far as a deadline may
 stretch it (the paper goes to 1.1)."""
 
+_SHORTENINGS = 30  # of the extra time, until the deadline is kept
+
 SMALL_PART = 0.75
 """Of the workers, with the small batch where the job leaves it open: the best in table 5 there."""
+
+SMALL_ENOUGH = 0.5
+"""Of the large batch, where a deadline decides how many workers have the small one."""
 
 Level = Mapping[str, Any]
 """Fields of a `Stage` that hold at one resolution."""
@@ -80,6 +85,11 @@ class Served:
     why_time: str
 
 
+def usual_small_workers(workers: int) -> int:
+    """How many train with the small batch where nothing is asked; one worker makes no groups."""
+    return max(1, floor(SMALL_PART * workers)) if workers > 1 else 0
+
+
 def small_workers_of(job: Job, workers: int) -> int:
     """How many workers train with the small batch.
 
@@ -88,7 +98,7 @@ def small_workers_of(job: Job, workers: int) -> int:
     """
     asked = job.dual.small_workers
     if asked == "auto":
-        return max(1, floor(SMALL_PART * workers)) if workers > 1 else 0
+        return usual_small_workers(workers)
     if asked > workers:
         raise PlanError(f"dual.small_workers={asked} of workers={workers}: give at most {workers}")
     return asked
@@ -135,12 +145,42 @@ def large_batches_of(
     return (*grown, top), "memory"
 
 
+def served_in_time(job: Job, pace: Pace, workers: int, **fixed: Any) -> Served:
+    """Both groups, with as many small-batch workers as a deadline leaves time for.
+
+    A short time makes the small batch of many workers nearly as large as the other. So where the
+    job states a deadline and leaves the number open: as many of the usual part as have a batch of
+    at most half the large one in that time, as all published ones of that part have.
+
+    Args:
+        job: Resolved.
+        pace: How long steps take.
+        workers: How many there are.
+        fixed: As for `served`.
+
+    Raises:
+        PlanError: As for `served`.
+    """
+    usual = small_workers_of(job, workers)
+    first = served(job, pace, small_workers=usual, **fixed)
+    if job.dual.small_workers != "auto" or job.goal.deadline is None:
+        return first
+    for count in range(usual, 0, -1):
+        try:
+            found = first if count == usual else served(job, pace, small_workers=count, **fixed)
+        except PlanError:
+            continue
+        if (found.groups[-1].pair.small_batch or 0) <= SMALL_ENOUGH * found.large_batches[-1]:
+            return found
+    return first
+
+
 def served(
     job: Job,
     pace: Pace,
+    *,
     sides: Sequence[int],
     large_batches: Sequence[int],
-    *,
     samples: int,
     small_workers: int,
     epochs: Sequence[int],
@@ -183,21 +223,26 @@ def served(
     elif small_workers:
         extra, why = USUAL_EXTRA_TIME, "usual"
         if job.goal.deadline is not None:
-            alone = [groups.round_seconds for groups in groups_at(1.0)]
-            highs = [pace.spread(side, large)[1] for side, large in levels]
-            training = sum(
-                n * one * high for n, one, high in zip(epochs, alone, highs, strict=True)
-            )
-            allowed = (job.goal.deadline - other_seconds) / training
-            extra, why = min(MOST_EXTRA_TIME, max(1.0, allowed)), "deadline"
+            extra, why = MOST_EXTRA_TIME, "deadline"
         feasible = min(
             most_extra_time(pace, side, large, small_workers=small_workers, most=extra)
             for side, large in levels
         )
         if feasible < extra:
-            extra, why = feasible, "least"
-        extra = extra if why == "usual" else floor(1e4 * extra) / 1e4
+            extra, why = floor(1e4 * feasible) / 1e4, "least"
     groups = groups_at(extra)
+    if job.goal.deadline is not None and why in ("deadline", "least"):
+        allowed = job.goal.deadline - other_seconds
+        highs = [pace.spread(side, large)[1] for side, large in levels]
+        for _ in range(_SHORTENINGS):
+            rounds = zip(epochs, groups, highs, strict=True)
+            over = sum(n * one.round_seconds * high for n, one, high in rounds) / allowed
+            if 0 < over <= 1 or extra == 1:
+                break
+            # A round is nearly in proportion to it: its last step is not a whole one.
+            shorter = floor(1e4 * extra / over) / 1e4 if over > 0 else 1.0
+            extra, why = max(1.0, min(shorter, extra - 1e-4)), "deadline"
+            groups = groups_at(extra)
     return Served(_rule(job, small_workers, extra), tuple(large_batches), groups, why)
 
 

@@ -27,9 +27,8 @@ from batchwright.planning.rows import (
     Level,
     laid_out,
     large_batches_of,
-    served,
+    served_in_time,
     served_level,
-    small_workers_of,
 )
 from batchwright.planning.simulated import stated_line, usual_times
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Reason
@@ -189,13 +188,13 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
     if job.global_batch != "auto":
         top = -(-job.global_batch // workers)
     large, source = large_batches_of(job, levels, top, samples / workers, None)
-    found = served(
+    found = served_in_time(
         job,
         pace,
-        levels,
-        large,
+        workers,
+        sides=levels,
+        large_batches=large,
         samples=samples,
-        small_workers=small_workers_of(job, workers),
         epochs=epochs_at(job, schedule, len(levels)),
         other_seconds=0.0,
     )
