@@ -29,6 +29,8 @@ ARROWS = {
     "group": {"errors", "meeting", "roll_call"},
     "agent": {"processes", "reports"},
     "launch": {"errors", "processes", "reports"},
+    "server_child": {"processes", "reports"},
+    "supervision": {"errors", "launch", "processes", "reports", "server_child"},
     "reduction": {"group"},
     "prediction": {"records", "errors"},
     "planning": {"records", "errors", "prediction"},
@@ -52,7 +54,9 @@ ARROWS = {
         "errors",
         "documents",
         "group",
+        "meeting",
         "processes",
+        "server_child",
         "workload",
         "planning.partition",
         "planning.learning_rate",
@@ -64,11 +68,12 @@ ARROWS = {
 }
 ASSEMBLY = {  # put everything together
     *("__init__", "cli", "verbs", "doctor"),
-    *("checking", "preparing", "refitting", "run_folder"),
+    *("checking", "preparing", "refitting", "run_folder", "settling"),
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
-    *("checking", "preparing", "refitting", "run_folder"),
+    *("checking", "preparing", "refitting", "run_folder", "settling"),
+    *("server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),
     "simulation",
 }

@@ -316,15 +316,21 @@ def _print_plan(plan: Plan, *, explain: bool) -> None:
         return
     from batchwright.records.words import counted, local_batches
 
-    stage = plan.stages[0]
-    seconds = stage.predicted_epoch_seconds
+    top = max(plan.stages, key=lambda stage: stage.resolution)
+    seconds = top.predicted_epoch_seconds
     expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
-    first = "" if plan.method == "plain" else " at first"
-    shares = f" ({local_batches(stage.local_batch_sizes)}{first})" if plan.workers > 1 else ""
+    first = " at first" if plan.method == "dynamic-batch" else ""
+    batches = f"global batch {top.global_batch_size}"
+    if plan.server is not None:
+        batches = f"local batches {local_batches(top.local_batch_sizes)}"
+    elif plan.workers > 1:
+        batches += f" ({local_batches(top.local_batch_sizes)}{first})"
+    sides = ", ".join(str(side) for side in sorted({stage.resolution for stage in plan.stages}))
+    rows = f" in {len(plan.stages)} stretches" if len(plan.stages) > 1 else ""
     print(
-        f"plan: {counted(plan.workers, 'worker')}, global batch {stage.global_batch_size}{shares}, "
-        f"{stage.resolution} px, "
-        f"rate {stage.learning_rate:.3g}, {plan.precision}{expected}",
+        f"plan: {counted(plan.workers, 'worker')}, {batches}, "
+        f"{sides} px{rows}, "
+        f"rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
         file=sys.stderr,
     )
 

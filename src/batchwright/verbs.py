@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchwright.checking import chosen_points, compare
+from batchwright.checking import chosen_points, compare, open_again
 from batchwright.documents import (
     change_job,
     job_yaml,
@@ -32,9 +32,10 @@ from batchwright.preparing import (
     job_of,
     ready,
     refuse_unconfirmed_code,
+    tell_doubts,
     with_job,
 )
-from batchwright.records import Check, Job, Plan, Profile, RunSummary
+from batchwright.records import Check, Job, Plan, Profile, RoundCheck, RunSummary
 from batchwright.refitting import refit
 from batchwright.reporting.figures import write_figures
 from batchwright.reporting.following import Tail
@@ -47,6 +48,8 @@ from batchwright.run_folder import (
     telling_how_to_resume,
     write_inputs,
 )
+from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
+from batchwright.supervision import run_with_server
 
 
 def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
@@ -95,7 +98,9 @@ def plan(
     profiles = [one if isinstance(one, Profile) else read_record(one, Profile) for one in given]
     told = [one if isinstance(one, RunSummary) else read_summary(one) for one in runs]
     job = change_job(planning_job(profiles[0]), keys, overrides)
-    return make_plan(profiles, job, runs=told)
+    decided = make_plan(profiles, job, runs=told)
+    tell_doubts(decided.job, decided.data)
+    return decided
 
 
 def check(
@@ -107,6 +112,9 @@ def check(
     **keys: Any,
 ) -> Check:
     """Measure steps that a plan predicted and nobody measured, and compare.
+
+    Of a plan with two batch sizes, they are measured side by side, too; with ``profile``, planned
+    again and measured until both groups end their rounds together.
 
     Args:
         plan: From `plan`, or the path of its file.
@@ -129,9 +137,19 @@ def check(
     chosen = chosen_points(plan, len(plan.held_out) if points is None else points)
     check_workload(plan)
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder, steps() as show:
-        measured = measure_points(plan.job, wanted, Path(folder), progress=show)
-    return compare(plan, chosen, measured, profile)
+    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
+        with steps() as show:
+            measured = measure_points(plan.job, wanted, Path(folder), progress=show)
+        rounds: tuple[RoundCheck, ...] = ()
+        if pairs_of(plan):
+            with pair_measurer_for(plan, Path(folder) / "pairs") as measure:
+                if profile is None:
+                    rounds = round_checks(plan, measure(pairs_of(plan)))
+                else:
+                    job = open_again(plan, profile)
+                    settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
+                    profile, rounds = settled.profile, settled.rounds
+    return compare(plan, chosen, measured, profile, rounds=rounds)
 
 
 def train(
@@ -249,6 +267,12 @@ def run(
             profile = _probe_in(logs, job)
         write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
         decided = make_plan(profile)
+        if pairs_of(decided):
+            logs = folder / "logs" / "pairs"
+            with telling_how_to_resume(folder), pair_measurer_for(decided, logs) as measure:
+                settled = settle(decided, profile, measure, make_plan)
+            decided, profile = settled.plan, settled.profile
+            write_record(profile, folder / "profile.json")
         if on_plan is not None:
             on_plan(decided)
         write_inputs(folder, decided, profile)
@@ -294,17 +318,22 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
             with lines.followed(shown.update):
                 train_virtually(plan, folder, resume=resume)
         else:
-            run_workers(
-                "batchwright.training.loop",
-                [str(folder), *(["--resume"] if resume else [])],
-                workers=plan.workers,
-                threads=worker_threads(plan.workers),
-                folder=logs,
-                port=plan.job.port,
-                restarts=plan.job.restarts,
-                poll=lambda: lines(shown.update),
-                tell=lambda line: shown.update({"kind": "note", "text": line}),
-            )
+            options: dict[str, Any] = {
+                "workers": plan.workers,
+                "threads": worker_threads(plan.workers),
+                "folder": logs,
+                "restarts": plan.job.restarts,
+                "poll": lambda: lines(shown.update),
+                "tell": lambda line: shown.update({"kind": "note", "text": line}),
+            }
+            loop = "batchwright.training.loop"
+            arguments = [str(folder), *(["--resume"] if resume else [])]
+            if plan.server is None:
+                run_workers(loop, arguments, port=plan.job.port, **options)
+            else:
+                values = plan.model_dump(mode="json")
+                served: dict[str, Any] = {"plan": values, "run_folder": folder, "resume": resume}
+                run_with_server(loop, arguments, **served, **options)
     summary = read_record(folder / "summary.json", RunSummary)
     measured = folder / "profile.json"
     if measured.exists():

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from batchwright.errors import DataError, PlanError
+from batchwright.workload.image_files import FilePipeline
 from batchwright.workload.pipeline import ImagePipeline
 
 Batch = Any  # a tensor, or a tuple, list or dict of them, as the user's data set makes it
@@ -81,6 +82,40 @@ class PipelineFeed:
         side = resolution or self._pipeline.side
         for indices in batches:
             yield self._pipeline.evaluation_batch(indices, resolution=side)
+
+
+class FileFeed:
+    """Batches out of image files, decoded by loader processes; see `FilePipeline`."""
+
+    shifts = True
+
+    def __init__(self, pipeline: FilePipeline) -> None:
+        self._pipeline = pipeline
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    def set_strength(self, strength: float) -> None:
+        """See `FilePipeline.strength`."""
+        self._pipeline.strength = strength
+
+    def description(self) -> dict[str, Any]:
+        """As `PipelineFeed.description`."""
+        files = self._pipeline.files
+        return {"side": files.side, "mean": list(files.mean), "std": list(files.std)}
+
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """(images, labels) with augmentation."""
+        return self._pipeline.batches(batches, epoch=epoch, resolution=resolution)
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """The same, one batch, decoded in this process."""
+        return self._pipeline.single(indices, epoch=epoch, resolution=resolution)
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """(images, labels) without augmentation."""
+        side = resolution or self._pipeline.files.side
+        return self._pipeline.batches(batches, epoch=None, resolution=side)
 
 
 class DatasetFeed:

@@ -50,6 +50,13 @@ class Ticket:
     clock: int
     span: int
 
+    def samples_seen(self, done: int) -> float:
+        """What the learning rate takes for seen once ``done`` samples of it are.
+
+        Multiplied first: where span and length agree, these are whole numbers.
+        """
+        return self.clock + done * self.span / self.samples
+
 
 class Rounds:
     """Hands out rounds and keeps the order that the plan's consistency asks for.
@@ -98,6 +105,11 @@ class Rounds:
     def epochs_done(self) -> int:
         """Whole epochs' worth of committed samples."""
         return self.committed // self._samples
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """Workers that are lost for good."""
+        return frozenset(self._gone)
 
     @property
     def members(self) -> list[int]:
@@ -157,7 +169,8 @@ class Rounds:
     def come_back(self, worker: int) -> None:
         """A lost worker is there again; nobody has to wait until it has caught up.
 
-        One that was given up gets its share of later rounds again.
+        One that was taken for gone may come too, when a run is resumed: from then on it has its
+        share again.
         """
         self._away.discard(worker)
         self._gone.discard(worker)

@@ -9,7 +9,7 @@ from torch import Tensor
 from batchwright.errors import PlanError
 from batchwright.group import Group
 from batchwright.planning.partition import apportion
-from batchwright.records import Plan
+from batchwright.records import Plan, Stage
 from batchwright.reduction import Tally
 from batchwright.training.balancer import Balancer
 from batchwright.training.keeper import RunState
@@ -89,6 +89,11 @@ class Sharing:
     def asked_ahead(self) -> int:
         """Steps after the state's whose samples this worker's feed has asked for."""
         return 0 if self.walk is None else self.walk.taken - self._state.step
+
+    @property
+    def position(self) -> tuple[float, Stage]:
+        """Samples that all workers have seen, and the plan's row of the epoch in progress."""
+        return self._state.samples_seen, self._state.stage(self._plan)
 
     def begin_epoch(self) -> None:
         """Lay out the steps of the state's epoch, from the state's step on."""

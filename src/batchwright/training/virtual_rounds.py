@@ -87,7 +87,7 @@ class VirtualRounds:
         self._waiting: set[int] = set()
         self._trained: dict[int, _Round] = {}  # of each worker, the last one
         self._pending: dict[int, Weights] = {}  # what is on its way to the server
-        self._seconds: dict[int, float] = {}  # per sample, of each worker's last round
+        self._seconds: dict[int, tuple[int, float]] = {}  # row and seconds per sample, by worker
         self._booked = 0  # samples of the rounds that are in the records
         self._bad_steps = 0
         run.keeper.keep("virtual", self)
@@ -125,7 +125,7 @@ class VirtualRounds:
             "waiting": sorted(self._waiting),
             "trained": {worker: asdict(one) for worker, one in self._trained.items()},
             "pending": {w: (one.floats, one.integers) for w, one in self._pending.items()},
-            "seconds": dict(self._seconds),
+            "seconds": {worker: list(one) for worker, one in self._seconds.items()},
             "booked": self._booked,
             "book": self._book.values(),
         }
@@ -144,7 +144,8 @@ class VirtualRounds:
             for worker, kept in state["trained"].items()
         }
         self._pending = {w: Weights(*tensors) for w, tensors in state["pending"].items()}
-        self._seconds, self._booked = dict(state["seconds"]), state["booked"]
+        self._seconds = {worker: (row, one) for worker, (row, one) in state["seconds"].items()}
+        self._booked = state["booked"]
         self._book.restore(state["book"])
 
     # ------------------------------------------------------------------------------------- events
@@ -178,7 +179,7 @@ class VirtualRounds:
         steps, loss, rate = trained
         self._pending[worker] = pack(self._network)
         self._trained[worker] = _Round(ticket, start, finish, steps, loss, rate, lead)
-        self._seconds[worker] = (finish - start) / ticket.samples
+        self._seconds[worker] = ticket.stage, (finish - start) / ticket.samples
         arrival = finish + run.cluster.transfer_seconds(worker, self._size)
         self._events.add(arrival, worker, "door")
 
@@ -211,8 +212,7 @@ class VirtualRounds:
         for epoch in range(state.epoch, done):
             if not run.evaluation_due(epoch):
                 continue
-            shares = run.plan.stages[run.plan.stage_of(epoch)].local_batch_sizes
-            scores = run.evaluate(epoch, shares)
+            scores = run.evaluate(epoch, (1,))  # by one worker, as real ones do
             if scores is None:  # a stop signal: once more, later
                 self._events.add(self._now, SERVER, "score")
                 return
@@ -250,8 +250,7 @@ class VirtualRounds:
             for size, micros in zip(sizes, cut, strict=True):
                 for samples in micros:
                     loss += self._backward(next(fed), samples, size) * samples
-                # Exact where the span is the round's samples or an epoch of one worker alone.
-                self._update(worker, ticket, ticket.clock + done * ticket.span / ticket.samples)
+                self._update(worker, ticket, ticket.samples_seen(done))
                 work += times.work(size)
                 done, steps = done + size, steps + 1
         mean = loss / done
@@ -320,9 +319,11 @@ class VirtualRounds:
         """Make shares again by the simulated times, so that all end their rounds together."""
         plan, rounds = self._run.plan, self._server.rounds
         whole = plan.server is not None and plan.server.exchange_steps is None
-        if plan.job.dual.shares != "measured" or not whole or len(self._seconds) < plan.workers:
+        latest = max(row for row, _ in self._seconds.values())
+        seconds = {worker: one for worker, (row, one) in self._seconds.items() if row == latest}
+        if plan.job.dual.shares != "measured" or not whole or len(seconds) < plan.workers:
             return
-        made = rounds.follow(self._seconds)
+        made = rounds.follow(seconds)
         if made is not None:
             listed = ", ".join(map(str, made))
             self._run.recorder.note(f"samples per round, by measured speed: {listed}")

@@ -19,7 +19,7 @@ from batchwright.group import Group
 from batchwright.records import Plan
 from batchwright.simulation.clock import Cluster, StepTime, step_times
 from batchwright.training.evaluation import evaluate, outputs_and_labels
-from batchwright.training.feeding import DatasetFeed, Feed, PipelineFeed
+from batchwright.training.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.loop import Task, accuracy_and_loss
 from batchwright.training.recalibration import calibrating_batches, recalibrated
@@ -29,6 +29,7 @@ from batchwright.training.signals import StopRequest
 from batchwright.training.staging import StageSettings
 from batchwright.training.update import Updater
 from batchwright.workload.host import autocast
+from batchwright.workload.image_files import FilePipeline
 from batchwright.workload.pipeline import ImagePipeline
 
 LEAST_EVALUATION_BATCH = 256
@@ -240,6 +241,8 @@ class VirtualRun:
     def _feed_of(self, data: Any) -> Feed:
         if isinstance(data, ImagePipeline):
             return PipelineFeed(data)
+        if isinstance(data, FilePipeline):
+            return FileFeed(data)
         return DatasetFeed(
             data,
             device=self.device,
