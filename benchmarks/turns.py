@@ -123,8 +123,9 @@ class Arm:
         environments = [{}] if cores is None else _environments(len(cores))
         for core, environment in zip(places, environments, strict=True):
             ours, theirs = context.Pipe()
+            # Not a daemon, which could not start loader processes: it ends with its pipe.
             process = context.Process(
-                target=_run, args=(loop, theirs, arguments, core, environment), daemon=True
+                target=_run, args=(loop, theirs, arguments, core, environment)
             )
             process.start()
             theirs.close()

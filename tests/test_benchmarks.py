@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+
+from batchwright.workload.image_files import ImageFiles
+from batchwright.workload.store import ImageStore
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
@@ -29,6 +33,10 @@ from benchmarks.common import (  # noqa: E402
     run_benchmark,
     write_report,
 )
+from benchmarks.cyclic import FULL_EPOCHS, QUICK_EPOCHS, rows, tasks  # noqa: E402
+from benchmarks.cyclic import figures_of as cyclic_figures  # noqa: E402
+from benchmarks.data_path import MEAN, STD, UsualImages  # noqa: E402
+from benchmarks.data_path import figures_of as data_path_figures  # noqa: E402
 from benchmarks.kills import (  # noqa: E402
     BATCH,
     Counting,
@@ -38,6 +46,7 @@ from benchmarks.kills import (  # noqa: E402
     miscounted,
     train,
 )
+from benchmarks.resolution_arms import Trained, subset  # noqa: E402
 from benchmarks.turns import Arm, Turn, started, take_turns  # noqa: E402
 from benchmarks.uneven import (  # noqa: E402
     REBALANCE_STEPS,
@@ -340,3 +349,76 @@ def test_an_arm_of_two_workers_is_a_group_pinned_to_its_cores_that_sleeps_at_one
             assert len(turn.step_ends) == steps
             assert turn.started < turn.step_ends[0]
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [str({core})] * 2
+
+
+# ------------------------------------------------------------------------- cyclic and data path
+
+
+def test_cyclic_rows_are_the_published_ones_scaled() -> None:
+    cifar = rows((24, 32), 140)
+    assert [(row.epochs, row.resolution) for row in cifar["cyclic"]] == [
+        (40, 24), (40, 32), (20, 24), (20, 32), (10, 24), (10, 32)
+    ]  # fmt: skip
+    assert [row.rate for row in cifar["cyclic"]] == [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    assert [(row.epochs, row.resolution) for row in cifar["fixed"]] == [
+        (80, 32),
+        (40, 32),
+        (20, 32),
+    ]
+    folder = rows((88, 124, 160), 105)
+    assert [row.epochs for row in folder["cyclic"]] == [20, 20, 20, 10, 10, 10, 5, 5, 5]
+    for arms in (cifar, folder):
+        assert len({sum(row.epochs for row in arm) for arm in arms.values()}) == 1
+
+
+@pytest.mark.parametrize("epochs", [QUICK_EPOCHS, FULL_EPOCHS])
+def test_epochs_of_the_cyclic_benchmark_divide(epochs: dict[str, int]) -> None:
+    for name, task in tasks(Path(), full=epochs is FULL_EPOCHS).items():
+        assert sum(row.epochs for row in rows(task.sides, epochs[name])["cyclic"]) == epochs[name]
+    with pytest.raises(ValueError, match="do not divide"):
+        rows((88, 124, 160), 14)
+
+
+def test_time_saved_is_of_training_alone_and_beside_it_with_evaluation() -> None:
+    fast = Trained(training=80.0, evaluation=20.0, copying=3.0, accuracy=0.51)
+    slow = Trained(training=100.0, evaluation=20.0, copying=0.0, accuracy=0.50)
+    found = {
+        figure.name: figure
+        for figure in cyclic_figures("cifar", [{"cyclic": fast, "fixed": slow}] * 2, full=True)
+    }
+    assert found["cifar_time_saved"].value == pytest.approx(0.2)
+    assert found["cifar_time_saved"].met
+    assert found["cifar_time_saved_with_evaluation"].value == pytest.approx(1 / 6)
+    assert found["cifar_copy_seconds"].value == 3.0
+    assert found["cifar_accuracy"].value == pytest.approx(1.0)
+    quick = cyclic_figures("cifar", [{"cyclic": fast, "fixed": slow}], full=False)
+    assert "cifar_accuracy" not in {figure.name for figure in quick}
+
+
+def test_data_path_figures_are_ratios_within_rounds() -> None:
+    low_over_top, loader, *rates = data_path_figures(
+        {"low": [310.0, 640.0], "top": [100.0, 200.0]}, {"ours": [300.0], "pil": [200.0]}
+    )
+    assert (low_over_top.value, low_over_top.met) == (pytest.approx(3.15), True)
+    assert (loader.value, loader.met) == (1.5, False)
+    assert {rate.unit for rate in rates} == {"images/s"}
+
+
+def test_the_usual_images_and_ours_show_the_same_part(tmp_path: Path) -> None:
+    pixels = torch.zeros(375, 500, 3, dtype=torch.uint8)
+    pixels[150:225, 200:300] = 255
+    Image.fromarray(pixels.numpy()).save(tmp_path / "0.jpg", quality=95)
+    usual, label = UsualImages(tmp_path, ["0.jpg"])[0]
+    files = ImageFiles(tmp_path, ["0.jpg"], torch.tensor([0]), side=96, mean=MEAN, std=STD)
+    ours, _ = files[0]
+    assert usual.shape == ours.shape == (3, 96, 96)
+    assert label == 0
+    bright = [int((image[0] > 0.5).sum()) for image in (usual, ours)]
+    assert bright[0] == pytest.approx(bright[1], rel=0.05)  # the same scale
+
+
+def test_a_subset_is_spread_evenly_over_the_store() -> None:
+    images = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1).expand(10, 2, 2, 3).contiguous()
+    part = subset(ImageStore.from_images(images, torch.arange(10)), 5)
+    assert part.labels.tolist() == [0, 2, 4, 6, 8]
+    assert int(part.image(3)[0, 0, 0]) == 6

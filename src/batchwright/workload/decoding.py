@@ -111,7 +111,8 @@ def decode_square(
             for room, at in zip(rooms, place or (0.5, 0.5), strict=True)
         )
         square = upright.crop((left, top, left + edge, top + edge))
-        return np.asarray(square.reduce(max(1, edge // resolution)))
+        factor = edge // resolution
+        return np.array(square.reduce(factor) if factor > 1 else square)
 
 
 def size_of(data: bytes) -> tuple[int, int]:
@@ -187,6 +188,8 @@ def _orientation(image: Image.Image) -> int:
 
 def _rgb(image: Image.Image) -> Image.Image:
     """``image`` in mode RGB; see `decode` for transparency and deep colour."""
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
     if image.mode == "F":
         raise UnreadableImageError("its pixels are floating-point numbers; save it with 8 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):

@@ -24,7 +24,7 @@ STORE_SHARE = 0.5
 """Share of the free disk that decoded images may take; a folder that needs more stays in files."""
 
 _Triple = tuple[float, float, float]
-_Key = tuple[int, int, int, float]  # epoch (-1: evaluation), index, resolution, strength
+_Key = tuple[int, int, tuple[float, float] | None]  # index, resolution, place of the square
 Squares = tuple[Tensor, Tensor, Tensor]  # bytes of all squares, their sides, their labels
 
 
@@ -91,7 +91,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
             raise DataError(
                 f"unreadable image {path}: {error}; take it out of the folder"
             ) from error
-        return torch.from_numpy(pixels.copy())
+        return torch.from_numpy(pixels)
 
 
 class FilePipeline:
@@ -127,7 +127,7 @@ class FilePipeline:
         self._device, self._augmentation, self._seed = device, augmentation, seed
         self._normalization = Normalization(files.mean, files.std, device=device, dtype=dtype)
         self._keys = _Keys()
-        self._cut = _Squares(files, augmentation, seed)
+        self._cut = _Squares(files)
         self._loader = DataLoader(
             self._cut,
             batch_sampler=self._keys,
@@ -172,48 +172,56 @@ class FilePipeline:
         return self._finished(squares, indices, epoch, resolution)
 
     def _keys_of(self, indices: Tensor, epoch: int | None, resolution: int) -> list[_Key]:
-        number = -1 if epoch is None or self._augmentation == "none" else epoch
-        return [(number, index, resolution, self.strength) for index in indices.tolist()]
+        if epoch is None or self._augmentation == "none":
+            return [(index, resolution, None) for index in indices.tolist()]
+        draws = draw(self._seed, epoch, indices)
+        # Between both ends, 0 to 1; weaker ones keep around the middle.
+        down, right = (
+            0.5 + min(1.0, self.strength) * (field.double() / (2**FIELD_BITS - 1) - 0.5)
+            for field in (draws.vertical, draws.horizontal)
+        )
+        places = zip(down.tolist(), right.tolist(), strict=True)
+        indexed = zip(indices.tolist(), places, strict=True)
+        return [(index, resolution, place) for index, place in indexed]
 
     def _finished(
         self, squares: Squares, indices: Tensor, epoch: int | None, resolution: int
     ) -> tuple[Tensor, Tensor]:
         """Resized, mirrored and normalized on the device; squares of one size go together."""
         flat, sides, labels = squares
-        parts = flat.to(self._device, non_blocking=True).split((sides**2 * 3).tolist())
-        dtype = torch.uint8 if self._device.type == "cpu" else torch.float32
-        images = torch.empty(
-            len(parts), resolution, resolution, 3, dtype=dtype, device=self._device
-        )
-        for side in sides.unique().tolist():
-            where = (sides == side).nonzero().squeeze(1)
-            same = torch.stack([parts[i].view(side, side, 3) for i in where.tolist()])
-            resized = same if side == resolution else resize(same, resolution)
-            images[where.to(self._device)] = resized.to(dtype)
+        images = _resized(flat.to(self._device, non_blocking=True), sides, resolution)
         if epoch is not None and self._augmentation == "crop-flip":
             flip(images, draw(self._seed, epoch, indices).flip)
         return self._normalization(images), labels.to(self._device, non_blocking=True)
 
 
+def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:
+    """Squares that lie behind each other in ``flat``, resized: (n, resolution, resolution, 3)."""
+    first = int(sides[0])
+    if bool((sides == first).all()):  # photographs of one camera
+        same = flat.view(-1, first, first, 3)
+        return same if first == resolution else resize(same, resolution)
+    parts = flat.split((sides**2 * 3).tolist())
+    done: list[Tensor] = []
+    places: list[Tensor] = []
+    for side in sides.unique().tolist():
+        where = (sides == side).nonzero().squeeze(1)
+        same = torch.stack([parts[i].view(side, side, 3) for i in where.tolist()])
+        done.append(same if side == resolution else resize(same, resolution))
+        places.append(where)
+    back = torch.cat(places).argsort().to(flat.device)
+    return torch.cat([one.float() if flat.is_cuda else one for one in done])[back]
+
+
 class _Squares(Dataset[tuple[Tensor, int]]):
     """What loader processes fetch: one decoded square for each key."""
 
-    def __init__(self, files: ImageFiles, augmentation: Augmentation, seed: int) -> None:
-        self._files, self._augmentation, self._seed = files, augmentation, seed
+    def __init__(self, files: ImageFiles) -> None:
+        self._files = files
 
     def __getitem__(self, key: _Key) -> tuple[Tensor, int]:
-        epoch, index, resolution, strength = key
-        place = None
-        if epoch >= 0:
-            draws = draw(self._seed, epoch, torch.tensor([index]))
-            place = _place(int(draws.vertical), strength), _place(int(draws.horizontal), strength)
-        square = self._files.square(index, resolution, place)
-        return square, int(self._files.labels[index])
-
-
-def _place(field: int, strength: float) -> float:
-    """Between both ends, 0 to 1; weaker ones keep around the middle."""
-    return 0.5 + min(1.0, strength) * (field / float(2**FIELD_BITS - 1) - 0.5)
+        index, resolution, place = key
+        return self._files.square(index, resolution, place), int(self._files.labels[index])
 
 
 def _together(items: list[tuple[Tensor, int]]) -> Squares:
