@@ -8,12 +8,8 @@ from hypothesis import strategies as some
 from rich.console import Console
 
 from batchwright.records import Check, CheckPoint, Estimate, MemoryParts, OutOfMemory
-from batchwright.reporting.reading import (
-    accounting,
-    check_words,
-    comparisons,
-    stage_rows,
-)
+from batchwright.reporting.plan_words import stage_rows
+from batchwright.reporting.reading import accounting, check_words, comparisons
 from batchwright.reporting.tables import check_table, plan_table, profile_table, summary_table
 from batchwright.reporting.worker_curves import worker_curves
 from clusters import make_measured

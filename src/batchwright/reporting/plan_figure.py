@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchwright.errors import FileError
 from batchwright.files import write_whole
 from batchwright.records import Plan, Profile
-from batchwright.reporting.charts import batch_axis
+from batchwright.reporting.axes import batch_axis
 from batchwright.reporting.plan_curves import (
     BETWEEN,
     ClusterCurve,

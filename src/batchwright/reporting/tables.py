@@ -34,13 +34,12 @@ from batchwright.records.words import (
     size,
     source,
 )
+from batchwright.reporting.plan_words import header_rows, stage_rows
 from batchwright.reporting.reading import (
     accounting,
     accuracy,
     comparisons,
-    header_rows,
     last_evaluated,
-    stage_rows,
     worker_rows,
 )
 
