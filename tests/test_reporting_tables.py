@@ -10,7 +10,8 @@ from rich.console import Console
 from batchwright.records import Check, CheckPoint, Estimate, MemoryParts, OutOfMemory
 from batchwright.reporting.plan_words import stage_rows
 from batchwright.reporting.reading import accounting, check_words, comparisons
-from batchwright.reporting.tables import check_table, plan_table, profile_table, summary_table
+from batchwright.reporting.run_tables import summary_table
+from batchwright.reporting.tables import check_table, plan_table, profile_table
 from batchwright.reporting.worker_curves import worker_curves
 from clusters import make_measured
 from samples import (

@@ -338,7 +338,7 @@ def _show(table: Any) -> None:
 def _finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
     """What a run comes to: a table for a person, one object for a program."""
     from batchwright.reporting.reading import refit_words
-    from batchwright.reporting.tables import summary_table
+    from batchwright.reporting.run_tables import summary_table
 
     _show(summary_table(summary))
     if summary.refit is not None:

@@ -14,6 +14,7 @@ from batchwright.reporting.round_curves import (
     ROUND_PARTS,
     EpochRounds,
     Lane,
+    bin_count,
     bins,
     epoch_rounds,
     first_seconds,
@@ -27,6 +28,7 @@ from batchwright.reporting.rounds_words import round_facts, round_rows
 from batchwright.reporting.worker_curves import spread
 
 _MOST_ROWS = 100  # of a table; all rounds are in summary.json
+_MOST_BINS = 76  # of a chart
 _HEIGHT = {"small": 0.62}  # of a lane: large and small are told apart without colour, too
 
 
@@ -70,8 +72,8 @@ def _timeline(summary: RunSummary, told: Sequence[Lane]) -> str:
     first = chart(title, " (lower)", lambda lane: _boxes(lane, until), until)
     if until >= over:
         return first
-    title = "The whole run: what the time went into"
-    return markup.pair(first, chart(title, "", lambda lane: _stretches(lane, over), over))
+    title, count = "The whole run: what the time went into", bin_count(told, _MOST_BINS)
+    return markup.pair(first, chart(title, "", lambda lane: _stretches(lane, over, count), over))
 
 
 def _legend(told: Sequence[Lane], lower: str) -> str:
@@ -131,10 +133,10 @@ def _round_words(one: RoundRecord) -> str:
     )
 
 
-def _stretches(lane: Lane, until: float) -> list[Box]:
+def _stretches(lane: Lane, until: float, count: int) -> list[Box]:
     """Shares of the time as heights, the highest for what takes a whole stretch."""
     boxes = []
-    for one in bins(lane, until):
+    for one in bins(lane, until, count):
         foot = 0.0
         for part in ROUND_PARTS:
             share = min(one.shares.get(part, 0.0), 1.0 - foot)

@@ -14,7 +14,6 @@ ROUND_PARTS: tuple[RoundPart, ...] = ("large", "small", "wait", "exchange", "eva
 """What a worker does in a round: trains with one of two batches, waits, exchanges, evaluates."""
 
 MOST_ROUNDS = 8  # of one worker that a timeline shows one by one
-MOST_BINS = 72  # stretches of the whole run that it shows beside them
 
 _SHORT = 1 - 1e-6  # of the usual update factor: the training's last round may be a part of one
 
@@ -164,7 +163,16 @@ def last_seconds(told: Sequence[Lane]) -> float:
     return max((end_of(one) for lane in told for one in lane.rounds), default=0.0)
 
 
-def bins(lane: Lane, until: float, count: int = MOST_BINS) -> list[Bin]:
+def bin_count(told: Sequence[Lane], most: int) -> int:
+    """In how many stretches to show a run: some to a round, or whole rounds to a stretch.
+
+    Anything between would draw patterns that are not there.
+    """
+    rounds = max((len(lane.rounds) for lane in told), default=0) or 1
+    return 4 * rounds if 4 * rounds <= most else -(-rounds // -(-rounds // most))
+
+
+def bins(lane: Lane, until: float, count: int) -> list[Bin]:
     """The run in ``count`` equal stretches, and where the worker's time went in each."""
     width = until / count
     found: list[dict[RoundPart, float]] = [{} for _ in range(count)]

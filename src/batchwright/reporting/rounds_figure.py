@@ -15,10 +15,10 @@ from batchwright.records import RunSummary
 from batchwright.reporting.colours import ROUND_COLOURS
 from batchwright.reporting.reading import simulated_word
 from batchwright.reporting.round_curves import (
-    MOST_BINS,
     ROUND_PARTS,
     Lane,
     RoundPart,
+    bin_count,
     bins,
     first_seconds,
     lanes,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _TALL = 0.8  # of the room of a lane
 _SMALL = 0.5  # height of a small batch's bar, in large ones
 _MOST_MARKS = 16
+_MOST_BINS = 160
 _NAMES = {"large": "training, large batch", "small": "training, small batch"}
 _HATCH: dict[str, Any] = {"hatch": "//", "edgecolor": "white"}
 
@@ -53,12 +54,12 @@ def draw_rounds(summary: RunSummary) -> Figure:
         there |= _rounds(first, row, lane, until)
     _frame(first, summary, told, until)
     if panels == 2:
-        first.set_title("the first rounds", fontsize=12, loc="left")
+        first.set_title("the first rounds", fontsize=12, loc="left", pad=20)
         whole = figure.add_subplot(panels, 1, 2)
         for row, lane in enumerate(told):
-            there |= _shares(whole, row, lane, over)
+            there |= _shares(whole, row, lane, over, bin_count(told, _MOST_BINS))
         _frame(whole, summary, told, over)
-        whole.set_title("the whole run: shares of the time", fontsize=12, loc="left")
+        whole.set_title("the whole run: shares of the time", fontsize=12, loc="left", pad=20)
     _legend(figure, there)
     return figure
 
@@ -95,11 +96,11 @@ def _batch(axes: Axes, x: float, y: float, size: int) -> None:
     axes.text(x, y, f"{size:,}", ha="center", va="center", fontsize=9, bbox=box)
 
 
-def _shares(axes: Axes, row: int, lane: Lane, until: float) -> set[RoundPart]:
+def _shares(axes: Axes, row: int, lane: Lane, until: float, count: int) -> set[RoundPart]:
     """Where one worker's time went, stretch by stretch, as heights."""
     from matplotlib.collections import PolyCollection
 
-    told = bins(lane, until, 2 * MOST_BINS)
+    told = bins(lane, until, count)
     foot = [row + _TALL / 2] * len(told)
     there: set[RoundPart] = set()
     for part in ROUND_PARTS:
@@ -158,5 +159,12 @@ def _legend(figure: Figure, there: set[RoundPart]) -> None:
         Line2D([], [], color="black", linewidth=1, linestyle=":", label="epochs done, next stage")
     )
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=11
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=11,
+        columnspacing=1.2,
+        handlelength=1.5,
+        handletextpad=0.5,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.records import EpochRecord, Plan
 from batchwright.reporting.colours import BLUE, ORANGE, RED
-from batchwright.reporting.stage_curves import StageChart, rate_stages, stage_charts
+from batchwright.reporting.stage_curves import StageChart, rate_stages, stage_charts, values_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,19 +47,19 @@ def draw_chart(axes: Axes, plan: Plan, one: StageChart, epochs: Sequence[EpochRe
         axes.plot(xs, ys, color=colour, linestyle=style, linewidth=2.2, label=curve.name)
     if one.logarithmic:
         axes.set_yscale("log")
+        axes.margins(y=0.15)
         told = [(e.epoch + 1, e.learning_rate) for e in epochs if e.learning_rate > 0]
         if told:
             label = "at the end of each epoch"
             axes.plot(*zip(*told, strict=True), "D", color=RED, markersize=4, label=label)
     else:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.12 * max(values_of(one)))
         axes.yaxis.set_major_locator(MaxNLocator(4))
     for stage in rate_stages(plan):
         if stage.index % 2:
             axes.axvspan(stage.start, stage.end, color="#EEEEEE", linewidth=0, zorder=0)
     axes.set_xlim(0, plan.epochs)
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    axes.margins(y=0.15)
     axes.set_ylabel(f"{one.title.lower()}\n({one.label})", fontsize=11)
     axes.tick_params(labelsize=10)
     axes.grid(color="#DDDDDD", linewidth=0.7)
