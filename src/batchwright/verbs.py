@@ -282,7 +282,7 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
     logs = folder / "logs" / "train"
     logs.mkdir(parents=True, exist_ok=True)
     lines = Tail(folder / "metrics.jsonl", from_end=resume)
-    with telling_how_to_resume(folder), progress(epochs=plan.epochs) as shown:
+    with telling_how_to_resume(folder), progress(epochs=plan.epochs, plan=plan) as shown:
         if plan.job.launch == "in-process":
             from batchwright.training.loop import train as train_here
 
