@@ -202,7 +202,10 @@ def train(
 
 @app.command()
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder or summary.json.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run folder or summary.json; several: compared."),
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder for page and figures.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -210,7 +213,10 @@ def report(
     from batchwright import verbs
     from batchwright.run_folder import read_summary
 
-    summary = verbs.with_refit(read_summary(run))
+    if len(runs) > 1:
+        _compare(runs, out or Path(), as_json)
+        return
+    summary = verbs.with_refit(read_summary(runs[0]))
     page = verbs.report(summary, out=out)
     _finish(summary, as_json, page=page)
 
@@ -353,6 +359,22 @@ def _finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> Non
         print(json.dumps(_result(summary), indent=2))
 
 
+def _compare(runs: list[str], out: Path, as_json: bool) -> None:
+    from batchwright import verbs
+    from batchwright.reporting.run_tables import comparison_table
+
+    told, page = verbs.compare_runs(runs, out=out)
+    _show(comparison_table(told))
+    print(f"comparison: {page} (figure: {page.with_suffix('.png')})", file=sys.stderr)
+    if as_json:
+        results = [
+            _result(one.summary)
+            | {"training_seconds": one.seconds, "seconds_to_common_accuracy": one.reached}
+            for one in told.runs
+        ]
+        print(json.dumps({"common_accuracy": told.common, "runs": results}, indent=2))
+
+
 def _result(summary: RunSummary) -> dict[str, Any]:
     stage = summary.plan.stages[-1]
     best = summary.best_epoch
@@ -371,6 +393,7 @@ def _result(summary: RunSummary) -> dict[str, Any]:
         "predicted_epoch_seconds_high": seconds.high if seconds else None,
         "measured_epoch_seconds": summary.measured_epoch_seconds,
         "refit": summary.refit.model_dump(mode="json") if summary.refit else None,
+        "simulated": summary.simulated,
         "wall_seconds": summary.wall_seconds,
         "run_folder": summary.run_folder,
     }

@@ -15,7 +15,7 @@ from batchwright.records import RunSummary
 from batchwright.records.explaining import is_chosen, rivals
 from batchwright.records.words import number
 from batchwright.reporting.axes import batch_axis, evenly
-from batchwright.reporting.colours import BLUE, GREEN, ORANGE, PART_COLOURS, RED
+from batchwright.reporting.colours import BLUE, GREEN, ORANGE, PART_COLOURS, PURPLE, RED
 from batchwright.reporting.plan_curves import plan_curves
 from batchwright.reporting.plan_figure import write_numbers, write_plan_figure
 from batchwright.reporting.reading import (
@@ -33,6 +33,9 @@ from batchwright.reporting.workers_figure import draw_workers, workers_figure_da
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_SIDES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "v"))  # resolutions, low to high
 
 
 def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
@@ -59,7 +62,7 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
         figures["time.png"] = _time(summary)
     make_folder(folder)
     written = []
-    if plan_curves(summary.plan).clusters:
+    if plan_curves(summary.plan).clusters:  # stages have a figure of their own
         profiles = [summary.profile] if summary.profile else []
         written = write_plan_figure(summary.plan, profiles, folder / "plan.png")
     if summary.rounds:
@@ -87,17 +90,23 @@ def _candidates(axes: Axes, summary: RunSummary) -> None:
     """Predicted seconds of each candidate with its interval; the measured point on top."""
     considered = rivals(summary.plan)
     batches = [one.global_batch_size for one in considered]
-    seconds = [one.epoch_seconds for one in considered]
-    axes.fill_between(
-        batches,
-        [one.low for one in seconds],
-        [one.high for one in seconds],
-        color=BLUE,
-        alpha=0.2,
-        linewidth=0,
-        label="95 % interval",
-    )
-    axes.plot(batches, [one.value for one in seconds], "o-", color=BLUE, label="predicted")
+    sides = sorted({one.resolution for one in considered})
+    for index, side in enumerate(sides):
+        ones = [one for one in considered if one.resolution == side]
+        places = [one.global_batch_size for one in ones]
+        seconds = [one.epoch_seconds for one in ones]
+        colour, mark = _SIDES[index % len(_SIDES)]
+        axes.fill_between(
+            places,
+            [one.low for one in seconds],
+            [one.high for one in seconds],
+            color=colour,
+            alpha=0.2,
+            linewidth=0,
+            label="_" * bool(index) + "95 % interval",
+        )
+        label = f"predicted{f', {side} px' if len(sides) > 1 else ''}"
+        axes.plot(places, [one.value for one in seconds], f"{mark}-", color=colour, label=label)
     chosen = [one for one in considered if is_chosen(summary.plan, one)]
     if chosen:
         axes.plot(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchwright.records import EpochRecord, RunSummary
+from batchwright.records import EpochRecord, Prediction, RunSummary
 from batchwright.records.explaining import is_chosen, rivals
 from batchwright.records.words import in_bytes, in_seconds, number
 from batchwright.reporting import markup
@@ -31,16 +31,9 @@ def candidates_chart(summary: RunSummary) -> str:
         return ""
     chosen = [one for one in considered if is_chosen(plan, one)]
     measured = [one for one in comparisons(summary) if one.measured is not None]
-    by_batch = tuple(
-        Point(
-            one.global_batch_size,
-            one.epoch_seconds.value,
-            f"batch {one.global_batch_size}: {in_seconds(one.epoch_seconds)} s predicted",
-        )
-        for one in considered
-    )
+    sides = sorted({one.resolution for one in considered})
     series = [
-        Series("predicted", "blue", by_batch),
+        *(_by_batch(considered, side, _SIDES[at % len(_SIDES)]) for at, side in enumerate(sides)),
         Series(
             "chosen",
             "ink",
@@ -65,16 +58,25 @@ def candidates_chart(summary: RunSummary) -> str:
             line=False,
         ),
     ]
-    edges = tuple(
-        (float(one.global_batch_size), one.epoch_seconds.low, one.epoch_seconds.high)
-        for one in considered
-    )
+    bands = [
+        Band(
+            "95 % interval",
+            _SIDES[at % len(_SIDES)][0],
+            tuple(
+                (float(one.global_batch_size), one.epoch_seconds.low, one.epoch_seconds.high)
+                for one in considered
+                if one.resolution == side
+            ),
+        )
+        for at, side in enumerate(sides)
+    ]
     table = markup.table(
         "Candidates",
-        ["global batch", "workers", "steps", "s / step", "s / epoch", "peak memory", ""],
+        ["global batch", "side", "workers", "steps", "s / step", "s / epoch", "peak memory", ""],
         [
             [
                 f"{one.global_batch_size:,}",
+                f"{one.resolution} px",
                 str(one.workers),
                 f"{one.steps_per_epoch:,}",
                 in_seconds(one.step_seconds),
@@ -91,13 +93,35 @@ def candidates_chart(summary: RunSummary) -> str:
     return markup.xy_figure(
         "Candidates: epoch time over global batch",
         batch_axis("global batch (samples per step)", batches, planned),
-        linear_axis(
-            f"{simulated_word(summary)}seconds per epoch", _heights(series, [Band("", "", edges)])
-        ),
+        linear_axis(f"{simulated_word(summary)}seconds per epoch", _heights(series, bands)),
         series,
-        [Band("95 % interval", "blue", edges)],
+        bands,
         table,
     )
+
+
+_SIDES: tuple[tuple[str, Marker], ...] = (
+    ("blue", "circle"),
+    ("orange", "square"),
+    ("green", "diamond"),
+    ("purple", "circle"),
+)
+
+
+def _by_batch(considered: Sequence[Prediction], side: int, look: tuple[str, Marker]) -> Series:
+    """The candidates of one resolution; its name says which, where there are several."""
+    several = len({one.resolution for one in considered}) > 1
+    points = tuple(
+        Point(
+            one.global_batch_size,
+            one.epoch_seconds.value,
+            f"batch {one.global_batch_size}{f', {side} px' if several else ''}: "
+            f"{in_seconds(one.epoch_seconds)} s predicted",
+        )
+        for one in considered
+        if one.resolution == side
+    )
+    return Series(f"predicted{f', {side} px' if several else ''}", look[0], points, look[1])
 
 
 def epochs_chart(summary: RunSummary) -> str:

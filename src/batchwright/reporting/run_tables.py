@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.records import EpochRecord, RunSummary
 from batchwright.records.words import duration, in_seconds, number, percent
+from batchwright.reporting.comparison import RunComparison, comparison_rows, setting_rows
 from batchwright.reporting.plan_words import stage_word
 from batchwright.reporting.reading import (
     Comparison,
@@ -31,6 +32,19 @@ def summary_table(summary: RunSummary) -> RenderableType:
     if summary.rounds:
         return stacked(*tables, _rounds(summary), _round_workers(summary))
     return stacked(*tables, _workers(summary))
+
+
+def comparison_table(told: RunComparison) -> RenderableType:
+    """Several runs beside each other, and the means of those that differ in the seed alone."""
+    head, *rows = comparison_rows(told)
+    runs = new_table(told.title, head)
+    for cells in rows:
+        add(runs, *cells)
+    head, *rows = setting_rows(told)
+    settings = new_table("runs that differ in the seed alone", head)
+    for cells in rows:
+        add(settings, *cells)
+    return stacked(runs, settings)
 
 
 def _predicted(summary: RunSummary) -> Table:

@@ -38,6 +38,24 @@ def draw_stages(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> Figure:
     return figure
 
 
+def stage_panels(figure: Figure, plan: Plan, *, row: int, rows: int) -> list[Axes]:
+    """Resolution and local batches side by side, in a row of a figure of two columns.
+
+    Args:
+        figure: To draw in.
+        plan: The plan.
+        row: Zero-based.
+        rows: Of the figure.
+    """
+    panels = []
+    for column, one in enumerate(stage_charts(plan)[:2]):
+        axes = figure.add_subplot(rows, 2, 2 * row + column + 1)
+        draw_chart(axes, plan, one)
+        axes.set_xlabel("epochs", fontsize=11)
+        panels.append(axes)
+    return panels
+
+
 def draw_chart(axes: Axes, plan: Plan, one: StageChart, epochs: Sequence[EpochRecord] = ()) -> None:
     """One quantity; every other stage of the learning rate is shaded."""
     from matplotlib.ticker import MaxNLocator
