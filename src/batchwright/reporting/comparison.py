@@ -11,7 +11,7 @@ from statistics import fmean
 from batchwright.errors import FileError
 from batchwright.records import RunSummary
 from batchwright.records.words import duration, percent
-from batchwright.reporting.plan_words import batches_words, range_words
+from batchwright.reporting.plan_words import local_range, range_words
 from batchwright.reporting.reading import training_clock, training_words
 
 _UNLIKE = {"seed", "port", "timeout", "restarts", "checkpoint_seconds", "checkpoint_steps"}
@@ -124,8 +124,8 @@ def comparison_rows(told: RunComparison) -> list[list[str]]:
                 plan.method,
                 str(plan.workers),
                 range_words(stage.global_batch_size for stage in plan.stages),
-                batches_words(plan),
-                f"{len(summary.epochs)} of {plan.epochs}",
+                local_range(plan),
+                str(len(summary.epochs)),
                 _share(summary.test_accuracy),
                 _share(best.top1 if best else None),
                 training_words(summary, one.seconds),

@@ -39,12 +39,13 @@ def draw_comparison(told: RunComparison) -> Figure:
     kinds = [kind for kind in (False, True) if told.of_clock(simulated=kind)]
     panels = 1 + len(kinds)
     figure = Figure(figsize=(5.5 * panels, 4.8), dpi=110, layout="constrained")
-    _panel(figure.add_subplot(1, panels, 1), told, told.runs, "epochs", lambda at: at[0])
+    first = figure.add_subplot(1, panels, 1)
+    _panel(first, told, told.runs, "epochs", lambda at: at[0])
     for place, simulated in enumerate(kinds):
         runs = told.of_clock(simulated=simulated)
         unit, name = time_unit(max(one.seconds for one in runs))
         label = f"{'simulated ' if simulated else ''}{name} of training"
-        axes = figure.add_subplot(1, panels, 2 + place)
+        axes = figure.add_subplot(1, panels, 2 + place, sharey=first)
         _panel(axes, told, runs, label, lambda at, unit=unit: at[1] / unit)  # type: ignore[misc]
     _legend(figure, told)
     return figure

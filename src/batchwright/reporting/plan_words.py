@@ -88,6 +88,14 @@ def decided_words(plan: Plan) -> str:
     return f"batches {first} and {last}"
 
 
+def local_range(plan: Plan) -> str:
+    """The local batches of all stages in a narrow column, large + small where there are both."""
+    large = large_workers(plan)
+    parts = [slice(large), slice(large, None)] if plan.server is not None else [slice(None)]
+    sizes = ([n for row in plan.stages for n in row.local_batch_sizes[part]] for part in parts)
+    return " + ".join(range_words(ones) for ones in sizes if ones)
+
+
 def batches_words(plan: Plan) -> str:
     """The local batches of all rows in few words: those of one, or from the first to the last."""
     told = list(dict.fromkeys(local_batches(stage.local_batch_sizes) for stage in plan.stages))

@@ -101,14 +101,16 @@ def lanes(summary: RunSummary) -> list[Lane]:
 
 
 def one_clock(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """The rounds, as they ended, by one clock: no round ends before an earlier one began."""
+    """The rounds, as they ended, by one clock: no worker begins one before its last one's end."""
     found: list[RoundRecord] = []
-    shift = begun = over = 0.0
+    trained: dict[int, float] = {}  # until when each worker has trained
+    shift = over = 0.0
     for one in rounds:
-        if end_of(one) + shift < begun:
+        if one.start + shift < trained.get(one.worker, 0.0):
             shift = over - one.start
         moved = one.model_copy(update={"start": one.start + shift}) if shift else one
-        begun, over = max(begun, moved.start), max(over, end_of(moved))
+        trained[one.worker] = moved.start + one.compute_seconds
+        over = max(over, end_of(moved))
         found.append(moved)
     return found
 

@@ -37,9 +37,11 @@ def summary_table(summary: RunSummary) -> RenderableType:
 def comparison_table(told: RunComparison) -> RenderableType:
     """Several runs beside each other, and the means of those that differ in the seed alone."""
     head, *rows = comparison_rows(told)
-    runs = new_table(told.title, head)
+    kept = [at for at, word in enumerate(head) if word != "global batch"]  # for want of room
+    runs = new_table(told.title, [head[at] for at in kept])
+    runs.columns[0].justify = "left"
     for cells in rows:
-        add(runs, *cells)
+        add(runs, *(cells[at] for at in kept))
     head, *rows = setting_rows(told)
     settings = new_table("runs that differ in the seed alone", head)
     for cells in rows:

@@ -84,7 +84,9 @@ def draw_chart(axes: Axes, plan: Plan, one: StageChart, epochs: Sequence[EpochRe
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if len(axes.get_lines()) > 1:
-        axes.legend(frameon=False, fontsize=10, loc="best", ncols=2)
+        axes.legend(
+            frameon=False, fontsize=10, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98)
+        )
 
 
 def _name_stages(axes: Axes, plan: Plan) -> None:
