@@ -320,17 +320,20 @@ def _print_plan(plan: Plan, *, explain: bool) -> None:
     if explain:
         print(plan.explain(), file=sys.stderr)
         return
-    from batchwright.records.words import counted, local_batches
+    from batchwright.records.words import counted
+    from batchwright.reporting.plan_words import batches_words, decided_words, range_words
 
-    stage = plan.stages[0]
-    seconds = stage.predicted_epoch_seconds
-    expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
-    first = "" if plan.method == "plain" else " at first"
-    shares = f" ({local_batches(stage.local_batch_sizes)}{first})" if plan.workers > 1 else ""
+    predicted = [
+        stage.predicted_epoch_seconds for stage in plan.stages for _ in range(stage.epochs)
+    ]
+    known = [one.value for one in predicted if one is not None]
+    expected = f", {sum(known) / len(known):.2g} s per epoch" if known else ""
+    shares = f" ({batches_words(plan)})" if plan.workers > 1 else ""
+    sides = range_words(stage.resolution for stage in plan.stages)
+    stages = f" in {counted(len(plan.stages), 'stage')}" if len(plan.stages) > 1 else ""
     print(
-        f"plan: {counted(plan.workers, 'worker')}, global batch {stage.global_batch_size}{shares}, "
-        f"{stage.resolution} px, "
-        f"rate {stage.learning_rate:.3g}, {plan.precision}{expected}",
+        f"plan: {counted(plan.workers, 'worker')}, {decided_words(plan)}{shares}, {sides} px{stages}, "
+        f"rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
         file=sys.stderr,
     )
 
@@ -376,14 +379,17 @@ def _compare(runs: list[str], out: Path, as_json: bool) -> None:
 
 
 def _result(summary: RunSummary) -> dict[str, Any]:
+    from batchwright.reporting.reading import overall
+
     stage = summary.plan.stages[-1]
-    best = summary.best_epoch
-    seconds = stage.predicted_epoch_seconds
+    best, whole = summary.best_epoch, overall(summary)
+    seconds = whole.predicted
     return {
         "test_accuracy": summary.test_accuracy,
         "best_accuracy": best.top1 if best else None,
         "best_epoch": best.epoch + 1 if best else None,
         "epochs": len(summary.epochs),
+        "method": summary.plan.method,
         "workers": summary.plan.workers,
         "global_batch_size": stage.global_batch_size,
         "local_batch_sizes": stage.local_batch_sizes,
@@ -391,7 +397,7 @@ def _result(summary: RunSummary) -> dict[str, Any]:
         "predicted_epoch_seconds": seconds.value if seconds else None,
         "predicted_epoch_seconds_low": seconds.low if seconds else None,
         "predicted_epoch_seconds_high": seconds.high if seconds else None,
-        "measured_epoch_seconds": summary.measured_epoch_seconds,
+        "measured_epoch_seconds": whole.measured,
         "refit": summary.refit.model_dump(mode="json") if summary.refit else None,
         "simulated": summary.simulated,
         "wall_seconds": summary.wall_seconds,

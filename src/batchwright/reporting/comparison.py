@@ -10,7 +10,7 @@ from statistics import fmean
 
 from batchwright.errors import FileError
 from batchwright.records import RunSummary
-from batchwright.records.words import duration, percent
+from batchwright.records.words import duration, percent, printable
 from batchwright.reporting.plan_words import local_range, range_words
 from batchwright.reporting.reading import training_clock, training_words
 
@@ -219,4 +219,4 @@ def _names(summaries: Sequence[RunSummary]) -> list[str]:
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(set(paths)):
             break
-    return names
+    return [printable(name) for name in names]

@@ -124,12 +124,12 @@ class RunProgress:
         rounds.take(record)
         epoch, done, total = rounds.place
         words = [*self._side(record["epoch"]), *step_words(record, simulated=False)]
-        words += self._paced(epoch + done / total)
+        now = self._clock()
+        words += self._paced(epoch + done / total, now)
         if self._bar:
             self._draw(epoch, done, total, words)
         else:
-            seconds = self._clock() - self._begun
-            self._say_inside(epoch, percent(done / total), words, seconds)
+            self._say_inside(epoch, percent(done / total), words, now - self._begun)
 
     def _say_inside(self, epoch: int, place: str, words: list[Word], seconds: float) -> None:
         """A line inside an epoch, if the last one is long enough ago."""
@@ -159,7 +159,7 @@ class RunProgress:
         words += epoch_words(record, brief=brief, simulated=self._simulated)
         left = spent * (self._epochs - epoch - 1)
         if self._simulated or self._rounds:
-            words += self._paced(epoch + 1)
+            words += self._paced(epoch + 1, self._clock())
         elif left:
             words.append((1, left_words(left)))
         name = f"epoch {epoch + 1}/{self._epochs}: "
@@ -182,16 +182,16 @@ class RunProgress:
             text = joined(words, self._console.width - len(name) - BAR_WIDTH - 2)
             self._bar.update(self._task, description=name, total=total, completed=done, text=text)
 
-    def _paced(self, done: float) -> list[Word]:
+    def _paced(self, done: float, now: float) -> list[Word]:
         """The rest of the run by a real clock, after so many epochs."""
-        left = self._pace.left(done, self._epochs, self._clock())
+        left = self._pace.left(done, self._epochs, now)
         return [(0, left_words(left))] if left else []
 
     def _time_left(self, record: Mapping[str, Any]) -> list[Word]:
         """The rest of the run: at the last epoch's pace, in the first epoch at its own so far."""
         done = record["step"] / record["steps"] if record["steps"] else 0.0
         if self._simulated:
-            return self._paced(record["epoch"] + done)
+            return self._paced(record["epoch"] + done, self._clock())
         seconds = self._epoch_seconds
         if seconds is None:
             if not done or not record.get("time/train_s"):

@@ -37,9 +37,11 @@ def summary_table(summary: RunSummary) -> RenderableType:
 def comparison_table(told: RunComparison) -> RenderableType:
     """Several runs beside each other, and the means of those that differ in the seed alone."""
     head, *rows = comparison_rows(told)
-    kept = [at for at, word in enumerate(head) if word != "global batch"]  # for want of room
-    runs = new_table(told.title, [head[at] for at in kept])
+    kept = [at for at, word in enumerate(head) if word not in ("global batch", "workers")]
+    runs = new_table(told.title, [head[at] for at in kept])  # the others for want of room
     runs.columns[0].justify = "left"
+    for at, column in zip(kept, runs.columns, strict=True):
+        column.min_width = max(len(word) for row in (head, *rows) for word in row[at].split())
     for cells in rows:
         add(runs, *(cells[at] for at in kept))
     head, *rows = setting_rows(told)
