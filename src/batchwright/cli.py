@@ -332,8 +332,8 @@ def _print_plan(plan: Plan, *, explain: bool) -> None:
     sides = range_words(stage.resolution for stage in plan.stages)
     stages = f" in {counted(len(plan.stages), 'stage')}" if len(plan.stages) > 1 else ""
     print(
-        f"plan: {counted(plan.workers, 'worker')}, {decided_words(plan)}{shares}, {sides} px{stages}, "
-        f"rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
+        f"plan: {counted(plan.workers, 'worker')}, {decided_words(plan)}{shares}, "
+        f"{sides} px{stages}, rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
         file=sys.stderr,
     )
 
