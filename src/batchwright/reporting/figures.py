@@ -80,8 +80,12 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
 
 
 def _epoch_seconds(summary: RunSummary) -> Figure:
-    figure, (candidates, epochs) = _panels()
-    _candidates(candidates, summary)
+    """Candidates beside the epochs; without candidates the epochs alone."""
+    if not rivals(summary.plan):
+        figure, (epochs,) = _panels(1)
+    else:
+        figure, (candidates, epochs) = _panels()
+        _candidates(candidates, summary)
     _epoch_by_epoch(epochs, summary)
     return figure
 
@@ -182,7 +186,8 @@ def _epoch_by_epoch(axes: Axes, summary: RunSummary) -> None:
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.set_title("Epoch by epoch", fontsize=15)
-    axes.legend(frameon=False, loc="lower left")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="lower left")
 
 
 def _learning(summary: RunSummary) -> Figure:
@@ -254,14 +259,14 @@ def _time(summary: RunSummary) -> Figure:
     return figure
 
 
-def _panels() -> tuple[Figure, tuple[Axes, Axes]]:
+def _panels(count: int = 2) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.4), dpi=110, layout="constrained")
-    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    for axes in (left, right):
+    panels = [figure.add_subplot(1, count, place + 1) for place in range(count)]
+    for axes in panels:
         _style(axes, grid="both")
-    return figure, (left, right)
+    return figure, panels
 
 
 def _style(axes: Axes, *, grid: Any) -> None:
