@@ -9,35 +9,12 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import multiprocessing
 
 SECONDS = 90  # until processes that hang are ended
-
-
-def together(work: Callable[..., Any], folder: Path, *args: Any, workers: int = 2) -> list[Any]:
-    """What ``work(rank, *args)`` returns in each of ``workers`` processes, in rank order.
-
-    Args:
-        work: A function at the top of its module; what it returns is saved with `torch.save`.
-        folder: Takes the returned values.
-        args: Handed to every process.
-        workers: Processes that the environment describes as one group.
-    """
-    context = multiprocessing.spawn(
-        _worker, (work, workers, free_port(), str(folder), args), nprocs=workers, join=False
-    )
-    end = time.monotonic() + SECONDS
-    try:
-        while not context.join(timeout=1):
-            assert time.monotonic() < end, f"{work.__name__} took more than {SECONDS} s"
-    finally:
-        for process in context.processes:
-            process.kill()
-    return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(workers)]
 
 
 class Crew:
@@ -74,7 +51,7 @@ class Crew:
         pairs = [context.Pipe() for _ in range(self._most)]
         self._pipes = [ours for ours, _ in pairs]
         self._processes = [
-            context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            context.Process(target=_serve, args=(rank, theirs))
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process, (_, theirs) in zip(self._processes, pairs, strict=True):
@@ -101,23 +78,19 @@ def free_port() -> int:
 
 def _serve(rank: int, pipe: Connection) -> None:
     """A process of a `Crew`: does what comes through the pipe until it is ended."""
-    torch.set_num_threads(1)
     while True:
-        work, workers, port, args = pickle.loads(pipe.recv_bytes())
+        try:
+            order = pipe.recv_bytes()
+        except EOFError:  # those who gave orders are gone
+            return
+        work, workers, port, args = pickle.loads(order)
+        torch.set_num_threads(1)
         _describe_group(rank, workers, port)
         try:
             answer = work(rank, *args), None
         except Exception:  # noqa: BLE001 - whatever it is, the test is to show it
             answer = None, traceback.format_exc()
         pipe.send_bytes(pickle.dumps(answer))
-
-
-def _worker(
-    rank: int, work: Callable[..., Any], workers: int, port: int, folder: str, args: tuple[Any, ...]
-) -> None:
-    _describe_group(rank, workers, port)
-    torch.set_num_threads(1)
-    torch.save(work(rank, *args), Path(folder) / f"rank{rank}.pt")
 
 
 def _describe_group(rank: int, workers: int, port: int) -> None:

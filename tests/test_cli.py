@@ -469,14 +469,6 @@ def test_runs_of_different_data_are_not_compared(refused, place):
     assert "second holds a run on other data (digits, abababab, 360 held out) than first" in message
 
 
-def test_a_plan_of_several_stages_is_told_in_a_line(capsys):
-    cli._print_plan(make_hybrid_plan(), explain=False)
-    assert capsys.readouterr().err == (
-        "plan: 4 workers, batches 64 to 192 and 22 to 66 (3 x 192 + 66 at first, 3 x 64 + 22 at "
-        "last), 16 to 32 px in 6 stages, rate 0.1, bfloat16, 0.21 s per epoch\n"
-    )
-
-
 def test_the_seconds_of_several_stages_are_their_mean():
     summary = make_server_summary(make_hybrid_plan())
     told = cli._result(summary)

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -311,26 +310,3 @@ def test_the_verbs_from_python_run_as_shown(tmp_path):
     (tmp_path / "verbs.py").write_text(f"if __name__ == '__main__':\n{script}\n")
     run(f"{sys.executable} verbs.py", tmp_path)
     assert (tmp_path / "runs/python/report.html").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("name", "least"), [("classify.py", 95), ("segment.py", 92), ("finetune_loop.py", 88)]
-)
-def test_an_example_of_ones_own_loop_runs_as_its_head_says(name, least, tmp_path):
-    shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
-    head = read(f"examples/{name}").split('"""')[1].replace("\\\n", "")
-    commands = re.findall(r"^    (\S.*)$", head, re.MULTILINE)
-    assert commands[-1].startswith("torchrun --standalone --nproc-per-node 2")
-    printed = [run(command, tmp_path).split() for command in commands]
-    scores = [float(words[-1].rstrip("%")) for words in printed if words and "%" in words[-1]]
-    assert len(scores) == 2  # the plain loop and the planned one
-    assert min(scores) > least
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_example_of_fine_tuning_runs(tmp_path):
-    (tmp_path / "finetune.py").write_text(read("examples/finetune.py"))
-    assert "of the held-out images" in run(f"{sys.executable} finetune.py", tmp_path)

@@ -26,7 +26,6 @@ from batchwright.group import Group
 from batchwright.records import LearningRateRule, Stage
 from batchwright.training.stepper import MOST_BAD_STEPS
 from batchwright.workload.networks import resnet8, vgg8
-from gloo import Crew, together
 from test_session import make_tiny_plan, summary_in
 
 CLASSES, SIDE = 5, 8
@@ -209,13 +208,6 @@ def global_norm(gradient):
     return math.sqrt(sum(float(g.square().sum()) for g in gradient.values() if g is not None))
 
 
-@pytest.fixture(scope="module")
-def crew():
-    crew = Crew(4)
-    yield crew
-    crew.close()
-
-
 @pytest.fixture(autouse=True)
 def one_thread():
     """As the workers have, for the same sums."""
@@ -258,9 +250,9 @@ def test_any_split_gives_the_gradient_of_the_union(crew, workers):
     holds()
 
 
-def test_ddp_is_the_plain_mean_of_the_workers_and_misses_by_far(crew, tmp_path):
+def test_ddp_is_the_plain_mean_of_the_workers_and_misses_by_far(crew):
     cases = [Case("vgg8", split) for split in [(1, 23), (11, 13), (12, 12)]]
-    for case, theirs in zip(cases, together(ddp_steps, tmp_path, cases)[0], strict=True):
+    for case, theirs in zip(cases, crew.together(ddp_steps, cases, workers=2)[0], strict=True):
         wanted = union(case)
         halves = [[range(case.split[0])], [range(case.split[0], case.batch)]]
         assert distance(theirs, plain_mean(case, halves)) <= EXACT

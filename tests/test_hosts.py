@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 import batchwright as bw
+from batchwright.workload.task import without_compiler
 
 class OneHot(Dataset):
     def __len__(self):
@@ -38,7 +39,7 @@ folder = Path(sys.argv[1])
 torch.set_num_threads(1)
 model = torch.nn.Linear({SAMPLES}, 1, bias=False).double()
 torch.nn.init.zeros_(model.weight)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = without_compiler(torch.optim.SGD)(model.parameters(), lr=0.1)  # starts sooner
 with bw.Session(model, optimizer, OneHot(), plan=folder / "plan.json", run_folder=folder / "run",
                 loaders=0) as session:
     for epoch in session.epochs():

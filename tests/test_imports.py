@@ -29,6 +29,8 @@ ARROWS = {
     "group": {"errors", "meeting", "roll_call"},
     "agent": {"processes", "reports"},
     "launch": {"errors", "processes", "reports"},
+    "server_child": {"processes", "reports"},
+    "supervision": {"errors", "launch", "processes", "reports", "server_child"},
     "reduction": {"group"},
     "prediction": {"records", "errors"},
     "planning": {"records", "errors", "prediction"},
@@ -51,7 +53,9 @@ ARROWS = {
         "errors",
         "documents",
         "group",
+        "meeting",
         "processes",
+        "server_child",
         "workload",
         "planning.partition",
         "planning.learning_rate",
@@ -66,6 +70,7 @@ ASSEMBLY = {  # put everything together
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
+    *("server_child", "supervision"),
     *("checking", "preparing", "refitting", "run_folder"),
     *("records", "errors", "prediction", "planning", "reporting"),
 }

@@ -24,7 +24,6 @@ from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
 from batchwright.training.randomness import random_states, restore_random_states, seed_worker
 from batchwright.training.recorder import Recorder
-from gloo import together
 from test_session import Counter, make_tiny_plan, wait_until
 
 
@@ -363,9 +362,8 @@ def test_a_newcomer_has_the_epochs_sums_and_nothing_of_its_own():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("workers")
-    return together(everything, folder, folder)
+def found(tmp_path_factory, crew):
+    return crew.together(everything, tmp_path_factory.mktemp("workers"), workers=2)
 
 
 def everything(rank, folder):

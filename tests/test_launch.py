@@ -111,33 +111,24 @@ def wait_until(true, seconds=60):
 # ----------------------------------------------------------------------------- how workers can end
 
 
-def test_workers_that_end_well_say_nothing(work):
-    assert work("well")
-
-
-def test_a_workers_own_error_is_told_on_one_line(work):
+def test_ends_one_after_another_are_each_told_as_they_are(work, tmp_path):
+    """In one folder: an own error on one line, nothing where all is well, a kill by its name."""
     with pytest.raises(WorkerError, match=r"^worker 1: ValueError: no such thing$") as caught:
         work("raises")
     assert caught.value.exit_code == 1
+    assert list((tmp_path / "logs").glob("rank*.json"))
+    assert work("well")
+    said = r"^worker 1 was killed by SIGKILL \(out of memory\?\); logs are in "
+    with pytest.raises(WorkerError, match=said) as caught:  # not the earlier report
+        work("killed")
+    assert caught.value.exit_code == 1
+    assert not any(Path(f"/proc/{(tmp_path / f'pid{r}').read_text()}").exists() for r in range(2))
 
 
 def test_a_refusal_is_told_as_it_is(work):
     with pytest.raises(BatchwrightError, match=r"^image 7\.png is unreadable$") as caught:
         work("refuses")
     assert caught.value.exit_code == 2
-
-
-def test_the_worker_that_failed_is_named_before_the_one_that_lost_it(work):
-    with pytest.raises(WorkerError, match="worker 1: ValueError: no such thing"):
-        work("lost")
-
-
-def test_a_killed_worker_is_named_and_the_other_ends_too(work, tmp_path):
-    said = r"worker 1 was killed by SIGKILL \(out of memory\?\); logs are in "
-    with pytest.raises(WorkerError, match=said) as caught:
-        work("killed")
-    assert caught.value.exit_code == 1
-    assert not any(Path(f"/proc/{(tmp_path / f'pid{r}').read_text()}").exists() for r in range(2))
 
 
 def test_a_worker_that_just_ends_is_told_with_its_last_words(work):
@@ -164,8 +155,10 @@ def test_they_are_not_started_again_for_ever(work, capfd):
     )
 
 
-def test_an_error_of_its_own_ends_them_at_once(work, tmp_path):
-    with pytest.raises(WorkerError, match="worker 1: ValueError: no such thing"):
+def test_an_error_of_its_own_ends_them_at_once_and_not_the_one_that_lost_it_is_named(
+    work, tmp_path
+):
+    with pytest.raises(WorkerError, match=r"^worker 1: ValueError: no such thing$"):
         work("lost", restarts=3)
     assert (tmp_path / "starts1").read_text() == "x"
     assert not (tmp_path / "logs" / "restarts.log").exists()
@@ -180,15 +173,6 @@ def test_a_port_in_use_is_refused_before_anything_starts(work):
             work("well", port=port)
         assert not processes_naming("work_module")
     work("well", port=port)
-
-
-def test_an_earlier_report_is_not_told_again(work, tmp_path):
-    with pytest.raises(WorkerError):
-        work("raises")
-    assert list((tmp_path / "logs").glob("rank*.json"))
-    work("well")
-    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-        work("killed")
 
 
 def test_a_signal_is_passed_on_and_ends_the_wait(work, tmp_path):

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from batchwright.workload import pipeline as module
 from batchwright.workload.pipeline import ImagePipeline, draw, split_mix
+from batchwright.workload.store import ImageStore
 
 CPU = torch.device("cpu")
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
-class _Store(SimpleNamespace):
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-def store_of(images: list[torch.Tensor]) -> _Store:
-    """A store with the attributes that the pipeline reads."""
-    shapes = {tuple(image.shape[:2]) for image in images}
-    return _Store(
-        labels=torch.arange(len(images)) % 10,
-        shape=shapes.pop() if len(shapes) == 1 else None,
-        images=torch.stack(images) if len({i.shape for i in images}) == 1 else None,
-        image=lambda index: images[index],
-    )
+def store_of(images: list[torch.Tensor]) -> ImageStore:
+    """Images in memory, of whatever sizes."""
+    pixels = torch.cat([image.reshape(-1) for image in images])
+    sizes = torch.tensor([image.shape[:2] for image in images])
+    return ImageStore(pixels, torch.arange(len(images)) % 10, sizes)
 
 
 def noise(*sizes: tuple[int, int]) -> list[torch.Tensor]:
@@ -36,6 +27,13 @@ def noise(*sizes: tuple[int, int]) -> list[torch.Tensor]:
     return [
         torch.randint(0, 256, (*size, 3), generator=generator, dtype=torch.uint8) for size in sizes
     ]
+
+
+def smooth(height: int, width: int, seed: int) -> torch.Tensor:
+    """A photograph's like: what is near has nearly the same colour."""
+    coarse = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+    fine = functional.interpolate(coarse, (height, width), mode="bilinear", align_corners=True)
+    return (fine[0].permute(1, 2, 0) * 255).to(torch.uint8).contiguous()
 
 
 UNIFORM = store_of(noise(*[(16, 16)] * 300))
@@ -158,13 +156,18 @@ def test_evaluation_takes_the_middle_and_nothing_random(store):
     assert torch.equal(without, images)
 
 
-@pytest.mark.parametrize("resolution", [8, 12, 16, 24])
-@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
-def test_another_resolution_keeps_the_mean_colour(store, resolution):
-    full, _ = build(store).training_batch(torch.arange(9), epoch=0, resolution=16)
-    resized, _ = build(store).training_batch(torch.arange(9), epoch=0, resolution=resolution)
-    assert resized.shape == (9, 3, resolution, resolution)
-    torch.testing.assert_close(resized.mean((2, 3)), full.mean((2, 3)), atol=0.02, rtol=0)
+@pytest.mark.parametrize("resolution", [8, 12, 14, 16, 24])
+@pytest.mark.parametrize("sizes", [[(16, 16)], [(18, 24), (30, 18), (18, 18)]])
+def test_another_resolution_keeps_the_mean_colour(sizes, resolution):
+    store = store_of([smooth(*size, seed) for seed in range(3) for size in sizes])
+    every = torch.arange(len(store))
+    full, _ = build(store).training_batch(every, epoch=0, resolution=16)
+    resized, _ = build(store).training_batch(every, epoch=0, resolution=resolution)
+    assert resized.shape == (len(store), 3, resolution, resolution)
+    # Half a small pixel more or less of a black border, or of another part of the picture.
+    torch.testing.assert_close(
+        resized.mean((2, 3)), full.mean((2, 3)), atol=0.01 + 0.6 / resolution, rtol=0
+    )
 
 
 def test_resizing_averages_fine_detail_instead_of_picking_pixels():
@@ -231,3 +234,48 @@ def test_a_gpu_makes_the_same_images(monkeypatch, store, resident):
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(gpu_labels.cpu(), labels)
         torch.testing.assert_close(images.cpu(), expected, atol=0.6 / 255, rtol=0)
+
+
+# --------------------------------------------------------------------------- strength of the shift
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_strength_one_is_the_usual_and_returns_after_another(store):
+    indices = torch.arange(50)
+    usual, _ = build(store).training_batch(indices, epoch=2, resolution=16)
+    changed = build(store)
+    for strength in (0.5, 0.0, 1.0):
+        changed.strength = strength
+        images, _ = changed.training_batch(indices, epoch=2, resolution=16)
+        assert torch.equal(images, usual) == (strength == 1.0)
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_strength_zero_takes_the_middle(store):
+    still = build(store, augmentation="crop")
+    still.strength = 0.0
+    indices = torch.arange(100)
+    images, _ = still.training_batch(indices, epoch=0, resolution=16)
+    assert torch.equal(images, still.evaluation_batch(indices, resolution=16)[0])
+
+
+@pytest.mark.parametrize(("strength", "furthest"), [(0.5, 1), (1.0, 2), (2.0, 4)])
+def test_strength_bounds_the_shift(strength, furthest):
+    image = torch.zeros(16, 16, 3, dtype=torch.uint8)
+    image[8, 8] = 255
+    shifted = build(store_of([image] * 500), augmentation="crop")
+    shifted.strength = strength
+    images, _ = shifted.training_batch(torch.arange(500), epoch=0, resolution=16)
+    places = images[:, 0].nonzero()[:, 1:] - 8
+    assert len(places) == 500
+    assert places.min() == -furthest
+    assert places.max() == furthest
+
+
+def test_half_the_strength_crops_around_the_middle():
+    rows = torch.arange(20, dtype=torch.uint8)[:, None, None].expand(20, 20, 3).contiguous()
+    cropped = build(store_of([rows] * 400), augmentation="crop")
+    cropped.strength = 0.5
+    images, _ = cropped.training_batch(torch.arange(400), epoch=0, resolution=16)
+    tops = grey_levels(images)[:, 0, 0, 0]
+    assert sorted(set(tops.tolist())) == [1, 2, 3]

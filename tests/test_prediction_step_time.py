@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchwright.errors import PlanError
 from batchwright.prediction.drift import ASSUMED_DRIFT
 from batchwright.prediction.overlap import combine
-from batchwright.prediction.step_time import fit_step_time
+from batchwright.prediction.step_time import contradictions, fit_step_time
 from batchwright.records import CollectiveTime, Link, StepTime
 
 BATCHES = (16, 32, 64, 128)
@@ -284,3 +284,11 @@ def test_bad_points_are_refused_in_one_line_that_says_what_to_measure(points, me
 
 def test_a_larger_batch_a_little_faster_is_scatter():
     fit_step_time([point(32, 0.02), point(64, 0.018), point(128, 0.05)])
+
+
+def test_a_contradiction_names_both_points_until_their_scatter_explains_it():
+    others = [point(128, 0.3), point(8, 0.01, resolution=24)]
+    small, large = point(32, 0.2), point(64, 0.05)
+    assert contradictions([large, *others, small]) == [(small, large)]
+    visits = (0.2, 0.05, 0.2, 0.05, 0.06, 0.2)
+    assert contradictions([large, *others, point(32, 0.05, visits=visits)]) == []

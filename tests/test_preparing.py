@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
-from batchwright.errors import JobError
-from batchwright.preparing import resolve
+from batchwright.errors import JobError, PlanError
+from batchwright.preparing import ready, resolve
 from batchwright.records import Job
 from samples import make_data
 
@@ -30,3 +31,73 @@ def test_one_process_is_one_worker(workers):
 def test_several_workers_in_one_process_are_refused():
     with pytest.raises(JobError, match="workers=2 with launch=in-process: that is one worker"):
         resolve(Job(device="cpu", workers=2, launch="in-process"), make_data())
+
+
+def test_a_cycle_gets_resolutions_below_the_datas_own_that_the_network_takes():
+    def sides(side, **keys):
+        return resolve(Job(device="cpu", method="cyclic", **keys), make_data(side=side)).resolutions
+
+    assert sides(32) == (24, 32)
+    assert sides(160) == (88, 124, 160)
+    assert sides(8) == (6, 8)  # resnet8 takes 4 px
+    assert sides(8, network="vgg8") == (8,)  # which takes no less
+    assert sides(32, resolutions=(16, 32)) == (16, 32)
+
+
+def test_a_preset_settles_epochs_and_resolutions_before_anything_is_measured():
+    job = resolve(Job(device="cpu", method="hybrid", cycle={"preset": "cifar100"}), make_data())
+    assert (job.epochs, job.resolutions) == (140, (24, 32))
+
+
+def test_a_virtual_cluster_needs_to_know_how_large_it_is():
+    with pytest.raises(JobError, match=r"give workers=4, say, or goal\.max_workers"):
+        resolve(Job(device="cpu", launch="virtual"), make_data())
+    assert resolve(Job(device="cpu", launch="virtual", workers=8), make_data()).workers == 8
+    open_ = Job(device="cpu", launch="virtual", goal={"max_workers": 8})
+    assert resolve(open_, make_data()).workers == "auto"
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"method": "dual-batch", "dual": {"small_workers": 3}, "workers": 2}, "give at most 2"),
+        ({"launch": "virtual", "virtual": {"speeds": (1, 2)}, "workers": 3}, "for workers=3"),
+    ],
+)
+def test_what_is_said_of_other_workers_is_refused_before_measuring(keys, named):
+    with pytest.raises(PlanError, match=named):
+        resolve(Job(device="cpu", **keys), make_data())
+
+
+def flat(num_classes):
+    """Takes images of 8 px only: its features have a fixed grid."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+
+
+def test_a_network_that_cannot_change_resolution_is_refused_before_measuring():
+    name = f"{flat.__module__}:{flat.__name__}"
+    for method in ("cyclic", "hybrid"):
+        with pytest.raises(JobError, match=r"takes images of 8 pixels only, not 6 .*cannot change"):
+            ready(Job(device="cpu", method=method, network=name, workers=1))
+    assert ready(Job(device="cpu", network=name, workers=1)).resolutions == (8,)
+
+
+def test_resolutions_too_small_for_the_network_are_refused_with_the_least():
+    with pytest.raises(JobError, match="resnet8: takes images of at least 4 pixels, not 2: give"):
+        ready(Job(device="cpu", method="cyclic", resolutions=(2, 8), workers=1))
+
+
+def test_stages_that_do_not_add_up_are_refused_before_measuring():
+    job = Job(device="cpu", method="cyclic", workers=1, cycle={"stage_epochs": (10, 10)})
+    with pytest.raises(PlanError, match="add up to 20, not to epochs=30: give epochs=20"):
+        ready(job)
+
+
+def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
+    job = ready(Job(device="cpu", method="cyclic", workers=1, cycle={"preset": "cifar100"}))
+    assert job.resolutions == (24, 32)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "warning: cycle.preset=cifar100 was made for 100 classes, digits has 10",
+        "warning: cycle.preset=cifar100 was made for images of 32 px, digits has 8 px",
+    ]

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from batchwright.errors import JobError, WorkerError
+from batchwright.errors import JobError, PlanError, WorkerError
 from batchwright.planning.planner import make_plan
+from batchwright.prediction.step_time import contradictions
 from batchwright.probing import commands
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller
@@ -132,6 +133,26 @@ class Machine:
         seconds = 0.3 * self.sample_seconds
         self.seconds += seconds * command.batch_size * (command.repeats + 1)
         return commands.Evaluated(seconds_per_image=seconds)
+
+
+@dataclass
+class SlowStretch(Machine):
+    """Some visits to one batch take eight times as long.
+
+    Attributes:
+        slow_batch: Its samples.
+        slow_visits: How many of its first visits are slow; of batch 2 the very first is a trial.
+    """
+
+    slow_batch: int = 4
+    slow_visits: float = 1
+
+    def step(self, command):
+        slow = command.do == "visit" and command.local_batch_size == self.slow_batch
+        if slow and self.slow_visits > 0:
+            self.slow_visits -= 1
+            return 8 * super().step(command)
+        return super().step(command)
 
 
 def measured_on(machine, counts=(1, 2), **changes):
@@ -264,3 +285,44 @@ def test_the_batch_that_is_asked_for_may_be_measured():
 def test_a_profile_of_an_invented_machine_can_be_planned():
     plan = make_plan(measured_on(Machine(drift=0.02)))
     assert plan.stages[0].resolution == 32
+
+
+def measured_in_little_time(machine):
+    return measured_on(
+        machine, counts=(1,), resolutions=(32,), probe=ProbeSettings(budget=5), goal={}
+    )
+
+
+@pytest.mark.parametrize(("batch", "visits"), [(8, 1), (16, 2), (2, 3)])
+def test_stray_visits_are_outvoted_though_the_budget_is_spent(batch, visits, monkeypatch):
+    def probed():
+        return measured_in_little_time(
+            SlowStretch(latency=0.02, slow_batch=batch, slow_visits=visits)
+        )
+
+    with monkeypatch.context() as without:
+        without.setattr(Controller, "_reconcile", lambda self: None)
+        assert contradictions(probed().steps)
+    profile = probed()
+    assert not contradictions(profile.steps)
+    assert profile.probe_seconds <= 5 * 1.6  # the last visit may begin within the half
+    (point,) = (one for one in profile.steps if one.local_batch_size == batch)
+    assert point.step_seconds == pytest.approx(0.02 + 0.0005 * batch)
+    make_plan(profile)
+
+
+def test_what_stays_contradictory_is_refused_by_the_plan_and_ends_the_probe_in_time():
+    machine = SlowStretch(latency=0.02, slow_visits=float("inf"))
+    profile = measured_in_little_time(machine)
+    ((small, large),) = contradictions(profile.steps)
+    assert (small.local_batch_size, large.local_batch_size) == (4, 8)
+    assert profile.probe_seconds <= 5 * 1.6
+    with pytest.raises(PlanError, match=r"batch 8 .*but batch 4 .*measure both again"):
+        make_plan(profile)
+
+
+def test_points_that_agree_are_not_visited_for_it(monkeypatch):
+    machines = [Machine(drift=0.05), Machine(drift=0.05)]
+    usual = measured_on(machines[0])
+    monkeypatch.setattr(Controller, "_reconcile", lambda self: None)
+    assert measured_on(machines[1]).steps == usual.steps

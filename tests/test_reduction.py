@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from batchwright.group import Group
 from batchwright.reduction import Reducer, Tally, sqr_norms
-from gloo import together
 
 SHARES = (11, 5)
 BATCH = sum(SHARES)
@@ -112,8 +111,8 @@ def all_cases(rank):
 
 
 @pytest.fixture(scope="module")
-def reduced(tmp_path_factory):
-    return together(all_cases, tmp_path_factory.mktemp("reduced"))
+def reduced(crew):
+    return crew.together(all_cases, workers=2)
 
 
 def reference(dtype, micro=BATCH):

@@ -782,13 +782,15 @@ def test_checkpoints_inside_an_epoch_are_written_by_the_clock_or_by_steps(tmp_pa
     steps = []
     with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=1, **often)) as one:
 
-        def is_written():
-            return path.exists() and torch.load(path, weights_only=True)["state"]["step"] == done
+        def nobody_writes():
+            """Until then there may be no ``last.pt``, and by the clock nothing else is written."""
+            return all(write.done() for write in one._keeper._under_way.values())
 
         for _ in one.epochs():
             for done, (features, labels) in enumerate(one.batches()):
                 if done:
-                    wait_until(is_written)
+                    wait_until(nobody_writes)
+                    assert torch.load(path, weights_only=True)["state"]["step"] == done
                     steps.append(done)
                 one.step(functional.cross_entropy(one.model(features), labels))
     assert steps == [1, 2, 3, 4]

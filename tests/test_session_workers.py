@@ -15,7 +15,6 @@ from batchwright.errors import FileError, PlanError
 from batchwright.prediction.noise_scale import NoiseState, estimate
 from batchwright.records import LearningRateRule
 from batchwright.training.sampler import epoch_order
-from gloo import together
 from test_session import FEATURES, Points, make_model, make_tiny_plan, summary_in
 
 pytestmark = pytest.mark.slow
@@ -92,9 +91,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def found(folder, crew):
     """By worker, what each function gives; all in one start, since starting takes the time."""
-    return together(everything, folder, folder)
+    return crew.together(everything, folder, workers=2)
 
 
 def everything(rank, folder):

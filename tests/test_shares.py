@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from batchwright import Session
 from batchwright.errors import DeadlineReached, TrainingError
-from gloo import together
 from test_session import FEATURES, Points, make_session, make_tiny_plan, summary_in
 
 pytestmark = pytest.mark.slow
@@ -66,9 +65,9 @@ def train(rank, batches, folder, *, pace=None, loaders=0, epochs=6, memory=10**9
             for features, labels, indices in one.batches():
                 if pace:
                     pace(len(labels), epoch)
-                before = one._state.meter.repeated
+                before = one._run.state.meter.repeated
                 updates += one.step(lambda x=features, y=labels: loss(x, y))
-                if one._state.meter.repeated == before:
+                if one._run.state.meter.repeated == before:
                     numbers[-1] += indices.tolist()
             weights.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
     return {"weights": weights, "numbers": numbers, "updates": updates}
@@ -85,8 +84,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
-    return together(everything, folder, folder)
+def found(folder, crew):
+    return crew.together(everything, folder, workers=2)
 
 
 def everything(rank, folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -300,3 +301,77 @@ def test_sgd_takes_the_step_of_the_textbook():
 
 def test_plain_sgd_without_momentum_can_be_had():
     assert not task.build_optimizer(build(), Job(momentum=0), 0.1).defaults["nesterov"]
+
+
+def trained_by(network, optimizer, passes=3):
+    """Weights and state after a few steps; the state is taken out and put in again."""
+    random = torch.Generator().manual_seed(0)
+    for _ in range(passes):
+        network(torch.randn(4, 3, 8, 8, generator=random)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    return network.state_dict(), optimizer.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        ("adamw", torch.optim.AdamW, {}),
+    ],
+)
+def test_optimizers_do_what_torchs_own_do_bit_by_bit(name, kind, options):
+    ours, theirs = build(), build()
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = task.build_optimizer(ours, Job(optimizer=name, weight_decay=0.0), 0.1)
+    plain = kind(
+        [
+            {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": 0.0},
+            {"params": [p for p in theirs.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        ],
+        **{"lr": 0.1, "fused": True, **options},
+    )
+    called = []
+    optimizer.register_step_post_hook(lambda *_: called.append(1))
+    (weights, state), (wanted, expected) = trained_by(ours, optimizer), trained_by(theirs, plain)
+    assert all(torch.equal(weights[key], wanted[key]) for key in wanted)
+    assert state["param_groups"] == expected["param_groups"]
+    for key, values in expected["state"].items():
+        assert all(torch.equal(state["state"][key][k], v) for k, v in values.items())
+    assert called == [1, 1, 1]
+    assert isinstance(optimizer, kind)
+    assert not any(p.grad is not None for p in ours.parameters())
+
+
+WITHOUT_COMPILER = """
+import sys
+import torch
+from batchwright.records import Job
+from batchwright.workload.task import build_optimizer
+
+def train(network, compiled, name="sgd"):
+    optimizer = build_optimizer(network, Job(optimizer=name), 0.1)
+    for _ in range(2):
+        compiled(torch.ones(4, 8)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    return network.weight
+
+torch.manual_seed(0)
+plain, other = torch.nn.Linear(8, 2), torch.nn.Linear(8, 2)
+other.load_state_dict(plain.state_dict())
+weight = train(plain, plain).clone()
+train(plain, plain, "adamw")
+assert "torch._dynamo" not in sys.modules, "the compiler was loaded"
+assert torch.equal(train(other, torch.compile(other, backend="eager")), weight)
+assert "torch._dynamo" in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_the_compiler_is_loaded_by_those_who_compile_only():
+    command = [sys.executable, "-c", WITHOUT_COMPILER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr

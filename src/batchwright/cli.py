@@ -320,20 +320,23 @@ def _print_plan(plan: Plan, *, explain: bool) -> None:
     if explain:
         print(plan.explain(), file=sys.stderr)
         return
-    from batchwright.records.words import counted
-    from batchwright.reporting.plan_words import batches_words, decided_words, range_words
+    from batchwright.records.words import counted, local_batches
 
-    predicted = [
-        stage.predicted_epoch_seconds for stage in plan.stages for _ in range(stage.epochs)
-    ]
-    known = [one.value for one in predicted if one is not None]
-    expected = f", {sum(known) / len(known):.2g} s per epoch" if known else ""
-    shares = f" ({batches_words(plan)})" if plan.workers > 1 else ""
-    sides = range_words(stage.resolution for stage in plan.stages)
-    stages = f" in {counted(len(plan.stages), 'stage')}" if len(plan.stages) > 1 else ""
+    top = max(plan.stages, key=lambda stage: stage.resolution)
+    seconds = top.predicted_epoch_seconds
+    expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
+    first = " at first" if plan.method == "dynamic-batch" else ""
+    batches = f"global batch {top.global_batch_size}"
+    if plan.server is not None:
+        batches = f"local batches {local_batches(top.local_batch_sizes)}"
+    elif plan.workers > 1:
+        batches += f" ({local_batches(top.local_batch_sizes)}{first})"
+    sides = ", ".join(str(side) for side in sorted({stage.resolution for stage in plan.stages}))
+    rows = f" in {len(plan.stages)} stretches" if len(plan.stages) > 1 else ""
     print(
-        f"plan: {counted(plan.workers, 'worker')}, {decided_words(plan)}{shares}, "
-        f"{sides} px{stages}, rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
+        f"plan: {counted(plan.workers, 'worker')}, {batches}, "
+        f"{sides} px{rows}, "
+        f"rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
         file=sys.stderr,
     )
 

@@ -24,7 +24,8 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 _KINDS = {"Profile": "profile", "Plan": "plan", "RunSummary": "summary", "Job": "job"}
 _WRITTEN_BY = {"profile": "probe", "plan": "plan", "summary": "train"}  # which verb writes what
 _LISTS = (  # keys that take several values, separated by commas
-    *("frozen", "resolutions", "dual.large_batches", "virtual.speeds"),
+    *("frozen", "resolutions", "dual.large_batches"),
+    *("virtual.speeds", "virtual.links"),
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )

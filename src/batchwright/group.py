@@ -112,6 +112,13 @@ class Group:
         part.places, part._roll_call = self.places[:size], None
         return part
 
+    def alone(self) -> Self:
+        """This worker as a group of its own, to be left with the whole."""
+        part = copy.copy(self)
+        part.handle, part.rank, part.size, part._owned = None, 0, 1, False
+        part.places, part._roll_call = (self.places[self.rank],), None
+        return part
+
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give everyone rank 0's values, in place."""
         if self.size > 1:

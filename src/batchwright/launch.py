@@ -35,6 +35,7 @@ from batchwright.reports import (
     RESTARTS_LOG,
     forget_reports,
     killed,
+    name_of,
     reports_in,
 )
 
@@ -204,7 +205,7 @@ def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
     """
     for rank, name in killed(codes):
         raise WorkerError(
-            f"worker {rank} was killed by {name}"
+            f"{name_of(rank)} was killed by {name}"
             + (" (out of memory?)" if name == "SIGKILL" else "")
             + f"; logs are in {folder}"
         )
@@ -214,13 +215,14 @@ def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
         if first["exit_code"] == DeadlineReached.exit_code:
             raise DeadlineReached(first["message"])
         kind = BatchwrightError if first["exit_code"] == 2 else WorkerError
-        prefix = "" if first["exit_code"] == 2 else f"worker {first['rank']}: "
+        prefix = "" if first["exit_code"] == 2 else f"{name_of(first['rank'])}: "
         raise kind(prefix + first["message"])
-    last = _last_line(folder)
+    last = last_line(folder)
     raise WorkerError(f"the workers ended: {last}; logs are in {folder}")
 
 
-def _last_line(folder: Path) -> str:
+def last_line(folder: Path) -> str:
+    """What the processes whose logs are in a folder printed last."""
     for path in [*sorted(folder.glob("**/stderr.log")), *folder.glob("*.log")]:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         written = [line.strip() for line in lines if line.strip()]

@@ -174,19 +174,38 @@ def choose_interface() -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
+def own_address() -> str:
+    """Address under which the workers of other hosts reach this one; loopback if there are none."""
+    if on_one_host():
+        return "127.0.0.1"
+    found = _address_towards(os.environ.get("MASTER_ADDR", ""), socket.AF_INET)
+    if found is None or found.startswith("127."):
+        # The host of the store itself: as in `choose_interface`.
+        found = _address_towards("192.0.2.1", socket.AF_INET)
+    return found or socket.gethostbyname(socket.gethostname())
+
+
 def interface_towards(address: str) -> str | None:
     """Name of the network interface whose address packets to ``address`` would carry.
 
     ``None`` where there is no such route, or the system (other than Linux) cannot be asked.
     """
-    try:
-        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # chooses a route; for datagrams nothing is sent
-            own = probe.getsockname()[0]
-    except OSError:
+    own = _address_towards(address)
+    if own is None:
         return None
     return next((name for name, known in _addresses() if known == own), None)
+
+
+def _address_towards(address: str, family: int = 0) -> str | None:
+    """The address that packets to another would carry; ``None`` where there is no route."""
+    try:
+        infos = socket.getaddrinfo(address, 9, family=family, type=socket.SOCK_DGRAM)
+        with socket.socket(infos[0][0], socket.SOCK_DGRAM) as probe:
+            probe.connect(infos[0][4])  # chooses a route; for datagrams nothing is sent
+            own: str = probe.getsockname()[0]
+    except OSError:
+        return None
+    return own
 
 
 def _addresses() -> list[tuple[str, str]]:

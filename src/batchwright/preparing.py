@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from batchwright.documents import change_job, load_job
 from batchwright.errors import DataError, JobError, PlanError
 from batchwright.launch import refuse_busy_port
+from batchwright.planning.inputs import check_counts
 from batchwright.planning.learning_rate import make_rule
+from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.explaining import is_chosen
 from batchwright.reporting.progress import steps
@@ -58,7 +60,6 @@ def ready(job: Job) -> Job:
         BatchwrightError: Port, data, batch, warm-up, network or weights cannot be had as asked.
     """
     refuse_busy_port(job.port)
-    make_rule(job, job.base_batch, job.epochs)
     facts = _open_data(job).facts
     if not facts.val_samples:
         raise DataError(f"data={job.data} has no held-out images: set val=0.1 to hold some out")
@@ -68,8 +69,19 @@ def ready(job: Job) -> Job:
             f"images of data={job.data}: choose {facts.train_samples} or less"
         )
     job = resolve(job, facts)
+    make_rule(job, job.base_batch, job.epochs)
+    if job.method in CYCLED:
+        schedule_of(job)
     _check_network(job, facts)
+    tell_doubts(job, facts)
     return job
+
+
+def tell_doubts(job: Job, data: DataFacts) -> None:
+    """Say on stderr why a preset may not suit the data; the plan's reasons say it, too."""
+    preset = preset_of(job)
+    for doubt in preset.doubts(data) if preset else ():
+        print(f"warning: cycle.preset={job.cycle.preset} {doubt}", file=sys.stderr)  # noqa: T201
 
 
 def resolve(job: Job, data: DataFacts) -> Job:
@@ -93,14 +105,22 @@ def resolve(job: Job, data: DataFacts) -> Job:
         if workers not in ("auto", 1):
             raise JobError(f"workers={workers} with launch=in-process: that is one worker")
         workers = 1
-    return job.model_copy(
-        update={
-            "device": device.type,
-            "workers": workers,
-            "augment": job.augmentation,
-            "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
-        }
-    )
+    if job.launch == "virtual" and workers == "auto" and job.goal.max_workers is None:
+        raise JobError(
+            "launch=virtual needs to know how many workers to simulate: give workers=4, say, or "
+            "goal.max_workers for the plan to choose"
+        )
+    known = {"device": device.type, "workers": workers, "augment": job.augmentation}
+    job = settled(job, data, least_side=_least_side(job.network)).model_copy(update=known)
+    check_counts(job)
+    return job
+
+
+def _least_side(network: str) -> int:
+    """Of a network of ours, in pixels; others are tried once they are built."""
+    from batchwright.workload.networks import NETWORKS
+
+    return NETWORKS[network][1] if network in NETWORKS else 1
 
 
 def check_training(plan: Plan) -> None:
@@ -124,6 +144,8 @@ def _refuse_other_machines(plan: Plan) -> None:
     """A plan for workers that were never measured may be one for machines that are not here."""
     from batchwright.workload.host import usable_cores
 
+    if plan.job.launch == "virtual":
+        return
     assumed = any(one.assumed and is_chosen(plan, one) for one in plan.considered)
     if not (assumed or len(plan.kinds) > 1):
         return
@@ -161,15 +183,24 @@ def check_workload(plan: Plan) -> None:
 
 def _check_network(job: Job, data: DataFacts) -> None:
     """Build the network here, so that a wrong name, file or pattern is refused at once."""
-    from batchwright.workload.task import build_loss, build_network, freeze, load_weights
+    from batchwright.workload.task import (
+        build_loss,
+        build_network,
+        check_sides,
+        freeze,
+        load_weights,
+    )
 
+    sides = (data.side,) if job.resolutions == "auto" else job.resolutions
     network = build_network(
         job.network,
         classes=len(data.classes),
-        side=data.side if job.resolutions == "auto" else max(job.resolutions),
+        side=max(sides),
         dropout=job.dropout,
         seed=job.seed,
     )
+    if len(sides) > 1:
+        check_sides(job.network, network, sides)
     if job.weights is not None:
         left = load_weights(network, job.weights)
         if left:

@@ -20,7 +20,7 @@ def refit(summary: RunSummary) -> Refit | None:
     predicted, measured = stage.predicted_epoch_seconds, summary.measured_epoch_seconds
     if profile is None or predicted is None or not measured or len(plan.stages) > 1:
         return None
-    if summary.simulated or plan.server is not None:  # not steps of this machine, not one batch
+    if plan.server is not None or plan.job.launch == "virtual":  # epochs are not made of such steps
         return None
     error = (predicted.value - measured) / measured
     if abs(error) <= plan.job.goal.tolerance or len(plan.kinds) > 1:

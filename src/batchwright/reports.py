@@ -13,6 +13,7 @@ from typing import Any
 
 ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # names the folder to the workers
 AGENT_REPORT = "agent.json"  # exit code of each worker that failed last, by rank
+SERVER_RANK = -1  # in place of a worker's rank, for the parameter server
 RESTARTS_LOG = "restarts.log"  # a line for each time that all workers were started again
 
 
@@ -53,6 +54,16 @@ def forget_reports(folder: Path) -> None:
     """Take away what an earlier start has left."""
     for path in [*folder.glob("rank*.json"), folder / AGENT_REPORT, folder / RESTARTS_LOG]:
         path.unlink(missing_ok=True)
+
+
+def name_of(rank: int) -> str:
+    """Who it is, in words."""
+    return "the parameter server" if rank == SERVER_RANK else f"worker {rank}"
+
+
+def forget_report(folder: Path, rank: int) -> None:
+    """Take away what one worker has left, before it is started again."""
+    _report_path(str(folder), rank).unlink(missing_ok=True)
 
 
 def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:

@@ -32,6 +32,7 @@ from batchwright.preparing import (
     job_of,
     ready,
     refuse_unconfirmed_code,
+    tell_doubts,
     with_job,
 )
 from batchwright.records import Check, Job, Plan, Profile, RunSummary
@@ -50,6 +51,7 @@ from batchwright.run_folder import (
     telling_how_to_resume,
     write_inputs,
 )
+from batchwright.supervision import run_with_server
 
 
 def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
@@ -98,7 +100,9 @@ def plan(
     profiles = [one if isinstance(one, Profile) else read_record(one, Profile) for one in given]
     told = [one if isinstance(one, RunSummary) else read_summary(one) for one in runs]
     job = change_job(planning_job(profiles[0]), keys, overrides)
-    return make_plan(profiles, job, runs=told)
+    decided = make_plan(profiles, job, runs=told)
+    tell_doubts(decided.job, decided.data)
+    return decided
 
 
 def check(
@@ -321,17 +325,22 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
             with lines.followed(shown.update):
                 train_here(plan, run_folder=folder, resume=resume)
         else:
-            run_workers(
-                "batchwright.training.loop",
-                [str(folder), *(["--resume"] if resume else [])],
-                workers=plan.workers,
-                threads=worker_threads(plan.workers),
-                folder=logs,
-                port=plan.job.port,
-                restarts=plan.job.restarts,
-                poll=lambda: lines(shown.update),
-                tell=lambda line: shown.update({"kind": "note", "text": line}),
-            )
+            options: dict[str, Any] = {
+                "workers": plan.workers,
+                "threads": worker_threads(plan.workers),
+                "folder": logs,
+                "restarts": plan.job.restarts,
+                "poll": lambda: lines(shown.update),
+                "tell": lambda line: shown.update({"kind": "note", "text": line}),
+            }
+            loop = "batchwright.training.loop"
+            arguments = [str(folder), *(["--resume"] if resume else [])]
+            if plan.server is None:
+                run_workers(loop, arguments, port=plan.job.port, **options)
+            else:
+                values = plan.model_dump(mode="json")
+                served: dict[str, Any] = {"plan": values, "run_folder": folder, "resume": resume}
+                run_with_server(loop, arguments, **served, **options)
     summary = read_record(folder / "summary.json", RunSummary)
     measured = folder / "profile.json"
     if measured.exists():

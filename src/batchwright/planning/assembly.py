@@ -12,6 +12,7 @@ from batchwright.records import (
     NetworkFacts,
     Plan,
     Reason,
+    ServerRule,
     Stage,
 )
 
@@ -37,8 +38,9 @@ def assemble(
     data: DataFacts,
     network: NetworkFacts,
     rule: LearningRateRule,
-    stage: Stage,
+    stages: tuple[Stage, ...],
     *,
+    server: ServerRule | None = None,
     reasons: tuple[Reason, ...],
     **predicted: Any,
 ) -> Plan:
@@ -51,7 +53,9 @@ def assemble(
         update=job.optimizer,
         precision=precision_of(job),
         learning_rate=rule,
-        stages=(stage,),
+        merge="parameter server" if server else "sample-weighted all-reduce",
+        server=server,
+        stages=stages,
         reasons=reasons,
         **predicted,
     )

@@ -109,7 +109,8 @@ def _exchange(mix: Mix) -> str:
         return "One worker has no gradients to exchange."
     if mix.assumed and kind.times.assumed(count):
         return f"More than the {kind.measured[-1]} that were measured: from the stated link."
-    if not any(one.workers >= count for one in profile.collectives):
+    reduced = [one.workers for one in profile.collectives if one.operation == "all-reduce"]
+    if max(reduced, default=0) < count:
         return ""
     size = profile.network.trained_bytes
     seconds = fit_collectives(profile.collectives).seconds(size, count)

@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from batchwright.errors import PlanError
+from batchwright.planning.resolution import settled
+from batchwright.planning.simulated import with_link
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
+
+SERVED = ("dual-batch", "hybrid")
+"""Methods with two batch sizes, trained through a parameter server."""
 
 PLANNING_KEYS = frozenset(
     {
@@ -14,7 +19,9 @@ PLANNING_KEYS = frozenset(
         "checkpoint_seconds",
         "checkpoint_steps",
         "clip_norm",
+        "cycle",
         "decay",
+        "dual",
         "epochs",
         "evaluate_epochs",
         "global_batch",
@@ -34,7 +41,9 @@ PLANNING_KEYS = frozenset(
         "sampling",
         "scaling",
         "seed",
+        "server",
         "timeout",
+        "virtual",
         "warmup_epochs",
         "workers",
     }
@@ -81,14 +90,57 @@ def measured_job(profile: Profile, job: Job | None) -> Job:
     return resolved(job, profile.data, precision=job.precision)
 
 
-def resolved(job: Job, data: DataFacts, *, precision: Precision, workers: int | None = None) -> Job:
-    """The job with precision, augmentation and resolutions settled, and workers if given."""
-    settled = {
-        "precision": precision,
-        "augment": job.augmentation,
-        "resolutions": (data.side,) if job.resolutions == "auto" else job.resolutions,
-    }
-    return job.model_copy(update=settled if workers is None else {**settled, "workers": workers})
+def resolved(
+    job: Job,
+    data: DataFacts,
+    *,
+    precision: Precision,
+    workers: int | None = None,
+    least_side: int = 1,
+) -> Job:
+    """The job with all settled that a plan goes by: precision, resolutions, epochs, the link.
+
+    Args:
+        job: As given.
+        data: Tells the top resolution.
+        precision: To compute in.
+        workers: How many; `None`: as in the job.
+        least_side: Smallest that the network takes, in pixels.
+
+    Raises:
+        PlanError: Something is given for another number of workers.
+    """
+    known: dict[str, object] = {"precision": precision, "augment": job.augmentation}
+    if workers is not None:
+        known["workers"] = workers
+    job = with_link(settled(job, data, least_side=least_side).model_copy(update=known))
+    check_counts(job)
+    return job
+
+
+def check_counts(job: Job) -> None:
+    """Refuse what is said of other workers than the job has, where it says how many."""
+    if job.workers == "auto":
+        return
+    small = job.dual.small_workers
+    if job.method in SERVED and small != "auto" and small > job.workers:
+        raise PlanError(
+            f"dual.small_workers={small} of workers={job.workers}: give at most {job.workers}"
+        )
+    if job.launch != "virtual":
+        return
+    for key, values in (("speeds", job.virtual.speeds), ("links", job.virtual.links)):
+        if values and len(values) != job.workers:
+            raise PlanError(
+                f"virtual.{key}={shown(values)}: {len(values)} values for workers={job.workers}: "
+                "give one for each"
+            )
+    slow = max((one.worker for one in job.virtual.disturbances), default=0)
+    if slow >= job.workers:
+        raise PlanError(
+            f"virtual.disturbances: worker {slow} of workers={job.workers}: give 0 to "
+            f"{job.workers - 1}"
+        )
 
 
 def precision_of(job: Job) -> Precision:
@@ -169,7 +221,8 @@ def check_side(side: int, network: NetworkFacts) -> None:
     if side < network.least_side:
         raise PlanError(
             f"{network.name} takes images of at least {network.least_side} px, not {side}: "
-            f"give resolutions={network.least_side} or more"
+            f"give resolutions={network.least_side} or more; a network whose grid of positions or "
+            "features is fixed takes one resolution only"
         )
 
 

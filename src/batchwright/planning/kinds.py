@@ -141,6 +141,18 @@ class Kind:
         worth = seconds / slope - local if slope > 0 else 0.0
         return round(min(max(worth, 0.0), float(local)), 1)
 
+    def chord(self, workers: int, resolution: int, local: int) -> tuple[float, float]:
+        """Seconds per sample and fixed ones of computing, by half of ``local`` and all of it."""
+        half = max(local // 2, 1)
+        if half == local:
+            half = local + 1
+        first, last = (
+            self.times.computing(workers, resolution, self.parts(workers, resolution, size))
+            for size in (half, local)
+        )
+        slope = (last - first) / (local - half)
+        return slope, max(0.0, last - slope * local)
+
     def fitted_line(self, workers: int, resolution: int) -> Line | None:
         """The line through the measured step times, where one describes them.
 

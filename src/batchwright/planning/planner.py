@@ -7,20 +7,25 @@ Pure: no clock, no host, no random numbers, so the same input gives the same pla
 The way through the folder: `inputs` and `merging` check what is given, `kinds` fits the models,
 `mixes` lists the clusters, `shares` divides a batch between unequal workers, `table` predicts every
 candidate, `knees` finds where batch stops paying, `choice` applies limits and objective, `outlook`
-makes the records, `explanations` and `reasons` say why.
+makes the records, `explanations` and `reasons` say why. Methods with several rows or two groups of
+workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from batchwright.errors import PlanError
-from batchwright.planning import alternatives, explanations, reasons
+from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
 from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.choice import Choice, Progress, check_goal, choose
+from batchwright.planning.composed import COMPOSED, compose, searched
 from batchwright.planning.inputs import (
     PLANNING_KEYS,
+    SERVED,
     check_bounds,
+    check_counts,
     check_profiles,
     measured_job,
     planning_job,
@@ -32,7 +37,9 @@ from batchwright.planning.learning_rate import make_rule
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
 from batchwright.planning.outlook import MOST_SHOWN, held_out, kept_rows, predictions
+from batchwright.planning.resolution import CYCLED
 from batchwright.planning.shares import local_batches
+from batchwright.planning.simulated import simulated, usual_times
 from batchwright.planning.table import Row, Table
 from batchwright.planning.unmeasured import plan_without_profile
 from batchwright.prediction.quality import fit_progress
@@ -76,28 +83,54 @@ def make_plan(
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
     job = measured_job(merged[0], job)
+    if job.launch == "virtual":
+        slowest = job.method not in SERVED
+        given = [simulated(profile, job, slowest=slowest) for profile in given]
+        merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, job)
+    asked, job = job, searched(job, merged[0].data)
     kinds = kinds_of(merged, job)
     table = Table(job=job, data=merged[0].data, mixes=mixes_of(kinds, job))
     table.check_asked()
     progress = _progress(merged, job, runs)
     check_goal(job, [kind.price for kind in kinds], progress)
-    rows = table.rows()
-    bends = bends_of(rows, job.goal.doubling_gain)
-    choice = choose(job, rows, bends, progress)
+    rows, bends, choice = _chosen(job, table.rows(), progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, bends, choice)
     considered = predictions(table, rows, kept, progress, named=named)
     chosen = considered[kept.index(choice.row)]
-    rule = make_rule(job, chosen.global_batch_size, job.epochs)
-    settled = job.model_copy(update={"workers": chosen.workers})
-    stage = _stage(settled, chosen, choice.row, rule)
+    settled = asked.model_copy(update={"workers": chosen.workers})
+    check_counts(settled)
+    explained: tuple[Reason, ...] = (
+        explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
+        reasons.measured_precision(merged[0], precision_of(job)),
+    )
+    if job.method in COMPOSED:
+        made = compose(settled, table, choice, chosen, progress)
+        rule, stages, server = made.rule, made.stages, made.server
+        explained += made.reasons
+    else:
+        rule, server = make_rule(job, chosen.global_batch_size, job.epochs), None
+        stages = (_stage(settled, chosen, choice.row, rule),)
+        explained = (
+            explained[0],
+            reasons.resolution(
+                stages[0].resolution, merged[0].data, alternatives.resolutions(choice.row, rows)
+            ),
+            explained[1],
+            *reasons.method(settled),
+            *_predicted(job, choice, chosen, stages[0], bends, progress),
+            *reasons.learning_rate(job, rule, stages[0]),
+            *explanations.progress_of(job, chosen.global_batch_size, progress),
+            *cycle_reasons.link(settled),
+        )
     return assemble(
         settled,
         merged[0].data,
         merged[0].network,
         rule,
-        stage,
+        stages,
+        server=server,
         considered=considered,
         knees=tuple(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
@@ -105,18 +138,29 @@ def make_plan(
         ),
         held_out=next((held_out(kind) for kind in kinds if not kind.stated), ()),
         kinds=choice.row.mix.kinds if named else (),
-        reasons=(
-            explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
-            reasons.resolution(
-                stage.resolution, merged[0].data, alternatives.resolutions(choice.row, rows)
-            ),
-            reasons.measured_precision(merged[0], precision_of(job)),
-            *reasons.method(settled),
-            *_predicted(job, choice, chosen, stage, bends, progress),
-            *reasons.learning_rate(job, rule, stage),
-            *explanations.progress_of(job, chosen.global_batch_size, progress),
-        ),
+        reasons=explained,
     )
+
+
+def _chosen(job: Job, rows: list[Row], progress: Progress) -> tuple[list[Row], list[Bend], Choice]:
+    """The candidates, their knees and the choice among them, as for `plain`.
+
+    A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
+    """
+    if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
+        rows = [row for row in rows if row.mix.workers > 1] or rows
+    bends = bends_of(rows, job.goal.doubling_gain)
+    try:
+        return rows, bends, choose(job, rows, bends, progress)
+    except PlanError:
+        if job.method not in CYCLED or job.goal.deadline is None:
+            raise
+    rows = [
+        replace(row, misses=tuple(one for one in row.misses if one.limit != "goal.deadline"))
+        for row in rows
+    ]
+    bends = bends_of(rows, job.goal.doubling_gain)
+    return rows, bends, choose(job, rows, bends, progress)
 
 
 def _predicted(
@@ -144,6 +188,9 @@ def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> St
     check_bounds(job, local)
     kind, _ = row.mix.members[0]
     fixed = kind.fixed_samples(len(local), chosen.resolution, chosen.micro_batch_size)
+    alone = {}
+    if job.launch == "virtual":
+        alone = usual_times(job, kind.chord(len(local), chosen.resolution, max(local)))
     return stage_of(
         job,
         chosen.resolution,
@@ -153,6 +200,7 @@ def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> St
         micro_batch_size=chosen.micro_batch_size,
         predicted_epoch_seconds=chosen.epoch_seconds,
         predicted_bytes=chosen.peak_bytes,
+        **alone,
     )
 
 

@@ -52,7 +52,7 @@ def measured_precision(profile: Profile, precision: Precision) -> Reason:
 
 def method(job: Job) -> tuple[Reason, ...]:
     """How shares change while training; nothing to say where they stay as planned."""
-    if job.method == "plain":
+    if job.method != "dynamic-batch":
         return ()
     when = "at the end of each epoch"
     if job.rebalance_steps:
@@ -80,10 +80,11 @@ def unmeasured_batch(job: Job, stage: Stage, *, given: bool) -> Reason:
 
 def learning_rate(job: Job, rule: LearningRateRule, stage: Stage) -> tuple[Reason, ...]:
     """Rate, warm-up and decay."""
-    return _rate(rule, stage.global_batch_size), _warmup(job, rule), _decay(rule)
+    return rate(rule, stage.global_batch_size), warmup(job, rule), decay(rule)
 
 
-def _rate(rule: LearningRateRule, batch: int) -> Reason:
+def rate(rule: LearningRateRule, batch: int) -> Reason:
+    """The peak rate, for a step of ``batch`` samples."""
     ratio = f"{batch} / {rule.base_batch}"
     times, source, reference = {
         "linear": (f" x ({ratio}), linear in the batch", "published", GOYAL),
@@ -99,7 +100,8 @@ def _rate(rule: LearningRateRule, batch: int) -> Reason:
     )
 
 
-def _warmup(job: Job, rule: LearningRateRule) -> Reason:
+def warmup(job: Job, rule: LearningRateRule) -> Reason:
+    """How the rate begins."""
     value = f"{rule.warmup_epochs:g} epochs"
     if job.warmup_epochs != "auto":
         return Reason(choice="warm-up", value=value, why="Asked for.", source="asked")
@@ -116,7 +118,8 @@ def _warmup(job: Job, rule: LearningRateRule) -> Reason:
     )
 
 
-def _decay(rule: LearningRateRule) -> Reason:
+def decay(rule: LearningRateRule) -> Reason:
+    """How the rate falls."""
     why, source, reference = {
         "cosine": ("Half a cosine from the peak to 0.", "published", LOSHCHILOV),
         "steps": ("A tenth at 1/3, 2/3 and 8/9 of the epochs.", "published", GOYAL),

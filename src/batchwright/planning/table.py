@@ -145,7 +145,7 @@ class Table:
         if last != batch:
             shrunk = tuple(-(-total * last // batch) for total in totals)
             epoch += self._step(mix, side, shrunk, asked=asked) - step
-        train = self.job.epochs * epoch + self.evaluations * self._evaluation(mix)
+        train = self.job.epochs * epoch + self.evaluating(mix)
         hourly = mix.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
         row = Row(mix, side, totals, batch, steps, step, epoch, train, cost, asked)
@@ -165,6 +165,10 @@ class Table:
     def evaluations(self) -> int:
         """How often the held-out images are evaluated."""
         return ceil(self.job.epochs / self.job.evaluate_epochs)
+
+    def evaluating(self, mix: Mix) -> float:
+        """Seconds of all evaluations of a training."""
+        return self.evaluations * self._evaluation(mix)
 
     def _evaluation(self, mix: Mix) -> float:
         """Seconds of one evaluation: the images are dealt out evenly, the slowest worker counts."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, hypot, log, log2
@@ -197,6 +197,17 @@ class StepTimeModel:
             seconds += each
         return seconds
 
+    def computing(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> float:
+        """Seconds of a step that exchanges nothing, while so many workers compute; no interval.
+
+        More workers than were measured compute like the most that were. Arguments as in `seconds`.
+
+        Raises:
+            PlanError: One resolution was measured and another is asked for.
+        """
+        _, compute = self._laws_of(min(workers, self.workers[-1]), resolution)
+        return sum(compute.at(size) for size in micro_batch_sizes)
+
     def predict(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> Estimate:
         """Seconds per step, with a 95 % interval for what a later measurement shows.
 
@@ -328,8 +339,11 @@ def fit_step_time(
     _refuse_duplicates(points)
     drift, degrees = pooled_drift(points)
     groups = _grouped(points)
-    for group in groups.values():
-        _refuse_contradictions(group, drift)
+    for small, large in _contradictions(groups, drift):
+        raise PlanError(
+            f"{_place(large)} takes {point_seconds(large):.4g} s a step, but batch "
+            f"{small.local_batch_size} takes {point_seconds(small):.4g} s; measure both again"
+        )
     whole = _fit_all(groups, point_seconds, drift)
     overlap = _find_overlap(points, collectives, gradient_bytes, drift)
     return StepTimeModel(
@@ -346,6 +360,16 @@ def fit_step_time(
         _gradient_bytes=gradient_bytes,
         _link=link,
     )
+
+
+def contradictions(points: Sequence[StepTime]) -> list[tuple[StepTime, StepTime]]:
+    """Pairs that `fit_step_time` refuses: a batch, and a larger one that takes far less time.
+
+    Args:
+        points: Measured steps, in any order.
+    """
+    drift, _ = pooled_drift(points)
+    return list(_contradictions(_grouped(points), drift))
 
 
 def _computing_seconds(point: StepTime) -> float:
@@ -459,16 +483,16 @@ def _refuse_duplicates(points: Sequence[StepTime]) -> None:
         seen.add(key)
 
 
-def _refuse_contradictions(group: Sequence[StepTime], drift: float) -> None:
+def _contradictions(
+    groups: Mapping[tuple[int, int], Sequence[StepTime]], drift: float
+) -> Iterator[tuple[StepTime, StepTime]]:
     """A larger batch cannot take far less time than a smaller one."""
-    for small, large in pairwise(group):
-        drop = log(point_seconds(small) / point_seconds(large))
-        error = hypot(point_error(small, drift), point_error(large, drift))
-        if drop > max(log(_CONTRADICTION), _CONTRADICTION_ERRORS * error):
-            raise PlanError(
-                f"{_place(large)} takes {point_seconds(large):.4g} s a step, but batch "
-                f"{small.local_batch_size} takes {point_seconds(small):.4g} s; measure both again"
-            )
+    for group in groups.values():
+        for small, large in pairwise(group):
+            drop = log(point_seconds(small) / point_seconds(large))
+            error = hypot(point_error(small, drift), point_error(large, drift))
+            if drop > max(log(_CONTRADICTION), _CONTRADICTION_ERRORS * error):
+                yield small, large
 
 
 def _too_few(groups: Mapping[tuple[int, int], Sequence[StepTime]]) -> str:

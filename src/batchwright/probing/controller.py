@@ -1,7 +1,8 @@
 """The course of a probe: what is measured when, within the budget.
 
     memory and a first step --> three batches of each curve --> exchange, noise, evaluation -->
-    visits wherever the fitted model is least certain, until it is certain enough or time is up
+    visits wherever the fitted model is least certain, until it is certain enough or time is up -->
+    further visits to points that contradict each other
 
 A curve is a number of workers and a resolution. Points of all curves take turns, so that the visits
 to one of them are apart in time.
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from batchwright.errors import PlanError
-from batchwright.prediction.step_time import StepTimeModel, fit_step_time
+from batchwright.prediction.step_time import StepTimeModel, contradictions, fit_step_time
 from batchwright.probing.acquisition import (
     LEAST_POINTS,
     is_enough,
@@ -38,7 +39,7 @@ from batchwright.probing.commands import (
     Point,
 )
 from batchwright.probing.visiting import Visitor
-from batchwright.records import CollectiveTime, GradientNoise, Profile
+from batchwright.records import CollectiveTime, GradientNoise, Profile, StepTime
 
 Progress = Callable[[int, int, str], None]
 
@@ -49,6 +50,12 @@ _NOISE = 0.1
 _EVALUATION = 0.05
 _FIRST_VISITS = 0.4
 _LONGEST_VISIT = 0.15  # a batch whose visit takes more is never measured
+
+# Beyond the budget, for points that contradict each other: a profile that no plan can be made from
+# is worth nothing, and another probe would take the whole budget again. Of 5 s it lets both points
+# be visited some five times where steps take 10 ms; two more visits outvote a stray one.
+_RECONCILING = 0.5
+_MOST_RECONCILING = 6  # rounds: what outlasts them is no stray visit
 
 _EVALUATION_BATCH = 256
 _EVALUATION_REPEATS = 4
@@ -100,6 +107,7 @@ class Controller:
         noise = self._noise()
         evaluation = self._evaluation()
         self._refine()
+        self._reconcile()
         prepared = visitor.prepared
         return Profile(
             job=visitor.job,
@@ -249,6 +257,20 @@ class Controller:
                 return
             self._visit(point)
 
+    def _reconcile(self) -> None:
+        """Visit points again that a fit would refuse, as slow stretches can make a few visits.
+
+        Either the medians come right, or their scatter widens the errors until they are compatible.
+        Batches smaller than any that a plan may choose are not left out: it refuses those as well.
+        """
+        for _ in range(_MOST_RECONCILING):
+            pairs = contradictions(self._visitor.step_times())
+            # Each once, also where it is in two pairs.
+            for point in sorted({_point(step) for pair in pairs for step in pair}):
+                if self._left() < -_RECONCILING * self._budget:
+                    return
+                self._visit(point)
+
     def _left(self) -> float:
         """Seconds of the budget; starting the processes is not measuring."""
         spent = self._clock() - self._began - self._visitor.restart_seconds
@@ -295,3 +317,7 @@ class Controller:
             with suppress(PlanError):  # as above
                 return model.standard_error(*point)
         return 1 / (1 + len(self._visitor.ledger.steps.get(point, ())))
+
+
+def _point(step: StepTime) -> Point:
+    return Point(step.workers, step.resolution, step.local_batch_size)

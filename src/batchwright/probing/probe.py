@@ -120,7 +120,7 @@ def measure_points(
 
 def counts_of(job: Job) -> tuple[int, ...]:
     """Numbers of workers that a probe of the job measures, rising."""
-    if job.launch == "in-process":
+    if job.launch in ("in-process", "virtual"):  # a virtual worker has the machine to itself
         return (1,)
     return worker_counts(default_workers(job.device)) if job.workers == "auto" else (job.workers,)
 

@@ -6,7 +6,7 @@ Short whatever the plan's size: of many candidates, those that a choice could fa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,14 @@ from batchwright.records.words import (
 
 if TYPE_CHECKING:
     from batchwright.records.base import Estimate
-    from batchwright.records.plan import KindCount, Knee, Plan, Prediction, Reason
+    from batchwright.records.plan import (
+        KindCount,
+        Knee,
+        Plan,
+        Prediction,
+        Reason,
+        ServerRule,
+    )
 
 MOST_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
 
@@ -57,16 +64,34 @@ def cluster_words(workers: int, kinds: Sequence[KindCount]) -> str:
 
 def local_batch_word(plan: Plan) -> str:
     """What the planned local batches are: those of the run, or only its first."""
-    return "local batch" if plan.method == "plain" else "local batch at first"
+    return "local batch at first" if plan.method == "dynamic-batch" else "local batch"
 
 
 def method_words(plan: Plan) -> str:
     """How the workers share the batch."""
+    if plan.server is not None:
+        return f"{plan.method}: {_server_words(plan.server)}"
+    if plan.method == "cyclic":
+        return f"{plan.method}: {len(plan.stages)} stretches of one resolution and rate each"
     if plan.method == "plain":
         return plan.method
     steps = plan.job.rebalance_steps
     often = f"every {counted(steps, 'step')} and epoch" if steps else "every epoch"
     return f"{plan.method}: local batches follow the measured speeds, {often}"
+
+
+def _server_words(rule: ServerRule) -> str:
+    consistency = rule.consistency.upper()
+    if rule.staleness is not None:
+        consistency += f"({rule.staleness})"
+    often = "once a round"
+    if rule.exchange_steps is not None:
+        often = f"every {counted(rule.exchange_steps, 'step')}"
+    return (
+        f"{rule.small_workers} small-batch, {consistency}, merged by {rule.merge} with factor "
+        f"{rule.update_factor}, {often}, momentum {rule.momentum}; a round takes "
+        f"{rule.extra_time:g} times that of large batches alone"
+    )
 
 
 def is_chosen(plan: Plan, one: Prediction) -> bool:
@@ -155,34 +180,81 @@ def _knee_row(knee: Knee) -> list[str]:
 
 
 def _header_lines(plan: Plan) -> list[str]:
-    data, network, stage = plan.data, plan.network, plan.stages[0]
+    data, network = plan.data, plan.network
     kinds = f" ({cluster_words(plan.workers, plan.kinds)})" if plan.kinds else ""
     return [
         f"{network.name} ({network.parameters:,} weights) on {data.name} "
         f"({data.train_samples:,} training and {data.val_samples:,} held-out images, "
         f"{len(data.classes)} classes)",
-        f"{counted(plan.workers, 'worker')}{kinds}, global batch {stage.global_batch_size}, "
+        f"{counted(plan.workers, 'worker')}{kinds}, {_batch_words(plan)}, "
         f"{plan.precision}, {plan.update}, {plan.merge}, {counted(plan.epochs, 'epoch')}",
         *([method_words(plan)] if plan.method != "plain" else []),
     ]
 
 
+def _batch_words(plan: Plan) -> str:
+    """The batch of all rows in few words."""
+    if plan.server is not None:
+        return f"local batches {local_batches(plan.stages[-1].local_batch_sizes)}"
+    found = list(dict.fromkeys(stage.global_batch_size for stage in plan.stages))
+    return f"global batch {', '.join(map(str, found))}"
+
+
 def _stage_lines(plan: Plan) -> list[str]:
-    local = local_batch_word(plan)
-    rows = [["stage", "epochs", "side", local, "micro-batch", "rate", "s / epoch (95 %)"]]
-    for index, stage in enumerate(plan.stages):
-        rows.append(
-            [
-                str(index),
-                str(stage.epochs),
-                str(stage.resolution),
-                local_batches(stage.local_batch_sizes),
-                str(stage.micro_batch_size),
-                f"{stage.learning_rate:.4g}",
-                in_seconds(stage.predicted_epoch_seconds),
-            ]
-        )
-    return _aligned(rows)
+    if plan.server is None and len(plan.stages) == 1:
+        return _aligned(_plain_rows(plan))
+    columns = _stage_columns(plan)
+    table = _aligned([list(columns), *zip(*columns.values(), strict=True)])
+    notes = []
+    if plan.job.launch == "virtual":
+        notes.append("seconds are those of the simulated clock")
+    return [*table, *notes]
+
+
+def _plain_rows(plan: Plan) -> list[list[str]]:
+    local, stage = local_batch_word(plan), plan.stages[0]
+    return [
+        ["stage", "epochs", "side", local, "micro-batch", "rate", "s / epoch (95 %)"],
+        [
+            "0",
+            str(stage.epochs),
+            str(stage.resolution),
+            local_batches(stage.local_batch_sizes),
+            str(stage.micro_batch_size),
+            f"{stage.learning_rate:.4g}",
+            in_seconds(stage.predicted_epoch_seconds),
+        ],
+    ]
+
+
+def _stage_columns(plan: Plan) -> dict[str, list[str]]:
+    """The table of stages, column by column; samples and factors where there is a server."""
+    stages = plan.stages
+    ends = list(accumulate(stage.epochs for stage in stages))
+    columns = {
+        "stage": [str(stage.rate_stage) for stage in stages],
+        "epochs": [f"{stage.epochs} (to {end})" for stage, end in zip(stages, ends, strict=True)],
+        "side": [str(stage.resolution) for stage in stages],
+        "rate": [f"{stage.learning_rate:.4g}" for stage in stages],
+        "dropout": [f"{stage.dropout:g}" for stage in stages],
+        "strength": [f"{stage.augmentation_strength:g}" for stage in stages],
+        "workers x local batch": [local_batches(stage.local_batch_sizes) for stage in stages],
+        "micro-batch": [str(stage.micro_batch_size) for stage in stages],
+    }
+    if plan.server is not None:
+        columns["samples per round"] = [local_batches(stage.samples_per_round) for stage in stages]
+        columns["factor"] = [_factors(stage.update_factors) for stage in stages]
+    columns["s / epoch (95 %)"] = [in_seconds(stage.predicted_epoch_seconds) for stage in stages]
+    return columns
+
+
+def _factors(factors: tuple[float, ...]) -> str:
+    """Update factors in few words, each once.
+
+    >>> _factors((1.0, 0.81, 0.81)), _factors((1.0, 1.0))
+    ('1, 0.810', '1')
+    """
+    return ", ".join(f"{one:g}" if one == 1 else f"{one:.3f}" for one in dict.fromkeys(factors))
 
 
 def _reason_lines(plan: Plan) -> list[str]:

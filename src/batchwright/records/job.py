@@ -61,7 +61,8 @@ class DualBatch(Record):
 
     small_workers: Literal["auto"] | Index = Field(
         "auto",
-        description="Workers that train with the smaller batch. `auto`: three quarters of them.",
+        description="Workers that train with the smaller batch. `auto`: three quarters of them, or "
+        "fewer where `goal.deadline` leaves little time.",
     )
     extra_time: Literal["auto"] | Annotated[float, Field(ge=1)] = Field(
         "auto",
@@ -113,7 +114,8 @@ class Cycle(Record):
     preset: Literal["none", "cifar100", "imagenet"] = Field(
         "none",
         description="A published schedule, 140 epochs at 24 and 32 px or 105 at 160, 224 and "
-        "288 px; it sets epochs, resolutions and every `cycle.*` key that is `auto`.",
+        "288 px; it stands for what the job leaves as it is by default: epochs, resolutions, "
+        "stages and their rates, dropout, and batches where they fit.",
     )
     order: Literal["cycle", "one-pass", "fixed"] = Field(
         "cycle",
@@ -121,7 +123,8 @@ class Cycle(Record):
         "`one-pass`: once over the whole training; `fixed`: the highest throughout.",
     )
     stage_epochs: Literal["auto"] | tuple[Count, ...] = Field(
-        "auto", description="Length of each stage. `auto`: 4, 2 and 1 parts of the epochs."
+        "auto",
+        description="Length of each stage; together all epochs. `auto`: 4, 2 and 1 parts of them.",
     )
     stage_rates: Literal["auto"] | tuple[Positive, ...] = Field(
         "auto", description="Rate of each stage, relative to the first. `auto`: 1, 0.1 and 0.01."
@@ -171,6 +174,10 @@ class Virtual(Record):
     )
     speeds: tuple[Positive, ...] = Field(
         (), description="Speed of each worker relative to that; unset: all 1."
+    )
+    links: tuple[Positive, ...] = Field(
+        (),
+        description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
     )
     disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
 
@@ -275,7 +282,9 @@ class Job(Record):
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["linear", "sqrt", "none"] = Field(
-        "sqrt", description="How the rate grows with the global batch over `base_batch`."
+        "sqrt",
+        description="How the rate grows with the global batch over `base_batch`; under a parameter "
+        "server with the large local batch.",
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",

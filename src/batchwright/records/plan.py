@@ -186,6 +186,14 @@ class Stage(Record):
     fixed_samples: NonNegative = Field(
         0.0, description="Fixed cost of a step on a worker, as so many samples' worth; 0: unknown."
     )
+    sample_seconds: Positive | None = Field(
+        None,
+        description="Time per sample of a step on one worker, without exchange, in seconds; null: "
+        "unknown. With the next, what a virtual cluster's clock goes by.",
+    )
+    step_seconds: NonNegative | None = Field(
+        None, description="Fixed time of a step on one worker, in seconds; null: unknown."
+    )
     predicted_epoch_seconds: Estimate | None = Field(
         None, description="Seconds per epoch of training; null where nothing was measured."
     )

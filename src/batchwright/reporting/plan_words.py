@@ -9,7 +9,6 @@ from batchwright.records import Plan, Stage
 from batchwright.records.explaining import local_batch_word, method_words
 from batchwright.records.words import in_bytes, in_seconds, local_batches
 from batchwright.reporting.round_curves import large_workers
-from batchwright.reporting.rounds_words import server_words
 
 
 def stage_rows(plan: Plan) -> list[tuple[str, list[str]]]:
@@ -67,7 +66,7 @@ def batch_word(plan: Plan) -> str:
     large = large_workers(plan)
     if plan.server is not None and 0 < large < plan.workers:
         return "local batch, large + small"
-    return local_batch_word(plan) if plan.method == "dynamic-batch" else "local batch"
+    return local_batch_word(plan)
 
 
 def stage_word(plan: Plan, index: int) -> str:
@@ -134,7 +133,6 @@ def header_rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("method", method_words(plan)),
         ("merge", plan.merge),
-        *([("server", server_words(plan))] if plan.server else []),
         ("update", plan.update),
         ("precision", plan.precision),
         (

@@ -57,6 +57,11 @@ class Balancer:
             self._batches, self._times = batches, []
         self._times.append(seconds)
 
+    def forget_times(self, fixed_samples: float) -> None:
+        """Steps are others from here on: keep the speeds, in proportion, and nothing else."""
+        self.fixed_samples = fixed_samples
+        self._batches, self._times, self._before = (), [], None
+
     def look(self, *, epoch_ends: bool) -> tuple[int, ...] | None:
         """New local batches, if it is time to look at the workers and they have changed enough."""
         enough = FEWEST_STEPS if epoch_ends else self._every

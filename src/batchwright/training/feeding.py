@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from batchwright.errors import DataError, PlanError
+from batchwright.workload.image_files import FilePipeline
 from batchwright.workload.pipeline import ImagePipeline
 
 Batch = Any  # a tensor, or a tuple, list or dict of them, as the user's data set makes it
@@ -20,7 +21,16 @@ ImagePart = int | str  # where the image is in a tuple or dict batch
 
 
 class Feed(Protocol):
-    """Makes the batches of one data set."""
+    """Makes the batches of one data set.
+
+    Attributes:
+        shifts: Whether it shifts training images itself, so that `set_strength` says how far.
+    """
+
+    shifts: bool
+
+    def set_strength(self, strength: float) -> None:
+        """From here on shift training images by so many times the usual."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -41,8 +51,14 @@ class Feed(Protocol):
 class PipelineFeed:
     """Batches made on the device by an `ImagePipeline`."""
 
+    shifts = True
+
     def __init__(self, pipeline: ImagePipeline) -> None:
         self._pipeline = pipeline
+
+    def set_strength(self, strength: float) -> None:
+        """See `ImagePipeline.strength`."""
+        self._pipeline.strength = strength
 
     def __len__(self) -> int:
         return len(self._pipeline)
@@ -68,6 +84,40 @@ class PipelineFeed:
             yield self._pipeline.evaluation_batch(indices, resolution=side)
 
 
+class FileFeed:
+    """Batches out of image files, decoded by loader processes; see `FilePipeline`."""
+
+    shifts = True
+
+    def __init__(self, pipeline: FilePipeline) -> None:
+        self._pipeline = pipeline
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    def set_strength(self, strength: float) -> None:
+        """See `FilePipeline.strength`."""
+        self._pipeline.strength = strength
+
+    def description(self) -> dict[str, Any]:
+        """As `PipelineFeed.description`."""
+        files = self._pipeline.files
+        return {"side": files.side, "mean": list(files.mean), "std": list(files.std)}
+
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """(images, labels) with augmentation."""
+        return self._pipeline.batches(batches, epoch=epoch, resolution=resolution)
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """The same, one batch, decoded in this process."""
+        return self._pipeline.single(indices, epoch=epoch, resolution=resolution)
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """(images, labels) without augmentation."""
+        side = resolution or self._pipeline.files.side
+        return self._pipeline.batches(batches, epoch=None, resolution=side)
+
+
 class DatasetFeed:
     """Batches of a user's map-style data set, through loader processes.
 
@@ -88,6 +138,8 @@ class DatasetFeed:
         DataError: The data set is iterable only, so "each sample once" cannot be kept.
         PlanError: Several resolutions, and nothing says what to resize.
     """
+
+    shifts = False
 
     def __init__(
         self,
@@ -113,6 +165,9 @@ class DatasetFeed:
         self._resize = resize
         self._order = _EpochOrder()
         self._loader = self._make_loader(loaders)
+
+    def set_strength(self, strength: float) -> None:
+        """Nothing: the data set augments its own images."""
 
     def __len__(self) -> int:
         return len(self._items)

@@ -41,7 +41,8 @@ class RunState:
         local_batch_sizes: In effect, in samples, by place; empty before the first epoch.
         speeds: Samples per second, by place, as far as measured.
         fixed_samples: Fixed cost of a step, as so many samples' worth.
-        micro_limits: Most samples at once of workers that ran out of memory, by place.
+        micro_limits: Most pixels at once of workers that ran out of memory, by place: samples times
+            the image's side squared, so that it means something at another resolution too.
     """
 
     epoch: int = 0
@@ -121,7 +122,7 @@ class Keeper:
         """
         problem = None
         if self._group.rank == 0 and self._folder is not None:
-            problem = _folder_problem(self._folder, may_exist)
+            problem = folder_problem(self._folder, may_exist)
         problem = self._group.gather(problem)[0]
         if problem:
             raise FileError(problem)
@@ -313,7 +314,8 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _folder_problem(folder: Path, may_exist: bool) -> str | None:
+def folder_problem(folder: Path, may_exist: bool) -> str | None:
+    """Why a run cannot be kept in a folder, which is made; ``None`` if it can."""
     if (folder / "metrics.jsonl").exists() and not may_exist:
         return f"{folder} holds a run already: choose another folder, or resume it"
     try:

@@ -23,8 +23,9 @@ from batchwright.errors import JobError, PlanError
 from batchwright.processes import worker_main
 from batchwright.records import Job, Plan
 from batchwright.training.sampler import balancing_weights
-from batchwright.training.session import Session
-from batchwright.workload.host import resolve_device
+from batchwright.training.session import Images, Session
+from batchwright.workload.host import resolve_device, worker_threads
+from batchwright.workload.image_files import FilePipeline, ImageFiles
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.sources import ImageData, open_data
 from batchwright.workload.store import ImageStore
@@ -85,10 +86,10 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
         sample_weights=_sample_weights(job, data.train),
         exit_on_stop=False,
     ) as session:
-        for epoch in session.epochs():
+        for _ in session.epochs():
             for images, labels in session.batches():
                 session.step(partial(mean_loss, images, labels))
-            if (epoch + 1) % job.evaluate_epochs == 0 or epoch + 1 == plan.epochs:
+            if session.evaluation_due:
                 session.evaluate(held_out, accuracy_and_loss)
 
 
@@ -100,11 +101,21 @@ def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 def _fed(
     part: ImageStore | Dataset[Any], plan: Plan, data: ImageData, device: torch.device
-) -> ImagePipeline | Dataset[Any]:
-    """What feeds a session: our pipeline over our store, or the user's own data set."""
+) -> Images:
+    """What feeds a session: our pipeline over our store or files, or the user's own data set."""
+    dtype = torch.bfloat16 if plan.precision == "bfloat16" else torch.float32
+    if isinstance(part, ImageFiles):
+        return FilePipeline(
+            part,
+            device=device,
+            augmentation=plan.stages[0].augmentation,
+            seed=plan.job.seed,
+            dtype=dtype,
+            loaders=worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        )
     if not isinstance(part, ImageStore):
         return part
-    return ImagePipeline(
+    pipeline = ImagePipeline(
         part,
         device=device,
         side=plan.top_resolution,
@@ -112,15 +123,18 @@ def _fed(
         std=data.std,
         augmentation=plan.stages[0].augmentation,
         seed=plan.job.seed,
-        dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
+        dtype=dtype,
     )
+    if part is data.train:
+        pipeline.prepare({stage.resolution for stage in plan.stages})
+    return pipeline
 
 
 def _sample_weights(job: Job, part: ImageStore | Dataset[Any]) -> Tensor | None:
     """How often each image is drawn; `None`: once per epoch."""
     if job.sampling == "shuffle":
         return None
-    if not isinstance(part, ImageStore):
+    if not isinstance(part, ImageStore | ImageFiles):
         raise JobError(
             f"sampling=balanced needs all labels beforehand, and data={job.data} tells each with "
             "its image: try sampling=shuffle, or sample_weights= in a loop of your own"

@@ -15,6 +15,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,6 +41,23 @@ class Weights:
         return Weights(self.floats.clone(), self.integers.clone())
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a model's ``state_dict``.
+
+    Attributes:
+        name: Its key.
+        shape: Of the tensor.
+        dtype: As ``str`` writes it.
+        start: Where it begins in the flat floats, or integers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+
+
 @torch.no_grad()
 def pack(model: nn.Module) -> Weights:
     """A model's weights on the CPU; shared ones once.
@@ -54,7 +72,7 @@ def pack(model: nn.Module) -> Weights:
             f"the model's weights are of {', '.join(sorted(map(str, types)))}: a parameter server "
             "merges weights of one type; convert the model with model.float()"
         )
-    return Weights(_flat(floats, torch.float32), _flat(integers, torch.int64))
+    return Weights(_flat(floats, torch.float32), _flat(integers, torch.int64).to(torch.int64))
 
 
 @torch.no_grad()
@@ -62,9 +80,38 @@ def unpack(weights: Weights, model: nn.Module) -> None:
     """Put weights into a model of the same structure, in place."""
     floats, integers = _tensors(model)
     for flat, tensors in ((weights.floats, floats), (weights.integers, integers)):
-        parts = flat.split([tensor.numel() for tensor in tensors])
+        if not tensors:
+            continue
+        near = flat.to(tensors[0].device)  # in one piece, as in `pack`
+        parts = near.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
+
+
+def layout(model: nn.Module) -> list[Entry]:
+    """Where each entry of the model's ``state_dict`` is in its `pack`."""
+    entries: list[Entry] = []
+    starts = {True: 0, False: 0}
+    seen: dict[int, int] = {}
+    for name, tensor in model.state_dict().items():
+        key, floating = _key(tensor), tensor.is_floating_point()
+        start = seen.get(key, starts[floating])
+        if key not in seen:
+            seen[key] = start
+            starts[floating] += tensor.numel()
+        entries.append(Entry(name, tuple(tensor.shape), str(tensor.dtype), start))
+    return entries
+
+
+def as_state_dict(weights: Weights, entries: Sequence[Entry]) -> dict[str, Tensor]:
+    """The model's plain ``state_dict``: views of the weights."""
+    found = {}
+    for entry in entries:
+        dtype = getattr(torch, entry.dtype.removeprefix("torch."))
+        flat = weights.floats if dtype.is_floating_point else weights.integers
+        part = flat[entry.start : entry.start + math.prod(entry.shape)]
+        found[entry.name] = part.view(entry.shape).to(dtype)
+    return found
 
 
 @torch.no_grad()
@@ -101,14 +148,20 @@ def weighted_mean(pushed: Sequence[tuple[Weights, float]]) -> Weights:
 
 def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """Tensors of floating point and others, each once, in the order of the ``state_dict``."""
-    every = {tensor.data_ptr() or id(tensor): tensor for tensor in model.state_dict().values()}
+    every = {_key(tensor): tensor for tensor in model.state_dict().values()}
     tensors = list(every.values())
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     return floats, [tensor for tensor in tensors if not tensor.is_floating_point()]
+
+
+def _key(tensor: Tensor) -> int:
+    """The same for tensors that share their memory; those without any have none to share."""
+    return tensor.data_ptr() or id(tensor)
 
 
 def _flat(tensors: Sequence[Tensor], empty: torch.dtype) -> Tensor:
     if not tensors:
         return torch.empty(0, dtype=empty)
     # Memory formats differ (channels last); `reshape` reads all in the logical order.
-    return torch.cat([tensor.detach().reshape(-1).cpu() for tensor in tensors])
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    return flat.cpu()  # in one piece: a GPU's many small tensors would each take a journey

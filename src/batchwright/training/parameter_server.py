@@ -29,7 +29,7 @@ class ParameterServer:
         samples: Size of the data set.
 
     Attributes:
-        weights: The merged model, replaced or changed in place by `push`.
+        weights: The merged model; replaced, never changed in place, so a pull needs no copy.
         rounds: Who trains on what.
         merges: Times that the model changed.
     """
@@ -70,7 +70,9 @@ class ParameterServer:
             self._waiting[worker] = weights, ticket.factor
             self._merge_if_complete()
         else:
-            merge(self.weights, weights, ticket.factor, self._rule.merge)
+            merged = self.weights.clone()
+            merge(merged, weights, ticket.factor, self._rule.merge)
+            self.weights = merged
             self.merges += 1
         return ticket
 

@@ -197,6 +197,11 @@ class Recorder:
             write_record(self.summary(**fields), self.folder / "summary.json")
 
     @property
+    def training_seconds(self) -> float:
+        """Seconds since training began, evaluation and checkpoints included; 0 before."""
+        return max(0.0, self.wall_seconds - (self._setup_seconds or 0.0))
+
+    @property
     def wall_seconds(self) -> float:
         """Seconds of the run so far, those before a resume included."""
         return self._earlier_seconds + time.perf_counter() - self._started

@@ -47,6 +47,13 @@ class Ticket:
     clock: int
     span: int
 
+    def samples_seen(self, done: int) -> float:
+        """What the learning rate takes for seen once ``done`` samples of it are.
+
+        Multiplied first: where span and length agree, these are whole numbers.
+        """
+        return self.clock + done * self.span / self.samples
+
 
 class Rounds:
     """Hands out rounds and keeps the order that the plan's consistency asks for.
@@ -95,6 +102,11 @@ class Rounds:
     def epochs_done(self) -> int:
         """Whole epochs' worth of committed samples."""
         return self.committed // self._samples
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """Workers that are lost for good."""
+        return frozenset(self._gone)
 
     @property
     def members(self) -> list[int]:
@@ -148,8 +160,13 @@ class Rounds:
             self._through.clear()  # there is something left to do
 
     def come_back(self, worker: int) -> None:
-        """A lost worker is there again; nobody has to wait until it has caught up."""
+        """A lost worker is there again; nobody has to wait until it has caught up.
+
+        One that was taken for gone may come too, when a run is resumed: from then on it has its
+        share again.
+        """
         self._away.discard(worker)
+        self._gone.discard(worker)
         others = [self.ended[one] for one in self.members if one != worker]
         self.ended[worker] = max(self.ended[worker], min(others, default=0))
 

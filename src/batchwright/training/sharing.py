@@ -9,7 +9,7 @@ from torch import Tensor
 from batchwright.errors import PlanError
 from batchwright.group import Group
 from batchwright.planning.partition import apportion
-from batchwright.records import Plan
+from batchwright.records import Plan, Stage
 from batchwright.reduction import Tally
 from batchwright.training.balancer import Balancer
 from batchwright.training.keeper import RunState
@@ -33,6 +33,9 @@ class Sharing:
     Attributes:
         walk: Through the epoch in progress; ``None`` between epochs.
         least: As given.
+
+    Raises:
+        PlanError: A global batch is larger than the data set.
     """
 
     def __init__(
@@ -46,12 +49,19 @@ class Sharing:
         least: int,
         weights: Tensor | None,
     ) -> None:
+        largest = max(stage.global_batch_size for stage in plan.stages)
+        if largest > samples:
+            raise PlanError(
+                f"the global batch of {largest} is larger than the {samples} training samples: "
+                f"choose global_batch={samples} or less"
+            )
         self.walk: Walk | None = None
         self._plan, self._group, self._state, self._recorder = plan, group, state, recorder
         self.least = least
         self._samples, self._weights = samples, weights
         self._balancer: Balancer | None = None
         self._told: tuple[int, ...] = ()  # the sizes that the records have last
+        self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
         if plan.method == "dynamic-batch" and group.size > 1:
             self._balancer = Balancer(
                 plan.job,
@@ -73,26 +83,22 @@ class Sharing:
     @property
     def micro_batch_size(self) -> int:
         """Most samples at once on this worker."""
-        planned = self._state.stage(self._plan).micro_batch_size
-        return self._state.micro_limits.get(self._group.places[self._group.rank], planned)
+        return self._micro_batch_of(self._group.places[self._group.rank])
 
     @property
     def asked_ahead(self) -> int:
         """Steps after the state's whose samples this worker's feed has asked for."""
         return 0 if self.walk is None else self.walk.taken - self._state.step
 
-    def begin_epoch(self) -> None:
-        """Lay out the steps of the state's epoch, from the state's step on.
+    @property
+    def position(self) -> tuple[float, Stage]:
+        """Samples that all workers have seen, and the plan's row of the epoch in progress."""
+        return self._state.samples_seen, self._state.stage(self._plan)
 
-        Raises:
-            PlanError: The global batch is larger than the data set.
-        """
+    def begin_epoch(self) -> None:
+        """Lay out the steps of the state's epoch, from the state's step on."""
+        self._enter_row()
         state, sizes = self._state, self.local_batch_sizes
-        if sum(sizes) > self._samples:
-            raise PlanError(
-                f"the global batch of {sum(sizes)} is larger than the {self._samples} training "
-                f"samples: choose global_batch={self._samples} or less"
-            )
         done = state.samples_seen - state.epoch * self._samples
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
         state.meter.shares_from(state.step, sizes)
@@ -128,16 +134,22 @@ class Sharing:
     def after_out_of_memory(self, tally: Tally) -> None:
         """Workers that ran out of memory go on in smaller micro-batches."""
         for rank, (place, note) in enumerate(zip(self._group.places, tally.notes, strict=True)):
-            before = self._state.micro_limits.get(
-                place, self._state.stage(self._plan).micro_batch_size
-            )
-            if note.micro_batch < before:
-                self._state.micro_limits[place] = int(note.micro_batch)
+            if note.micro_batch < self._micro_batch_of(place):
+                side = self._state.stage(self._plan).resolution
+                self._state.micro_limits[place] = int(note.micro_batch) * side * side
                 self._recorder.note(
                     f"worker {rank} ({place}) ran out of memory: the step is done again, and its "
                     f"samples go on in micro-batches of at most {note.micro_batch:.0f}"
                 )
         self._change(self.local_batch_sizes, self._state.step + 1 + _most_ahead(tally))
+
+    def _enter_row(self) -> None:
+        """In another row of the plan a step costs something else; what a worker is worth stays."""
+        row = self._state.stage(self._plan)
+        if row != self._row and self._balancer is not None:
+            self._balancer.forget_times(row.fixed_samples)
+            self._state.fixed_samples = row.fixed_samples
+        self._row = row
 
     def _first_sizes(self) -> tuple[int, ...]:
         """By the speeds known from before, else as planned, or even for other workers."""
@@ -147,6 +159,14 @@ class Sharing:
         if len(planned) == self._group.size:
             return planned
         return tuple(apportion([1.0] * self._group.size, sum(planned)))
+
+    def _micro_batch_of(self, place: str) -> int:
+        """As planned for the row, or less where memory ran out, by the number of pixels."""
+        stage = self._state.stage(self._plan)
+        if place not in self._state.micro_limits:
+            return stage.micro_batch_size
+        fitting = self._state.micro_limits[place] // stage.resolution**2
+        return max(self.least, min(stage.micro_batch_size, fitting))
 
     def _change(self, sizes: tuple[int, ...], first: int) -> None:
         """Other shares from ``first`` on, a step that no worker's feed has asked for."""

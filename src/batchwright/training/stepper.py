@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from batchwright.errors import TrainingError
 from batchwright.group import Group
-from batchwright.records import Plan
+from batchwright.records import Plan, Stage
 from batchwright.reduction import Reducer, Tally, WorkerNote
 from batchwright.training.clock import StepClock, book_waiting
 from batchwright.training.keeper import RunState
 from batchwright.training.sampler import Step
-from batchwright.training.sharing import Sharing, share_of
+from batchwright.training.sharing import share_of
 from batchwright.training.update import Updater
 from batchwright.workload.host import autocast, is_out_of_memory
 
@@ -24,6 +25,31 @@ MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 
 Loss = Tensor | Callable[[], Tensor]
 """A mean loss, or a function that computes it: forward pass and all."""
+
+
+class Division(Protocol):
+    """Who takes which samples; `Sharing`, or the rounds of a parameter server."""
+
+    least: int
+    """Fewest samples that a worker can train on."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Most samples at once on this worker."""
+
+    @property
+    def asked_ahead(self) -> int:
+        """Steps after the state's whose samples this worker's feed has asked for."""
+
+    @property
+    def position(self) -> tuple[float, Stage]:
+        """What the learning rate follows: samples seen before the step, and the plan's row."""
+
+    def after_step(self, step: Step, tally: Tally) -> None:
+        """Take in what the workers said of a step that the state counts already."""
+
+    def after_out_of_memory(self, tally: Tally) -> None:
+        """Workers that ran out of memory go on in smaller micro-batches."""
 
 
 @dataclass
@@ -61,7 +87,7 @@ class Stepper:
         state: RunState,
         reducer: Reducer,
         updater: Updater,
-        sharing: Sharing,
+        sharing: Division,
         clock: StepClock,
         wishes: Callable[[], tuple[bool, bool]],
     ) -> None:
@@ -170,9 +196,7 @@ class Stepper:
             return False
         sqr_norm = self._updater.rescale(step.samples / tally.weight if tally.weight else 1.0)
         self._note_noise(step, tally, sqr_norm)
-        updated = tally.weight > 0 and self._updater.apply(
-            sqr_norm, state.samples_seen, state.stage(self._plan)
-        )
+        updated = tally.weight > 0 and self._updater.apply(sqr_norm, *self._sharing.position)
         self._updater.clear()
         self._count(step, tally, updated=updated)
         self._clock.lap(state.meter, "compute")
@@ -188,8 +212,8 @@ class Stepper:
         if failed:
             if samples < 2 * self._sharing.least:
                 raise TrainingError(
-                    f"worker {self._group.rank} has not enough memory for {samples} sample(s) at "
-                    "once: take a smaller network or resolution, or free memory"
+                    f"{self._group.places[self._group.rank]} has not enough memory for {samples} "
+                    "sample(s) at once: take a smaller network or resolution, or free memory"
                 )
             micro_batch, weight, loss = samples // 2, 0.0, 0.0
         stop, checkpoint = self._wishes()

@@ -55,7 +55,7 @@ class Updater:
             torch._foreach_mul_(self._gradients(), factor)
         return float(sqr_norms(self._parameters).sum())
 
-    def apply(self, sqr_norm: float, samples_seen: int, stage: Stage) -> bool:
+    def apply(self, sqr_norm: float, samples_seen: float, stage: Stage) -> bool:
         """Set the rate and, where the gradient is finite, clip and step.
 
         Args:
@@ -83,7 +83,7 @@ class Updater:
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]
 
-    def _set_rates(self, samples_seen: int, stage: Stage) -> None:
+    def _set_rates(self, samples_seen: float, stage: Stage) -> None:
         if self._own_rates:
             return
         rule = self._plan.learning_rate

@@ -43,6 +43,7 @@ class Walk:
         least: Fewest samples that a worker can train on.
 
     Attributes:
+        order: As given.
         taken: Last step whose samples the feed has asked for.
         table: The shares, by their first step.
     """
@@ -59,7 +60,7 @@ class Walk:
     ) -> None:
         self.taken = shares.first - 1
         self.table = [shares]
-        self._order, self._sizes = order, sizes
+        self.order, self._sizes = order, sizes
         self._starts = list(accumulate(sizes, initial=start))
         self._first = shares.first
         self._rank, self._least = rank, least
@@ -98,7 +99,7 @@ class Walk:
         """The same for micro-batches of another size."""
         first, last = step.span(self._rank)
         sizes = micro_batches(last - first, micro_batch_size, self._least)
-        return list(self._order[first:last].split(sizes)) if sizes else []
+        return list(self.order[first:last].split(sizes)) if sizes else []
 
     def ahead(self) -> Iterator[Tensor]:
         """Micro-batches for the feed, which may ask for them long before they are trained on."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +51,18 @@ def decode(data: bytes, *, top_resolution: int) -> npt.NDArray[np.uint8]:
     Raises:
         UnreadableImageError: Damaged, of an unknown format, too large, or of deep colour.
     """
+    with _readable(data) as image:
+        return _decode(image, top_resolution)
+
+
+@contextmanager
+def _readable(data: bytes) -> Iterator[Image.Image]:
+    """The opened image; whatever goes wrong with it inside makes it unreadable."""
     # Pillow's decoders raise many kinds of exception on damaged files (SyntaxError, struct.error,
     # zlib.error ...): whatever they raise, this file is unreadable.
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            return _decode(image, top_resolution)
+            yield image
     except UnreadableImageError:
         raise
     except UnidentifiedImageError as error:
@@ -61,6 +71,58 @@ def decode(data: bytes, *, top_resolution: int) -> npt.NDArray[np.uint8]:
         raise UnreadableImageError("not enough memory to decode it") from error
     except Exception as error:
         raise UnreadableImageError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def decode_square(
+    data: bytes,
+    *,
+    top_resolution: int,
+    resolution: int,
+    place: tuple[float, float] | None,
+) -> npt.NDArray[np.uint8]:
+    """A square out of an encoded image, decoded no larger than needed: uint8 (m, m, 3).
+
+    It is the square of ``top_resolution`` pixels that would be cropped out of the image as `decode`
+    stores it, but at the smallest scale at which the decoder gives at least ``resolution`` pixels:
+    JPEG decodes at 1/2, 1/4 or 1/8 of its size for a fraction of the time, and what is still twice
+    as large or more is averaged over whole blocks of pixels.
+
+    Args:
+        data: The file's content.
+        top_resolution: Highest training resolution, in pixels.
+        resolution: Wanted, in pixels; the square has at least as many unless the image has not.
+        place: Where it lies between top and bottom, and between left and right, each in [0, 1];
+            unset: in the middle.
+
+    Raises:
+        UnreadableImageError: As `decode`.
+    """
+    with _readable(data) as image:
+        _refuse_large(*image.size)
+        shorter = min(image.size)
+        share = top_resolution / min(stored_size(*image.size, top_resolution))
+        reduction = resolution / (share * shorter)
+        image.draft(None, (ceil(image.width * reduction), ceil(image.height * reduction)))
+        upright = _upright(image)
+        edge = min(max(1, round(share * min(upright.size))), *upright.size)
+        rooms = upright.height - edge, upright.width - edge
+        top, left = (
+            room // 2 if place is None else round(room * at)
+            for room, at in zip(rooms, place or (0.5, 0.5), strict=True)
+        )
+        square = upright.crop((left, top, left + edge, top + edge))
+        return np.asarray(square.reduce(max(1, edge // resolution)))
+
+
+def size_of(data: bytes) -> tuple[int, int]:
+    """Width and height of an encoded image in pixels, as its header says, not turned upright.
+
+    Raises:
+        UnreadableImageError: It is not an image, or too large.
+    """
+    with _readable(data) as image:
+        _refuse_large(*image.size)
+        return image.size
 
 
 def shorter_side(path: Path) -> int:
@@ -97,6 +159,14 @@ def _decode(image: Image.Image, top_resolution: int) -> npt.NDArray[np.uint8]:
     if upright is not None:
         image = image.transpose(upright)
     return np.asarray(image)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The loaded image in mode RGB, turned as its orientation says."""
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    image = _rgb(image)
+    return image if turn is None else image.transpose(turn)
 
 
 def _refuse_large(width: int, height: int) -> None:

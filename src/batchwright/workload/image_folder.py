@@ -10,24 +10,33 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from batchwright.errors import DataError
 from batchwright.records import DataFacts, Job
-from batchwright.workload.decoding import SUFFIXES, UnreadableImageError, decode, shorter_side
+from batchwright.workload.decoding import (
+    SUFFIXES,
+    UnreadableImageError,
+    decode,
+    shorter_side,
+    size_of,
+    stored_size,
+)
 from batchwright.workload.host import usable_cores
 from batchwright.workload.store import PARTS, Part, Progress, StoreWriter
 
 _HELD_OUT = ("val", "test")  # in order of preference
 _USUAL_SIDE = 160  # pixels: enough to learn from photographs at a bearable cost
 _SHOWN = 5  # class names in a message
-_SAMPLE = 100  # images looked at to find the natural side
+_SAMPLE = 100  # images looked at to find the natural side, or the bytes of all
+_LOOKED_AT = 1000  # training images decoded for their mean, where the others stay in their files
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -258,53 +267,116 @@ def decode_all(
     The digest is taken over class names, and name, label and encoded bytes of each image: equal
     wherever the data are equal, whatever decodes them.
     """
+
+    def read(path: Path, _: int) -> _Read:
+        data = path.read_bytes()
+        return decode(data, top_resolution=top_resolution), hashlib.sha256(data).digest()
+
+    def take(part: Part, file: ImageFile, pixels: Any) -> None:
+        if pixels is not None:
+            writer.add(part, pixels[None], np.array([file.label]))
+
+    return _go_through(listing, writer, read, take, skip_unreadable, progress, "decoding images")
+
+
+def index_all(
+    listing: Listing,
+    writer: StoreWriter,
+    *,
+    top_resolution: int,
+    skip_unreadable: bool,
+    progress: Progress | None,
+) -> DataFacts:
+    """Tell ``writer`` of every image, which stays in its file; the facts, as of `decode_all`.
+
+    Files are read and hashed, and their headers looked at; evenly spaced training images are
+    decoded, for the mean and deviation of the pixels. An unreadable header counts as unreadable;
+    damage behind it shows when the image is trained on.
+    """
+    spacing = -(-len(listing.files["train"]) // _LOOKED_AT)
+
+    def read(path: Path, number: int) -> _Read:
+        data = path.read_bytes()
+        width, height = size_of(data)
+        looked = decode(data, top_resolution=top_resolution) if number % spacing == 0 else None
+        return (height, width, looked), hashlib.sha256(data).digest()
+
+    def take(part: Part, file: ImageFile, found: Any) -> None:
+        height, width, pixels = found or (0, 0, None)
+        writer.add_file(part, file.label if found else -1, height, width)
+        if part == "train" and pixels is not None:
+            writer.look(pixels[None])
+
+    return _go_through(listing, writer, read, take, skip_unreadable, progress, "reading images")
+
+
+def stored_bytes(listing: Listing, top_resolution: int) -> int:
+    """About as many bytes as the decoded images would take, from 100 evenly spaced ones."""
+    files = listing.all_files
+    sample = files[:: -(-len(files) // _SAMPLE)]
+    areas = []
+    for file in sample:
+        with suppress(OSError, UnreadableImageError):  # decoding says what is wrong with it
+            width, height = size_of((listing.root / file.name).read_bytes())
+            areas.append(prod(stored_size(width, height, top_resolution)))
+    return round(3 * sum(areas) / max(1, len(areas)) * len(files))
+
+
+_Read = tuple[Any, bytes]  # what was found, and the SHA-256 of the file
+
+
+def _go_through(
+    listing: Listing,
+    writer: StoreWriter,
+    read: Callable[[Path, int], _Read],
+    take: Callable[[Part, ImageFile, Any], None],
+    skip_unreadable: bool,
+    progress: Progress | None,
+    what: str,
+) -> DataFacts:
+    """Read every file on all cores and take the results in order, `None` for a skipped one."""
     digest = hashlib.sha256(json.dumps(listing.classes).encode())
-    tasks = [(part, file) for part in PARTS for file in listing.files[part]]
+    tasks = [
+        (part, number, file) for part in PARTS for number, file in enumerate(listing.files[part])
+    ]
     skipped = 0
     if listing.outside:
         _logger.warning("%d link(s) out of %s were not followed", listing.outside, listing.root)
 
-    def read(task: tuple[Part, ImageFile]) -> _Decoded | UnreadableImageError:
-        return _read(listing.root / task[1].name, top_resolution)
+    def attempt(task: tuple[Part, int, ImageFile]) -> _Read | UnreadableImageError:
+        try:
+            return read(listing.root / task[2].name, task[1])
+        except OSError as error:
+            return UnreadableImageError(error.strerror or str(error))
+        except UnreadableImageError as error:
+            return error
 
     # Threads suffice: Pillow decodes outside Python's lock. Its warnings (odd metadata; an image so
     # large that `decode` refuses it) would only tear the progress display.
     with warnings.catch_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
         warnings.simplefilter("ignore")
-        for done, ((part, file), result) in enumerate(_in_order(pool, read, tasks), start=1):
+        for done, ((part, _, file), result) in enumerate(_in_order(pool, attempt, tasks), start=1):
             if isinstance(result, UnreadableImageError):
                 _refuse_or_log(listing.root / file.name, result, skip_unreadable)
                 skipped += 1
+                take(part, file, None)
             else:
-                pixels, content = result
+                found, content = result
                 digest.update(os.fsencode(f"{part}\0{file.name}\0{file.label}\0") + content)
-                writer.add(part, pixels[None], np.array([file.label]))
+                take(part, file, found)
             if progress:
-                progress(done, len(tasks), "decoding images")
+                progress(done, len(tasks), what)
     _refuse_lost_classes(listing, writer)
     return DataFacts(
         name="imagefolder",
         digest=digest.hexdigest(),
-        train_samples=len(writer.labels("train")),
-        val_samples=len(writer.labels("val")),
+        train_samples=int((writer.labels("train") >= 0).sum()),
+        val_samples=int((writer.labels("val") >= 0).sum()),
         split=listing.split,
         classes=listing.classes,
         side=natural_side(listing),
         skipped=skipped,
     )
-
-
-_Decoded = tuple[npt.NDArray[np.uint8], bytes]  # pixels, and the SHA-256 of the file
-
-
-def _read(path: Path, top_resolution: int) -> _Decoded | UnreadableImageError:
-    try:
-        data = path.read_bytes()
-        return decode(data, top_resolution=top_resolution), hashlib.sha256(data).digest()
-    except OSError as error:
-        return UnreadableImageError(error.strerror or str(error))
-    except UnreadableImageError as error:
-        return error
 
 
 def _refuse_or_log(path: Path, error: UnreadableImageError, skip: bool) -> None:

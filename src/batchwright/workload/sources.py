@@ -19,6 +19,7 @@ from batchwright.errors import DataError
 from batchwright.records import DataFacts, Job
 from batchwright.workload import cifar, image_folder
 from batchwright.workload.cifar import Arrays
+from batchwright.workload.image_files import ImageFiles, fits_the_disk
 from batchwright.workload.store import (
     PARTS,
     ImageStore,
@@ -26,6 +27,8 @@ from batchwright.workload.store import (
     Progress,
     StoreWriter,
     bytes_of,
+    is_stored,
+    open_index,
     open_store,
 )
 from batchwright.workload.task import import_object
@@ -41,7 +44,8 @@ class ImageData:
     """Training and held-out images, and what is known of them.
 
     Attributes:
-        train: Training images; a map-style `Dataset` only where the job names an import string.
+        train: Training images; `ImageFiles` where a folder is too large for the cache, another
+            map-style `Dataset` only where the job names an import string.
         val: Held-out images, likewise.
         facts: Sizes, classes, split and digest.
         mean: Of red, green and blue over the training pixels in [0, 1]. For an import string 0:
@@ -201,6 +205,12 @@ def _open_image_folder(path: Path, job: Job, progress: Progress | None, verify: 
     listing = image_folder.list_images(path, job)
     sides = job.resolutions
     top = image_folder.natural_side(listing) if sides == "auto" else max(sides)
+    recipe = image_folder.recipe(listing, top, job.unreadable)
+    # What was begun one way stays so, however full the disk has become since.
+    if not is_stored(recipe):
+        found = _open_files(listing, recipe | {"kept": "files"}, top, job, progress)
+        if found is not None:
+            return found
 
     def build(writer: StoreWriter) -> DataFacts:
         return image_folder.decode_all(
@@ -211,7 +221,43 @@ def _open_image_folder(path: Path, job: Job, progress: Progress | None, verify: 
             progress=progress,
         )
 
-    return _open(image_folder.recipe(listing, top, job.unreadable), build, progress, verify)
+    return _open(recipe, build, progress, verify)
+
+
+def _open_files(
+    listing: image_folder.Listing,
+    recipe: Mapping[str, object],
+    top: int,
+    job: Job,
+    progress: Progress | None,
+) -> ImageData | None:
+    """The images in their files; `None` if they fit the cache decoded."""
+
+    def build(writer: StoreWriter) -> DataFacts:
+        return image_folder.index_all(
+            listing,
+            writer,
+            top_resolution=top,
+            skip_unreadable=job.unreadable == "skip",
+            progress=progress,
+        )
+
+    found = open_index(recipe, None)
+    if found is None and fits_the_disk(image_folder.stored_bytes(listing, top)):
+        return None
+    found = found or open_index(recipe, build, progress=progress)
+    assert found is not None  # noqa: S101 - it was built
+    rows, header = found
+
+    def part(name: Part) -> ImageFiles:
+        kept = (rows[name][:, 1] > 0).nonzero().squeeze(1)
+        names = [listing.files[name][i].name for i in kept.tolist()]
+        labels = rows[name][kept, 0].contiguous()
+        return ImageFiles(
+            listing.root, names, labels, side=top, mean=header.mean, std=header.std
+        )  # fmt: skip
+
+    return ImageData(part("train"), part("val"), header.facts, header.mean, header.std)
 
 
 # --------------------------------------------------------------------------- images from a function

@@ -19,10 +19,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,10 +39,33 @@ Part = Literal["train", "val"]
 Progress = Callable[[int, int, str], None]
 """Called as progress(done, total, what): images done, images in all, what is being done."""
 
+_Mapped = TypeVar("_Mapped")
+_Mapping = Callable[[Path, Part, "Header"], _Mapped]
 _Triple = tuple[float, float, float]
 PARTS: tuple[Part, Part] = ("train", "val")
 _CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the images of a store come from.
+
+    Attributes:
+        digest: SHA-256 of pixels and index: equal where the images and labels are.
+        facts: Of the data set.
+    """
+
+    digest: str
+    facts: DataFacts
+
+
+def shape_of(sizes: torch.Tensor) -> tuple[int, int] | None:
+    """Height and width in pixels if all of ``sizes`` (n, 2) agree, else `None`."""
+    if not bool((sizes == sizes[0]).all()):
+        return None
+    height, width = sizes[0].tolist()
+    return height, width
 
 
 class ImageStore:
@@ -55,28 +79,35 @@ class ImageStore:
         pixels: uint8, flat: image after image, each of height x width x 3 values.
         labels: int64 (N,), class of each image.
         sizes: int64 (N, 2), height and width of each image, in pixels.
+        origin: Where they come from; ``None`` for images in memory.
 
     Attributes:
+        origin: As given.
         labels: int64 (N,), on the CPU.
         sizes: int64 (N, 2), height and width of each image, in pixels.
         shape: Height and width in pixels if all images agree, else `None`.
         images: uint8 (N, height, width, 3), a view of the pixels, if all images agree, else `None`.
     """
 
-    def __init__(self, pixels: torch.Tensor, labels: torch.Tensor, sizes: torch.Tensor) -> None:
+    def __init__(
+        self,
+        pixels: torch.Tensor,
+        labels: torch.Tensor,
+        sizes: torch.Tensor,
+        origin: Origin | None = None,
+    ) -> None:
         self.labels = labels
         self.sizes = sizes
+        self.origin = origin
         self._pixels = pixels
         ends = (sizes[:, 0] * sizes[:, 1] * 3).cumsum(0)
         if len(labels) != len(sizes) or int(ends[-1]) != len(pixels):
             raise ValueError(f"{len(pixels)} pixel values do not make {len(labels)} such images")
         self._starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-        self.shape: tuple[int, int] | None = None
+        self.shape = shape_of(sizes)
         self.images: torch.Tensor | None = None
-        if bool((sizes == sizes[0]).all()):
-            height, width = sizes[0].tolist()
-            self.shape = (height, width)
-            self.images = pixels.view(len(labels), height, width, 3)
+        if self.shape is not None:
+            self.images = pixels.view(len(labels), *self.shape, 3)
 
     @classmethod
     def from_images(cls, images: torch.Tensor, labels: torch.Tensor) -> ImageStore:
@@ -92,6 +123,26 @@ class ImageStore:
         height, width = self.sizes[index].tolist()
         start = int(self._starts[index])
         return self._pixels[start : start + height * width * 3].view(height, width, 3)
+
+    def squares(
+        self, indices: torch.Tensor, tops: torch.Tensor, lefts: torch.Tensor, side: int
+    ) -> torch.Tensor:
+        """A square out of each of some images: uint8 (n, side, side, 3).
+
+        All rows of all squares are copied at once, as stretches of bytes: for 128 squares of 160
+        px, 6 ms instead of 20 ms image by image, and 0.6 ms instead of 5 ms at 88 px.
+
+        Args:
+            indices: Of the images, int64 (n,).
+            tops: First row in each image, int64 (n,).
+            lefts: First column, likewise.
+            side: In pixels; the squares lie inside their images.
+        """
+        row_bytes = self.sizes[indices, 1] * 3
+        firsts = self._starts[indices] + tops * row_bytes + lefts * 3
+        rows = firsts[:, None] + torch.arange(side) * row_bytes[:, None]
+        stretches = self._pixels.unfold(0, side * 3, 1)
+        return stretches.index_select(0, rows.view(-1)).view(len(indices), side, side, 3)
 
 
 class _File(Record):
@@ -131,12 +182,60 @@ def open_store(
         FileError: The cache folder cannot be written, or is full.
         DataError: From ``build``.
     """
+    found, header = _open(recipe, build, PARTS, _map, progress, verify)
+    return found["train"], found["val"], header
+
+
+def open_part(
+    recipe: Mapping[str, object],
+    build: Callable[[StoreWriter], DataFacts] | None,
+    *,
+    progress: Progress | None = None,
+) -> ImageStore | None:
+    """As `open_store`, for training images alone; `None` where there are none and no ``build``."""
+    if build is None:
+        found = _read(_stores_folder() / _key(recipe), PARTS[:1], _map, verify=True)
+        return found and found[0]["train"]
+    return _open(recipe, build, PARTS[:1], _map, progress, verify=True)[0]["train"]
+
+
+def open_index(
+    recipe: Mapping[str, object],
+    build: Callable[[StoreWriter], DataFacts] | None,
+    *,
+    progress: Progress | None = None,
+) -> tuple[dict[Part, torch.Tensor], Header] | None:
+    """As `open_store`, for images that stay in their files: what the writer was told of them.
+
+    Returns:
+        By part int64 (n, 3): label, height and width of each file, in order; and the header.
+        `None` where there is nothing and no ``build``.
+    """
+    if build is None:
+        return _read(_stores_folder() / _key(recipe), PARTS, _rows, verify=True)
+    return _open(recipe, build, PARTS, _rows, progress, verify=True)
+
+
+def is_stored(recipe: Mapping[str, object]) -> bool:
+    """Whether there is a store made by ``recipe``, whole or damaged."""
+    return (_stores_folder() / _key(recipe)).exists()
+
+
+def _open(
+    recipe: Mapping[str, object],
+    build: Callable[[StoreWriter], DataFacts],
+    parts: Sequence[Part],
+    mapped: _Mapping[_Mapped],
+    progress: Progress | None,
+    verify: bool,
+) -> tuple[dict[Part, _Mapped], Header]:
     folder = _stores_folder() / _key(recipe)
-    found = _read(folder, verify=verify)
+    found = _read(folder, parts, mapped, verify=verify)
     if found is None:
         with _lock(folder, progress):
             # Whoever held the lock before may have built it.
-            found = _read(folder, verify=verify, tell=True) or _write(folder, build)
+            found = _read(folder, parts, mapped, verify=verify, tell=True)
+            found = found or _write(folder, build, parts, mapped)
     return found
 
 
@@ -152,6 +251,16 @@ def cache_folder() -> Path:
     """Where decoded images are kept: BATCHWRIGHT_CACHE, or the user's cache folder."""
     chosen = os.environ.get(_CACHE_VARIABLE)
     return Path(chosen).expanduser() if chosen else user_cache_path("batchwright")
+
+
+def free_bytes() -> int:
+    """What is free on the disk that holds the cache.
+
+    Raises:
+        FileError: There can be no cache.
+    """
+    with _clear_errors(_stores_folder()):
+        return shutil.disk_usage(_stores_folder()).free
 
 
 def _stores_folder() -> Path:
@@ -199,8 +308,13 @@ def _lock(folder: Path, progress: Progress | None) -> Iterator[None]:
 
 
 def _read(
-    folder: Path, *, verify: bool, tell: bool = False
-) -> tuple[ImageStore, ImageStore, Header] | None:
+    folder: Path,
+    parts: Sequence[Part],
+    mapped: _Mapping[_Mapped],
+    *,
+    verify: bool,
+    tell: bool = False,
+) -> tuple[dict[Part, _Mapped], Header] | None:
     """The store in ``folder``, or `None` if there is none or it is damaged."""
     with _clear_errors(folder.parent):
         if not folder.exists():
@@ -209,13 +323,13 @@ def _read(
         header = Header.model_validate_json((folder / "header.json").read_bytes())
         for name, file in header.files.items():
             _check(folder / name, file, verify=verify)
-        train, val = (_map(folder, part) for part in PARTS)
+        found = {part: mapped(folder, part, header) for part in parts}
     except (OSError, ValueError) as error:
         if tell:
             reason = str(error).partition("\n")[0]
             _logger.warning("decoded images in %s are damaged, made again: %s", folder, reason)
         return None
-    return train, val, header
+    return found, header
 
 
 def _check(path: Path, file: _File, *, verify: bool) -> None:
@@ -229,27 +343,37 @@ def _check(path: Path, file: _File, *, verify: bool) -> None:
             raise ValueError(f"{path.name} is not what was written")
 
 
-def _map(folder: Path, part: Part) -> ImageStore:
-    index = torch.from_numpy(np.fromfile(folder / f"{part}.index", "<i8").reshape(-1, 3))
+def _map(folder: Path, part: Part, header: Header) -> ImageStore:
+    index = _rows(folder, part, header)
     path = folder / f"{part}.pixels"
     # A private mapping: whatever a program does to the tensor, the file stays as it is.
     pixels = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-    return ImageStore(pixels, index[:, 0].contiguous(), index[:, 1:])
+    files = (header.files[path.name], header.files[f"{part}.index"])
+    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+    origin = Origin(digest, header.facts)
+    return ImageStore(pixels, index[:, 0].contiguous(), index[:, 1:], origin)
+
+
+def _rows(folder: Path, part: Part, _: Header) -> torch.Tensor:
+    return torch.from_numpy(np.fromfile(folder / f"{part}.index", "<i8").reshape(-1, 3))
 
 
 # ------------------------------------------------------------------------------------------ writing
 
 
 def _write(
-    folder: Path, build: Callable[[StoreWriter], DataFacts]
-) -> tuple[ImageStore, ImageStore, Header]:
+    folder: Path,
+    build: Callable[[StoreWriter], DataFacts],
+    parts: Sequence[Part],
+    mapped: _Mapping[_Mapped],
+) -> tuple[dict[Part, _Mapped], Header]:
     """Build the store aside, then put it in place; on any failure nothing is left of it."""
     aside = folder.with_suffix(".part")
     try:
         with _clear_errors(folder.parent):
             shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
             aside.mkdir(mode=0o700)
-        with StoreWriter(aside) as writer:
+        with StoreWriter(aside, parts) as writer:
             writer.finish(build(writer))
         with _clear_errors(folder.parent):
             if folder.exists():
@@ -259,7 +383,7 @@ def _write(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    found = _read(folder, verify=False)
+    found = _read(folder, parts, mapped, verify=False)
     if found is None:
         raise FileError(f"the image cache changes what is written to it: {folder}")
     return found
@@ -306,11 +430,11 @@ class _HashedFile:
 class StoreWriter:
     """Takes the decoded images of a data set, part by part, in the order they will have."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parts: Sequence[Part] = PARTS) -> None:
         self._folder = folder
         with _clear_errors(folder.parent):
-            self._pixels = {part: _HashedFile(folder / f"{part}.pixels") for part in PARTS}
-        self._index: dict[Part, list[npt.NDArray[np.int64]]] = {part: [] for part in PARTS}
+            self._pixels = {part: _HashedFile(folder / f"{part}.pixels") for part in parts}
+        self._index: dict[Part, list[npt.NDArray[np.int64]]] = {part: [] for part in parts}
         # Times each grey level occurs in the red, green and blue of the training images.
         self._histogram = np.zeros((3, 256), np.int64)
 
@@ -341,6 +465,14 @@ class StoreWriter:
         with _clear_errors(self._folder.parent):
             self._pixels[part].write(pixels)
 
+    def add_file(self, part: Part, label: int, height: int, width: int) -> None:
+        """Append an image that stays in its file: its class, and its size as its header says."""
+        self._index[part].append(np.array([[label, height, width]], "<i8"))
+
+    def look(self, pixels: npt.NDArray[np.uint8]) -> None:
+        """Count some training pixels, (n, height, width, 3), for their mean and deviation."""
+        self._histogram += _histogram(pixels)
+
     def labels(self, part: Part) -> npt.NDArray[np.int64]:
         """Classes of the images added to ``part`` so far: int64 (n,)."""
         return np.concatenate([rows[:, 0] for rows in self._index[part]] or [np.empty(0, np.int64)])
@@ -350,7 +482,7 @@ class StoreWriter:
         mean, std = _mean_and_std(self._histogram)
         with _clear_errors(self._folder.parent):
             files = {file.path.name: file.finish() for file in self._pixels.values()}
-            for part in PARTS:
+            for part in self._index:
                 index = _HashedFile(self._folder / f"{part}.index")
                 index.write(np.concatenate(self._index[part]))
                 files[index.path.name] = index.finish()

@@ -122,6 +122,40 @@ def network_facts(name: str, network: nn.Module, side: int) -> NetworkFacts:
     )
 
 
+def check_sides(name: str, network: nn.Module, sides: Sequence[int]) -> None:
+    """Refuse image sides that ``network`` cannot take.
+
+    Args:
+        name: As in the job.
+        network: On any device.
+        sides: In pixels, rising.
+
+    Raises:
+        JobError: One is too small, or the network takes the highest only.
+    """
+    facts = network_facts(name, network, sides[-1])
+    failures = {side: _failure(network, side) for side in sides[:-1]}
+    failed = [side for side, failure in failures.items() if failure or side < facts.least_side]
+    if not failed:
+        return
+    if name in NETWORKS:
+        raise JobError(
+            f"network={name}: takes images of at least {facts.least_side} pixels, not {failed[0]}: "
+            f"give resolutions={facts.least_side} or more"
+        )
+    why = failures[failed[-1]]
+    if facts.least_side < sides[-1]:
+        raise JobError(
+            f"network={name}: cannot take images of {failed[-1]} pixels ({why}), though it takes "
+            f"{facts.least_side}: give resolutions= that suit it"
+        )
+    raise JobError(
+        f"network={name}: takes images of {sides[-1]} pixels only, not {failed[-1]} ({why}): its "
+        "grid of positions or features is fixed, so it cannot change resolution; give "
+        f"resolutions={sides[-1]} with method=plain, dynamic-batch or dual-batch"
+    )
+
+
 def _find_least_side(name: str, network: nn.Module, side: int) -> int:
     """The first of 1, 2, 4, ... and ``side`` pixels that ``network`` takes, found by trying."""
     for tried in (1 << k for k in range((side - 1).bit_length())):
@@ -299,10 +333,28 @@ def build_optimizer(network: nn.Module, job: Job, rate: float) -> torch.optim.Op
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if job.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, fused=True)
-    return torch.optim.SGD(
+        return without_compiler(torch.optim.AdamW)(groups, lr=rate, fused=True)
+    return without_compiler(torch.optim.SGD)(
         groups, lr=rate, momentum=job.momentum, nesterov=job.momentum > 0, fused=True
     )
+
+
+def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """A subclass of one of torch's optimizers that does the same without loading the compiler.
+
+    torch wraps these methods to keep `torch.compile` out of them, and the wrappers import all of
+    `torch._dynamo` at the first call: some 2 s of CPU time in every worker at every start, and
+    again after every kill. Here they are unwrapped; nothing of torch is changed, and whoever
+    compiles a network, loads the compiler then. Where a release of torch wraps them otherwise, it
+    is loaded as usual.
+
+    Args:
+        kind: Its instances never differentiate through their steps.
+    """
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    step = torch.no_grad()(inspect.unwrap(kind.step))  # what its wrapper does besides
+    return type(kind.__name__, (kind,), {**methods, "step": step})
 
 
 # ------------------------------------------------------------------------------------- messages

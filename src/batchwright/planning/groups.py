@@ -1,0 +1,258 @@
+"""Two groups of workers under one time model: which small batch, which shares, how long a round.
+
+`dual_batch` solves for a line; a measured step time is a curve, so here the line is the chord
+through the two batches that come out, found by turns. Where that very pair was measured side by
+side, its own chord counts: a small error in the fixed time moves the small batch a lot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, log
+
+from batchwright.errors import PlanError
+from batchwright.planning.batch_size import steps_per_epoch
+from batchwright.planning.dual_batch import Pair, chord, largest_extra_time, solve, spread
+from batchwright.records import PairTime
+
+_TURNS = 30  # of chord and pair; they settle in two or three
+_SAME_LARGE = 0.1  # a measured pair counts if its large batch is that near, as a share
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long steps take on each worker of a round.
+
+    Attributes:
+        seconds: Of a step without exchange on a worker of speed 1, by resolution and local batch.
+        speeds: Relative speed of each worker, in rank order.
+        least: Fewest samples that a worker can train on.
+        exchange: Seconds of each worker's push to the parameter server and its pull, in rank order.
+        spread: Ends of the interval of such times as shares of them, by resolution and local batch.
+        pairs: Unequal batches that were measured side by side.
+    """
+
+    seconds: Callable[[int, int], float]
+    speeds: tuple[float, ...]
+    least: int
+    exchange: tuple[float, ...]
+    spread: Callable[[int, int], tuple[float, float]]
+    pairs: tuple[PairTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Both groups of a row of the plan.
+
+    Attributes:
+        pair: Batches and samples of a worker of speed 1.
+        large_batch: Local batch of a large-batch worker.
+        sample_seconds: Slope of the chord that it was solved with.
+        step_seconds: Its fixed part.
+        samples: Of each worker in a round, in rank order; an epoch in all.
+        local_batch_sizes: In rank order.
+        round_seconds: Until the last worker has ended, exchanges included.
+        measured: The pair that was measured side by side, if one was.
+    """
+
+    pair: Pair
+    large_batch: int
+    sample_seconds: float
+    step_seconds: float
+    samples: tuple[int, ...]
+    local_batch_sizes: tuple[int, ...]
+    round_seconds: float
+    measured: PairTime | None
+
+
+def grouped(
+    pace: Pace,
+    side: int,
+    large_batch: int,
+    *,
+    small_workers: int,
+    extra_time: float,
+    samples: int,
+    exchange_steps: int | None = None,
+) -> Groups:
+    """Batches, shares and round time of two groups; the small-batch workers come last.
+
+    Args:
+        pace: How long steps take.
+        side: Resolution, in pixels.
+        large_batch: Local batch of the others, in samples.
+        small_workers: How many small-batch workers there are.
+        extra_time: Time of a round over that with large batches alone.
+        samples: Training samples of an epoch.
+        exchange_steps: Steps between two exchanges; `None`: one exchange a round.
+
+    Raises:
+        PlanError: No such pair exists, or a share is smaller than its batch.
+    """
+    large, small = _by_group(pace, small_workers)
+    sought = _Sought(side, large_batch, sum(large), sum(small), extra_time, samples)
+    pair, line, measured = _solved(pace, sought, len(large), len(small))
+    shares = spread(pair, samples, large=large, small=small)
+    batches = (large_batch,) * len(large) + (pair.small_batch or large_batch,) * len(small)
+    for rank, (share, batch) in enumerate(zip(shares, batches, strict=True)):
+        if batch > share:
+            raise PlanError(
+                f"worker {rank} gets {share} samples in a round, fewer than its local batch {batch}"
+                ": give smaller dual.large_batches, or fewer or more even workers"
+            )
+    seconds = [
+        _stretch(line, share, batch, pace.least) / speed
+        + exchange * _exchanges(share, batch, exchange_steps)
+        for share, batch, speed, exchange in zip(
+            shares, batches, pace.speeds, pace.exchange, strict=True
+        )
+    ]
+    a, b = line
+    return Groups(pair, large_batch, a, max(b, 0.0), shares, batches, max(seconds), measured)
+
+
+def most_extra_time(
+    pace: Pace, side: int, large_batch: int, *, small_workers: int, most: float
+) -> float:
+    """Largest extra time up to ``most`` at which the small batch is not below the least."""
+    if not small_workers:
+        return 1.0
+    large, small = _by_group(pace, small_workers)
+    least = min(pace.least, large_batch)
+    if least == large_batch:
+        return 1.0
+    a, b = chord((least, pace.seconds(side, least)), (large_batch, pace.seconds(side, large_batch)))
+    if b <= 0:
+        return 1.0
+    bound = largest_extra_time(
+        a, b, large_batch, small_workers=sum(small), large_workers=sum(large), least=least
+    )
+    return min(most, bound)
+
+
+@dataclass(frozen=True)
+class _Sought:
+    """What does not change while the chord is found."""
+
+    side: int
+    large_batch: int
+    large_workers: float
+    small_workers: float
+    extra_time: float
+    samples: int
+
+    def pair(self, line: tuple[float, float], least: int) -> Pair:
+        return solve(
+            *line,
+            self.large_batch,
+            small_workers=self.small_workers,
+            large_workers=self.large_workers,
+            extra_time=self.extra_time,
+            samples=self.samples,
+            least=least,
+        )
+
+
+def _by_group(pace: Pace, small_workers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    border = len(pace.speeds) - small_workers
+    return pace.speeds[:border], pace.speeds[border:]
+
+
+def _solved(
+    pace: Pace, sought: _Sought, large: int, small: int
+) -> tuple[Pair, tuple[float, float], PairTime | None]:
+    """The pair, the chord it was solved with, and the measured pair that the chord is from."""
+    fitting = [
+        one
+        for one in pace.pairs
+        if (one.resolution, one.large_workers, one.small_workers) == (sought.side, large, small)
+        and abs(one.large_batch / sought.large_batch - 1) <= _SAME_LARGE
+        and one.small_batch != one.large_batch
+    ]
+    found: list[tuple[float, Pair, tuple[float, float], PairTime]] = []
+    for one in fitting:
+        line = chord((one.large_batch, one.large_seconds), (one.small_batch, one.small_seconds))
+        try:
+            pair = sought.pair(line, pace.least)
+        except PlanError:
+            continue
+        found.append((_far(pair, one), pair, line, one))
+    if found:  # the measured pair that its own answer lies nearest to
+        _, pair, line, one = min(found, key=lambda entry: entry[0])
+        return pair, line, one
+    pair, line = _by_turns(pace, sought)
+    return pair, line, None
+
+
+def _far(pair: Pair, one: PairTime) -> float:
+    return inf if pair.small_batch is None else abs(log(pair.small_batch / one.small_batch))
+
+
+def _by_turns(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float]]:
+    """Chord and pair in turn until the pair lies on its own chord."""
+    side, large = sought.side, sought.large_batch
+
+    def line_to(batch: int) -> tuple[float, float]:
+        other = batch if batch != large else max(large // 2, 1)
+        if other == large:  # a batch of one sample
+            other = large + 1
+        return chord((other, pace.seconds(side, other)), (large, pace.seconds(side, large)))
+
+    batch, seen = _crossing(pace, sought), set()
+    pair, line = sought.pair(line_to(batch), pace.least), line_to(batch)
+    for _ in range(_TURNS):
+        if pair.small_batch is None or pair.small_batch == batch or pair.small_batch in seen:
+            break
+        seen.add(batch)
+        batch = pair.small_batch
+        line = line_to(batch)
+        pair = sought.pair(line, pace.least)
+    return pair, line
+
+
+def _crossing(pace: Pace, sought: _Sought) -> int:
+    """The smallest batch whose time per sample is within what the small group may take.
+
+    A sample may take :math:`(t(B_L) / B_L) / r` there, r the ratio of the two groups' samples.
+    """
+    side, large = sought.side, sought.large_batch
+    if not sought.small_workers or large <= pace.least:
+        return large
+    workers = sought.large_workers + sought.small_workers
+    ratio = (workers - sought.extra_time * sought.large_workers) / (
+        sought.extra_time * sought.small_workers
+    )
+    if ratio <= 0:
+        return pace.least
+    allowed = pace.seconds(side, large) / large / ratio
+    low, high = pace.least, large
+    while low < high:
+        middle = (low + high) // 2
+        if pace.seconds(side, middle) / middle <= allowed:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _stretch(line: tuple[float, float], samples: int, batch: int, least: int) -> float:
+    """Seconds of so many samples in steps of ``batch``, the last one what is left."""
+    a, b = line
+    steps, last = steps_per_epoch(samples, batch, least)
+    return (steps - 1) * (a * batch + b) + a * last + b
+
+
+def _exchanges(samples: int, batch: int, exchange_steps: int | None) -> int:
+    if exchange_steps is None:
+        return 1
+    return -(-samples // (batch * exchange_steps))
+
+
+def shown_speeds(speeds: Sequence[float]) -> str:
+    """Relative speeds for a person; empty if all are alike.
+
+    >>> shown_speeds((1, 1)), shown_speeds((1, 0.5))
+    ('', '1, 0.5')
+    """
+    return "" if len(set(speeds)) == 1 else ", ".join(f"{speed:g}" for speed in speeds)

@@ -1,0 +1,76 @@
+"""Published schedules of cyclic progressive learning, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from batchwright.records import DataFacts
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A schedule as it was published.
+
+    Attributes:
+        stage_epochs: Epochs of each stage of the learning rate.
+        rates: Rate of each stage, per step, whatever the batch.
+        resolutions: Image sides that each stage goes through, in pixels.
+        dropouts: Dropout at each of them, a share.
+        batches: Local batch of a large-batch worker at each of them, in samples.
+        classes: Number of classes of the data it was made for.
+        least_side: Side that images should have at least, in pixels.
+        most_side: Side that they should have at most; `None`: any.
+    """
+
+    stage_epochs: tuple[int, ...]
+    rates: tuple[float, ...]
+    resolutions: tuple[int, ...]
+    dropouts: tuple[float, ...]
+    batches: tuple[int, ...]
+    classes: int
+    least_side: int
+    most_side: int | None
+
+    @property
+    def epochs(self) -> int:
+        """Length of the whole training."""
+        return sum(self.stage_epochs)
+
+    def doubts(self, data: DataFacts) -> tuple[str, ...]:
+        """Why the data are not those it was made for, in words; empty if they are alike."""
+        found = []
+        if len(data.classes) != self.classes:
+            found.append(
+                f"was made for {self.classes:,} classes, {data.name} has {len(data.classes)}"
+            )
+        if not self.least_side <= data.side <= (self.most_side or data.side):
+            sides = f"{self.least_side} px" + ("" if self.most_side else " or more")
+            found.append(f"was made for images of {sides}, {data.name} has {data.side} px")
+        return tuple(found)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "cifar100": Preset(
+        stage_epochs=(80, 40, 20),
+        rates=(0.2, 0.02, 0.002),
+        resolutions=(24, 32),
+        dropouts=(0.1, 0.2),
+        batches=(600, 560),
+        classes=100,
+        least_side=32,
+        most_side=32,
+    ),
+    "imagenet": Preset(
+        stage_epochs=(60, 30, 15),
+        rates=(0.2, 0.02, 0.002),
+        resolutions=(160, 224, 288),
+        dropouts=(0.1, 0.2, 0.3),
+        batches=(2330, 1110, 740),
+        classes=1000,
+        least_side=160,  # the natural side of an image folder is never said to be more
+        most_side=None,
+    ),
+}
+"""Tables 6, 7 and 9 of Lu et al. 2025, arXiv 2509.26092, and the authors' code for their
+experiments C and D: four workers, large batches that filled their GPUs."""

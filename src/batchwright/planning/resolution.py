@@ -1,0 +1,245 @@
+"""Which resolution and rate when: stages of the learning rate, each going through resolutions.
+
+Cyclic progressive learning (Lu et al. 2025, arXiv 2509.26092, section 4) goes through all
+resolutions low to high in *every* stage, so that images of the highest meet the high rate, too;
+going through them once over the whole training, or staying at the highest, are what it is compared
+with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from batchwright.errors import PlanError
+from batchwright.planning.partition import apportion
+from batchwright.planning.presets import PRESETS, Preset
+from batchwright.records import DataFacts, Job
+
+Number = TypeVar("Number", int, float)
+
+CYCLED = ("cyclic", "hybrid")
+"""Methods that go through resolutions and stages of the rate."""
+
+LARGE_SIDE = 64
+"""Up to this top resolution, in pixels, one lower one; above it two."""
+
+_DEFAULT_PARTS = 3  # stages of the rate where nothing says how many
+_DEFAULT_DECAY = 0.1  # of one stage's rate to the next's
+
+
+@dataclass(frozen=True)
+class SubStage:
+    """A stretch of constant resolution inside a stage of constant rate.
+
+    Attributes:
+        epochs: Length.
+        rate_stage: Stage of the rate that it is a part of, zero-based.
+        level: Index of its resolution, low to high.
+    """
+
+    epochs: int
+    rate_stage: int
+    level: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Stages and what holds in each.
+
+    Attributes:
+        resolutions: Image sides, low to high, in pixels.
+        parts: The sub-stages in order.
+        stage_epochs: Length of each stage of the rate, those without an epoch left out.
+        rates: Rate of each stage relative to the first.
+        dropouts: Share at each resolution.
+        strengths: Of the augmentation at each resolution.
+        preset: The published schedule it follows; `None`: none.
+    """
+
+    resolutions: tuple[int, ...]
+    parts: tuple[SubStage, ...]
+    stage_epochs: tuple[int, ...]
+    rates: tuple[float, ...]
+    dropouts: tuple[float, ...]
+    strengths: tuple[float, ...]
+    preset: Preset | None
+
+
+def sub_stages(
+    stage_epochs: Sequence[int], levels: int, order: str, shares: Sequence[float] = ()
+) -> tuple[SubStage, ...]:
+    """The stages cut at changes of resolution.
+
+    Largest remainder where they do not divide evenly; of equal remainders the higher resolution
+    gets the epoch, since what is evaluated is the highest: a stage too short for all keeps that.
+
+    Args:
+        stage_epochs: Length of each stage of the rate.
+        levels: How many resolutions there are.
+        order: ``cycle``, ``one-pass`` or ``fixed``, as in the job.
+        shares: Parts for the resolutions, low to high; empty: equal ones.
+
+    Example:
+        >>> [(one.epochs, one.rate_stage, one.level) for one in sub_stages((3, 1), 2, "cycle")]
+        [(1, 0, 0), (2, 0, 1), (1, 1, 1)]
+        >>> [(one.epochs, one.rate_stage, one.level) for one in sub_stages((3, 1), 2, "one-pass")]
+        [(2, 0, 0), (1, 0, 1), (1, 1, 1)]
+    """
+    weights = list(shares) or [1.0] * levels
+    if order == "cycle":
+        cut = [_divided(epochs, weights) for epochs in stage_epochs]
+        found = [
+            SubStage(epochs, stage, level)
+            for stage, parts in enumerate(cut)
+            for level, epochs in enumerate(parts)
+        ]
+        return tuple(one for one in found if one.epochs)
+    of_level = _divided(sum(stage_epochs), weights)
+    if order == "fixed":
+        of_level = [0] * (levels - 1) + [sum(stage_epochs)]
+    stages = [stage for stage, epochs in enumerate(stage_epochs) for _ in range(epochs)]
+    levels_of = [level for level, epochs in enumerate(of_level) for _ in range(epochs)]
+    rows: dict[tuple[int, int], int] = {}
+    for key in zip(stages, levels_of, strict=True):
+        rows[key] = rows.get(key, 0) + 1
+    return tuple(SubStage(epochs, stage, level) for (stage, level), epochs in rows.items())
+
+
+def _divided(epochs: int, weights: Sequence[float]) -> list[int]:
+    """Epochs for each resolution; ties go to the last."""
+    return apportion(list(reversed(weights)), epochs)[::-1]
+
+
+def preset_of(job: Job) -> Preset | None:
+    """The published schedule that the job follows; `None`: none, or the method has no cycle."""
+    return PRESETS.get(job.cycle.preset) if job.method in CYCLED else None
+
+
+def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
+    """The job with resolutions and, under a preset, epochs made concrete.
+
+    What the job says otherwise than by default wins over the preset, and stages keep their
+    proportions then. Settling twice changes nothing.
+
+    Args:
+        job: As given.
+        data: Tells the top resolution.
+        least_side: Smallest that the network takes, if that is known already, in pixels.
+    """
+    preset = preset_of(job)
+    changes: dict[str, object] = {}
+    if preset is not None and job.epochs == Job.model_fields["epochs"].default:
+        stages = job.cycle.stage_epochs
+        changes["epochs"] = preset.epochs if stages == "auto" else sum(stages)
+    if job.resolutions == "auto":
+        sides: tuple[int, ...] = (data.side,)
+        if preset is not None:
+            sides = preset.resolutions
+        elif job.method in CYCLED:
+            sides = tuple(s for s in rising_sides(data.side) if s >= least_side) or sides
+        changes["resolutions"] = sides
+    return job.model_copy(update=changes)
+
+
+def rising_sides(top: int) -> tuple[int, ...]:
+    """Resolutions to cycle through, up to ``top`` pixels.
+
+    Up to 64 px three quarters of it and all, above in the proportion 0.55, 0.775, 1: about those of
+    the published schedules (24, 32 and 160, 224, 288 px). In multiples of 4, so that halvings stay
+    whole, or of 2 where 4 would be too coarse.
+
+    Example:
+        >>> rising_sides(8), rising_sides(32), rising_sides(160), rising_sides(288)
+        ((6, 8), (24, 32), (88, 124, 160), (160, 224, 288))
+    """
+    shares = (0.75, 1.0) if top <= LARGE_SIDE else (0.55, 0.775, 1.0)
+    step = 4 if top >= 16 else 2
+    lower = {max(step, step * round(share * top / step)) for share in shares[:-1]}
+    return (*sorted(side for side in lower if side < top), top)
+
+
+def schedule_of(job: Job) -> Schedule:
+    """The stages of a job whose resolutions and epochs are settled.
+
+    Raises:
+        PlanError: Stages do not add up, or something is given for another number of resolutions or
+            stages than there are.
+    """
+    cycle, preset = job.cycle, preset_of(job)
+    sides = () if job.resolutions == "auto" else job.resolutions
+    if len(sides) == 1 and cycle.order != "fixed":
+        raise PlanError(
+            f"method={job.method} has one resolution, {sides[0]} px, so nothing to go through: "
+            "probe with two or more, such as resolutions=24,32, or give cycle.order=fixed"
+        )
+    stages = _stage_epochs(job, preset)
+    rates = _stage_rates(job, preset, len(stages))
+    shares = () if cycle.shares == "auto" else per_resolution("cycle.shares", cycle.shares, sides)
+    kept = [index for index, epochs in enumerate(stages) if epochs]
+    return Schedule(
+        resolutions=sides,
+        parts=sub_stages([stages[index] for index in kept], len(sides), cycle.order, shares),
+        stage_epochs=tuple(stages[index] for index in kept),
+        rates=tuple(rates[index] / rates[0] for index in kept),
+        dropouts=_dropouts(job, preset, sides),
+        strengths=(1.0,) * len(sides)
+        if cycle.strengths == "auto"
+        else per_resolution("cycle.strengths", cycle.strengths, sides),
+        preset=preset,
+    )
+
+
+def per_resolution(key: str, values: Sequence[Number], sides: Sequence[int]) -> tuple[Number, ...]:
+    """One value for each resolution; a single one holds for all.
+
+    Raises:
+        PlanError: There are as many as neither.
+    """
+    if len(values) not in (1, len(sides)):
+        listed = ",".join(map(str, values))
+        raise PlanError(
+            f"{key}={listed}: {len(values)} values for {len(sides)} resolution(s), "
+            f"{','.join(map(str, sides))} px: give one for each, or one for all"
+        )
+    return tuple(values) * (len(sides) if len(values) == 1 else 1)
+
+
+def _stage_epochs(job: Job, preset: Preset | None) -> tuple[int, ...]:
+    given = job.cycle.stage_epochs
+    if given != "auto":
+        if sum(given) != job.epochs:
+            raise PlanError(
+                f"cycle.stage_epochs={','.join(map(str, given))} add up to {sum(given)}, not to "
+                f"epochs={job.epochs}: give epochs={sum(given)}, or other stages"
+            )
+        return given
+    if preset is not None:
+        return tuple(apportion([float(one) for one in preset.stage_epochs], job.epochs))
+    rates = job.cycle.stage_rates
+    count = _DEFAULT_PARTS if rates == "auto" else len(rates)
+    return tuple(apportion([2.0 ** (count - 1 - stage) for stage in range(count)], job.epochs))
+
+
+def _stage_rates(job: Job, preset: Preset | None, stages: int) -> tuple[float, ...]:
+    given = job.cycle.stage_rates
+    if given == "auto":
+        if preset is not None and len(preset.rates) == stages:
+            return preset.rates
+        return tuple(_DEFAULT_DECAY**stage for stage in range(stages))
+    if len(given) != stages:
+        raise PlanError(
+            f"cycle.stage_rates={','.join(map(str, given))}: {len(given)} rates for {stages} stages"
+            ": give one for each of cycle.stage_epochs"
+        )
+    return given
+
+
+def _dropouts(job: Job, preset: Preset | None, sides: Sequence[int]) -> tuple[float, ...]:
+    given = job.cycle.dropouts
+    if given != "auto":
+        return per_resolution("cycle.dropouts", given, sides)
+    if preset is not None and len(preset.dropouts) == len(sides) and not job.dropout:
+        return preset.dropouts
+    return (job.dropout,) * len(sides)

@@ -1,0 +1,134 @@
+"""What a virtual cluster goes by: one worker's measured times, or stated ones, and a stated link.
+
+Every virtual worker has a machine of its own, so it takes the time of the fewest workers that were
+measured together, and exchanges over ``link``, whatever the host of the simulation is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.prediction.fit import fit_line
+from batchwright.records import Job, Link, Profile, StepTime
+
+ASSUMED_LINK = Link(latency=5e-4, bandwidth=125e6)
+"""Ethernet of 1 Gb/s as in the dual-batch paper's experiments; half a millisecond a message."""
+
+
+def with_link(job: Job) -> Job:
+    """A job for the virtual cluster with what it leaves open of the link assumed."""
+    if job.launch != "virtual":
+        return job
+    given = {key: value for key, value in job.link.model_dump().items() if value is not None}
+    return job.model_copy(update={"link": ASSUMED_LINK.model_copy(update=given)})
+
+
+def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
+    """The profile as a virtual worker has it.
+
+    Args:
+        profile: What was measured.
+        job: Resolved; ``virtual.*`` says what is stated instead.
+        slowest: Whether all wait for the slowest worker at each step, so that its times are all's.
+    """
+    least = min((point.workers for point in profile.steps), default=1)
+    points = [point for point in profile.steps if point.workers == least]
+    if job.virtual.sample_seconds is not None or job.virtual.step_seconds is not None:
+        points = _stated(points, job)
+    slowdown = 1 / min(job.virtual.speeds, default=1.0) if slowest else 1.0
+    memory = min((point.workers for point in profile.memory), default=1)
+    return profile.model_copy(
+        update={
+            "job": profile.job.model_copy(update={"workers": 1}),
+            "steps": tuple(_alone(point, slowdown) for point in points),
+            "pairs": (),
+            "memory": tuple(
+                point.model_copy(update={"workers": 1})
+                for point in profile.memory
+                if point.workers == memory
+            ),
+            "out_of_memory": tuple(
+                one.model_copy(update={"workers": 1}) for one in profile.out_of_memory
+            ),
+            "collectives": (),
+        }
+    )
+
+
+def _alone(point: StepTime, slowdown: float) -> StepTime:
+    """The point without exchange, so many times as slow."""
+    ratio = slowdown * point.compute_seconds / point.step_seconds
+    return point.model_copy(
+        update={
+            "workers": 1,
+            "compute_seconds": slowdown * point.compute_seconds,
+            "sync_seconds": 0.0,
+            "step_seconds": ratio * point.step_seconds,
+            "step_low": ratio * point.step_low,
+            "step_high": ratio * point.step_high,
+            "visits": tuple(ratio * visit for visit in point.visits),
+        }
+    )
+
+
+def _stated(points: Sequence[StepTime], job: Job) -> list[StepTime]:
+    """The points with stated times: their slope at the top resolution, others in proportion.
+
+    The proportion is that of the measured slopes, or of the pixels where only one resolution was
+    measured.
+    """
+    lines: dict[int, tuple[float, float]] = {}
+    for side in {point.resolution for point in points}:
+        here = [point for point in points if point.resolution == side]
+        if len(here) > 1:
+            line = fit_line(
+                [point.local_batch_size for point in here],
+                [point.compute_seconds for point in here],
+            )
+            lines[side] = (line.slope, line.intercept)
+    top = max((point.resolution for point in points), default=1)
+    found = []
+    for point in points:
+        side, batch = point.resolution, point.local_batch_size
+        slope, fixed = lines.get(side, (point.compute_seconds / batch, 0.0))
+        if job.virtual.sample_seconds is not None:
+            usual = lines.get(top, (0.0, 0.0))[0]
+            share = slope / usual if usual > 0 else (side / top) ** 2
+            slope = job.virtual.sample_seconds * share
+        if job.virtual.step_seconds is not None:
+            fixed = job.virtual.step_seconds
+        seconds = slope * batch + fixed
+        found.append(
+            point.model_copy(
+                update={
+                    "compute_seconds": seconds,
+                    "sync_seconds": 0.0,
+                    "step_seconds": seconds,
+                    "step_low": seconds,
+                    "step_high": seconds,
+                    "visits": (),
+                }
+            )
+        )
+    return found
+
+
+def usual_times(job: Job, line: tuple[float, float]) -> dict[str, float]:
+    """Times of a worker of speed 1 for a row of the plan, as fields of a `Stage`.
+
+    Args:
+        job: Says how fast virtual workers are; where all wait for the slowest, ``line`` is its.
+        line: Seconds per sample and fixed seconds of a step.
+    """
+    a, b = line
+    speed = min(job.virtual.speeds, default=1.0) if job.launch == "virtual" else 1.0
+    return {"sample_seconds": a * speed, "step_seconds": b * speed} if a > 0 else {}
+
+
+def stated_line(job: Job, side: int) -> tuple[float, float] | None:
+    """Seconds per sample and fixed seconds from the job alone, by the area of the images."""
+    sides = () if job.resolutions == "auto" else job.resolutions
+    a, b = job.virtual.sample_seconds, job.virtual.step_seconds
+    if job.launch != "virtual" or a is None or b is None:
+        return None
+    return a * (side / max(sides, default=side)) ** 2, b

@@ -1,0 +1,284 @@
+"""Starts a parameter server and its workers, and stays with them until they end.
+
+    this process --> server (python -m batchwright.training.server_process)
+                 --> workers (one per rank), each started again alone where it was killed
+
+No elastic agent: workers that meet at a server need no rendezvous with each other, and each agent
+would cost an import of torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from batchwright.errors import Interrupted, WorkerError
+from batchwright.launch import (
+    GRACE_SECONDS,
+    POLL_SECONDS,
+    last_line,
+    noting_signals,
+    raise_failure,
+)
+from batchwright.processes import AGENT_PID, STARTED, spinning_shortly
+from batchwright.reports import (
+    ERRORS_FOLDER,
+    SERVER_RANK,
+    forget_report,
+    forget_reports,
+    killed,
+    name_of,
+    reports_in,
+)
+from batchwright.server_child import SERVER, SERVER_KEY, ServerChild
+
+_LAST_SECONDS = 30.0  # for workers to end, once the server has
+_SECOND_LOOK = 0.5  # a worker may see the server's end before this process does
+
+
+def run_with_server(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    plan: Mapping[str, Any],
+    workers: int,
+    threads: int,
+    run_folder: Path,
+    folder: Path,
+    resume: bool = False,
+    restarts: int = 0,
+    poll: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
+) -> None:
+    """Run ``python -m module arguments`` in every worker, with a server, until all have ended well.
+
+    A worker that was killed, or fell silent, is started again alone; when ``restarts`` are used up
+    it is gone for good and the others go on. If the server was killed, all are started again, from
+    its last checkpoint. An error of a worker's own ends the run, as it would only come again.
+
+    Args:
+        module: A module whose main calls `processes.worker_main`.
+        arguments: Its command line.
+        plan: What the server serves, as plain values.
+        workers: Number of processes.
+        threads: Compute threads of each.
+        run_folder: Takes the records and checkpoints.
+        folder: Where logs and error reports go; it exists.
+        resume: Go on from the run folder's last checkpoint.
+        restarts: How often processes are started again, all together.
+        poll: Called about ten times a second while they run.
+        tell: Takes the lines that say what was started again, and why.
+
+    Raises:
+        WorkerError: No worker is left, the server was killed once more than ``restarts``, or one
+            of them ended by its own error, which is the message.
+        BatchwrightError: One of them refused its input.
+        Interrupted: A stop signal came, or the time was up; a checkpoint was written.
+    """
+    forget_reports(folder)
+    with (folder / "server.log").open("wb") as log, noting_signals() as noted:
+        environment = {
+            **spinning_shortly(os.environ),
+            "OMP_NUM_THREADS": str(threads),
+            "WORLD_SIZE": "1",  # at the server they meet, not in a process group
+            "LOCAL_WORLD_SIZE": str(workers),
+            ERRORS_FOLDER: str(folder),
+            AGENT_PID: str(os.getpid()),
+        }
+        reports = {ERRORS_FOLDER: str(folder)}
+        server = ServerChild(plan, run_folder, log=log, environment=reports)
+        run = _Run([module, *arguments], server, environment, workers, folder, restarts, tell)
+        try:
+            server.start(resume=resume)
+            run.start()
+            run.watch(poll, noted)
+            poll()
+        finally:
+            run.close()
+    if noted:
+        raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
+
+
+class _Run:
+    """The processes of one run."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        server: ServerChild,
+        environment: Mapping[str, str],
+        workers: int,
+        folder: Path,
+        restarts: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._command, self._server, self._tell = command, server, tell
+        self._environment = {**environment, SERVER: server.address, SERVER_KEY: server.key}
+        self._folder, self._most = folder, restarts
+        self._restarts = 0
+        self._left = list(range(workers))  # those that are not gone for good
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._logs: dict[int, IO[bytes]] = {}
+        self._silent: set[int] = set()
+
+    def start(self) -> None:
+        """Start all workers that are left."""
+        for rank in self._left:
+            self._start(rank)
+
+    def watch(self, poll: Callable[[], None], noted: list[int]) -> None:
+        """Until the server has ended well, or the run is stopped or lost."""
+        told: float | None = None
+        while True:
+            poll()
+            code = self._server.returncode
+            if noted and told is None:
+                told = time.monotonic()
+                self._server.terminate()
+                self._signal(signal.SIGTERM)
+            if told is not None:
+                if code is not None:
+                    self._server.stop_listening()
+                ended = code is not None and not self._running()
+                if ended or len(noted) > 1 or time.monotonic() - told > GRACE_SECONDS:
+                    return
+            elif code == 0:
+                self._wait_for_workers(poll)
+                if any(not report["secondary"] for report in reports_in(self._folder)):
+                    raise_failure(self._folder, self._codes())
+                return
+            elif code is not None:
+                self._after_server(code)
+            else:
+                self._look_at_workers()
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        self._signal(signal.SIGKILL)
+        for process in self._workers.values():
+            process.wait()
+        for log in self._logs.values():
+            log.close()
+        self._server.close()
+
+    # --------------------------------------------------------------------------------- what happens
+
+    def _after_server(self, code: int) -> None:
+        """Start all again if the server was killed; whatever else ended it comes again."""
+        if code > 0 or self._restarts == self._most:
+            self._server.stop_listening()
+            self._signal(signal.SIGTERM)
+            self._wait_for_workers(lambda: None)
+            codes = self._codes()
+            raise_failure(self._folder, {SERVER_RANK: code, **codes} if code < 0 else codes)
+        self._restarts += 1
+        name = signal.Signals(-code).name
+        self._tell(
+            f"the parameter server was killed by {name}; all were started again from its last "
+            f"checkpoint ({self._restarts} of {self._most})"
+        )
+        self._signal(signal.SIGKILL)
+        for process in self._workers.values():
+            process.wait()
+        for rank in [SERVER_RANK, *self._left]:
+            forget_report(self._folder, rank)
+        self._server.start(resume=True)
+        self.start()
+
+    def _look_at_workers(self) -> None:
+        for event in self._server.events():
+            rank = event.get("silent")
+            if rank in self._workers and self._workers[rank].poll() is None:
+                self._silent.add(rank)
+                self._workers[rank].kill()
+        for rank, process in list(self._workers.items()):
+            code = process.poll()
+            if code:
+                self._after_worker(rank, code)
+
+    def _after_worker(self, rank: int, code: int) -> None:
+        if code > 0:
+            reports = [one for one in reports_in(self._folder) if one["rank"] == rank]
+            if not reports:
+                last = last_line(self._folder / str(rank))
+                raise WorkerError(f"worker {rank} ended: {last}; logs are in {self._folder}")
+            if not reports[0]["secondary"]:
+                self._end(rank, code)
+            if self._server.wait(_SECOND_LOOK) is not None:
+                return  # that is why
+        what = self._what_happened(rank, code)
+        if self._restarts < self._most:
+            self._restarts += 1
+            self._tell(f"{what}; it was started again ({self._restarts} of {self._most})")
+            forget_report(self._folder, rank)
+            self._start(rank)
+            return
+        self._left.remove(rank)
+        del self._workers[rank]
+        if not self._left:
+            self._end(rank, code)
+        self._tell(f"{what}, once more than restarts={self._most}: the others go on without it")
+        self._server.give_up(rank)
+
+    def _what_happened(self, rank: int, code: int) -> str:
+        if rank in self._silent:
+            self._silent.discard(rank)
+            return f"{name_of(rank)} fell silent"
+        for _, name in killed({rank: code}):
+            return f"{name_of(rank)} was killed by {name}"
+        reports = [one for one in reports_in(self._folder) if one["rank"] == rank]
+        return f"{name_of(rank)}: {reports[0]['message'] if reports else f'exit code {code}'}"
+
+    def _end(self, rank: int, code: int) -> None:
+        """The run is lost: end it, and raise why."""
+        self._signal(signal.SIGTERM)
+        self._server.terminate()
+        self._wait_for_workers(lambda: None)
+        self._server.wait(GRACE_SECONDS)
+        raise_failure(self._folder, {rank: code})
+
+    def _wait_for_workers(self, poll: Callable[[], None]) -> None:
+        end = time.monotonic() + _LAST_SECONDS
+        while self._running() and time.monotonic() < end:
+            poll()
+            time.sleep(POLL_SECONDS / 2)
+
+    # ------------------------------------------------------------------------------------ processes
+
+    def _start(self, rank: int) -> None:
+        log = self._logs.get(rank)
+        if log is None:
+            (self._folder / str(rank)).mkdir(exist_ok=True)
+            log = self._logs[rank] = (self._folder / str(rank) / "stderr.log").open("wb")
+        self._workers[rank] = subprocess.Popen(
+            [sys.executable, "-m", *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={
+                **self._environment,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                STARTED: str(time.time()),
+            },
+            start_new_session=True,
+        )
+
+    def _running(self) -> bool:
+        return any(process.poll() is None for process in self._workers.values())
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._workers.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _codes(self) -> dict[int, int]:
+        codes = {rank: process.poll() for rank, process in self._workers.items()}
+        return {rank: code for rank, code in codes.items() if code}

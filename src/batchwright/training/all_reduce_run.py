@@ -1,0 +1,276 @@
+"""A run without a server: all workers take each step together, their gradients summed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from batchwright.errors import DeadlineReached, Interrupted, PlanError
+from batchwright.records import Stage
+from batchwright.reduction import Reducer
+from batchwright.training.clock import StepClock
+from batchwright.training.evaluation import Forward, Metric, evaluate
+from batchwright.training.feeding import Batch, Feed
+from batchwright.training.keeper import Keeper, RunState
+from batchwright.training.meter import EpochMeter
+from batchwright.training.passes import Passes
+from batchwright.training.recorder import Recorder
+from batchwright.training.running import Setup
+from batchwright.training.sampler import Step
+from batchwright.training.sharing import Sharing, share_of
+from batchwright.training.stepper import Stepper
+
+
+class AllReduceRun:
+    """Epochs of steps that all workers take together, and the checkpoints between them.
+
+    Args:
+        setup: What is trained.
+
+    Attributes:
+        stepper: Takes the steps.
+        state: How far the run is.
+
+    Raises:
+        PlanError: The plan is for another number of workers, unless a run goes on.
+        FileError: The run folder holds a run already, or cannot be written.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup, self._plan, self._group = setup, setup.plan, setup.group
+        trained = setup.parameters
+        updater = setup.updater(trained)  # before a checkpoint brings other rates
+        self._group.share((*trained, *setup.model.buffers()))
+        self.state, self._clock = RunState(), StepClock()
+        self._recorder = Recorder(setup.folder if self.rank == 0 else None, self._plan)
+        self._keeper = Keeper(
+            setup.folder,
+            self._plan,
+            setup.model,
+            setup.optimizer,
+            self._group,
+            self._recorder,
+            setup.feed.description(),
+        )
+        try:
+            self._keeper.prepare(may_exist=setup.resume)
+            if setup.resume:
+                self._keeper.restore(self.state)
+            self._check_workers()
+        except BaseException:
+            self._keeper.close()
+            raise
+        self._sharing = Sharing(
+            self._plan,
+            self._group,
+            self.state,
+            self._recorder,
+            samples=len(setup.feed),
+            least=setup.least,
+            weights=setup.sample_weights,
+        )
+        self._reducer = Reducer(trained, self._group)
+        self.stepper = Stepper(
+            self._plan,
+            self._group,
+            self.state,
+            self._reducer,
+            updater,
+            self._sharing,
+            self._clock,
+            self._wishes,
+        )
+        self._passes = Passes(
+            setup.feed, self.stepper, self._sharing, self.state, self._clock, self.rank
+        )
+
+    @property
+    def rank(self) -> int:
+        """This worker, from 0."""
+        return self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self._group.size
+
+    @property
+    def stage(self) -> Stage:
+        """The plan's row that the current epoch belongs to."""
+        return self.state.stage(self._plan)
+
+    @property
+    def local_batch_sizes(self) -> tuple[int, ...]:
+        """Samples per step of each worker, in rank order, as they are now."""
+        return self._sharing.local_batch_sizes
+
+    @property
+    def noise_scale(self) -> float | None:
+        """Gradient noise scale so far, in samples; ``None`` with one worker or too few steps."""
+        return self.state.noise.noise_scale
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the epoch in progress is one of those after which the job evaluates."""
+        done = self.state.epoch + 1
+        return done % self._plan.job.evaluate_epochs == 0 or done == self._plan.epochs
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Put a thing into checkpoints; on a resumed run its state is loaded at once."""
+        self._keeper.keep(name, thing)
+
+    def epochs(self) -> Iterator[int]:
+        """The zero-based epochs that are left to train."""
+        self._recorder.training_begins()
+        state = self.state
+        while state.epoch < self._plan.epochs:
+            epoch = state.epoch
+            if state.meter.epoch != epoch or not state.step:
+                state.meter = EpochMeter(epoch=epoch)
+            self._setup.settings.enter(self.stage)
+            self._sharing.begin_epoch()
+            yield epoch
+            self._end_epoch()
+
+    def batches(self) -> Iterator[Batch]:
+        """The micro-batches of the current epoch."""
+        walk = self._sharing.walk
+        if walk is None:
+            raise RuntimeError(
+                "session.batches() outside of session.epochs(): loop over the epochs first"
+            )
+        yield from self._passes.through(
+            walk, self.state.epoch, self.stage.resolution, self._after_step
+        )
+
+    def evaluate(
+        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
+    ) -> dict[str, float]:
+        """Mean of each value over a held-out set, of which every worker takes its share."""
+        started = time.perf_counter()
+        walk = self._sharing.walk
+        with self._setup.recalibrated(
+            model,
+            walk.order if walk is not None else None,
+            self.state.epoch,
+            group=self._group,
+            shares=self.local_batch_sizes,
+            between_epochs=walk is None or self.state.step == len(walk),
+            forward=forward,
+        ):
+            sums, count, stopped = evaluate(
+                model,
+                feed,
+                metric,
+                group=self._group,
+                stop=self._setup.stop,
+                batch_size=batch_size,
+                resolution=None,
+                forward=forward,
+                autocast=self._setup.autocast,
+                shares=self.local_batch_sizes,
+            )
+        self.state.meter.evaluation += time.perf_counter() - started
+        if stopped:
+            self._stop_now()
+        self.state.meter.scores, self.state.meter.score_count = sums, count
+        return {name: value / count for name, value in sums.items()}
+
+    def finish(self) -> None:
+        """Write the summary; nobody leaves before checkpoints and summary are there."""
+        self._recorder.finish()
+        self._keeper.settle()
+
+    def close(self) -> None:
+        """Remove the hooks, and finish what is being written."""
+        self._reducer.close()
+        self._keeper.close()
+
+    # --------------------------------------------------------------------------------- after a step
+
+    def _after_step(self, step: Step) -> None:
+        """What all workers do together once the user's loop is done with a step."""
+        self._keeper.check()
+        walk, tally = self._sharing.walk, self.stepper.tally
+        assert walk is not None  # noqa: S101 - `batches` has looked
+        self._recorder.step(self.state.meter, len(walk), step.local_batch_sizes, tally.notes)
+        if tally.stop:
+            self._stop_now()
+        if tally.checkpoint:
+            self._checkpoint("last")
+
+    def _wishes(self) -> tuple[bool, bool]:
+        """Whether to stop, and whether to write a checkpoint, after the step in progress."""
+        most = self._plan.job.goal.deadline
+        time_is_up = self.rank == 0 and most is not None and self._recorder.wall_seconds > most
+        return self._setup.stop.number > 0 or time_is_up, self._keeper.due(self.state.steps + 1)
+
+    # ------------------------------------------------------------------- epochs and checkpoints
+
+    def _end_epoch(self) -> None:
+        walk, meter, state = self._sharing.walk, self.state.meter, self.state
+        if walk is not None and state.step < len(walk):
+            raise RuntimeError(
+                f"epoch {state.epoch + 1} ended after {state.step} of {len(walk)} steps: "
+                "go through all of session.batches()"
+            )
+        self._sharing.end_epoch()
+        own = meter.worker_time(self._group.places[self.rank], meter.shares[-1][1][self.rank])
+        workers = self._group.gather(own)
+        record = meter.record(self.stage, workers, self.noise_scale)
+        self._recorder.epochs.append(record)  # before the checkpoint, which must know of it
+        state.epoch, state.step = state.epoch + 1, 0
+        self._save_if_due()
+        self._recorder.epoch(record.model_copy(update={"checkpoint_seconds": meter.checkpoint}))
+
+    def _save_if_due(self) -> None:
+        """Write ``best`` where the score rose, ``last`` when it is due and at the end."""
+        meter, state = self.state.meter, self.state
+        if meter.scores:
+            score = next(iter(meter.scores.values())) / meter.score_count
+            if score > state.best_score:
+                state.best_score = score
+                self._checkpoint("best")
+        if any(
+            self._group.gather(self._keeper.due(state.steps) or state.epoch == self._plan.epochs)
+        ):
+            self._checkpoint("last")
+
+    def _checkpoint(self, name: str) -> None:
+        share = share_of(self.local_batch_sizes, self.rank)
+        self.state.meter.checkpoint += self._keeper.save(name, self.state, share)
+        self._clock.restart()
+
+    def _stop_now(self) -> None:
+        """All workers together: save and leave."""
+        number = max(self._group.gather(self._setup.stop.number))
+        self._checkpoint("last")
+        self._keeper.settle()
+        where = f"epoch {self.state.epoch + 1}, step {self.state.step}"
+        if number:
+            raise Interrupted(number, f"stopped by signal {number} at {where}")
+        raise DeadlineReached(
+            f"goal.deadline={self._plan.job.goal.deadline:g} s was reached at {where}; to go on, "
+            "resume with a later one"
+        )
+
+    def _check_workers(self) -> None:
+        """A run may go on with other workers than it began with; it begins as planned."""
+        planned, found, least = self._plan.workers, self.world_size, self._setup.least
+        if planned == found:
+            return
+        if not self._setup.resume:
+            raise PlanError(
+                f"the plan is for {planned} worker(s) and {found} are running: "
+                f"start {planned}, or plan again with workers={found}"
+            )
+        batch = min(stage.global_batch_size for stage in self._plan.stages)
+        if batch < least * found:
+            raise PlanError(
+                f"the global batch of {batch} is too small for the {found} workers that are "
+                f"running, each needs at least {least}: start fewer"
+            )
+        self._recorder.note(f"going on with {found} workers, planned were {planned}")

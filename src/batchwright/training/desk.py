@@ -1,0 +1,510 @@
+"""What a parameter server does for its workers: rounds out, models in, everything on record.
+
+Each worker's connection has a thread of its own; whatever they share is here, under one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from batchwright.errors import PlanError
+from batchwright.records import Plan, RoundRecord
+from batchwright.training.link import Link
+from batchwright.training.merging import Entry, Weights
+from batchwright.training.pacing import Pace
+from batchwright.training.parameter_server import ParameterServer
+from batchwright.training.recorder import Recorder
+from batchwright.training.round_book import RoundBook
+from batchwright.training.rounds import Ticket
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a worker says of itself when it comes.
+
+    Attributes:
+        rank: The worker.
+        place: Where it computes.
+        samples: Size of its data set.
+        entries: How its model's weights lie in a message.
+        description: What a user of the network must know of its input.
+    """
+
+    rank: int
+    place: str
+    samples: int
+    entries: tuple[Entry, ...]
+    description: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker gets that waits: a round, or the end (``done``, ``stop``, ``farewell``)."""
+
+    kind: str
+    weights: Weights | None
+    values: Mapping[str, Any]
+
+
+@dataclass
+class _Entered:
+    """A round that has ended and is not in the book yet: its worker has still to say how long the
+    exchange took. The book takes rounds in the order in which they ended.
+    """
+
+    record: RoundRecord
+    rate: float
+    committed: int
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class _Examined:
+    """The model that a worker evaluates."""
+
+    epoch: int
+    weights: Weights
+
+
+class Desk:
+    """Serves the workers of one run.
+
+    Rounds begin when all workers have come, and go out in rank order among those that wait, so
+    that with ``bsp`` a run is the same whoever comes first.
+
+    Args:
+        plan: With a parameter server.
+        recorder: Takes the records.
+
+    Attributes:
+        lock: Held by every method; for a caller that needs several answers of one moment.
+        server: The core; ``None`` until worker 0 has brought the first weights.
+        book: The rounds.
+        entries: How the weights lie.
+        description: Of the network's input.
+        best_score: Highest first score of an evaluation so far.
+        best: The model that got it, until `take_best` is asked for it.
+    """
+
+    def __init__(self, plan: Plan, recorder: Recorder) -> None:
+        self.lock = threading.Condition(threading.RLock())
+        self.server: ParameterServer | None = None
+        self.entries: tuple[Entry, ...] = ()
+        self.description: dict[str, Any] = {}
+        self.best_score = -float("inf")
+        self.steps = 0
+        self._plan, self._recorder = plan, recorder
+        self._samples = plan.data.train_samples
+        self.book = RoundBook(recorder, plan, self._samples, [""] * plan.workers)
+        self._pace = Pace()
+        self._links: dict[int, Link] = {}
+        self._lost: set[int] = set()
+        self._gone: set[int] = set()
+        self._left: set[int] = set()
+        self._begun = False
+        self._asked: dict[int, float] = {}  # since when, by the clock of this process
+        self._idle: dict[int, float] = {}  # since when there has been nothing left to do
+        self._answers: dict[int, Answer] = {}
+        self._rounds_begun: dict[int, tuple[float, int]] = {}  # when, and how far ahead
+        self._entered: deque[_Entered] = deque()
+        self._due: dict[int, int] = {}  # epochs that workers are to evaluate, by worker
+        self._examined: dict[int, _Examined] = {}
+        self._scores: dict[str, float] = {}
+        self._best: _Examined | None = None
+        self._stop = 0
+
+    # ----------------------------------------------------------------------------- coming and going
+
+    def join(self, arrival: Arrival, weights: Weights | None, link: Link) -> None:
+        """A worker has come, for the first time or again.
+
+        Raises:
+            PlanError: Its data, its model or its rank is not that of the others.
+        """
+        with self.lock:
+            self._refuse(arrival)
+            rank = arrival.rank
+            if rank in self._links:  # started again before its end was noticed
+                self.lose(rank, self._links[rank], "it was started again")
+            self._links[rank] = link
+            self.book.places[rank] = arrival.place
+            self.entries, self.description = arrival.entries, dict(arrival.description)
+            if self.server is None and weights is not None:
+                self.server = ParameterServer(weights, self._plan, self._samples)
+                for worker in self._gone:
+                    self.server.lose(worker, for_good=True)
+            known = self.server.rounds.gone if self.server is not None else frozenset()
+            if self.server is not None and (rank in self._lost or rank in known):
+                self.server.come_back(rank)
+                self._recorder.note(
+                    f"worker {rank} ({arrival.place}) came back: its unfinished round is "
+                    "repeated, with fresh momentum"
+                )
+            self._lost.discard(rank)
+            self._gone.discard(rank)
+            self._hand_out()
+
+    def lose(self, rank: int, link: Link, why: str) -> None:
+        """A worker's connection has ended; others go on.
+
+        Args:
+            rank: The worker.
+            link: The connection; nothing happens if there is a newer one.
+            why: In words.
+        """
+        with self.lock:
+            if self._links.get(rank) is not link:
+                return
+            del self._links[rank]
+            link.close()
+            self._forget(rank)
+            if rank in self._left or self.finished:
+                return
+            self._lost.add(rank)
+            self._recorder.note(
+                f"worker {rank} ({self.book.places[rank]}) is lost ({why}): the others go on"
+            )
+            if self.server is not None:
+                self.server.lose(rank, for_good=False)
+            self._hand_out()
+
+    def give_up(self, rank: int) -> None:
+        """A worker is lost for good: the others share its samples."""
+        with self.lock:
+            self._gone.add(rank)
+            self._lost.discard(rank)
+            self._forget(rank)
+            text = f"worker {rank} is gone for good"
+            if self.server is not None and rank not in self.server.rounds.gone:
+                self.server.lose(rank, for_good=True)
+                if len(self._gone) < self._plan.workers and not self.finished:
+                    text += f": samples per round are now {self._told_shares()}"
+            self._recorder.note(text)
+            self._hand_out()
+
+    def leave(self, rank: int) -> None:
+        """A worker has nothing more to do; before the end of training it is gone for good."""
+        with self.lock:
+            self._left.add(rank)
+            if not self.finished and not self._stop:
+                self.give_up(rank)
+            self.lock.notify_all()
+
+    # ------------------------------------------------------------------------------------- rounds
+
+    def ask(self, rank: int) -> None:
+        """A worker waits for a round; see `answer`."""
+        with self.lock:
+            self._asked.setdefault(rank, perf_counter())
+            self._hand_out()
+
+    def answer(self, rank: int, seconds: float) -> Answer | None:
+        """What a worker gets, as soon as it is there, but after ``seconds`` nothing."""
+        with self.lock:
+            self.lock.wait_for(lambda: rank in self._answers, timeout=seconds)
+            return self._answers.pop(rank, None)
+
+    def push(self, rank: int, weights: Weights, told: Mapping[str, Any], seconds: float) -> None:
+        """A worker's round has ended.
+
+        Args:
+            rank: The worker.
+            weights: Its model.
+            told: ``steps``, ``loss``, ``rate`` and ``compute``, in seconds, of the round.
+            seconds: That the message took to come in.
+        """
+        with self.lock:
+            assert self.server is not None  # noqa: S101 - or there were no rounds
+            started = perf_counter()
+            rounds = self.server.rounds
+            epochs = rounds.epochs_done
+            ticket = self.server.push(rank, weights)
+            self.steps += told["steps"]
+            spent = seconds + perf_counter() - started
+            self._enter(ticket, told, spent)
+            self._pace.add(rank, ticket.stage, ticket.samples, told["compute"])
+            if rounds.epochs_done > epochs:
+                self._end_epoch(rank, rounds.epochs_done - 1)
+            self.ask(rank)
+
+    def settle(self, rank: int, told: Mapping[str, Any]) -> None:
+        """A worker says how long its last exchange took, and how good the model is.
+
+        Args:
+            rank: The worker.
+            told: ``exchange`` and ``evaluation``, in seconds; ``scores``, sums by name, and their
+                ``count``, or no scores.
+        """
+        with self.lock:
+            examined = self._examined.pop(rank, None)
+            if told["scores"] and examined is not None:
+                sums, count = told["scores"], told["count"]
+                self._scores = {name: value / count for name, value in sums.items()}
+                self.book.scored(examined.epoch, sums, count, told["evaluation"])
+                score = next(iter(self._scores.values()))
+                if score > self.best_score:
+                    self.best_score, self._best = score, examined
+            self._complete(
+                rank, exchange_seconds=told["exchange"], evaluation_seconds=told["evaluation"]
+            )
+            self.lock.notify_all()
+
+    # ----------------------------------------------------------------------------- for the process
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample of every epoch was trained on."""
+        with self.lock:
+            return self.server is not None and self.server.rounds.finished
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody is there any more, nor will come."""
+        with self.lock:
+            absent = len(self._left | self._gone) == self._plan.workers
+            through = self._begun and self.finished and not set(self._links) - self._left
+            return absent or through
+
+    @property
+    def stop_asked(self) -> int:
+        """The signal with which a worker was asked to stop; 0: none."""
+        return self._stop
+
+    @property
+    def empty(self) -> bool:
+        """Whether no worker is connected."""
+        with self.lock:
+            return not self._links
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Whole epochs that are done, samples that are done, updates."""
+        with self.lock:
+            if self.server is None:
+                return 0, 0, 0
+            rounds = self.server.rounds
+            return rounds.epochs_done, rounds.committed, self.steps
+
+    def stop(self, number: int) -> None:
+        """A worker was asked to stop, by a signal."""
+        with self.lock:
+            self._stop = self._stop or number
+            self.lock.notify_all()
+
+    def take_best(self) -> Weights | None:
+        """A model that is the best so far and that nobody has taken yet."""
+        with self.lock:
+            best, self._best = self._best, None
+            return best.weights if best is not None else None
+
+    def dismiss(self, answer: Answer) -> list[Link]:
+        """Give all workers that wait a last answer; returns the connections of those that don't."""
+        with self.lock:
+            waiting = set(self._links) & (self._asked.keys() | self._left)
+            self._answers.update(dict.fromkeys(waiting, answer))
+            self._asked.clear()
+            self.lock.notify_all()
+            return [link for rank, link in self._links.items() if rank not in waiting]
+
+    def close_book(self) -> None:
+        """Enter all rounds that have ended, whatever is still missing of them."""
+        with self.lock:
+            for one in self._entered:
+                one.complete = True
+            self._enter_complete()
+
+    def values(self) -> dict[str, Any]:
+        """Plain values and tensors for a checkpoint."""
+        with self.lock:
+            assert self.server is not None  # noqa: S101 - or there is nothing to keep
+            return {
+                **self.server.state_dict(),
+                "layout": [asdict(entry) for entry in self.entries],
+                "book": self.book.values(),
+                "entered": [
+                    (one.record.model_dump_json(), one.rate, one.committed) for one in self._entered
+                ],
+                "scores": dict(self._scores),
+            }
+
+    def restore(self, values: Mapping[str, Any], steps: int, best_score: float) -> None:
+        """Go on from a checkpoint; nobody has come yet."""
+        with self.lock:
+            self.entries = tuple(
+                Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in values["layout"]
+            )
+            self.server = ParameterServer(
+                Weights(values["floats"], values["integers"]), self._plan, self._samples
+            )
+            self.server.load_state_dict(values)
+            self.book.restore(values["book"])
+            for text, rate, committed in values["entered"]:
+                record = RoundRecord.model_validate_json(text)
+                self.book.add(record, rate=rate, committed=committed)
+            self._scores = dict(values["scores"])
+            self.steps, self.best_score = steps, best_score
+
+    # ------------------------------------------------------------------------------------ in here
+
+    def _refuse(self, arrival: Arrival) -> None:
+        rank, most = arrival.rank, self._plan.workers
+        if not 0 <= rank < most:
+            raise PlanError(f"worker {rank} is none of the plan's {most}: start {most} workers")
+        if arrival.samples != self._samples:
+            raise PlanError(
+                f"worker {rank} has {arrival.samples} training samples and the plan "
+                f"{self._samples}: give all workers the same data"
+            )
+        difference = _difference(self.entries, arrival.entries) if self.entries else ""
+        if difference:
+            raise PlanError(
+                f"the model of worker {rank} is not that of the others: {difference}; build the "
+                "same one on all workers"
+            )
+
+    def _forget(self, rank: int) -> None:
+        """A worker is not there any more: it waits for nothing and tells nothing."""
+        self._asked.pop(rank, None)
+        self._idle.pop(rank, None)
+        self._answers.pop(rank, None)
+        self._complete(rank)
+        examined = self._examined.pop(rank, None)
+        epoch = self._due.pop(rank, examined.epoch if examined else None)
+        others = set(self._links) - self._left - {rank}
+        if epoch is not None and others:  # another has to evaluate
+            self._due[min(others)] = epoch
+
+    def _hand_out(self) -> None:
+        """Give all that wait and need not what is theirs."""
+        server = self.server
+        if server is not None and not self._stop and self._all_came():
+            again = True
+            while again:  # that there is no round left for one may set others free
+                before, again = server.rounds.members, False
+                for rank in sorted(self._asked):
+                    if not server.ready(rank):
+                        continue
+                    ticket = server.take(rank)
+                    if ticket is None:
+                        self._idle.setdefault(rank, perf_counter())
+                    else:
+                        self._begin(server, rank, ticket)
+                        again = True
+                again = again or server.rounds.members != before
+            if server.rounds.finished:
+                for rank in list(self._asked):
+                    self._reply(server, rank, "done")
+        self.lock.notify_all()
+
+    def _all_came(self) -> bool:
+        if not self._begun and len(set(self._links) | self._gone) == self._plan.workers:
+            self._begun = True
+            self._recorder.training_begins()
+        return self._begun
+
+    def _begin(self, server: ParameterServer, rank: int, ticket: Ticket) -> None:
+        self._rounds_begun[rank] = self._recorder.training_seconds, server.rounds.lead(rank)
+        self._reply(server, rank, "round", ticket=asdict(ticket))
+
+    def _reply(self, server: ParameterServer, rank: int, kind: str, **values: Any) -> None:
+        now = perf_counter()
+        since = self._idle.pop(rank, now)  # from then on it did not wait for others, but was done
+        waited = since - self._asked.pop(rank)
+        epoch = self._due.pop(rank, None)
+        if epoch is not None:
+            self._examined[rank] = _Examined(epoch, server.weights)
+        self._note(rank, wait_seconds=waited)
+        told = {
+            "evaluate": epoch is not None,
+            "scores": self._scores,
+            "wait": waited,
+            "idle": now - since,
+        }
+        self._answers[rank] = Answer(kind, server.weights, {**values, **told})
+
+    def _end_epoch(self, rank: int, epoch: int) -> None:
+        """By a worker's push an epoch's worth of samples is done."""
+        assert self.server is not None  # noqa: S101 - it has just taken that
+        every = self._plan.job.evaluate_epochs
+        if (epoch + 1) % every == 0 or epoch + 1 == self._plan.epochs:
+            self._due[rank] = epoch
+        followed = self._plan.job.dual.shares == "measured" and len(self._pace.seconds) > 1
+        if followed and not self.finished:
+            shares = self.server.rounds.shares
+            stage = self._plan.stages[self._plan.stage_of(min(epoch + 1, self._plan.epochs - 1))]
+            present = {w for w, share in enumerate(shares(stage)) if share}
+            if present <= self._pace.seconds.keys() and self.server.rounds.follow(
+                self._pace.seconds
+            ):
+                self._recorder.note(
+                    "so that all workers end their rounds together, samples per round are now "
+                    + self._told_shares()
+                )
+
+    def _told_shares(self) -> str:
+        assert self.server is not None  # noqa: S101 - the callers have looked
+        rounds = self.server.rounds
+        epoch = min(rounds.handed_out // self._samples, self._plan.epochs - 1)
+        shares = rounds.shares(self._plan.stages[self._plan.stage_of(epoch)])
+        return ", ".join(map(str, shares))
+
+    def _enter(self, ticket: Ticket, told: Mapping[str, Any], exchange: float) -> None:
+        assert self.server is not None  # noqa: S101 - it has just taken the round
+        stage = self._plan.stages[ticket.stage]
+        start, lead = self._rounds_begun.get(ticket.worker, (0.0, 0))
+        record = RoundRecord(
+            worker=ticket.worker,
+            number=ticket.number,
+            epoch=ticket.epoch,
+            resolution=stage.resolution,
+            local_batch_size=stage.local_batch_sizes[ticket.worker],
+            samples=ticket.samples,
+            steps=told["steps"],
+            update_factor=ticket.factor,
+            loss=told["loss"],
+            start=start,
+            compute_seconds=told["compute"],
+            exchange_seconds=exchange,
+            wait_seconds=0.0,
+            lead=lead,
+        )
+        self._entered.append(_Entered(record, told["rate"], self.server.rounds.committed))
+
+    def _note(self, rank: int, **known: float) -> _Entered | None:
+        """Something is known of a worker's last round."""
+        for one in self._entered:
+            if one.record.worker == rank and not one.complete:
+                one.record = one.record.model_copy(update=known)
+                return one
+        return None
+
+    def _complete(self, rank: int, **known: float) -> None:
+        """All is known that ever will be."""
+        one = self._note(rank, **known)
+        if one is not None:
+            one.complete = True
+        self._enter_complete()
+
+    def _enter_complete(self) -> None:
+        while self._entered and self._entered[0].complete:
+            one = self._entered.popleft()
+            self.book.add(one.record, rate=one.rate, committed=one.committed)
+
+
+def _difference(ours: Sequence[Entry], theirs: Sequence[Entry]) -> str:
+    """The first difference between two layouts, in words; empty if there is none."""
+    for own, other in zip(ours, theirs, strict=False):
+        if own != other:
+            return f"{_named(other)} where they have {_named(replace(own))}"
+    if len(ours) != len(theirs):
+        return f"{len(theirs)} tensors where they have {len(ours)}"
+    return ""
+
+
+def _named(entry: Entry) -> str:
+    return f"{entry.name} {list(entry.shape)} {entry.dtype.removeprefix('torch.')}"

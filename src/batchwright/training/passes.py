@@ -1,0 +1,101 @@
+"""A step on one worker: its micro-batches, handed to the user's loop one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from batchwright.training.clock import StepClock
+from batchwright.training.feeding import Batch, Feed
+from batchwright.training.keeper import RunState
+from batchwright.training.sampler import Step, micro_batches
+from batchwright.training.stepper import Division, Stepper
+from batchwright.training.walk import Walk
+
+
+class Passes:
+    """Yields the micro-batches of steps; the user's loop calls `Session.step` for each.
+
+    Args:
+        feed: Makes the batches.
+        stepper: Takes the steps.
+        division: Says how large a micro-batch may be.
+        state: How far the run is.
+        clock: Books the time.
+        rank: This worker, as steps number it.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        stepper: Stepper,
+        division: Division,
+        state: RunState,
+        clock: StepClock,
+        rank: int,
+    ) -> None:
+        self._feed, self._stepper, self._division = feed, stepper, division
+        self._state, self._clock, self._rank = state, clock, rank
+
+    def through(
+        self, walk: Walk, epoch: int, resolution: int, after_step: Callable[[Step], None]
+    ) -> Iterator[Batch]:
+        """The micro-batches of all steps that are left of a walk.
+
+        Args:
+            walk: The way through the samples, from the state's step on.
+            epoch: Whose samples they are.
+            resolution: Training image side, in pixels.
+            after_step: Called once the user's loop is done with a step.
+        """
+        fed = self._feed.training(walk.ahead(), epoch, resolution)
+        self._clock.restart()
+        try:
+            while self._state.step < len(walk):
+                index = self._state.step
+                step = walk.step(index)
+                yield from self._passes(step, self._fed(fed, walk.parts(index), epoch, resolution))
+                while self._stepper.repeat:
+                    parts = walk.cut(step, self._division.micro_batch_size)
+                    yield from self._passes(step, self._cut(parts, epoch, resolution))
+                after_step(step)
+        finally:
+            self._stepper.leave_autocast()
+
+    def _fed(
+        self, fed: Iterator[Batch], parts: list[Tensor], epoch: int, resolution: int
+    ) -> Iterator[tuple[int, Batch]]:
+        """This worker's micro-batches of a step, as (samples, batch), out of the feed.
+
+        One that the feed was asked for before memory ran out is cut again.
+        """
+        most = self._division.micro_batch_size
+        for part in parts:
+            batch = next(fed)
+            if len(part) <= most:
+                yield len(part), batch
+            else:
+                sizes = micro_batches(len(part), most, self._division.least)
+                yield from self._cut(list(part.split(sizes)), epoch, resolution)
+
+    def _cut(self, parts: list[Tensor], epoch: int, resolution: int) -> Iterator[tuple[int, Batch]]:
+        """The same, fetched here and now."""
+        for part in parts:
+            yield len(part), self._feed.single(part, epoch, resolution)
+
+    def _passes(self, step: Step, source: Iterator[tuple[int, Batch]]) -> Iterator[Batch]:
+        """Yield the micro-batches of a step; all of them are taken from the source in any case."""
+        left, stepper = step.local_batch_sizes[self._rank], self._stepper
+        stepper.repeat = False
+        if not left:
+            stepper.step_without_samples(step)
+        for samples, batch in source:
+            if stepper.repeat:
+                continue  # memory ran out: the rest of the step is in vain
+            self._clock.lap(self._state.meter, "input")
+            left -= samples
+            stepper.open(samples, step, last=not left)
+            yield batch
+            stepper.leave_autocast()
+            stepper.refuse_open()

@@ -1,0 +1,172 @@
+"""What `Session` hands to the run behind it, and what it asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchwright.group import Group
+from batchwright.records import Plan, Stage
+from batchwright.training.evaluation import Forward, Metric
+from batchwright.training.feeding import Feed
+from batchwright.training.recalibration import calibrating_batches, recalibrated
+from batchwright.training.signals import StopRequest
+from batchwright.training.staging import StageSettings
+from batchwright.training.stepper import Stepper
+from batchwright.training.update import Updater
+from batchwright.workload.host import autocast
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained, on what, and how.
+
+    Attributes:
+        plan: What is followed.
+        model: On its device.
+        optimizer: Of its parameters.
+        feed: Makes the training batches.
+        settings: Sets network and feed to a row of the plan.
+        group: The workers that one launcher started.
+        stop: Whether a signal asks to stop.
+        folder: The run folder; ``None`` keeps nothing.
+        resume: Whether to go on from it.
+        clip_norm: Largest global gradient norm; ``None``: no limit.
+        own_rates: Whether the optimizer's rates are left alone.
+        sample_weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
+    """
+
+    plan: Plan
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    feed: Feed
+    settings: StageSettings
+    group: Group
+    stop: StopRequest
+    folder: Path | None
+    resume: bool
+    clip_norm: float | None
+    own_rates: bool
+    sample_weights: Tensor | None
+
+    @property
+    def least(self) -> int:
+        """Fewest samples that a worker can train on: of one, there are no batch statistics."""
+        return 2 if any(isinstance(m, _BatchNorm) for m in self.model.modules()) else 1
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's, in its order, then others that the optimizer has, such as a loss's own."""
+        parameters = dict.fromkeys(self.model.parameters())
+        for group in self.optimizer.param_groups:
+            parameters.update(dict.fromkeys(group["params"]))
+        return list(parameters)
+
+    def updater(self, trained: list[nn.Parameter]) -> Updater:
+        """Steps the optimizer, whose rates are still those that its builder set."""
+        return Updater(
+            trained,
+            self.optimizer,
+            self.plan,
+            first_rates=[float(group["lr"]) for group in self.optimizer.param_groups],
+            clip_norm=self.clip_norm,
+            own_rates=self.own_rates,
+            samples_per_epoch=len(self.feed),
+        )
+
+    def recalibrated(
+        self,
+        model: nn.Module,
+        order: Tensor | None,
+        epoch: int,
+        *,
+        group: Group,
+        shares: Sequence[int],
+        between_epochs: bool,
+        forward: Forward,
+    ) -> AbstractContextManager[None]:
+        """Statistics of batch normalization for an evaluation, if the job asks for new ones.
+
+        Args:
+            model: What is evaluated.
+            order: Of the epoch's samples; ``None``: there is no epoch.
+            epoch: Zero-based.
+            group: The workers that evaluate.
+            shares: Of these, in rank order.
+            between_epochs: Whether the feed has nothing else under way.
+            forward: f(model, batch) runs the model.
+        """
+        if not self.plan.job.cycle.recalibrate or order is None:
+            return nullcontext()
+        batches = calibrating_batches(
+            self.feed,
+            self.plan,
+            order,
+            epoch=epoch,
+            shares=shares,
+            rank=group.rank,
+            between_epochs=between_epochs,
+        )
+        return recalibrated(model, batches, group, forward=forward, autocast=self.autocast)
+
+    def autocast(self) -> torch.autocast:
+        """The plan's precision, for a forward pass."""
+        return partial(autocast, self.plan.precision, self.group.device)()
+
+
+class Run(Protocol):
+    """A run in progress, seen from one worker."""
+
+    stepper: Stepper
+
+    @property
+    def rank(self) -> int:
+        """This worker, from 0."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+
+    @property
+    def stage(self) -> Stage:
+        """The plan's row that holds now."""
+
+    @property
+    def local_batch_sizes(self) -> tuple[int, ...]:
+        """Samples per step of each worker, in rank order."""
+
+    @property
+    def noise_scale(self) -> float | None:
+        """Gradient noise scale so far, in samples."""
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether this worker is to evaluate the model now."""
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Put a thing into checkpoints."""
+
+    def epochs(self) -> Iterator[int]:
+        """Epochs, or rounds by their epoch, that are left."""
+
+    def batches(self) -> Iterator[Any]:
+        """Micro-batches of the epoch, or round, in progress."""
+
+    def evaluate(
+        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
+    ) -> dict[str, float]:
+        """Mean of each value of a metric over a held-out set."""
+
+    def finish(self) -> None:
+        """All went well: returns when everything is written."""
+
+    def close(self) -> None:
+        """Let go of everything but the group."""

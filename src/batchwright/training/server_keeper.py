@@ -1,0 +1,155 @@
+"""Keeps a run with a parameter server: its folder, its checkpoints, and the way back from them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchwright.errors import FileError, PlanError
+from batchwright.group import Group
+from batchwright.records import Plan
+from batchwright.training.checkpoint import save_checkpoint
+from batchwright.training.desk import Desk
+from batchwright.training.finding import LAST, PREVIOUS, find_checkpoint
+from batchwright.training.keeper import folder_problem
+from batchwright.training.merging import Weights, as_state_dict
+from batchwright.training.recorder import Recorder
+
+
+class ServerKeeper:
+    """Writes and reads checkpoints, in the format of `training.keeper`, for the server's process.
+
+    What is kept of the weights is never changed in place, so nothing is copied and no worker waits
+    while a thread writes. The workers' optimizers are not kept: after a resume momentum is fresh.
+
+    Args:
+        folder: The run folder; ``None`` keeps nothing.
+        plan: What is followed.
+        desk: Whose state is kept.
+        recorder: Its records are kept too.
+    """
+
+    def __init__(self, folder: Path | None, plan: Plan, desk: Desk, recorder: Recorder) -> None:
+        self._folder, self._plan, self._desk, self._recorder = folder, plan, desk, recorder
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self._under_way: dict[str, Future[None]] = {}
+        self._saved_at, self._saved_steps = time.perf_counter(), 0
+
+    def prepare(self, *, resume: bool) -> None:
+        """Make the folder, and go on from the last checkpoint in it if there is one.
+
+        Raises:
+            FileError: It holds a run already, cannot be made, or no checkpoint in it can be read.
+            PlanError: The checkpoint is of another plan.
+        """
+        if self._folder is None:
+            return
+        problem = folder_problem(self._folder, may_exist=resume)
+        if problem:
+            raise FileError(problem)
+        found = None
+        if resume:
+            found = find_checkpoint(self._folder / "checkpoints", Group(torch.device("cpu")))
+        if found is None:
+            return
+        content = found.content
+        self.refuse_other_plan(str(found.path), content["plan"])
+        state = content["state"]
+        self._desk.restore(content["server"], state["steps"], state["best_score"])
+        self._saved_steps = state["steps"]
+        where = (
+            f"resumed after {state['epoch']} epoch(s), {state['samples_seen']} samples: rounds "
+            "that were under way are repeated, with fresh momentum"
+        )
+        self._recorder.restore(content["run"], where)
+        if found.problems:
+            text = f"{'; '.join(found.problems)}; {found.path} is used instead: {where}"
+            self._recorder.note(text)
+            print(f"batchwright: {text}", file=sys.stderr)  # noqa: T201 - no other channel here
+
+    def refuse_other_plan(self, path: str, text: str) -> None:
+        """Raise `PlanError` if a plan, as JSON text, differs in more than its job."""
+        other = Plan.model_validate_json(text)
+        if other.model_copy(update={"job": self._plan.job}) != self._plan:
+            raise PlanError(f"{path} is another plan: use that of the run folder on all workers")
+
+    def save_if_due(self) -> None:
+        """Write ``last`` where the job's seconds or steps between checkpoints have passed."""
+        _, _, steps = self._desk.progress
+        most = self._plan.job.checkpoint_steps
+        by_steps = most is not None and steps - self._saved_steps >= most
+        by_clock = time.perf_counter() - self._saved_at > self._plan.job.checkpoint_seconds
+        writing = LAST in self._under_way and not self._under_way[LAST].done()
+        if (by_steps or by_clock) and not writing:
+            self.save_last()
+
+    def save_last(self) -> None:
+        """Have ``last.pt`` written; what was it becomes ``previous.pt``."""
+        with self._desk.lock:
+            server = self._desk.server
+            if server is not None:
+                self._save(LAST, server.weights)
+
+    def save_best(self) -> None:
+        """Have ``best.pt`` written if there is a new best model."""
+        with self._desk.lock:
+            best = self._desk.take_best()
+            if best is not None:
+                self._save("best", best)
+
+    def check(self) -> None:
+        """Raise `FileError` if a write that has ended went wrong."""
+        for name in [name for name, write in self._under_way.items() if write.done()]:
+            self._under_way.pop(name).result()
+
+    def settle(self) -> None:
+        """Wait until everything is written; `FileError` if that went wrong."""
+        while self._under_way:
+            self._under_way.popitem()[1].result()
+
+    def close(self) -> None:
+        """Let what is being written be finished."""
+        self._writer.shutdown()
+
+    def _save(self, name: str, weights: Weights) -> None:
+        if self._folder is None:
+            return
+        if name in self._under_way:
+            self._under_way.pop(name).result()
+        started = time.perf_counter()
+        desk, (epochs, samples, steps) = self._desk, self._desk.progress
+        content = {
+            "model": as_state_dict(weights, desk.entries),
+            "optimizer": {},
+            "network": self._plan.network.name,
+            "classes": list(self._plan.data.classes),
+            "input": dict(desk.description),
+            "plan": self._plan.model_dump_json(),
+            "state": {
+                "epoch": epochs,
+                "step": 0,
+                "steps": steps,
+                "samples_seen": samples,
+                "best_score": desk.best_score,
+            },
+            "kept": {},
+            "run": self._recorder.values(),
+            "workers": [],
+            "server": desk.values() if name == LAST else {},
+        }
+        self._under_way[name] = self._writer.submit(self._write, name, content)
+        now = time.perf_counter()
+        desk.book.saved(now - started)
+        if name == LAST:
+            self._saved_at, self._saved_steps = now, steps
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        assert self._folder is not None  # noqa: S101 - else nothing is saved
+        checkpoints = self._folder / "checkpoints"
+        former = checkpoints / f"{PREVIOUS}.pt" if name == LAST else None
+        save_checkpoint(checkpoints / f"{name}.pt", content, former=former)

@@ -1,0 +1,235 @@
+"""The parameter server's process, one for all workers of a run.
+
+    python -m batchwright.training.server_process SOCKET
+
+started by `batchwright.server_child`, which hands it the number of a listening socket, says on
+standard input what to serve, and reads on standard output what it should know. Each connection has
+a thread, so a slow link delays its own worker only; the main thread keeps the run: checkpoints, the
+deadline, stop signals, the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import BatchwrightError, DeadlineReached, Interrupted
+from batchwright.processes import worker_main
+from batchwright.records import Plan
+from batchwright.training.desk import Answer, Arrival, Desk
+from batchwright.training.link import BEAT_SECONDS, Link, Message
+from batchwright.training.merging import Entry
+from batchwright.training.recorder import Recorder
+from batchwright.training.server_keeper import ServerKeeper
+from batchwright.training.signals import StopRequest
+from batchwright.workload.host import prepare_process
+
+POLL_SECONDS = 0.1
+_GOODBYE_SECONDS = 5.0  # for workers to take their last answer
+
+
+class ServerProcess:
+    """Listens, and keeps the run until its end.
+
+    Args:
+        plan: With a parameter server.
+        folder: The run folder; ``None`` keeps nothing.
+        resume: Go on from its last checkpoint.
+        listener: Workers connect to it.
+        key: That workers must know.
+
+    Raises:
+        FileError: The folder holds a run already, or its checkpoints cannot be read.
+        PlanError: The checkpoint is of another plan.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path | None,
+        *,
+        resume: bool,
+        listener: socket.socket,
+        key: bytes,
+    ) -> None:
+        self._plan, self._listener, self._key = plan, listener, key
+        self._recorder = Recorder(folder, plan)
+        self._desk = Desk(plan, self._recorder)
+        self._keeper = ServerKeeper(folder, plan, self._desk, self._recorder)
+        self._keeper.prepare(resume=resume)
+        self._stop = StopRequest()
+
+    def serve(self) -> None:
+        """Until all workers are done.
+
+        Raises:
+            Interrupted: A stop signal came, or the time was up; a checkpoint was written.
+            FileError: Something could not be written.
+        """
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        threading.Thread(target=self._listen_to_parent, name="orders", daemon=True).start()
+        try:
+            while not self._desk.deserted:
+                time.sleep(POLL_SECONDS)
+                self._keeper.check()
+                self._keeper.save_best()
+                self._keeper.save_if_due()
+                self._stop_if_asked()
+            self._keeper.save_best()
+            self._desk.close_book()
+            self._keeper.save_last()
+            self._keeper.settle()
+            self._recorder.finish(rounds=tuple(self._desk.book.rounds))
+            self._dismiss("farewell")
+        finally:
+            self._keeper.close()
+            self._stop.close()
+
+    def _stop_if_asked(self) -> None:
+        number = self._stop.number or self._desk.stop_asked
+        most = self._plan.job.goal.deadline
+        if not number and (most is None or self._recorder.wall_seconds <= most):
+            return
+        self._desk.stop(number)
+        epochs, samples, _ = self._desk.progress
+        where = f"after {epochs} epoch(s), {samples} samples"
+        stop = Interrupted(number, f"stopped by signal {number} {where}")
+        if not number:
+            stop = DeadlineReached(
+                f"goal.deadline={most:g} s was reached {where}; to go on, resume with a later one"
+            )
+        self._keeper.save_last()
+        self._keeper.settle()
+        self._dismiss("stop", signal=number, message=str(stop))
+        raise stop
+
+    def _dismiss(self, kind: str, **values: Any) -> None:
+        """Send all workers away, and wait until they have gone."""
+        for link in self._desk.dismiss(Answer(kind, None, values)):
+            with suppress(OSError):
+                link.send(kind, **values)
+        end = time.monotonic() + _GOODBYE_SECONDS
+        while not self._desk.empty and time.monotonic() < end:
+            time.sleep(POLL_SECONDS / 10)
+
+    # -------------------------------------------------------------------------------- connections
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+                link = Link(connection, self._plan.job.timeout)
+            except OSError:
+                continue  # it was gone before it was here
+            # A stranger who says nothing keeps a thread waiting, and nobody else.
+            threading.Thread(target=self._attend, args=(link,), daemon=True).start()
+
+    def _attend(self, link: Link) -> None:
+        """One connection, from its first message to its end."""
+        rank = None
+        try:
+            link.authenticate(self._key, first=True)
+            rank = self._admit(link, link.receive())
+            while rank is not None:
+                self._take(link, rank, link.receive())
+        except OSError as error:
+            if isinstance(error, TimeoutError) and rank is not None:
+                _tell_parent({"silent": rank, "why": str(error)})
+            if rank is not None:
+                self._desk.lose(rank, link, str(error))
+        finally:
+            link.close()
+
+    def _admit(self, link: Link, hello: Message) -> int | None:
+        values = hello.values
+        arrival = Arrival(
+            rank=values["rank"],
+            place=values["place"],
+            samples=values["samples"],
+            entries=tuple(Entry(n, tuple(shape), t, s) for n, shape, t, s in values["layout"]),
+            description=values["description"],
+        )
+        try:
+            self._keeper.refuse_other_plan("the parameter server's plan", values["plan"])
+            self._desk.join(arrival, hello.weights, link)
+        except BatchwrightError as refusal:
+            link.send("refused", message=str(refusal))
+            return None
+        link.send("welcome")
+        return arrival.rank
+
+    def _take(self, link: Link, rank: int, message: Message) -> None:
+        if message.kind == "push":
+            assert message.weights is not None  # noqa: S101 - only our own client gets so far
+            self._desk.push(rank, message.weights, message.values, message.seconds)
+            self._answer(link, rank)
+        elif message.kind == "next":
+            self._desk.ask(rank)
+            self._answer(link, rank)
+        elif message.kind == "settled":
+            self._desk.settle(rank, message.values)
+        elif message.kind == "stop":
+            self._desk.stop(message.values["signal"])
+            self._desk.ask(rank)
+            self._answer(link, rank)
+        elif message.kind == "bye":
+            self._desk.leave(rank)
+            self._answer(link, rank)
+
+    def _answer(self, link: Link, rank: int) -> None:
+        """Wait for what the worker gets; meanwhile it and we give each other signs of life."""
+        while (answer := self._desk.answer(rank, BEAT_SECONDS)) is None:
+            while link.has_word():
+                message = link.receive()
+                if message.kind == "stop":
+                    self._desk.stop(message.values["signal"])
+            if time.monotonic() - link.heard > self._plan.job.timeout:
+                raise TimeoutError(f"silent for {self._plan.job.timeout:g} s")
+            link.send("beat")
+        link.send(answer.kind, answer.weights, **answer.values)
+
+    def _listen_to_parent(self) -> None:
+        for order in _orders():
+            self._desk.give_up(order["gone"])
+
+
+def _orders() -> Iterator[dict[str, Any]]:
+    """What the parent says. Read without Python's buffer, which a thread would leave locked."""
+    read = b""
+    while piece := os.read(0, 65536):
+        *lines, read = (read + piece).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _tell_parent(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)  # noqa: T201 - the parent reads this
+
+
+def _main() -> None:
+    order = next(_orders())
+    prepare_process(1)
+    try:
+        process = ServerProcess(
+            Plan.model_validate(order["plan"]),
+            Path(order["folder"]) if order["folder"] else None,
+            resume=order["resume"],
+            listener=socket.socket(fileno=int(sys.argv[1])),
+            key=bytes.fromhex(order["key"]),
+        )
+    except BatchwrightError as error:
+        _tell_parent({"refused": str(error)})
+        raise
+    _tell_parent({"ready": True})
+    process.serve()
+
+
+if __name__ == "__main__":
+    worker_main(_main)

@@ -1,0 +1,233 @@
+"""Images of a folder too large to be decoded once: they stay in their files.
+
+In each epoch loader processes decode them, at the smallest scale that the resolution at hand
+allows, and cut out the square that is trained on. Squares of a batch are resized, mirrored and
+normalized on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from batchwright.errors import DataError
+from batchwright.records import Augmentation
+from batchwright.workload.decoding import UnreadableImageError, decode_square
+from batchwright.workload.pipeline import FIELD_BITS, Normalization, draw, flip, resize
+from batchwright.workload.store import free_bytes
+
+STORE_SHARE = 0.5
+"""Share of the free disk that decoded images may take; a folder that needs more stays in files."""
+
+_Triple = tuple[float, float, float]
+_Key = tuple[int, int, int, float]  # epoch (-1: evaluation), index, resolution, strength
+Squares = tuple[Tensor, Tensor, Tensor]  # bytes of all squares, their sides, their labels
+
+
+def fits_the_disk(stored_bytes: int) -> bool:
+    """Whether so many bytes of decoded images may be kept in the cache."""
+    return stored_bytes <= STORE_SHARE * free_bytes()
+
+
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """The images of one part of a folder, each in its own file.
+
+    An item is (image, label): the middle of the image at ``side`` pixels, float in [0, 1],
+    normalized.
+
+    Args:
+        root: The folder.
+        names: Of the files in it, in order.
+        labels: int64 (N,), class of each.
+        side: Highest training resolution, in pixels.
+        mean: Of each channel, over pixels in [0, 1].
+        std: As ``mean``.
+
+    Attributes:
+        labels: As given.
+        side: As given.
+        mean: As given.
+        std: As given.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        names: Sequence[str],
+        labels: Tensor,
+        *,
+        side: int,
+        mean: _Triple,
+        std: _Triple,
+    ) -> None:
+        self._root, self._names = root, names
+        self.labels, self.side, self.mean, self.std = labels, side, mean, std
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        square = resize(self.square(index, self.side, None)[None], self.side)
+        cpu = torch.device("cpu")
+        normalize = Normalization(self.mean, self.std, device=cpu, dtype=torch.float32)
+        return normalize(square)[0], int(self.labels[index])
+
+    def square(self, index: int, resolution: int, place: tuple[float, float] | None) -> Tensor:
+        """A square of an image, uint8 (m, m, 3); see `decode_square`.
+
+        Raises:
+            DataError: The file cannot be read.
+        """
+        path = self._root / self._names[index]
+        try:
+            pixels = decode_square(
+                path.read_bytes(), top_resolution=self.side, resolution=resolution, place=place
+            )
+        except (OSError, UnreadableImageError) as error:
+            raise DataError(
+                f"unreadable image {path}: {error}; take it out of the folder"
+            ) from error
+        return torch.from_numpy(pixels.copy())
+
+
+class FilePipeline:
+    """Batches of `ImageFiles`, as `ImagePipeline` makes them of a store.
+
+    The same draws choose the same part of an image and whether it is mirrored, so a sample is a
+    function of seed, epoch, index and resolution here too.
+
+    Args:
+        files: The images.
+        device: Where batches are wanted.
+        augmentation: Which random changes training images get.
+        seed: Of the random changes.
+        dtype: Of the images.
+        loaders: Loader processes; 0 decodes in this process.
+
+    Attributes:
+        files: As given.
+        strength: Of the augmentation: how far crops may lie from the middle, relative to the usual.
+    """
+
+    def __init__(
+        self,
+        files: ImageFiles,
+        *,
+        device: torch.device,
+        augmentation: Augmentation,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        loaders: int = 2,
+    ) -> None:
+        self.files, self.strength = files, 1.0
+        self._device, self._augmentation, self._seed = device, augmentation, seed
+        self._normalization = Normalization(files.mean, files.std, device=device, dtype=dtype)
+        self._keys = _Keys()
+        self._cut = _Squares(files, augmentation, seed)
+        self._loader = DataLoader(
+            self._cut,
+            batch_sampler=self._keys,
+            num_workers=loaders,
+            collate_fn=_together,
+            pin_memory=device.type == "cuda",
+            persistent_workers=loaders > 0,
+            generator=torch.Generator(),  # or each epoch would draw from the global one
+        )
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batches(
+        self, batches: Iterable[Tensor], *, epoch: int | None, resolution: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels for each tensor of indices, in order, decoded ahead by the loaders.
+
+        Args:
+            batches: Indices of each batch, int64 (n,).
+            epoch: Zero-based; ``None`` for evaluation, without anything random.
+            resolution: Image side, in pixels.
+
+        Yields:
+            Images (n, 3, resolution, resolution), channels last, normalized; labels int64 (n,).
+        """
+        asked: list[Tensor] = []  # between asking the loaders and their answer
+
+        def keys() -> Iterator[list[_Key]]:
+            for indices in batches:
+                asked.append(indices)
+                yield self._keys_of(indices, epoch, resolution)
+
+        self._keys.batches = keys()
+        for squares in self._loader:
+            yield self._finished(squares, asked.pop(0), epoch, resolution)
+
+    def single(self, indices: Tensor, *, epoch: int, resolution: int) -> tuple[Tensor, Tensor]:
+        """One training batch, decoded in this process."""
+        keys = self._keys_of(indices, epoch, resolution)
+        squares = _together([self._cut[key] for key in keys])
+        return self._finished(squares, indices, epoch, resolution)
+
+    def _keys_of(self, indices: Tensor, epoch: int | None, resolution: int) -> list[_Key]:
+        number = -1 if epoch is None or self._augmentation == "none" else epoch
+        return [(number, index, resolution, self.strength) for index in indices.tolist()]
+
+    def _finished(
+        self, squares: Squares, indices: Tensor, epoch: int | None, resolution: int
+    ) -> tuple[Tensor, Tensor]:
+        """Resized, mirrored and normalized on the device; squares of one size go together."""
+        flat, sides, labels = squares
+        parts = flat.to(self._device, non_blocking=True).split((sides**2 * 3).tolist())
+        dtype = torch.uint8 if self._device.type == "cpu" else torch.float32
+        images = torch.empty(
+            len(parts), resolution, resolution, 3, dtype=dtype, device=self._device
+        )
+        for side in sides.unique().tolist():
+            where = (sides == side).nonzero().squeeze(1)
+            same = torch.stack([parts[i].view(side, side, 3) for i in where.tolist()])
+            resized = same if side == resolution else resize(same, resolution)
+            images[where.to(self._device)] = resized.to(dtype)
+        if epoch is not None and self._augmentation == "crop-flip":
+            flip(images, draw(self._seed, epoch, indices).flip)
+        return self._normalization(images), labels.to(self._device, non_blocking=True)
+
+
+class _Squares(Dataset[tuple[Tensor, int]]):
+    """What loader processes fetch: one decoded square for each key."""
+
+    def __init__(self, files: ImageFiles, augmentation: Augmentation, seed: int) -> None:
+        self._files, self._augmentation, self._seed = files, augmentation, seed
+
+    def __getitem__(self, key: _Key) -> tuple[Tensor, int]:
+        epoch, index, resolution, strength = key
+        place = None
+        if epoch >= 0:
+            draws = draw(self._seed, epoch, torch.tensor([index]))
+            place = _place(int(draws.vertical), strength), _place(int(draws.horizontal), strength)
+        square = self._files.square(index, resolution, place)
+        return square, int(self._files.labels[index])
+
+
+def _place(field: int, strength: float) -> float:
+    """Between both ends, 0 to 1; weaker ones keep around the middle."""
+    return 0.5 + min(1.0, strength) * (field / float(2**FIELD_BITS - 1) - 0.5)
+
+
+def _together(items: list[tuple[Tensor, int]]) -> Squares:
+    """Squares of several sizes as one tensor: many small ones would each open a file."""
+    squares, labels = zip(*items, strict=True)
+    sides = torch.tensor([len(square) for square in squares])
+    return torch.cat([square.reshape(-1) for square in squares]), sides, torch.tensor(labels)
+
+
+class _Keys(Sampler[list[_Key]]):
+    """Hands the loaders the keys of the epoch at hand, as they ask for them."""
+
+    def __init__(self) -> None:
+        self.batches: Iterable[list[_Key]] = ()
+
+    def __iter__(self) -> Iterator[list[_Key]]:
+        return iter(self.batches)

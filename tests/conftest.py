@@ -1,0 +1,17 @@
+"""What tests of several modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gloo import Crew
+
+
+@pytest.fixture(scope="session")
+def crew() -> Iterator[Crew]:
+    """Four worker processes for all modules: starting them takes longer than most of their work."""
+    crew = Crew(4)
+    yield crew
+    crew.close()

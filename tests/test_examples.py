@@ -1,0 +1,34 @@
+"""The examples run as their heads say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+
+import pytest
+
+from test_docs import ROOT, read, run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "least"), [("classify.py", 95), ("segment.py", 92), ("finetune_loop.py", 88)]
+)
+def test_an_example_of_ones_own_loop_runs_as_its_head_says(name, least, tmp_path):
+    shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
+    head = read(f"examples/{name}").split('"""')[1].replace("\\\n", "")
+    commands = re.findall(r"^    (\S.*)$", head, re.MULTILINE)
+    assert commands[-1].startswith("torchrun --standalone --nproc-per-node 2")
+    printed = [run(command, tmp_path).split() for command in commands]
+    scores = [float(words[-1].rstrip("%")) for words in printed if words and "%" in words[-1]]
+    assert len(scores) == 2  # the plain loop and the planned one
+    assert min(scores) > least
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_example_of_fine_tuning_runs(tmp_path):
+    (tmp_path / "finetune.py").write_text(read("examples/finetune.py"))
+    assert "of the held-out images" in run(f"{sys.executable} finetune.py", tmp_path)

@@ -1,0 +1,308 @@
+"""Folders too large to be decoded once: what is cut out of the files, and in which order."""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from batchwright import Session
+from batchwright.errors import DataError
+from batchwright.records import Job
+from batchwright.workload import decoding, image_files
+from batchwright.workload.decoding import decode, decode_square
+from batchwright.workload.image_files import FilePipeline, ImageFiles
+from batchwright.workload.pipeline import ImagePipeline, resize
+from batchwright.workload.sources import ImageData, open_data
+from batchwright.workload.store import ImageStore
+from samples import make_data
+from test_session import make_tiny_plan
+
+TOP = 48
+SIZES = [(120, 160), (160, 120), (130, 130), (60, 50), (220, 150)]
+CPU = torch.device("cpu")
+
+
+def photograph(width: int, height: int, seed: int) -> Image.Image:
+    """Smooth, with edges: what JPEG is made for."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photographs")
+    for part, count in (("train", 9), ("val", 3)):
+        for label, name in enumerate(("cat", "dog")):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                seed = 100 * label + number
+                image = photograph(*SIZES[number % len(SIZES)], seed)
+                exif = Image.Exif()
+                exif[0x0112] = (1, 6, 3)[number % 3]
+                image.save(root / part / name / f"{number}.jpg", quality=92, exif=exif)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+
+
+def job(root: Path) -> Job:
+    return Job(data=f"imagefolder:{root}", resolutions=(24, TOP))
+
+
+def in_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageData:
+    """The data as on a disk that is nearly full."""
+    monkeypatch.setattr(image_files, "free_bytes", lambda: 100_000)
+    return open_data(job(root))
+
+
+def pipeline(data: ImageData, *, loaders: int = 0, augmentation="crop-flip") -> FilePipeline:
+    assert isinstance(data.train, ImageFiles)
+    return FilePipeline(
+        data.train, device=CPU, augmentation=augmentation, seed=3, loaders=loaders
+    )  # fmt: skip
+
+
+def store_pipeline(data: ImageData, augmentation="crop-flip") -> ImagePipeline:
+    assert isinstance(data.train, ImageStore)
+    return ImagePipeline(
+        data.train,
+        device=CPU,
+        side=TOP,
+        mean=data.mean,
+        std=data.std,
+        augmentation=augmentation,
+        seed=3,
+    )
+
+
+def decibels(images: Tensor, reference: Tensor) -> float:
+    """Peak signal to noise of values in [0, 1]."""
+    return -10 * math.log10(float((images.double() - reference.double()).square().mean()))
+
+
+def likeness(one: Tensor, other: Tensor) -> float:
+    """Correlation of two images."""
+    return float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])
+
+
+# ------------------------------------------------------------------------------- decoding
+
+
+def encoded(image: Image.Image, form: str = "JPEG", **options) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("place", [None, (0.0, 0.0), (1.0, 0.3), (0.2, 1.0)])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_square_is_the_part_of_the_stored_image(place, orientation) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(photograph(500, 375, 1), quality=95, exif=exif)
+    stored = torch.from_numpy(decode(data, top_resolution=96).copy())
+    height, width = stored.shape[:2]
+    down, right = place or (0.5, 0.5)
+    top, left = round((height - 96) * down), round((width - 96) * right)
+    wanted = resize(stored[None, top : top + 96, left : left + 96].float(), 48)[0]
+    square = torch.from_numpy(
+        decode_square(data, top_resolution=96, resolution=48, place=place).copy()
+    )
+    assert 48 <= len(square) < 96
+    found = resize(square[None].float(), 48)[0]
+    assert decibels(found / 255, wanted / 255) > 31  # position to half a decoded pixel
+    assert decibels(found.roll(2, 0) / 255, wanted / 255) < 25
+
+
+def test_no_more_is_decoded_than_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    turn = decoding._upright
+
+    def noted(image):
+        upright = turn(image)
+        seen.append(upright.size)
+        return upright
+
+    monkeypatch.setattr(decoding, "_upright", noted)
+    data = encoded(photograph(800, 800, 1))
+    for resolution in (80, 160, 320, 640):
+        decode_square(data, top_resolution=640, resolution=resolution, place=None)
+    assert seen == [(100, 100), (200, 200), (400, 400), (800, 800)]
+
+
+def test_a_format_without_reduced_decoding_is_averaged() -> None:
+    stripes = np.zeros((400, 400, 3), np.uint8)
+    stripes[:, ::2] = 255
+    data = encoded(Image.fromarray(stripes), "PNG")
+    square = decode_square(data, top_resolution=400, resolution=100, place=None)
+    assert square.shape == (100, 100, 3)
+    assert set(np.unique(square)) <= {127, 128}
+
+
+def test_a_float_reference_of_the_reduced_decoding() -> None:
+    data = encoded(photograph(400, 400, 2), quality=95)
+    with Image.open(io.BytesIO(data)) as image:
+        whole = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None].double()
+    edge = round(400 / 1.15)  # what a store at 100 px would be cropped to
+    first = (400 - edge) // 2
+    part = whole[..., first : first + edge, first : first + edge]
+    wanted = functional.interpolate(part, (100, 100), mode="bilinear", antialias=True)
+    square = decode_square(data, top_resolution=100, resolution=100, place=None)
+    found = resize(torch.from_numpy(square.copy())[None].float(), 100).permute(0, 3, 1, 2)
+    assert decibels(found / 255, wanted / 255) > 38
+
+
+# --------------------------------------------------------------------------- which way is taken
+
+
+def test_a_folder_that_fits_is_stored(root: Path) -> None:
+    assert isinstance(open_data(job(root)).train, ImageStore)
+
+
+def test_what_was_begun_one_way_stays_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = open_data(job(root))
+    assert isinstance(in_files(root, monkeypatch).train, ImageStore)  # on a disk now full
+    assert stored.facts == open_data(job(root)).facts
+
+
+def test_files_stay_files_when_the_disk_has_room_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = in_files(root, monkeypatch)
+    monkeypatch.setattr(image_files, "free_bytes", lambda: 10**12)
+    again = open_data(job(root))
+    assert isinstance(again.train, ImageFiles)
+    assert (again.facts, again.mean, again.std) == (first.facts, first.mean, first.std)
+
+
+def test_facts_are_those_of_the_store(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stored = open_data(job(root))
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "other"))
+    files = in_files(root, monkeypatch)
+    assert files.facts == stored.facts
+    assert files.mean == pytest.approx(stored.mean, abs=1e-6)
+    assert files.std == pytest.approx(stored.std, abs=1e-6)
+    assert torch.equal(files.train.labels, stored.train.labels)
+
+
+def test_an_unreadable_file_is_left_out_or_refused(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    (copy / "train" / "cat" / "4.jpg").write_bytes(b"no image")
+    monkeypatch.setattr(image_files, "free_bytes", lambda: 100_000)
+    with pytest.raises(DataError, match=r"unreadable image .*train/cat/4.jpg"):
+        open_data(job(copy))
+    skipping = open_data(job(copy).model_copy(update={"unreadable": "skip"}))
+    assert (skipping.facts.train_samples, skipping.facts.skipped) == (17, 1)
+    assert len(skipping.train) == 17
+    assert skipping.train.labels.tolist() == [0] * 8 + [1] * 9
+    assert pipeline(skipping).single(torch.arange(17), epoch=0, resolution=24)[0].shape[0] == 17
+
+
+def test_damage_behind_the_header_is_named_when_it_is_met(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = in_files(root, monkeypatch)
+    broken = tmp_path / "broken.jpg"
+    content = (root / "train" / "cat" / "0.jpg").read_bytes()
+    broken.write_bytes(content[: len(content) // 2])
+    files = ImageFiles(
+        tmp_path, ["broken.jpg"], torch.tensor([0]), side=TOP, mean=data.mean, std=data.std
+    )
+    with pytest.raises(DataError, match=r"unreadable image .*broken.jpg.*take it out"):
+        files.square(0, 24, None)
+
+
+# ------------------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("resolution", [24, TOP])
+def test_batches_look_like_those_of_a_store(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resolution: int
+) -> None:
+    stored = store_pipeline(open_data(job(root)))
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "other"))
+    files = pipeline(in_files(root, monkeypatch))
+    every = torch.arange(18)
+    wanted, labels = stored.training_batch(every, epoch=2, resolution=resolution)
+    found, own = files.single(every, epoch=2, resolution=resolution)
+    assert torch.equal(own, labels)
+    assert found.shape == wanted.shape
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    for one, other in zip(found, wanted, strict=True):  # mirrored and placed alike
+        assert likeness(one, other) > 0.9 > likeness(one.flip(2), other)
+
+
+def test_a_sample_is_the_same_whatever_batch_or_process_makes_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = in_files(root, monkeypatch)
+    here, there = pipeline(data), pipeline(data, loaders=2)
+    every = torch.randperm(18, generator=torch.Generator().manual_seed(0))
+    parts = list(every.split(5))
+    fetched = list(there.batches(iter(parts), epoch=4, resolution=24))
+    whole, labels = here.single(every, epoch=4, resolution=24)
+    assert torch.equal(torch.cat([images for images, _ in fetched]), whole)
+    assert torch.equal(torch.cat([names for _, names in fetched]), labels)
+    again = list(there.batches(iter(parts[2:]), epoch=4, resolution=24))  # as after a resume
+    assert torch.equal(again[0][0], fetched[2][0])
+    other = list(there.batches(iter(parts), epoch=5, resolution=24))
+    assert not torch.equal(other[0][0], fetched[0][0])
+
+
+def test_evaluation_is_whole_and_still(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = in_files(root, monkeypatch)
+    source = pipeline(data)
+    (first,), (second,) = (
+        list(source.batches([torch.arange(6)], epoch=None, resolution=TOP)) for _ in range(2)
+    )
+    assert torch.equal(first[0], second[0])
+    alone, label = data.train[3]
+    torch.testing.assert_close(first[0][3], alone, atol=0.02, rtol=0)
+    assert label == first[1][3]
+
+
+def test_strength_zero_takes_the_middle(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pipeline(in_files(root, monkeypatch), augmentation="crop")
+    source.strength = 0.0
+    every = torch.arange(18)
+    images, _ = source.single(every, epoch=1, resolution=24)
+    ((still, _),) = source.batches([every], epoch=None, resolution=24)
+    assert (images - still).abs().mean() < 0.1  # a room of an odd number of pixels has two middles
+
+
+def test_a_session_trains_on_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = in_files(root, monkeypatch)
+    plan = make_tiny_plan((6,), samples=18, epochs=1, sides=(24, TOP))
+    plan = plan.model_copy(update={"data": make_data(train_samples=18, classes=("cat", "dog"))})
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 2))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    shapes = []
+    with Session(network, optimizer, pipeline(data, loaders=1), plan=plan) as session:
+        for _ in session.epochs():
+            for images, labels in session.batches():
+                session.step(functional.cross_entropy(network(images), labels))
+                shapes.append(tuple(images.shape))
+            score = session.evaluate(
+                FilePipeline(data.val, device=CPU, augmentation="none", seed=0, loaders=0),
+                lambda outputs, labels: outputs.argmax(1) == labels,
+            )
+    assert shapes == [(6, 3, 24, 24)] * 3 + [(6, 3, TOP, TOP)] * 3
+    assert 0 <= score["value"] <= 1

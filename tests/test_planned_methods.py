@@ -1,0 +1,614 @@
+"""Plans of `dual-batch`, `cyclic` and `hybrid`, and for a virtual cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.errors import PlanError
+from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.records import (
+    Cluster,
+    CollectiveTime,
+    Cycle,
+    DualBatch,
+    Goal,
+    Job,
+    Link,
+    MemoryParts,
+    MemoryPoint,
+    PairTime,
+    Plan,
+    Profile,
+    Server,
+    StepTime,
+    Virtual,
+)
+from batchwright.verbs import plan as plan_verb
+from samples import make_data, make_network
+
+MIB = 2**20
+SIDES = (24, 32)
+CIFAR100 = make_data(
+    name="cifar100",
+    train_samples=50_000,
+    val_samples=100,
+    classes=tuple(f"c{n}" for n in range(100)),
+    side=32,
+)
+FIXED = 0.01  # seconds of a step, 3 ms of waiting not counted
+
+
+def compute_seconds(side, batch):
+    return FIXED + 0.0005 * (side / 32) ** 2 * batch
+
+
+def step_of(workers, side, batch):
+    seconds = compute_seconds(side, batch)
+    sync = 0.003 if workers > 1 else 0.0
+    return StepTime(
+        resolution=side,
+        local_batch_size=batch,
+        workers=workers,
+        compute_seconds=seconds,
+        sync_seconds=sync,
+        step_seconds=seconds + sync,
+        step_low=0.99 * (seconds + sync),
+        step_high=1.01 * (seconds + sync),
+        repeats=10,
+    )
+
+
+def profile_of(*, workers=4, counts=None, sides=SIDES, data=CIFAR100, job=None, **changes):
+    """Workers whose step takes 10 ms and half a millisecond an image of 32 px; memory by area."""
+    counts = counts or (workers,)
+    points = [(n, side, b) for n in counts for side in sides for b in (16, 64, 256)]
+    fields = {
+        "job": Job(
+            data="cifar100:x",
+            augment="crop-flip",
+            precision="float32",
+            resolutions=sides,
+            workers=workers,
+            **(job or {}),
+        ),
+        "data": data,
+        "network": make_network(parameters=75_000, least_side=4),
+        "cluster": Cluster(
+            device="cpu",
+            device_name="a processor",
+            workers=max(counts),
+            cores=4,
+            threads=1,
+            memory_bytes=4096 * MIB,
+            python="3.11",
+            torch="2.13",
+            allocator="glibc",
+        ),
+        "steps": tuple(step_of(*point) for point in points),
+        "memory": tuple(
+            MemoryPoint(
+                resolution=side,
+                local_batch_size=b,
+                workers=n,
+                peak_bytes=2 * MIB + b * MIB * side**2 // 1024,
+            )
+            for n, side, b in points
+        ),
+        "memory_parts": MemoryParts(
+            parameters=300_000, buffers=0, gradients=300_000, optimizer=300_000, reduction=300_000
+        ),
+        "collectives": (
+            CollectiveTime(
+                operation="push-pull",
+                bytes=300_000,
+                workers=2,
+                seconds=0.02,
+                low=0.019,
+                high=0.021,
+                repeats=9,
+            ),
+        ),
+        "noise": None,
+        "evaluation_seconds_per_image": 0.0001,
+        "probe_seconds": 9.0,
+    }
+    return Profile(**{**fields, **changes})
+
+
+def planned(method, profile=None, **changes):
+    profile = profile or profile_of()
+    return make_plan(profile, profile.job.model_copy(update={"method": method, **changes}))
+
+
+def reason(plan, choice):
+    return next(one for one in plan.reasons if one.choice == choice)
+
+
+def round_of(groups_a, groups_b, batch, share):
+    """Seconds of a worker's samples, the tail in a step of its own."""
+    whole, tail = divmod(share, batch)
+    return whole * (groups_b + groups_a * batch) + (groups_b + groups_a * tail if tail else 0)
+
+
+# --------------------------------------------------------------------------------- dual batch
+
+
+def test_dual_batch_is_one_row_at_the_highest_resolution_through_a_server():
+    plan = planned("dual-batch")
+    (stage,) = plan.stages
+    assert (plan.method, plan.merge, stage.resolution) == ("dual-batch", "parameter server", 32)
+    assert (plan.server.small_workers, plan.server.extra_time) == (3, 1.05)
+    assert (plan.server.consistency, plan.server.staleness) == ("asp", None)
+    large, *small = stage.local_batch_sizes
+    assert large == planned("plain").stages[0].local_batch_sizes[0]
+    assert len(set(small)) == 1
+    assert small[0] < large
+    assert sum(stage.samples_per_round) == 50_000
+    assert stage.samples_per_round[0] == round(1.05 * 50_000 / 4)
+    ratio = (50_000 - 13_125) / 3 / 13_125
+    assert stage.update_factors == pytest.approx((1.0, ratio, ratio, ratio), rel=1e-4)
+    assert plan.learning_rate.decay == plan.job.decay == "cosine"
+
+
+def test_the_round_is_predicted_from_computing_alone_and_one_exchange():
+    (stage,) = planned("dual-batch").stages
+    each = [
+        round_of(0.0005, FIXED, batch, share) + 0.02
+        for batch, share in zip(stage.local_batch_sizes, stage.samples_per_round, strict=True)
+    ]
+    assert stage.predicted_epoch_seconds.value == pytest.approx(max(each))
+    assert min(each) == pytest.approx(max(each), rel=0.01)
+    alone = planned("dual-batch", dual=DualBatch(small_workers=0)).stages[0]
+    ratio = stage.predicted_epoch_seconds.value / alone.predicted_epoch_seconds.value
+    assert ratio == pytest.approx(1.05, abs=0.01)
+    assert stage.predicted_epoch_seconds.low < stage.predicted_epoch_seconds.value
+    assert (stage.sample_seconds, stage.step_seconds) == pytest.approx((0.0005, FIXED))
+
+
+def test_what_is_asked_of_groups_and_server_is_kept():
+    plan = planned(
+        "dual-batch",
+        dual=DualBatch(small_workers=1, extra_time=1.1, large_batches=(400,)),
+        server=Server(consistency="ssp", staleness=2, update_factor="sqrt", merge="compsac"),
+    )
+    (stage,) = plan.stages
+    assert stage.local_batch_sizes[:3] == (400, 400, 400)
+    assert (plan.server.consistency, plan.server.staleness) == ("ssp", 2)
+    assert (plan.server.merge, plan.server.extra_time) == ("compsac", 1.1)
+    ratio = stage.samples_per_round[3] / stage.samples_per_round[0]
+    assert stage.update_factors[3] == pytest.approx(ratio**0.5, rel=1e-3)
+    for choice in ("large batch", "small-batch workers", "extra time"):
+        assert reason(plan, choice).source == "asked"
+
+
+@pytest.mark.parametrize("small", [0, 4])
+def test_one_group_alone_has_equal_shares_and_factors_of_one(small):
+    plan = planned("dual-batch", dual=DualBatch(small_workers=small, extra_time=1.1))
+    (stage,) = plan.stages
+    assert stage.samples_per_round == (12_500,) * 4
+    assert stage.update_factors == (1.0,) * 4
+    assert len(set(stage.local_batch_sizes)) == 1
+    assert plan.server.extra_time == (1.1 if small else 1.0)
+
+
+def test_a_global_batch_says_how_large_the_large_batch_is():
+    (stage,) = planned("dual-batch", global_batch=1200).stages
+    assert stage.local_batch_sizes[0] == 300
+
+
+def test_the_rate_is_that_of_a_workers_own_step():
+    plan = planned("dual-batch", dual=DualBatch(large_batches=(512,)), scaling="linear")
+    assert plan.stages[0].learning_rate == pytest.approx(0.1 * 512 / 128)
+    assert "own" in reason(plan, "learning rate").why
+
+
+def test_a_measured_pair_decides_the_small_batch_and_says_so():
+    profile = profile_of()
+    first = planned("dual-batch", profile).stages[0]
+    large, small = first.local_batch_sizes[0], first.local_batch_sizes[-1]
+    pair = PairTime(
+        resolution=32,
+        large_workers=1,
+        small_workers=3,
+        large_batch=large,
+        small_batch=small,
+        large_seconds=compute_seconds(32, large),
+        small_seconds=1.05 * compute_seconds(32, small),
+        repeats=3,
+    )
+    again = planned("dual-batch", profile.model_copy(update={"pairs": (pair,)}))
+    assert again.stages[0].local_batch_sizes[-1] > small
+    assert reason(again, "small batch").source == "measured"
+    assert "side by side" in reason(again, "small batch").why
+
+
+def test_a_deadline_decides_the_extra_time():
+    alone = planned("dual-batch", dual=DualBatch(small_workers=0))
+    high = 30 * alone.stages[0].predicted_epoch_seconds.high
+    found = [planned("dual-batch", goal=Goal(deadline=high * k)) for k in (1.08, 1.16, 2.0)]
+    extra = [plan.server.extra_time for plan in found]
+    assert extra[0] == pytest.approx(1.08, abs=0.01)
+    assert extra[1] == pytest.approx(1.16, abs=0.01)
+    assert extra[2] == 1.2
+    for plan, k in zip(found, (1.08, 1.16, 2.0), strict=True):
+        assert 30 * plan.stages[0].predicted_epoch_seconds.high <= high * k
+        assert "goal.deadline" in reason(plan, "extra time").why
+    smaller = [plan.stages[0].local_batch_sizes[-1] for plan in found]
+    assert smaller == sorted(smaller, reverse=True)
+
+
+def test_a_deadline_that_leaves_little_time_has_fewer_workers_with_a_small_batch():
+    alone = planned("dual-batch", dual=DualBatch(small_workers=0))
+    high = 30 * alone.stages[0].predicted_epoch_seconds.high
+    little, much = (planned("dual-batch", goal=Goal(deadline=high * k)) for k in (1.03, 1.1))
+    assert little.server.small_workers < much.server.small_workers == 3
+    for plan in (little, much):
+        large, *_, small = plan.stages[0].local_batch_sizes
+        assert small <= large / 2
+    assert "half" in reason(little, "small-batch workers").why
+    asked = planned("dual-batch", goal=Goal(deadline=high * 1.03), dual=DualBatch(small_workers=3))
+    assert asked.server.small_workers == 3
+
+
+def test_a_deadline_that_the_asked_extra_time_misses_is_refused():
+    alone = planned("dual-batch", dual=DualBatch(small_workers=0)).stages[0]
+    goal = Goal(deadline=30 * alone.predicted_epoch_seconds.high * 1.05)
+    with pytest.raises(PlanError, match=r"may take .* goal.deadline=.*leave dual.extra_time"):
+        planned("dual-batch", goal=goal, dual=DualBatch(extra_time=1.2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"dual": DualBatch(small_workers=5)}, "dual.small_workers=5 of workers=4: give at most 4"),
+        (
+            {"dual": DualBatch(small_workers=1, extra_time=1.4)},
+            r"extra_time=1.4 leaves no samples.* at most 1\.",
+        ),
+        ({"dual": DualBatch(large_batches=(1, 2, 3))}, "dual.large_batches=1,2,3: 3 values for 1"),
+        ({"dual": DualBatch(large_batches=(20_000,))}, "large local batch, 20000, is more than"),
+        ({"dual": DualBatch(small_workers=1, extra_time=1.33)}, "give at most 1"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_in_one_line(changes, named):
+    with pytest.raises(PlanError, match=named) as caught:
+        planned("dual-batch", **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_steps_without_a_fixed_time_are_refused():
+    steps = tuple(
+        step_of(4, side, b).model_copy(
+            update={"compute_seconds": 0.001 * b, "step_seconds": 0.001 * b, "sync_seconds": 0.0}
+        )
+        for side in SIDES
+        for b in (16, 64, 256)
+    )
+    with pytest.raises(PlanError, match="no fixed time"):
+        planned("dual-batch", profile_of(steps=steps))
+
+
+def test_a_round_of_few_steps_is_said_to_have_no_exact_time():
+    small = CIFAR100.model_copy(update={"train_samples": 3000})
+    few = planned("dual-batch", profile_of(data=small))
+    assert "be off by as much as" in reason(few, "extra time").why
+    assert "be off by" not in reason(planned("dual-batch"), "extra time").why
+
+
+def test_two_groups_take_two_workers_or_more_where_the_plan_may_choose():
+    profile = profile_of(workers="auto", counts=(1, 2))
+    assert planned("dual-batch", profile).workers == 2
+    alone = planned("dual-batch", profile_of(workers=1))
+    assert (alone.workers, alone.server.small_workers) == (1, 0)
+    assert "no two groups" in reason(alone, "small-batch workers").why
+
+
+def test_the_plan_says_what_is_known_of_small_batches_and_shows_the_control():
+    why = reason(planned("dual-batch"), "small-batch workers")
+    assert "control" in why.why
+    assert "2509.26092" in why.reference
+    assert [one.value for one in why.alternatives] == ["0 of 4", "1 of 4", "2 of 4", "4 of 4"]
+    assert "uniform control" in why.alternatives[-1].loss
+    assert "large batches alone" in why.alternatives[0].loss
+
+
+# -------------------------------------------------------------------------------------- cyclic
+
+
+def test_cyclic_goes_through_the_resolutions_in_each_stage():
+    plan = planned("cyclic", epochs=28, global_batch=512)
+    rows = [(s.epochs, s.resolution, s.rate_stage, s.global_batch_size) for s in plan.stages]
+    assert rows == [
+        (8, 24, 0, 512),
+        (8, 32, 0, 512),
+        (4, 24, 1, 512),
+        (4, 32, 1, 512),
+        (2, 24, 2, 512),
+        (2, 32, 2, 512),
+    ]
+    peak = plan.learning_rate.peak
+    assert [s.learning_rate for s in plan.stages] == pytest.approx(
+        [peak, peak, peak / 10, peak / 10, peak / 100, peak / 100]
+    )
+    assert plan.learning_rate.decay == "none"
+    assert (plan.server, plan.merge) == (None, "sample-weighted all-reduce")
+    assert all(not s.samples_per_round for s in plan.stages)
+    assert plan.epochs == 28
+
+
+def test_each_resolution_is_predicted_as_plain_training_at_it_is():
+    plan = planned("cyclic", global_batch=512)
+    for stage in plan.stages[:2]:
+        alone = planned("plain", global_batch=512, resolutions=(stage.resolution,)).stages[0]
+        assert stage.predicted_epoch_seconds == alone.predicted_epoch_seconds
+        assert stage.predicted_bytes == alone.predicted_bytes
+    total = sum(s.epochs * s.predicted_epoch_seconds.value for s in plan.stages)
+    assert f"{total + 30 * 25 * 1e-4:.3g} s" in reason(plan, "training time").value
+
+
+def test_batches_dropouts_and_strengths_are_given_for_each_resolution():
+    cycle = Cycle(batches=(1024, 512), dropouts=(0.1, 0.2), strengths=(0.5,))
+    plan = planned("cyclic", cycle=cycle)
+    rows = [
+        (s.global_batch_size, s.dropout, s.augmentation_strength, s.resolution)
+        for s in plan.stages[:2]
+    ]
+    assert rows == [(1024, 0.1, 0.5, 24), (512, 0.2, 0.5, 32)]
+    assert plan.stages[1].learning_rate == plan.stages[0].learning_rate
+    assert plan.learning_rate.peak == pytest.approx(0.1 * 2)  # of the batch at the highest
+
+
+def test_a_deadline_that_only_the_cycle_keeps_is_kept():
+    plain = planned("plain", global_batch=512).stages[0].predicted_epoch_seconds
+    goal = Goal(deadline=0.9 * 30 * plain.high)
+    with pytest.raises(PlanError, match=r"goal\.deadline"):
+        planned("plain", global_batch=512, goal=goal)
+    assert len(planned("cyclic", global_batch=512, goal=goal).stages) == 6
+    with pytest.raises(PlanError, match=r"method=cyclic may take .*train fewer epochs"):
+        planned("cyclic", global_batch=512, goal=Goal(deadline=0.3 * 30 * plain.high))
+
+
+def test_the_preset_sets_epochs_rates_and_batches():
+    plan = planned("cyclic", cycle=Cycle(preset="cifar100"))
+    assert (plan.epochs, plan.job.epochs) == (140, 140)
+    assert [s.learning_rate for s in plan.stages[::2]] == pytest.approx([0.2, 0.02, 0.002])
+    assert [s.global_batch_size for s in plan.stages[:2]] == [600, 560]
+    assert plan.learning_rate.warmup_epochs == 0
+    hybrid = planned("hybrid", cycle=Cycle(preset="cifar100"))
+    assert [s.local_batch_sizes[0] for s in hybrid.stages[:2]] == [600, 560]
+    assert [s.dropout for s in hybrid.stages[:2]] == [0.1, 0.2]
+    assert "may not suit" not in reason(plan, "preset").why
+
+
+def test_what_is_asked_goes_before_the_preset():
+    plan = planned(
+        "hybrid",
+        cycle=Cycle(preset="cifar100"),
+        epochs=14,
+        learning_rate=0.05,
+        scaling="none",
+        dual=DualBatch(large_batches=(320,)),
+    )
+    assert [s.epochs for s in plan.stages] == [4, 4, 2, 2, 1, 1]
+    assert plan.stages[0].learning_rate == 0.05
+    assert {s.local_batch_sizes[0] for s in plan.stages} == {320}
+
+
+def test_a_preset_on_other_data_warns_and_takes_batches_that_fit(capsys):
+    small = CIFAR100.model_copy(update={"train_samples": 3000, "classes": ("a", "b")})
+    profile = profile_of(data=small)
+    plan = plan_verb(profile, method="hybrid", cycle={"preset": "cifar100"})
+    assert "warning: cycle.preset=cifar100 was made for 100 classes" in capsys.readouterr().err
+    assert "may not suit" in reason(plan, "preset").why
+    assert max(s.local_batch_sizes[0] for s in plan.stages) <= 75  # ten steps of 750 samples
+
+
+def test_the_same_resolution_throughout_needs_no_other():
+    plan = planned("cyclic", cycle=Cycle(order="fixed"))
+    assert {s.resolution for s in plan.stages} == {32}
+    assert len(plan.stages) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"cycle": Cycle(stage_epochs=(20, 20))}, "add up to 40, not to epochs=30"),
+        ({"cycle": Cycle(batches=(512, 256, 128))}, "cycle.batches=.*3 values for 2"),
+        ({"cycle": Cycle(batches=(512, 256)), "global_batch": 128}, "says 256 at 32 px"),
+        ({"cycle": Cycle(batches=(60_000, 256))}, "cycle.batches has 60000 at 24 px"),
+        ({"resolutions": (32,)}, "one resolution, 32 px"),
+        ({"resolutions": (2, 32)}, "at least 4 px, not 2"),
+    ],
+)
+def test_cycles_that_cannot_be_are_refused(changes, named):
+    with pytest.raises(PlanError, match=named):
+        planned("cyclic", **changes)
+
+
+# -------------------------------------------------------------------------------------- hybrid
+
+
+def test_hybrid_has_two_groups_at_each_resolution():
+    plan = planned("hybrid", epochs=14)
+    assert [s.resolution for s in plan.stages] == [24, 32] * 3
+    for stage in plan.stages:
+        assert sum(stage.samples_per_round) == 50_000
+        assert stage.samples_per_round == plan.stages[0].samples_per_round
+        each = [
+            round_of(0.0005 * (stage.resolution / 32) ** 2, FIXED, batch, share) + 0.02
+            for batch, share in zip(stage.local_batch_sizes, stage.samples_per_round, strict=True)
+        ]
+        assert stage.predicted_epoch_seconds.value == pytest.approx(max(each), rel=1e-6)
+    low, high = plan.stages[:2]
+    # 24 px take 9/16 of the memory, so 16/9 of the batch fits.
+    ratio = low.local_batch_sizes[0] / high.local_batch_sizes[0]
+    assert ratio == pytest.approx(16 / 9, rel=0.03)
+    assert low.local_batch_sizes[-1] > high.local_batch_sizes[-1]
+    assert (plan.merge, plan.learning_rate.decay) == ("parameter server", "none")
+
+
+def test_larger_batches_at_low_resolutions_leave_the_least_steps_of_a_round():
+    data = CIFAR100.model_copy(update={"train_samples": 8000})
+    plan = planned("hybrid", profile_of(data=data))
+    assert all(s.local_batch_sizes[0] <= 2000 // 10 for s in plan.stages)
+
+
+def test_a_plan_of_rows_explains_itself_and_comes_back_from_json():
+    plan = planned("hybrid", cycle=Cycle(preset="cifar100"))
+    text = plan.explain()
+    lines = text.splitlines()
+    head = next(line for line in lines if line.startswith("stage"))
+    for column in ("epochs", "side", "rate", "dropout", "strength", "workers x local batch"):
+        assert column in head
+    for column in ("samples per round", "factor", "s / epoch"):
+        assert column in head
+    rows = lines[lines.index(head) + 1 :][:6]
+    assert all("600 + 3 x " in row for row in rows[::2])
+    assert all("560 + 3 x " in row for row in rows[1::2])
+    assert [row.split()[3].rstrip(")") for row in rows] == ["40", "80", "100", "120", "130", "140"]
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    assert planned("hybrid", cycle=Cycle(preset="cifar100")) == plan
+
+
+def test_planning_the_job_of_a_plan_again_gives_the_same_plan():
+    profile = profile_of()
+    for method in ("dual-batch", "cyclic", "hybrid"):
+        plan = planned(method, profile, cycle=Cycle(preset="cifar100"))
+        assert make_plan(profile, plan.job).stages == plan.stages
+
+
+# ----------------------------------------------------------------------------- virtual cluster
+
+
+def virtual(method, profile=None, **changes):
+    profile = profile or profile_of(workers=1, counts=(1,))
+    return planned(method, profile, launch="virtual", **{"workers": 8, **changes})
+
+
+@pytest.mark.parametrize("method", ["plain", "dynamic-batch", "dual-batch", "cyclic", "hybrid"])
+def test_any_number_of_workers_can_be_simulated_from_one_that_was_measured(method):
+    plan = virtual(method)
+    assert plan.workers == 8
+    assert (plan.job.link.latency, plan.job.link.bandwidth) == (5e-4, 125e6)
+    assert reason(plan, "link").source == "assumed"
+    top = plan.stages[-1]
+    assert (top.sample_seconds, top.step_seconds) == pytest.approx((0.0005, FIXED))
+    if plan.stages[0].resolution == 24:
+        assert plan.stages[0].sample_seconds == pytest.approx(0.0005 * 9 / 16)
+
+
+def test_virtual_workers_take_the_time_of_the_fewest_that_were_measured():
+    slower = tuple(
+        step_of(2, side, b).model_copy(update={"compute_seconds": 1.0, "step_seconds": 1.003})
+        for side in SIDES
+        for b in (16, 64, 256)
+    )
+    steps = (*(step_of(1, s, b) for s in SIDES for b in (16, 64, 256)), *slower)
+    plan = virtual("dual-batch", profile_of(workers=2, counts=(1, 2), steps=steps))
+    assert plan.stages[0].sample_seconds == pytest.approx(0.0005)
+
+
+def test_stated_times_take_the_place_of_measured_ones():
+    stated = Virtual(sample_seconds=0.00056607, step_seconds=0.014041204)
+    plan = virtual(
+        "dual-batch",
+        workers=4,
+        virtual=stated,
+        dual=DualBatch(large_batches=(500,), small_workers=3),
+    )
+    # Table 2 of the paper, rounded instead of cut off.
+    assert plan.stages[0].local_batch_sizes == (500, 205, 205, 205)
+    assert plan.stages[0].samples_per_round == (13_125, 12_292, 12_292, 12_291)
+    low = virtual("hybrid", virtual=stated).stages[0]
+    assert low.sample_seconds == pytest.approx(0.00056607 * 9 / 16)  # as measured
+    assert low.step_seconds == pytest.approx(0.014041204)
+
+
+def test_unequal_virtual_workers_share_by_speed_and_hold_up_all_reduces():
+    speeds = Virtual(speeds=(1, 1, 0.5, 0.5))
+    plan = virtual("dual-batch", workers=4, virtual=speeds, dual=DualBatch(small_workers=2))
+    large, _, small, _ = plan.stages[0].samples_per_round
+    assert small < 0.55 * large
+    assert "follows its speed" in reason(plan, "samples per round").why
+    even = virtual("plain", workers=4, global_batch=512).stages[0]
+    uneven = virtual("plain", workers=4, global_batch=512, virtual=speeds).stages[0]
+    whole = even.predicted_epoch_seconds.value
+    exchange = 98 * (2 * 3 * (5e-4 + 301_160 / 4 / 125e6))
+    assert uneven.predicted_epoch_seconds.value == pytest.approx(2 * whole - exchange, rel=0.01)
+    assert uneven.sample_seconds == pytest.approx(even.sample_seconds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"virtual": Virtual(speeds=(1, 2))}, "virtual.speeds=.*2 values for workers=8"),
+        ({"virtual": Virtual(links=(1, 2))}, "virtual.links=.*2 values for workers=8"),
+        (
+            {"virtual": Virtual(disturbances=({"worker": 8, "slowdown": 2},))},
+            "worker 8 of workers=8: give 0 to 7",
+        ),
+    ],
+)
+def test_what_is_said_of_other_virtual_workers_is_refused(changes, named):
+    with pytest.raises(PlanError, match=named):
+        virtual("plain", **changes)
+
+
+# ------------------------------------------------------------------------------ nothing measured
+
+
+def unmeasured(method, **changes):
+    fields = {"data": "cifar100:x", "method": method, "workers": 4}
+    return plan_without_profile(Job(**{**fields, **changes}), CIFAR100, make_network(least_side=4))
+
+
+def test_without_a_profile_a_cycle_is_laid_out_and_nothing_predicted():
+    plan = unmeasured("cyclic", epochs=14)
+    assert [(s.epochs, s.resolution) for s in plan.stages] == [
+        *((4, 24), (4, 32), (2, 24), (2, 32), (1, 24), (1, 32))
+    ]
+    assert all(s.predicted_epoch_seconds is None for s in plan.stages)
+    assert {s.local_batch_sizes for s in plan.stages} == {(32, 32, 32, 32)}
+
+
+def test_without_a_profile_two_groups_need_stated_times():
+    with pytest.raises(PlanError, match=r"nothing was measured: probe first.*virtual\.sample_sec"):
+        unmeasured("dual-batch")
+    with pytest.raises(PlanError, match="nothing was measured"):
+        unmeasured("hybrid", launch="virtual", virtual={"sample_seconds": 0.001})
+
+
+def test_stated_times_plan_the_papers_experiment_without_a_profile():
+    plan = unmeasured(
+        "hybrid",
+        launch="virtual",
+        virtual={"sample_seconds": 0.000505636, "step_seconds": 0.015562114},
+        cycle={"preset": "cifar100"},
+        dual={"small_workers": 1},
+    )
+    assert plan.epochs == 140
+    top = plan.stages[1]
+    assert top.local_batch_sizes == (560, 560, 560, 102)  # table 6, 32 px
+    assert top.samples_per_round == (13_125, 13_125, 13_125, 10_625)
+    assert top.predicted_epoch_seconds.value == pytest.approx(
+        round_of(0.000505636, 0.015562114, 560, 13_125) + 2 * (5e-4 + 300_000 / 125e6), rel=0.01
+    )
+    assert plan.stages[0].sample_seconds == pytest.approx(0.000505636 * 9 / 16)  # by the area
+
+
+def test_without_a_profile_local_batches_are_not_for_two_groups():
+    job = Job(method="dual-batch", workers=2, launch="virtual")
+    with pytest.raises(PlanError, match=r"give dual.large_batches instead of local batches"):
+        plan_without_profile(job, CIFAR100, make_network(), local_batch_sizes=[32, 16])
+
+
+def test_a_network_that_takes_one_resolution_only_is_refused_with_the_reason():
+    fixed = make_network(least_side=32)
+    with pytest.raises(PlanError, match=r"at least 32 px, not 24.*takes one resolution only"):
+        plan_without_profile(Job(method="cyclic", resolutions=SIDES), CIFAR100, fixed)
+    assert plan_without_profile(Job(resolutions=SIDES), CIFAR100, fixed).stages[0].resolution == 32
+
+
+def test_a_stated_link_is_kept():
+    plan = virtual("plain", link=Link(latency=1e-3))
+    assert (plan.job.link.latency, plan.job.link.bandwidth) == (1e-3, 125e6)
