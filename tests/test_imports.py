@@ -66,12 +66,12 @@ ARROWS = {
 }
 ASSEMBLY = {  # put everything together
     *("__init__", "cli", "verbs", "doctor"),
-    *("checking", "preparing", "refitting", "run_folder"),
+    *("checking", "preparing", "refitting", "run_folder", "settling"),
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
+    *("checking", "preparing", "refitting", "run_folder", "settling"),
     *("server_child", "supervision"),
-    *("checking", "preparing", "refitting", "run_folder"),
     *("records", "errors", "prediction", "planning", "reporting"),
 }
 

@@ -380,6 +380,16 @@ def test_the_preset_sets_epochs_rates_and_batches():
     assert "may not suit" not in reason(plan, "preset").why
 
 
+def test_a_cost_that_only_plain_training_keeps_is_refused():
+    goal = {"price": 3600.0}
+    seconds = planned("dual-batch").stages[0].predicted_epoch_seconds.high * 30
+    kept = planned("dual-batch", goal=Goal(max_cost=seconds * 4 * 1.1, **goal))
+    assert kept.server is not None
+    dual = DualBatch(extra_time=1.2)
+    with pytest.raises(PlanError, match=r"dual-batch may cost .* goal\.max_cost="):
+        planned("dual-batch", dual=dual, goal=Goal(max_cost=seconds * 4 * 1.05, **goal))
+
+
 def test_what_is_asked_goes_before_the_preset():
     plan = planned(
         "hybrid",

@@ -62,11 +62,22 @@ def test_a_virtual_cluster_needs_to_know_how_large_it_is():
     [
         ({"method": "dual-batch", "dual": {"small_workers": 3}, "workers": 2}, "give at most 2"),
         ({"launch": "virtual", "virtual": {"speeds": (1, 2)}, "workers": 3}, "for workers=3"),
+        ({"method": "dual-batch", "dual": {"large_batches": (8, 4)}}, "2 values for 1 resolution"),
+        ({"method": "cyclic", "cycle": {"batches": (8, 4, 2)}}, "3 values for 2 resolution"),
     ],
 )
 def test_what_is_said_of_other_workers_is_refused_before_measuring(keys, named):
     with pytest.raises(PlanError, match=named):
         resolve(Job(device="cpu", **keys), make_data())
+
+
+@pytest.mark.parametrize(("workers", "small", "bound"), [(4, 1, "1.333"), (8, 1, "1.143")])
+def test_an_extra_time_that_no_step_time_allows_is_refused_before_measuring(workers, small, bound):
+    keys = {"device": "cpu", "method": "dual-batch", "workers": workers}
+    with pytest.raises(JobError, match=rf"leaves no samples .*: give less than {bound}"):
+        resolve(Job(dual={"small_workers": small, "extra_time": 1.4}, **keys), make_data())
+    allowed = Job(dual={"small_workers": small, "extra_time": 1.1}, **keys)
+    assert resolve(allowed, make_data()).workers == workers
 
 
 def flat(num_classes):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from batchwright.documents import change_job, load_job
 from batchwright.errors import DataError, JobError, PlanError
 from batchwright.launch import refuse_busy_port
-from batchwright.planning.inputs import check_counts
+from batchwright.planning.inputs import SERVED, check_counts
 from batchwright.planning.learning_rate import make_rule
 from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
 from batchwright.records import DataFacts, Job, Plan
@@ -113,7 +113,22 @@ def resolve(job: Job, data: DataFacts) -> Job:
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
     job = settled(job, data, least_side=_least_side(job.network)).model_copy(update=known)
     check_counts(job)
+    _check_extra_time(job)
     return job
+
+
+def _check_extra_time(job: Job) -> None:
+    """Refuse an extra time that leaves small-batch workers no samples, whatever a step takes."""
+    small, extra, count = job.dual.small_workers, job.dual.extra_time, job.workers
+    if job.method not in SERVED or "auto" in (small, extra, count):
+        return
+    large = int(count) - int(small)
+    if small and large and float(extra) >= int(count) / large:
+        raise JobError(
+            f"dual.extra_time={extra:g} leaves no samples for the {small} small-batch worker(s) of "
+            f"{count}: give less than {int(count) / large:.4g}, the workers over those with "
+            "large batches"
+        )
 
 
 def _least_side(network: str) -> int:

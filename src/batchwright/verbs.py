@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchwright.checking import chosen_points, compare
+from batchwright.checking import chosen_points, compare, open_again
 from batchwright.documents import (
     change_job,
     job_yaml,
@@ -35,7 +35,7 @@ from batchwright.preparing import (
     tell_doubts,
     with_job,
 )
-from batchwright.records import Check, Job, Plan, Profile, RunSummary
+from batchwright.records import Check, Job, Plan, Profile, RoundCheck, RunSummary
 from batchwright.refitting import refit
 from batchwright.reporting.comparison import RunComparison, compared
 from batchwright.reporting.comparison_figure import write_comparison_figure
@@ -51,6 +51,7 @@ from batchwright.run_folder import (
     telling_how_to_resume,
     write_inputs,
 )
+from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
 from batchwright.supervision import run_with_server
 
 
@@ -115,6 +116,9 @@ def check(
 ) -> Check:
     """Measure steps that a plan predicted and nobody measured, and compare.
 
+    Of a plan with two batch sizes, they are measured side by side, too; with ``profile``, planned
+    again and measured until both groups end their rounds together.
+
     Args:
         plan: From `plan`, or the path of its file.
         profile: What the plan was made from, or its file: comes back with the new points.
@@ -136,9 +140,19 @@ def check(
     chosen = chosen_points(plan, len(plan.held_out) if points is None else points)
     check_workload(plan)
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder, steps() as show:
-        measured = measure_points(plan.job, wanted, Path(folder), progress=show)
-    return compare(plan, chosen, measured, profile)
+    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
+        with steps() as show:
+            measured = measure_points(plan.job, wanted, Path(folder), progress=show)
+        rounds: tuple[RoundCheck, ...] = ()
+        if pairs_of(plan):
+            with pair_measurer_for(plan, Path(folder) / "pairs") as measure:
+                if profile is None:
+                    rounds = round_checks(plan, measure(pairs_of(plan)))
+                else:
+                    job = open_again(plan, profile)
+                    settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
+                    profile, rounds = settled.profile, settled.rounds
+    return compare(plan, chosen, measured, profile, rounds=rounds)
 
 
 def train(
@@ -285,6 +299,12 @@ def run(
             profile = _probe_in(logs, job)
         write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
         decided = make_plan(profile)
+        if pairs_of(decided):
+            logs = folder / "logs" / "pairs"
+            with telling_how_to_resume(folder), pair_measurer_for(decided, logs) as measure:
+                settled = settle(decided, profile, measure, make_plan)
+            decided, profile = settled.plan, settled.profile
+            write_record(profile, folder / "profile.json")
         if on_plan is not None:
             on_plan(decided)
         write_inputs(folder, decided, profile)

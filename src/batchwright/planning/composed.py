@@ -32,7 +32,7 @@ from batchwright.planning.rows import (
 )
 from batchwright.planning.shares import largest_shares, local_batches, split
 from batchwright.planning.simulated import usual_times
-from batchwright.planning.table import Table
+from batchwright.planning.table import SECONDS_PER_HOUR, Table
 from batchwright.records import (
     DataFacts,
     Job,
@@ -145,7 +145,7 @@ def compose(
         assert schedule is not None  # noqa: S101 - cyclic, as it has no server
         made = _cycled(job, table, choice, chosen, progress, schedule)
     other = table.evaluating(choice.row.mix)
-    _check_deadline(job, made.stages, other)
+    _check_limits(job, made.stages, other, choice.row.mix.hourly)
     scheduled: tuple[Reason, ...] = ()
     if schedule is not None:
         scheduled = (
@@ -245,7 +245,7 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
         sides=levels,
         large_batches=large,
         samples=samples,
-        epochs=epochs_at(job, schedule, len(levels)),
+        epochs=(job.epochs,) if schedule is None else schedule.epochs_of_levels,
         other_seconds=other,
     )
     rows: list[Level] = []
@@ -272,38 +272,34 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
             *group_reasons.groups(
                 job, found, pace, levels, samples=samples, large_source=source, measured=True
             ),
-            *group_reasons.memory(stages, kind.limit),
-            *group_reasons.round_time(job, stages),
+            *cycle_reasons.memory(stages, kind.limit),
+            *cycle_reasons.round_time(job, stages),
             *cycle_reasons.rate(job, rule, large[-1], schedule),
         ),
     )
 
 
-def epochs_at(job: Job, schedule: Schedule | None, levels: int) -> tuple[int, ...]:
-    """Epochs trained at each resolution."""
-    if schedule is None:
-        return (job.epochs,)
-    return tuple(
-        sum(part.epochs for part in schedule.parts if part.level == level)
-        for level in range(levels)
-    )
-
-
-def _check_deadline(job: Job, stages: Sequence[Stage], other_seconds: float) -> None:
-    """The rows together may miss a deadline that the choice for `plain` keeps."""
-    deadline = job.goal.deadline
-    if deadline is None:
-        return
+def _check_limits(
+    job: Job, stages: Sequence[Stage], other_seconds: float, hourly: float | None
+) -> None:
+    """The rows together may miss a deadline or cost that the choice for `plain` keeps."""
     high = other_seconds + sum(
         stage.epochs * stage.predicted_epoch_seconds.high
         for stage in stages
         if stage.predicted_epoch_seconds is not None
     )
-    if high > deadline:
+    advice = "train fewer epochs"
+    if job.method in SERVED:
+        advice += ", or leave dual.extra_time to the plan"
+    deadline, most = job.goal.deadline, job.goal.max_cost
+    if deadline is not None and high > deadline:
         raise PlanError(
             f"method={job.method} may take {high:.4g} s, goal.deadline={deadline:g}: raise "
-            "goal.deadline, train fewer epochs, or leave dual.extra_time to the plan"
-            if job.method in SERVED
-            else f"method={job.method} may take {high:.4g} s, goal.deadline={deadline:g}: raise "
-            "goal.deadline, or train fewer epochs"
+            f"goal.deadline, {advice}"
+        )
+    cost = 0.0 if hourly is None else hourly * high / SECONDS_PER_HOUR
+    if most is not None and cost > most:
+        raise PlanError(
+            f"method={job.method} may cost {cost:.4g}, goal.max_cost={most:g}: raise "
+            f"goal.max_cost, {advice}"
         )

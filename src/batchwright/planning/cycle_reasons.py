@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from batchwright.planning import reasons
 from batchwright.planning.dual_batch import PAPER
 from batchwright.planning.resolution import CYCLED, Schedule
+from batchwright.planning.table import mebibytes
 from batchwright.records import DataFacts, Job, LearningRateRule, Reason, Source, Stage
 
 # ------------------------------------------------------------------------------- the whole method
@@ -186,6 +187,40 @@ def training_time(job: Job, stages: Sequence[Stage], other_seconds: float) -> tu
             choice="training time",
             value=f"{value:.3g} s{simulated} ({low:.3g} to {high:.3g})",
             why=why,
+            source="predicted",
+        ),
+    )
+
+
+def round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+    """A round at the highest resolution."""
+    top = max(stages, key=lambda stage: stage.resolution)
+    estimate = top.predicted_epoch_seconds
+    if estimate is None:
+        return ()
+    return (
+        Reason(
+            choice="round time",
+            value=f"{estimate.value:.3g} s ({estimate.low:.3g} to {estimate.high:.3g})",
+            why=f"At {top.resolution} px, until the last worker has ended its samples, the "
+            "exchange with the server included.",
+            source="assumed" if job.launch == "virtual" else "predicted",
+        ),
+    )
+
+
+def memory(stages: Sequence[Stage], limit: int) -> tuple[Reason, ...]:
+    """The largest predicted peak of a worker against the limit."""
+    peaks = [stage.predicted_bytes for stage in stages if stage.predicted_bytes is not None]
+    if not peaks:
+        return ()
+    peak = max(peaks, key=lambda one: one.high)
+    return (
+        Reason(
+            choice="memory",
+            value=f"{mebibytes(peak.value)} per worker",
+            why=f"At most {mebibytes(peak.high)} predicted, on a large-batch worker; the limit is "
+            f"{mebibytes(limit)}.",
             source="predicted",
         ),
     )

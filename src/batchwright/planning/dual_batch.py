@@ -168,8 +168,8 @@ def chord(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, 
         PlanError: It is one batch twice.
 
     Example:
-        >>> chord((100, 0.06), (300, 0.16))
-        (0.0005, 0.01)
+        >>> chord((1, 3.0), (3, 7.0))
+        (2.0, 1.0)
     """
     (x0, t0), (x1, t1) = sorted((one, other))
     if x0 == x1:

@@ -16,8 +16,7 @@ from batchwright.planning.rows import (
     Served,
     usual_small_workers,
 )
-from batchwright.planning.table import mebibytes
-from batchwright.records import Alternative, Job, Reason, Source, Stage
+from batchwright.records import Alternative, Job, Reason, Source
 
 HO = "Ho et al. 2013"
 
@@ -274,40 +273,6 @@ def _server(found: Served) -> Reason:
         why=f"{why} Momentum after an exchange: {rule.momentum}.",
         source="published",
         reference=HO if rule.consistency == "ssp" else PAPER,
-    )
-
-
-def round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
-    """A round at the highest resolution."""
-    top = max(stages, key=lambda stage: stage.resolution)
-    estimate = top.predicted_epoch_seconds
-    if estimate is None:
-        return ()
-    return (
-        Reason(
-            choice="round time",
-            value=f"{estimate.value:.3g} s ({estimate.low:.3g} to {estimate.high:.3g})",
-            why=f"At {top.resolution} px, until the last worker has ended its samples, the "
-            "exchange with the server included.",
-            source="assumed" if job.launch == "virtual" else "predicted",
-        ),
-    )
-
-
-def memory(stages: Sequence[Stage], limit: int) -> tuple[Reason, ...]:
-    """The largest predicted peak of a worker against the limit."""
-    peaks = [stage.predicted_bytes for stage in stages if stage.predicted_bytes is not None]
-    if not peaks:
-        return ()
-    peak = max(peaks, key=lambda one: one.high)
-    return (
-        Reason(
-            choice="memory",
-            value=f"{mebibytes(peak.value)} per worker",
-            why=f"At most {mebibytes(peak.high)} predicted, on a large-batch worker; the limit is "
-            f"{mebibytes(limit)}.",
-            source="predicted",
-        ),
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from batchwright.errors import PlanError
-from batchwright.planning.resolution import settled
+from batchwright.planning.resolution import CYCLED, per_resolution, settled
 from batchwright.planning.simulated import with_link
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
 
@@ -119,7 +119,12 @@ def resolved(
 
 
 def check_counts(job: Job) -> None:
-    """Refuse what is said of other workers than the job has, where it says how many."""
+    """Refuse what is said of other workers or resolutions than the job has, where it says which."""
+    at_each = sides(job) if job.method in CYCLED else sides(job)[-1:]
+    if job.method in SERVED and job.dual.large_batches != "auto":
+        per_resolution("dual.large_batches", job.dual.large_batches, at_each)
+    if job.method == "cyclic" and job.cycle.batches != "auto":
+        per_resolution("cycle.batches", job.cycle.batches, at_each)
     if job.workers == "auto":
         return
     small = job.dual.small_workers

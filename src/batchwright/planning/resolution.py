@@ -66,6 +66,14 @@ class Schedule:
     strengths: tuple[float, ...]
     preset: Preset | None
 
+    @property
+    def epochs_of_levels(self) -> tuple[int, ...]:
+        """Epochs trained at each resolution."""
+        return tuple(
+            sum(part.epochs for part in self.parts if part.level == level)
+            for level in range(len(self.resolutions))
+        )
+
 
 def sub_stages(
     stage_epochs: Sequence[int], levels: int, order: str, shares: Sequence[float] = ()

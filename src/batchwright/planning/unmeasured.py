@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from batchwright.errors import PlanError
 from batchwright.planning import cycle_reasons, group_reasons, reasons
 from batchwright.planning.assembly import assemble, stage_of
-from batchwright.planning.composed import COMPOSED, cycle_batches, epochs_at, rate_rule
+from batchwright.planning.composed import COMPOSED, cycle_batches, rate_rule
 from batchwright.planning.inputs import (
     SERVED,
     check_batch,
@@ -195,7 +195,7 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
         sides=levels,
         large_batches=large,
         samples=samples,
-        epochs=epochs_at(job, schedule, len(levels)),
+        epochs=(job.epochs,) if schedule is None else schedule.epochs_of_levels,
         other_seconds=0.0,
     )
     rows = []
@@ -229,7 +229,7 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
                 large_source=source if source != "one" else "asked" if asked else "base",
                 measured=False,
             ),
-            *group_reasons.round_time(job, stages),
+            *cycle_reasons.round_time(job, stages),
             *cycle_reasons.rate(job, rule, large[-1], schedule),
             *cycle_reasons.training_time(job, stages, 0.0),
             *cycle_reasons.link(job),

@@ -199,14 +199,28 @@ def overall(summary: RunSummary) -> Comparison:
 def check_words(check: Check) -> str:
     """How right a plan's predictions were, in a sentence or two."""
     steps = sorted(abs(one.error) for one in check.points if one.quantity == "step_seconds")
+    rounds = _round_words(check)
     if not steps:
-        return "No step could be measured."
+        return "No step could be measured." + rounds
     inside = sum(one.inside for one in check.points)
     verdict = "more than" if check.missed else "within"
     return (
         f"Step times were off by {percent(steps[len(steps) // 2])} (median), which is {verdict} "
         f"goal.tolerance={check.tolerance:g}, and by {percent(steps[-1])} at worst; {inside} of "
-        f"{len(check.points)} measurements lie inside their interval."
+        f"{len(check.points)} measurements lie inside their interval." + rounds
+    )
+
+
+def _round_words(check: Check) -> str:
+    """How well rounds with two batch sizes end together; empty without any."""
+    if not check.rounds:
+        return ""
+    worst = max(check.rounds, key=lambda one: abs(one.difference))
+    pair = worst.pair
+    return (
+        f" Rounds of local batches {pair.large_batch} and {pair.small_batch}, planned to end "
+        f"together, differ by {percent(abs(worst.difference))}"
+        + (" at worst." if len(check.rounds) > 1 else ".")
     )
 
 

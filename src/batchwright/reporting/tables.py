@@ -55,7 +55,9 @@ def profile_table(profile: Profile) -> RenderableType:
     scale = noise.noise_scale if noise else None
     add(facts, "gradient noise scale", f"{number(scale)} samples" if scale else "below measurement")
     add(facts, "measured in", duration(profile.probe_seconds))
-    return stacked(facts, _step_times(profile), _memory(profile), _collectives(profile))
+    return stacked(
+        facts, _step_times(profile), _pairs(profile), _memory(profile), _collectives(profile)
+    )
 
 
 def plan_table(plan: Plan) -> RenderableType:
@@ -72,7 +74,7 @@ def check_table(check: Check) -> RenderableType:
     lost = new_table("steps that did not fit", ["workers x batch, side"])
     for one in check.out_of_memory:
         add(lost, _place(one))
-    return stacked(*tables, lost)
+    return stacked(*tables, _rounds(check), lost)
 
 
 _QUANTITIES = {
@@ -101,6 +103,28 @@ def _checked(check: Check, quantity: str, title: str) -> Table:
     return table
 
 
+def _rounds(check: Check) -> Table:
+    table = new_table(
+        "rounds with two batch sizes, planned to end together",
+        ["workers", "side", "local batch", "samples", "seconds", "difference"],
+    )
+    for one in check.rounds:
+        pair = one.pair
+        side = f"{pair.resolution} px"
+        add(
+            table,
+            *(str(pair.large_workers), side, str(pair.large_batch)),
+            *(f"{one.large_samples:,.0f}", number(one.large_seconds), ""),
+        )
+        add(
+            table,
+            *(str(pair.small_workers), side, str(pair.small_batch)),
+            *(f"{one.small_samples:,.0f}", number(one.small_seconds)),
+            f"{100 * one.difference:+.1f} %",
+        )
+    return table
+
+
 def _place(one: CheckPoint | OutOfMemory) -> str:
     return f"{one.workers} x {one.local_batch_size}, {one.resolution} px"
 
@@ -123,6 +147,26 @@ def _step_times(profile: Profile) -> Table:
             f"{number(one.step_seconds)} ({number(one.step_low)} to {number(one.step_high)})",
             str(len(one.visits) or 1),
             number(one.workers * one.local_batch_size / one.step_seconds),
+        )
+    return table
+
+
+def _pairs(profile: Profile) -> Table:
+    table = new_table(
+        "two batches side by side (median; range of the ratio)",
+        ["workers", "side", "local batches", "large step", "small / large step", "visits"],
+    )
+    for one in profile.pairs:
+        ratio = one.small_seconds / one.large_seconds
+        low, high = min(one.ratios, default=ratio), max(one.ratios, default=ratio)
+        add(
+            table,
+            f"{one.large_workers} + {one.small_workers}",
+            f"{one.resolution} px",
+            f"{one.large_batch} and {one.small_batch}",
+            number(one.large_seconds),
+            f"{number(ratio)} ({number(low)} to {number(high)})",
+            str(one.repeats),
         )
     return table
 

@@ -74,8 +74,8 @@ class _Examined:
 class Desk:
     """Serves the workers of one run.
 
-    Rounds begin when all workers have come, and go out in rank order among those that wait, so
-    that with ``bsp`` a run is the same whoever comes first.
+    Rounds begin when all workers have asked for one, and go out in rank order among those that
+    wait, so that with ``bsp`` a run is the same whoever comes first.
 
     Args:
         plan: With a parameter server.
@@ -87,8 +87,9 @@ class Desk:
         book: The rounds.
         entries: How the weights lie.
         description: Of the network's input.
+        steps: Updates of all workers.
+        begun: Whether the first rounds went out.
         best_score: Highest first score of an evaluation so far.
-        best: The model that got it, until `take_best` is asked for it.
     """
 
     def __init__(self, plan: Plan, recorder: Recorder) -> None:
@@ -106,7 +107,8 @@ class Desk:
         self._lost: set[int] = set()
         self._gone: set[int] = set()
         self._left: set[int] = set()
-        self._begun = False
+        self.begun = False
+        self._dismissed = False
         self._asked: dict[int, float] = {}  # since when, by the clock of this process
         self._idle: dict[int, float] = {}  # since when there has been nothing left to do
         self._answers: dict[int, Answer] = {}
@@ -163,7 +165,7 @@ class Desk:
             del self._links[rank]
             link.close()
             self._forget(rank)
-            if rank in self._left or self.finished:
+            if rank in self._left or self.finished or self._dismissed:
                 return
             self._lost.add(rank)
             self._recorder.note(
@@ -267,7 +269,7 @@ class Desk:
         """Whether nobody is there any more, nor will come."""
         with self.lock:
             absent = len(self._left | self._gone) == self._plan.workers
-            through = self._begun and self.finished and not set(self._links) - self._left
+            through = self.begun and self.finished and not set(self._links) - self._left
             return absent or through
 
     @property
@@ -305,6 +307,7 @@ class Desk:
     def dismiss(self, answer: Answer) -> list[Link]:
         """Give all workers that wait a last answer; returns the connections of those that don't."""
         with self.lock:
+            self._dismissed = True
             waiting = set(self._links) & (self._asked.keys() | self._left)
             self._answers.update(dict.fromkeys(waiting, answer))
             self._asked.clear()
@@ -382,7 +385,7 @@ class Desk:
     def _hand_out(self) -> None:
         """Give all that wait and need not what is theirs."""
         server = self.server
-        if server is not None and not self._stop and self._all_came():
+        if server is not None and not self._stop and self._all_asked():
             again = True
             while again:  # that there is no round left for one may set others free
                 before, again = server.rounds.members, False
@@ -401,11 +404,11 @@ class Desk:
                     self._reply(server, rank, "done")
         self.lock.notify_all()
 
-    def _all_came(self) -> bool:
-        if not self._begun and len(set(self._links) | self._gone) == self._plan.workers:
-            self._begun = True
+    def _all_asked(self) -> bool:
+        if not self.begun and len(self._asked.keys() | self._gone) == self._plan.workers:
+            self.begun = True
             self._recorder.training_begins()
-        return self._begun
+        return self.begun
 
     def _begin(self, server: ParameterServer, rank: int, ticket: Ticket) -> None:
         self._rounds_begun[rank] = self._recorder.training_seconds, server.rounds.lead(rank)

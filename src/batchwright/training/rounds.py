@@ -9,7 +9,7 @@ follows from where in the stream it begins.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from batchwright.planning.partition import apportion
@@ -128,7 +128,8 @@ class Rounds:
     def take(self, worker: int) -> Ticket | None:
         """The worker's next round, or the one it was in; ``None``: there is none left."""
         if worker not in self.open:
-            ticket = self._left_over.pop(0) if self._left_over else self._next(worker)
+            left = replace(self._left_over.pop(0), worker=worker) if self._left_over else None
+            ticket = left or self._next(worker)
             if ticket is None:
                 self._through.add(worker)
                 return None

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class ServerProcess:
         resume: Go on from its last checkpoint.
         listener: Workers connect to it.
         key: That workers must know.
+        orders: What whoever started this says, as it comes: ``gone``, a worker lost for good.
 
     Raises:
         FileError: The folder holds a run already, or its checkpoints cannot be read.
@@ -59,8 +60,11 @@ class ServerProcess:
         resume: bool,
         listener: socket.socket,
         key: bytes,
+        orders: Iterable[Mapping[str, int]] = (),
     ) -> None:
-        self._plan, self._listener, self._key = plan, listener, key
+        self._plan, self._listener, self._key, self._orders = plan, listener, key, orders
+        self._over = threading.Event()
+        self._problems: list[Exception] = []  # of other threads: the main one raises them
         self._recorder = Recorder(folder, plan)
         self._desk = Desk(plan, self._recorder)
         self._keeper = ServerKeeper(folder, plan, self._desk, self._recorder)
@@ -75,10 +79,12 @@ class ServerProcess:
             FileError: Something could not be written.
         """
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
-        threading.Thread(target=self._listen_to_parent, name="orders", daemon=True).start()
+        threading.Thread(target=self._take_orders, name="orders", daemon=True).start()
         try:
             while not self._desk.deserted:
                 time.sleep(POLL_SECONDS)
+                if self._problems:
+                    raise self._problems[0]
                 self._keeper.check()
                 self._keeper.save_best()
                 self._keeper.save_if_due()
@@ -90,13 +96,16 @@ class ServerProcess:
             self._recorder.finish(rounds=tuple(self._desk.book.rounds))
             self._dismiss("farewell")
         finally:
+            self._over.set()
+            self._listener.close()
             self._keeper.close()
             self._stop.close()
 
     def _stop_if_asked(self) -> None:
         number = self._stop.number or self._desk.stop_asked
         most = self._plan.job.goal.deadline
-        if not number and (most is None or self._recorder.wall_seconds <= most):
+        time_is_up = most is not None and self._desk.begun and self._recorder.wall_seconds > most
+        if not (number or time_is_up):
             return
         self._desk.stop(number)
         epochs, samples, _ = self._desk.progress
@@ -123,7 +132,7 @@ class ServerProcess:
     # -------------------------------------------------------------------------------- connections
 
     def _accept(self) -> None:
-        while True:
+        while not self._over.is_set():
             try:
                 connection, _ = self._listener.accept()
                 link = Link(connection, self._plan.job.timeout)
@@ -145,6 +154,8 @@ class ServerProcess:
                 _tell_parent({"silent": rank, "why": str(error)})
             if rank is not None:
                 self._desk.lose(rank, link, str(error))
+        except Exception as error:  # noqa: BLE001 - such as a full disk: it concerns all
+            self._problems.append(error)
         finally:
             link.close()
 
@@ -196,8 +207,8 @@ class ServerProcess:
             link.send("beat")
         link.send(answer.kind, answer.weights, **answer.values)
 
-    def _listen_to_parent(self) -> None:
-        for order in _orders():
+    def _take_orders(self) -> None:
+        for order in self._orders:
             self._desk.give_up(order["gone"])
 
 
@@ -214,7 +225,8 @@ def _tell_parent(event: dict[str, Any]) -> None:
 
 
 def _main() -> None:
-    order = next(_orders())
+    orders = _orders()
+    order = next(orders)
     prepare_process(1)
     try:
         process = ServerProcess(
@@ -223,6 +235,7 @@ def _main() -> None:
             resume=order["resume"],
             listener=socket.socket(fileno=int(sys.argv[1])),
             key=bytes.fromhex(order["key"]),
+            orders=orders,
         )
     except BatchwrightError as error:
         _tell_parent({"refused": str(error)})

@@ -1,0 +1,82 @@
+"""Trains on points with a parameter server, dies as it is told; for `test_server_faults`.
+
+    python -m serving FOLDER [--resume]
+
+FOLDER holds plan.json and, in settings.json, how each worker's lives end; it takes the run.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from batchwright import Session
+from batchwright.documents import read_record
+from batchwright.processes import worker_main
+from batchwright.records import Plan
+from hosting import Points, correct, make_model, without_compiler
+
+folder = Path(sys.argv[1])
+rank = os.environ["RANK"]
+
+
+def server_pid():
+    """The process that serves the run in this folder: our parent's other child."""
+    parent = os.getppid()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = (path.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and b"server_process" in command:
+            return int(path.parent.name)
+    raise AssertionError("no server")
+
+
+def work():
+    """Lives as settings.json says: {rank: [[victim, round, step] for each life]}."""
+    without_compiler()
+    life = len(list(folder.glob(f"life-{rank}-*")))
+    ends = json.loads((folder / "settings.json").read_text()).get(rank, [])
+    victim, *moment = ends[life] if life < len(ends) else [""]
+    plan = read_record(folder / "plan.json", Plan)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with (
+        (folder / f"life-{rank}-{life}").open("w", encoding="utf-8") as notes,
+        Session(
+            model,
+            optimizer,
+            Points(plan.data.train_samples),
+            plan=plan,
+            run_folder=folder / "run",
+            resume="--resume" in sys.argv,
+            loaders=0,
+            exit_on_stop=False,
+        ) as session,
+    ):
+        for number, epoch in enumerate(session.epochs()):
+            for step, (features, labels, indices) in enumerate(session.batches()):
+                session.step(functional.cross_entropy(model(features), labels))
+                print(json.dumps([number, epoch, indices.tolist()]), file=notes, flush=True)
+                if [number, step] == moment:
+                    meet_end(victim)
+            session.evaluate(Points(7), correct, forward=lambda m, b: (m(b[0]), b[1]))
+
+
+def meet_end(victim):
+    """Kill somebody, and see what comes of it."""
+    if victim == "error":
+        raise ValueError("no such thing")
+    os.kill(os.getpid() if victim == "self" else server_pid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    worker_main(work)

@@ -1,0 +1,297 @@
+"""Sessions with a parameter server: real worker processes, held against what the rules say."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+import torch
+from torch.nn import functional
+
+from batchwright.documents import read_record
+from batchwright.errors import PlanError
+from batchwright.planning.learning_rate import rate_factor
+from batchwright.records import LearningRateRule, RunSummary
+from batchwright.training.checkpoint import load_checkpoint
+from batchwright.training.link import connect
+from batchwright.training.merging import layout, pack
+from batchwright.training.sampler import epoch_order, step_sizes
+from gloo import Crew
+from hosting import KEY, Pictures, Points, hosted, make_model, train, values_of, without_compiler
+from served import make_served_plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+RULE = LearningRateRule(
+    base=0.1, base_batch=8, scaling="linear", peak=0.15, warmup_epochs=1, decay="cosine"
+)
+EPOCHS = 3
+
+
+@pytest.fixture(autouse=True)
+def own_environment():
+    """A session in this very process reads the server's address from its environment."""
+    before = dict(os.environ)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    crew = Crew(2)
+    yield crew
+    crew.close()
+
+
+def train_alone(plan, folder=None, **options):
+    with hosted(plan, folder) as address:
+        return train(0, plan.model_dump_json(), address, **options)
+
+
+def train_both(crew, plan, folder=None, **options):
+    with hosted(plan, folder) as address:
+        return crew.together(train_with, plan.model_dump_json(), address, options, workers=2)
+
+
+def train_with(rank, plan, address, options):
+    without_compiler()
+    return train(rank, plan, address, **options)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+# -------------------------------------------------------------------------------------- one worker
+
+
+@pytest.mark.parametrize("hidden", [8, 0], ids=["perceptron", "resnet8"])
+def test_one_worker_under_bsp_is_plain_sgd_to_the_bit(hidden):
+    plan = make_served_plan((8,), (29,), server={"consistency": "bsp"}, rule=RULE, epochs=EPOCHS)
+    served = train_alone(plan, hidden=hidden)["final"]
+    assert same(served, plain_sgd(plan, samples=29, batch=8, hidden=hidden))
+
+
+def plain_sgd(plan, samples, batch, hidden):
+    """Written out: each epoch in its seeded order, a short tail joined to the step before."""
+    model = make_model(hidden)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    seen, points = 0, (Points if hidden else Pictures)(samples)
+    for epoch in range(EPOCHS):
+        order = epoch_order(samples, epoch, plan.job.seed)
+        for indices in order.split(step_sizes(samples, batch, workers=1, least=2)):
+            items = [points[int(index)] for index in indices]
+            features = torch.stack([item[0] for item in items])
+            labels = torch.tensor([item[1] for item in items])
+            factor = rate_factor(seen, rule=RULE, samples_per_epoch=samples, epochs=EPOCHS)
+            optimizer.param_groups[0]["lr"] = 0.1 * (factor * RULE.peak / RULE.base)
+            optimizer.zero_grad()
+            functional.cross_entropy(model(features), labels).backward()
+            optimizer.step()
+            seen += len(indices)
+    return values_of(model)
+
+
+@pytest.mark.parametrize("rule", ["journal", "compsac"])
+def test_one_worker_under_asp_follows_the_recurrence_of_its_rule(rule):
+    factor = 0.4
+    plan = make_served_plan((8,), (24,), factors=(factor,), server={"merge": rule}, epochs=EPOCHS)
+    rounds = train_alone(plan)["rounds"]
+    assert len(rounds) == EPOCHS
+    for before, after in zip(rounds, [*rounds[1:], None], strict=True):
+        for name, pushed in before["trained"].items():
+            server, pulled = before["begun"][name], before["pulled"][name]
+            expected = (server + factor * pushed) / (1 + factor)
+            if rule == "compsac":
+                expected = ((2 - factor) * server + factor * pushed) / 2
+            if not pushed.is_floating_point():
+                expected = pushed  # a counter: the largest
+            assert torch.allclose(pulled, expected, atol=1e-6)
+        assert after is None or same(after["begun"], before["pulled"])
+    assert not same(rounds[0]["begun"], rounds[0]["pulled"])
+
+
+def test_momentum_is_kept_unless_it_is_to_be_reset():
+    plans = [
+        make_served_plan((8,), (24,), server={"momentum": rule}, epochs=2)
+        for rule in ("keep", "reset")
+    ]
+    kept, fresh = (train_alone(plan)["rounds"] for plan in plans)
+    assert [one["momentum"] for one in fresh] == [0, 0]
+    assert all(one["momentum"] for one in kept)
+    assert same(kept[0]["trained"], fresh[0]["trained"])
+    assert not same(kept[1]["trained"], fresh[1]["trained"])
+
+
+def test_the_rate_follows_the_clock_of_the_rounds():
+    plan = make_served_plan((8,), (24,), server={"exchange_steps": 2}, rule=RULE, epochs=2)
+    steps = train_alone(plan)["steps"]
+    rates = [
+        0.1 * rate_factor(seen, rule=RULE, samples_per_epoch=24, epochs=2) * RULE.peak / RULE.base
+        for seen in (0, 8, 16, 24, 32, 40)
+    ]
+    assert [rate for _, _, rate in steps] == pytest.approx(rates, rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------- two workers
+
+
+@pytest.fixture(scope="module")
+def weighted(crew, tmp_path_factory):
+    """Two workers in step, the second with half the weight: what they did, and the run folder."""
+    folder = tmp_path_factory.mktemp("served") / "run"
+    plan = make_served_plan(
+        (8, 4), (20, 13), factors=(1.0, 0.5), server={"consistency": "bsp"}, epochs=EPOCHS
+    )
+    return train_both(crew, plan, folder), folder
+
+
+def test_under_bsp_all_get_the_weighted_mean_in_rank_order(weighted):
+    (first, second), _ = weighted
+    assert len(first["rounds"]) == len(second["rounds"]) == EPOCHS
+    for one, other in zip(first["rounds"], second["rounds"], strict=True):
+        assert same(one["begun"], other["begun"])
+        assert same(one["pulled"], other["pulled"])
+        for name, pulled in one["pulled"].items():
+            ours, theirs = one["trained"][name], other["trained"][name]
+            expected = torch.maximum(ours, theirs)
+            if pulled.is_floating_point():
+                expected = (ours * (1.0 / 1.5)).add(theirs, alpha=0.5 / 1.5)
+            assert torch.equal(pulled, expected)
+
+
+def test_every_sample_of_an_epoch_is_trained_on_once(weighted):
+    (first, second), _ = weighted
+    for one, other in zip(first["rounds"], second["rounds"], strict=True):
+        assert sorted(one["indices"] + other["indices"]) == list(range(33))
+        assert (len(one["indices"]), len(other["indices"])) == (20, 13)
+
+
+def test_rounds_epochs_and_scores_are_on_record(weighted):
+    workers, folder = weighted
+    summary = read_record(folder / "summary.json", RunSummary)
+    assert len(summary.rounds) == 2 * EPOCHS
+    assert [epoch.samples for epoch in summary.epochs] == [33] * EPOCHS
+    assert all(epoch.val_count == 7 for epoch in summary.epochs)
+    assert {(one.worker, one.samples, one.steps) for one in summary.rounds} == {
+        (0, 20, 3),
+        (1, 13, 3),
+    }
+    assert {one.update_factor for one in summary.rounds if one.worker == 1} == {0.5}
+    assert [due for due, _ in workers[0]["scores"]].count(True) + [
+        due for due, _ in workers[1]["scores"]
+    ].count(True) == EPOCHS
+
+
+def test_the_checkpoint_is_the_merged_model_as_a_plain_state_dict(weighted):
+    workers, folder = weighted
+    model = make_model()
+    content = load_checkpoint(folder / "checkpoints" / "last.pt")
+    model.load_state_dict(content["model"])
+    assert same(values_of(model), workers[0]["final"])
+    assert content["state"]["samples_seen"] == 33 * EPOCHS
+    best = load_checkpoint(folder / "checkpoints" / "best.pt")
+    assert best["model"].keys() == content["model"].keys()
+
+
+def test_evaluation_tells_the_others_the_last_known_scores(weighted):
+    for worker in weighted[0]:
+        assert all(scores == {} or scores.keys() == {"top1"} for _, scores in worker["scores"])
+    known = [scores for worker in weighted[0] for _, scores in worker["scores"] if scores]
+    assert len(known) >= EPOCHS
+
+
+def test_equal_batches_are_a_plain_server(crew):
+    options = {"server": {"consistency": "bsp", "small_workers": 1}, "epochs": 2}
+    dual = train_both(crew, make_served_plan((6, 6), (18, 18), **options))
+    plain = train_both(
+        crew, make_served_plan((6, 6), (18, 18), server={"consistency": "bsp"}, epochs=2)
+    )
+    assert same(dual[0]["final"], plain[0]["final"])
+
+
+def test_a_slow_link_slows_only_its_own_worker_under_asp(crew, tmp_path):
+    plan = make_served_plan((4, 4), (16, 16), server={"exchange_steps": 2}, epochs=6)
+    first, second = train_both(
+        crew, plan, tmp_path / "run", delays={1: 0.5}, paces={0: 0.01, 1: 0.01}
+    )
+    assert len(first["rounds"]) > 2 * len(second["rounds"])
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    counts = Counter(one.worker for one in summary.rounds)
+    assert counts == {0: len(first["rounds"]), 1: len(second["rounds"])}
+    waits = [one.wait_seconds for one in summary.rounds if one.worker == 0]
+    exchanges = [one.exchange_seconds for one in summary.rounds]
+    assert max(waits) < 0.25 < max(exchanges)
+
+
+def test_under_ssp_nobody_is_further_ahead_than_allowed(crew, tmp_path):
+    server = {"exchange_steps": 1, "consistency": "ssp", "staleness": 2}
+    plan = make_served_plan((4, 4), (16, 16), server=server, epochs=3)
+    train_both(crew, plan, tmp_path / "run", paces={1: 0.05})
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    assert max(one.lead for one in summary.rounds) == 2
+
+
+# ------------------------------------------------------------------------------------ silence
+
+
+def test_a_silent_worker_is_named_and_may_come_back(tmp_path):
+    plan = make_served_plan((8,), (24,), epochs=2)
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"timeout": 2.0})})
+    with hosted(plan, tmp_path / "run") as address:
+        link = connect(address, KEY, timeout=20)
+        say_hello(link.send, plan, make_model())
+        link.send("next")
+        while link.receive().kind != "round":
+            pass
+        with suppress(OSError):
+            while True:  # it beats, and is not answered
+                link.receive()
+        train(0, plan.model_dump_json(), address)
+    notes = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "worker 0 (here/cpu:0) is lost (silent for 2 s): the others go on" in notes
+    assert "came back: its unfinished round is repeated, with fresh momentum" in notes
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+def test_another_model_is_refused_with_the_first_difference():
+    plan = make_served_plan((8,), (24,))
+    with hosted(plan) as address:
+        visitor = connect(address, KEY, timeout=20)
+        say_hello(visitor.send, plan, make_model())
+        assert visitor.receive().kind == "welcome"
+        visitor.close()
+        with pytest.raises(
+            PlanError, match=r"0\.weight \[9, 4\] float32 where they have 0\.weight \[8, 4\]"
+        ):
+            train(0, plan.model_dump_json(), address, hidden=9)
+        train(0, plan.model_dump_json(), address)
+
+
+def say_hello(send, plan, model):
+    """What a worker says when it comes."""
+    send(
+        "hello",
+        pack(model),
+        rank=0,
+        place="here/cpu:0",
+        samples=plan.data.train_samples,
+        plan=plan.model_dump_json(),
+        layout=[(one.name, one.shape, one.dtype, one.start) for one in layout(model)],
+        description={},
+    )
+
+
+def test_other_data_is_refused():
+    plan = make_served_plan((8,), (24,))
+    with hosted(plan) as address:
+        with pytest.raises(PlanError, match="24"):
+            train(0, plan.model_dump_json(), address, samples=25)
+        train(0, plan.model_dump_json(), address)
