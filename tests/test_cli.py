@@ -27,15 +27,18 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
 from batchwright.records.explaining import is_chosen
+from batchwright.reporting.reading import overall
 from batchwright.workload.sources import open_data
 from clusters import make_step
 from samples import (
     make_data,
     make_epoch,
+    make_hybrid_plan,
     make_job,
     make_network,
     make_plan,
     make_profile,
+    make_server_summary,
     make_summary,
 )
 
@@ -438,6 +441,41 @@ def test_a_report_of_a_summary_goes_where_it_is_asked(command, place):
     code, _, err = command("report", "-", "--out", "pages", stdin=make_summary().model_dump_json())
     assert code == 0, err
     assert (place / "pages" / "report.html").exists()
+
+
+def test_several_runs_are_compared_where_it_is_asked(command, place):
+    for folder, seed in (("first", 0), ("second", 1)):
+        (place / folder).mkdir()
+        plan = make_plan(job=make_job(seed=seed))
+        write_record(make_summary(plan=plan), place / folder / "summary.json")
+    code, out, err = command("report", "first", "second", "--out", "both", "--json")
+    assert code == 0, err
+    assert sorted(path.name for path in (place / "both").iterdir()) == [
+        *("comparison.html", "comparison.png")
+    ]
+    assert not (place / "first" / "report.html").exists()
+    assert "comparison: both/comparison.html (figure: both/comparison.png)" in err
+    told = json.loads(out)
+    assert [one["run_folder"] for one in told["runs"]] == ["first", "second"]
+    assert told["common_accuracy"] == told["runs"][0]["best_accuracy"]
+    assert told["runs"][0]["simulated"] is False
+    assert 0 < told["runs"][0]["seconds_to_common_accuracy"] <= told["runs"][0]["training_seconds"]
+
+
+def test_runs_of_different_data_are_not_compared(refused, place):
+    for folder, data in (("first", make_data()), ("second", make_data(digest="ab" * 32))):
+        (place / folder).mkdir()
+        write_record(make_summary(plan=make_plan(data=data)), place / folder / "summary.json")
+    message = refused("report", "first", "second")
+    assert "second holds a run on other data (digits, abababab, 360 held out) than first" in message
+
+
+def test_the_seconds_of_several_stages_are_their_mean():
+    summary = make_server_summary(make_hybrid_plan())
+    told = cli._result(summary)
+    assert told["method"] == "hybrid"
+    assert told["predicted_epoch_seconds"] == overall(summary).predicted.value
+    assert told["measured_epoch_seconds"] == overall(summary).measured
 
 
 def test_doctor_says_what_there_is(command):

@@ -16,13 +16,10 @@ from batchwright.records import (
     PairTime,
     RoundCheck,
 )
-from batchwright.reporting.reading import (
-    accounting,
-    check_words,
-    comparisons,
-    stage_rows,
-)
-from batchwright.reporting.tables import check_table, plan_table, profile_table, summary_table
+from batchwright.reporting.plan_words import stage_rows
+from batchwright.reporting.reading import accounting, check_words, comparisons
+from batchwright.reporting.run_tables import summary_table
+from batchwright.reporting.tables import check_table, plan_table, profile_table
 from batchwright.reporting.worker_curves import worker_curves
 from clusters import make_measured
 from samples import (

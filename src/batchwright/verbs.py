@@ -37,9 +37,12 @@ from batchwright.preparing import (
 )
 from batchwright.records import Check, Job, Plan, Profile, RoundCheck, RunSummary
 from batchwright.refitting import refit
+from batchwright.reporting.comparison import RunComparison, compared
+from batchwright.reporting.comparison_figure import write_comparison_figure
 from batchwright.reporting.figures import write_figures
 from batchwright.reporting.following import Tail
 from batchwright.reporting.page import write_page
+from batchwright.reporting.page_comparison import write_comparison_page
 from batchwright.reporting.progress import progress, steps
 from batchwright.run_folder import (
     existing_run,
@@ -194,25 +197,54 @@ def train(
     return _train_in(folder, plan, resume=resume)
 
 
-def report(run: RunSummary | str | Path, *, out: str | Path | None = None) -> Path:
-    """Write the figures and ``report.html`` of a run. Needs no torch.
+def report(
+    run: RunSummary | str | Path,
+    *others: RunSummary | str | Path,
+    out: str | Path | None = None,
+) -> Path:
+    """Write the figures and ``report.html`` of a run, or compare several. Needs no torch.
 
     Args:
         run: The summary, its file, or the run folder.
-        out: Folder for page and figures; unset: the run folder.
+        others: More of the same data: then it is `compare_runs` that writes.
+        out: Folder for page and figures; unset: the run folder, or the current one for several.
 
     Returns:
         The page.
 
     Raises:
-        FileError: There is no summary, or the folder cannot be written.
+        FileError: There is no summary, the data differ, or the folder cannot be written.
     """
+    if others:
+        return compare_runs([run, *others], out=out or ".")[1]
     summary = with_refit(run if isinstance(run, RunSummary) else read_summary(run))
     folder = Path(out or summary.run_folder)
     write_figures(summary, folder / "figures")
     page = folder / "report.html"
     write_page(summary, page)
     return page
+
+
+def compare_runs(
+    runs: Iterable[RunSummary | str | Path], *, out: str | Path = "."
+) -> tuple[RunComparison, Path]:
+    """Write ``comparison.html`` and ``comparison.png`` of several runs. Needs no torch.
+
+    Args:
+        runs: Two or more of the same data: summaries, their files, or run folders.
+        out: Folder for both.
+
+    Returns:
+        The comparison, and the page.
+
+    Raises:
+        FileError: There is no summary, the data differ, or the folder cannot be written.
+    """
+    told = compared([one if isinstance(one, RunSummary) else read_summary(one) for one in runs])
+    write_comparison_figure(told, Path(out) / "comparison.png")
+    page = Path(out) / "comparison.html"
+    write_comparison_page(told, page)
+    return told, page
 
 
 def with_refit(summary: RunSummary) -> RunSummary:
@@ -306,7 +338,7 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
     logs = folder / "logs" / "train"
     logs.mkdir(parents=True, exist_ok=True)
     lines = Tail(folder / "metrics.jsonl", from_end=resume)
-    with telling_how_to_resume(folder), progress(epochs=plan.epochs) as shown:
+    with telling_how_to_resume(folder), progress(epochs=plan.epochs, plan=plan) as shown:
         if plan.job.launch == "in-process":
             from batchwright.training.loop import train as train_here
 
