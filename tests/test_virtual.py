@@ -15,6 +15,7 @@ from batchwright import Session
 from batchwright.errors import DeadlineReached, Interrupted, JobError, PlanError
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import RunSummary
+from batchwright.server_child import SERVER, SERVER_KEY
 from batchwright.training.checkpoint import load_checkpoint
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.training.merging import pack, unpack, weighted_mean
@@ -22,7 +23,7 @@ from batchwright.training.randomness import seed_worker
 from batchwright.training.sampler import epoch_order, step_sizes
 from batchwright.training.virtual import train_task, train_virtually
 from batchwright.workload.task import build_optimizer
-from gloo import together
+from hosting import KEY, hosted
 from virtual_tasks import CPU, RULE, SAMPLES, make_task, make_virtual_plan
 
 
@@ -39,6 +40,10 @@ def train(plan, folder, *, resume=False):
     """The summary of a virtual run, and its weights."""
     task = make_task(dropout=plan.stages[0].dropout)
     train_task(plan, task, CPU, folder, resume=resume)
+    return result_in(folder)
+
+
+def result_in(folder):
     summary = RunSummary.model_validate_json((folder / "summary.json").read_text())
     return summary, load_checkpoint(folder / "checkpoints" / "last.pt")["model"]
 
@@ -86,25 +91,58 @@ def train_for_real(rank, plan, folder):
         for _ in session.epochs():
             for images, labels in session.batches():
                 session.step(partial(task.mean_loss, images, labels))
-            session.evaluate(task.held_out, accuracy_and_loss)
-    return [
-        (record.train_loss, record.val_correct, record.noise_scale, record.learning_rate)
-        for record in session._recorder.epochs
-    ]
+            if session.evaluation_due:
+                session.evaluate(task.held_out, accuracy_and_loss)
+
+
+def train_served(rank, plan, address):
+    """The same with a parameter server, which keeps the records."""
+    own = {"RANK": str(rank), "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": str(plan.workers)}
+    before = dict(os.environ)
+    os.environ.update({SERVER: address, SERVER_KEY: KEY.hex(), **own})
+    try:
+        train_for_real(rank, plan, None)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.mark.slow
-def test_two_workers_that_sum_their_gradients_learn_what_two_processes_do_bit_for_bit(tmp_path):
+def test_two_workers_that_sum_their_gradients_learn_what_two_processes_do_bit_for_bit(
+    tmp_path, crew
+):
     plan = make_virtual_plan((10, 6), micro=4, clip_norm=0.5)
-    (tmp_path / "answers").mkdir()
-    real = together(train_for_real, tmp_path / "answers", plan, tmp_path / "real")[0]
+    crew.together(train_for_real, plan, tmp_path / "real", workers=2)
+    real, kept = result_in(tmp_path / "real")
     summary, weights = train(plan, tmp_path / "virtual")
-    kept = load_checkpoint(tmp_path / "real" / "checkpoints" / "last.pt")["model"]
     assert same(weights, kept)
-    for record, (loss, correct, noise, rate) in zip(summary.epochs, real, strict=True):
-        assert record.train_loss == pytest.approx(loss, rel=1e-6)  # summed in float32 there
-        assert (record.val_correct, record.learning_rate) == (correct, rate)
-        assert record.noise_scale == pytest.approx(noise, rel=1e-6)
+    for one, two in zip(summary.epochs, real.epochs, strict=True):
+        assert one.train_loss == pytest.approx(two.train_loss, rel=1e-6)  # summed in float32 there
+        assert one.noise_scale == pytest.approx(two.noise_scale, rel=1e-6)
+        assert (one.val_correct, one.learning_rate) == (two.val_correct, two.learning_rate)
+
+
+@pytest.mark.slow
+def test_two_workers_under_bsp_learn_what_two_processes_and_a_server_do_bit_for_bit(tmp_path, crew):
+    plan = make_virtual_plan(
+        (10, 6),
+        consistency="bsp",
+        shares=(50, 40),
+        factors=(1.0, 0.8),
+        micro=4,
+        dual={"shares": "planned"},
+    )
+    with hosted(plan, tmp_path / "real") as address:
+        crew.together(train_served, plan, address, workers=2)
+    real, kept = result_in(tmp_path / "real")
+    summary, weights = train(plan, tmp_path / "virtual")
+    assert same(weights, kept)
+    assert [r.val_correct for r in summary.epochs] == [r.val_correct for r in real.epochs]
+    for one in summary.rounds:
+        two = next(r for r in real.rounds if r.number == one.number)
+        assert (one.worker, one.samples, one.steps) == (two.worker, two.samples, two.steps)
+        assert one.loss == pytest.approx(two.loss, rel=1e-6)
+        assert one.update_factor == two.update_factor
 
 
 @pytest.mark.parametrize("consistency", ["bsp", None])
