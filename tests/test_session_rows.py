@@ -20,7 +20,6 @@ from batchwright.records import Plan, Stage
 from batchwright.training.recalibration import recalibrated
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.store import ImageStore
-from gloo import together
 from samples import make_data, make_job, make_plan
 from test_session import summary_in, weights_of
 
@@ -194,9 +193,9 @@ def in_two(rank, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_two_workers_go_through_the_rows_like_one(tmp_path):
+def test_two_workers_go_through_the_rows_like_one(tmp_path, crew):
     alone = train(rows_plan(rows=ROWS_OF_TWO), network=without_normalization())
-    first, second = together(in_two, tmp_path, tmp_path / "run")
+    first, second = crew.together(in_two, tmp_path / "run", workers=2)
     assert torch.equal(first["weights"], second["weights"])
     assert torch.allclose(first["weights"], alone["weights"], atol=1e-5)
     assert first["scores"] == pytest.approx(alone["scores"], abs=0.04)
