@@ -2,7 +2,7 @@
 
 A benchmark runs from the project's root as
 
-    python -m benchmarks.NAME [--quick|--full] [--data DIR] [--json FILE]
+    python -m benchmarks.NAME [--quick|--full] [--data DIR] [--json FILE] [--keep DIR]
 
 and prints a table of figures. A figure that was not measured is left out, never filled in.
 """
@@ -50,11 +50,13 @@ class Arguments:
         data: Folder with ``cifar-100-python/`` and ``imagenette2-160/``; ``None``: figures that
             need them are left out.
         json: File for the report; ``None`` writes none.
+        keep: Takes finished runs, where a benchmark can go on from them; ``None`` keeps none.
     """
 
     full: bool
     data: Path | None
     json: Path | None
+    keep: Path | None = None
 
 
 def parse_arguments(description: str, words: Sequence[str] | None = None) -> Arguments:
@@ -74,8 +76,14 @@ def parse_arguments(description: str, words: Sequence[str] | None = None) -> Arg
         help="folder with cifar-100-python/ and imagenette2-160/ (default: BATCHWRIGHT_DATA)",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the report here too")
+    parser.add_argument(
+        "--keep",
+        metavar="DIR",
+        type=Path,
+        help="keep finished runs here and go on from them, where a benchmark takes hours",
+    )
     found = parser.parse_args(words)
-    return Arguments(full=found.full, data=found.data, json=found.json)
+    return Arguments(full=found.full, data=found.data, json=found.json, keep=found.keep)
 
 
 def command(name: str, arguments: Arguments) -> str:

@@ -68,6 +68,36 @@ MEANINGS = {
         "accuracy_dynamic_less_equal": "accuracy of `dynamic-batch` under a load less that of "
         "equal shares, batch normalization, paired seeds",
     },
+    "dual_batch": {
+        "round_over_large_k105": "round with two batch sizes over one with the large batch alone, "
+        "planned for 1.05",
+        "round_over_large_k110": "the same, planned for 1.1",
+        "finish_spread": "longest less shortest round of the two workers over their mean",
+        "server_share_of_round": "push, merge and pull as a share of a round",
+        "pushes_per_second_2": "pushes of an 11-million-parameter model by two processes",
+        "pushes_per_second_4": "the same by four",
+        "pushes_per_second_8": "the same by eight",
+    },
+    "cyclic": {
+        "cifar_time_saved": "training time saved by cycling through 24 and 32 px, equal epochs, "
+        "CIFAR-100",
+        "cifar_time_saved_with_evaluation": "the same with the evaluation after each epoch",
+        "cifar_accuracy": "accuracy less that of 32 px throughout, paired seeds",
+        "folder_time_saved": "training time saved by cycling through 88, 124 and 160 px, image "
+        "folder",
+        "folder_time_saved_with_evaluation": "the same with the evaluation after each epoch",
+        "folder_accuracy": "accuracy less that of 160 px throughout, paired seeds",
+    },
+    "data_path": {
+        "low_over_top_images": "training at 88 px over training at 160 px, images/s (limit: 3.31)",
+        "loader_over_pil": "images out of large JPEG files over a usual Pillow loader, images/s",
+    },
+    "dual_accuracy": {
+        "dual_accuracy_gain": "accuracy with two batch sizes less that with the large one alone, "
+        "the best number of small-batch workers, paired seeds",
+        "dual_over_uniform_points": "the same less one smaller batch for all, in the same time",
+        "hybrid_accuracy_gain": "accuracy of `hybrid` less that of large batches at 32 px",
+    },
 }
 """What a figure is, for a reader of the README; figures without a line here are left out."""
 
@@ -78,6 +108,12 @@ REMARKS = {
     "workers; spread: quartiles for medians, else from the median to the extreme",
     "uneven": "CIFAR-100, `resnet8`, global batch 128, each worker with one thread on a core of "
     "its own; a burner process takes half of one core",
+    "dual_batch": "CIFAR-100, `resnet8`, one worker with local batch 500 and one with a small "
+    "batch, a core each, and the parameter server besides",
+    "cyclic": "`resnet8`, one worker, stages of the learning rate in the published proportions",
+    "data_path": "imagenette2-160, `resnet8`, one worker; JPEG files of 500 x 375 px",
+    "dual_accuracy": "CIFAR-100, `resnet8`, 12 epochs, four workers of a virtual cluster with the "
+    "published times of a step, five paired seeds",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from batchwright.records import (
@@ -21,7 +22,9 @@ from batchwright.records import (
     Prediction,
     Profile,
     Reason,
+    RoundRecord,
     RunSummary,
+    ServerRule,
     Stage,
     StepTime,
     WorkerTime,
@@ -369,3 +372,253 @@ def make_summary(**changes: Any) -> RunSummary:
         "wall_seconds": 4.2 + inside + 0.9,
     }
     return RunSummary(**(fields | changes))
+
+
+# ------------------------------------------------------------- two batch sizes, several resolutions
+
+SMALL_OVER_LARGE = 0.9  # samples per round of a small-batch worker over those of a large-batch one
+
+
+def make_server(**changes: Any) -> ServerRule:
+    """As published: asynchronous, one exchange a round, a factor of the samples' ratio."""
+    fields = {
+        "consistency": "asp",
+        "staleness": None,
+        "merge": "journal",
+        "update_factor": "ratio",
+        "exchange_steps": None,
+        "momentum": "keep",
+        "small_workers": 1,
+        "extra_time": 1.05,
+    }
+    return ServerRule(**(fields | changes))
+
+
+def make_row(
+    epochs: int,
+    resolution: int = 32,
+    batches: Sequence[int] = (64, 64, 64, 22),
+    *,
+    small: int = 1,
+    **changes: Any,
+) -> Stage:
+    """A row of a plan with a server: the last ``small`` workers have fewer samples a round."""
+    large = len(batches) - small
+    ratio = SMALL_OVER_LARGE if large else 1.0
+    of_large = round(TRAIN / (large + ratio * small))
+    samples = [of_large] * large + [(TRAIN - large * of_large) // small for _ in range(small)]
+    samples[-1] += TRAIN - sum(samples)
+    seconds = round_seconds(batches[0], samples[0], resolution)
+    fields = {
+        "epochs": epochs,
+        "resolution": resolution,
+        "learning_rate": 0.1,
+        "dropout": 0.0,
+        "augmentation": "crop",
+        "samples_per_round": tuple(samples),
+        "update_factors": (1.0,) * large + (ratio,) * small,
+        "local_batch_sizes": tuple(batches),
+        "micro_batch_size": max(batches),
+        "predicted_epoch_seconds": Estimate(value=seconds, low=0.95 * seconds, high=1.06 * seconds),
+    }
+    return Stage(**(fields | changes))
+
+
+def round_seconds(local_batch: int, samples: int, resolution: int = 32) -> float:
+    """A round of one worker by the sample step time, which falls with the image's area."""
+    per_sample = compute_seconds(local_batch) / local_batch
+    return samples * per_sample * (resolution / 32) ** 2
+
+
+def make_dual_plan(**changes: Any) -> Plan:
+    """Three workers with the large batch and one with the small one, at one resolution."""
+    fields = {
+        "job": make_job(method="dual-batch", workers=4),
+        "method": "dual-batch",
+        "merge": "parameter server",
+        "server": make_server(),
+        "stages": (make_row(6),),
+        "considered": (),
+    }
+    return make_plan(**(fields | changes))
+
+
+def make_hybrid_plan(**changes: Any) -> Plan:
+    """Two stages of the learning rate, each at 16, 24 and 32 px, with a server."""
+    fields = {
+        "job": make_job(method="hybrid", workers=4, resolutions=(16, 24, 32)),
+        "method": "hybrid",
+        "learning_rate": LearningRateRule(
+            base=0.1, base_batch=128, scaling="none", peak=0.1, warmup_epochs=0, decay="none"
+        ),
+        "stages": tuple(
+            make_row(
+                epochs,
+                side,
+                batches,
+                learning_rate=0.1 / 10**stage,
+                rate_stage=stage,
+                dropout=dropout,
+            )
+            for stage, epochs in enumerate((4, 2))
+            for side, batches, dropout in (
+                (16, (192, 192, 192, 66), 0.1),
+                (24, (96, 96, 96, 34), 0.2),
+                (32, (64, 64, 64, 22), 0.3),
+            )
+        ),
+    }
+    return make_dual_plan(**(fields | changes))
+
+
+def make_cyclic_plan(**changes: Any) -> Plan:
+    """Two workers, exchanging at each step, through the resolutions of the hybrid plan."""
+    rows = (
+        row.model_copy(
+            update={
+                "samples_per_round": (),
+                "update_factors": (),
+                "local_batch_sizes": row.local_batch_sizes[:2],
+            }
+        )
+        for row in make_hybrid_plan().stages
+    )
+    fields = {
+        "job": make_job(method="cyclic", resolutions=(16, 24, 32)),
+        "method": "cyclic",
+        "merge": "sample-weighted all-reduce",
+        "server": None,
+        "stages": tuple(rows),
+    }
+    return make_hybrid_plan(**(fields | changes))
+
+
+def make_rounds(
+    plan: Plan,
+    *,
+    speeds: Sequence[float] = (),
+    exchange: float = 0.004,
+    evaluation: float = 0.061,
+) -> tuple[RoundRecord, ...]:
+    """The rounds of a plan with a server, in the order in which they end.
+
+    Workers of these ``speeds``, one for each, take what `round_seconds` says, wait as the plan's
+    consistency asks, and evaluate once for each epoch.
+    """
+    from batchwright.training.rounds import Rounds
+
+    rounds = Rounds(plan, TRAIN)
+    speeds = speeds or [1 - 0.01 * (worker % 3) for worker in range(plan.workers)]
+    clock, done = 0.0, []
+    ends: list[tuple[float, int]] = []  # of rounds that go on
+    free = dict.fromkeys(range(plan.workers), 0.0)  # workers between two rounds, since when
+    lead: dict[int, int] = {}
+    began: dict[int, float] = {}
+    last: dict[int, int] = {}  # index of each worker's last record
+    scored = 0
+    while not rounds.finished:
+        for worker in sorted(free):
+            if not rounds.ready(worker):
+                continue
+            lead[worker] = rounds.lead(worker)
+            ticket = rounds.take(worker)
+            since = free.pop(worker)
+            if worker in last and clock > since:
+                one = done[last[worker]]
+                done[last[worker]] = one.model_copy(update={"wait_seconds": clock - since})
+            if ticket is None:
+                continue
+            row = plan.stages[ticket.stage]
+            batch = row.local_batch_sizes[worker]
+            seconds = round_seconds(batch, ticket.samples, row.resolution) / speeds[worker]
+            began[worker] = max(clock, since)
+            ends.append((began[worker] + seconds, worker))
+        ends.sort()
+        clock, worker = ends.pop(0)
+        ticket = rounds.commit(worker)
+        row = plan.stages[ticket.stage]
+        scores = rounds.epochs_done > scored
+        scored = rounds.epochs_done
+        last[worker] = len(done)
+        done.append(
+            RoundRecord(
+                worker=worker,
+                number=ticket.number,
+                epoch=ticket.epoch,
+                resolution=row.resolution,
+                local_batch_size=row.local_batch_sizes[worker],
+                samples=ticket.samples,
+                steps=-(-ticket.samples // row.local_batch_sizes[worker]),
+                update_factor=ticket.factor,
+                loss=2.3 * 0.9**ticket.epoch,
+                start=began[worker],
+                compute_seconds=clock - began[worker],
+                exchange_seconds=exchange,
+                wait_seconds=0.0,
+                evaluation_seconds=evaluation if scores else 0.0,
+                lead=lead[worker],
+            )
+        )
+        free[worker] = clock + exchange + (evaluation if scores else 0.0)
+    return tuple(done)
+
+
+def make_server_summary(
+    plan: Plan | None = None, *, speeds: Sequence[float] = (), **changes: Any
+) -> RunSummary:
+    """A whole run with a parameter server: its rounds, and the epochs that are made of them."""
+    plan = plan or make_hybrid_plan()
+    rounds = make_rounds(plan, speeds=speeds)
+    epochs, since, committed = [], [], 0
+    for one in rounds:
+        committed += one.samples
+        since.append(one)
+        while (len(epochs) + 1) * TRAIN <= committed:
+            epochs.append(_epoch_of_rounds(plan, len(epochs), since))
+            since = []
+    inside = sum(e.training_seconds + e.evaluation_seconds for e in epochs)
+    fields = {
+        "plan": plan,
+        "epochs": tuple(epochs),
+        "rounds": rounds,
+        "wall_seconds": 5.0 + inside,
+    }
+    return make_summary(**(fields | changes))
+
+
+def _epoch_of_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> EpochRecord:
+    row = plan.stages[plan.stage_of(epoch)]
+    progress = (epoch + 1) / plan.epochs
+    by_worker = [[r for r in rounds if r.worker == w] for w in range(plan.workers)]
+    parts = ("compute", "wait", "exchange")
+    times = [
+        {part: sum(getattr(r, f"{part}_seconds") for r in ones) for part in parts}
+        for ones in by_worker
+    ]
+    return make_epoch(
+        epoch,
+        resolution=row.resolution,
+        global_batch_size=row.global_batch_size,
+        steps=sum(r.steps for r in rounds),
+        samples=sum(r.samples for r in rounds),
+        learning_rate=row.learning_rate,
+        noise_scale=None,
+        train_loss=0.03 + 2.1 * (1 - progress) ** 4,
+        val_loss=0.06 + 1.9 * (1 - progress) ** 4,
+        val_correct=round(VAL * (0.985 - 0.72 * (1 - progress) ** 6)) - epoch % 3,
+        training_seconds=fmean(sum(t.values()) for t in times),
+        evaluation_seconds=sum(r.evaluation_seconds for r in rounds),
+        checkpoint_seconds=0.0,
+        workers=tuple(
+            WorkerTime(
+                place=f"node1/cpu:{worker}",
+                local_batch_size=row.local_batch_sizes[worker],
+                samples=sum(r.samples for r in by_worker[worker]),
+                input_seconds=0.0,
+                compute_seconds=times[worker]["compute"],
+                wait_seconds=times[worker]["wait"],
+                communication_seconds=times[worker]["exchange"],
+            )
+            for worker in range(plan.workers)
+        ),
+    )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +25,20 @@ from batchwright import cli
 from batchwright.documents import write_record
 from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
-from batchwright.records import Check, Job, KindCount, MemoryPoint, Plan, Profile
+from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
 from batchwright.records.explaining import is_chosen
+from batchwright.reporting.reading import overall
 from batchwright.workload.sources import open_data
 from clusters import make_step
 from samples import (
     make_data,
     make_epoch,
+    make_hybrid_plan,
     make_job,
     make_network,
     make_plan,
     make_profile,
+    make_server_summary,
     make_summary,
 )
 
@@ -439,6 +443,41 @@ def test_a_report_of_a_summary_goes_where_it_is_asked(command, place):
     assert (place / "pages" / "report.html").exists()
 
 
+def test_several_runs_are_compared_where_it_is_asked(command, place):
+    for folder, seed in (("first", 0), ("second", 1)):
+        (place / folder).mkdir()
+        plan = make_plan(job=make_job(seed=seed))
+        write_record(make_summary(plan=plan), place / folder / "summary.json")
+    code, out, err = command("report", "first", "second", "--out", "both", "--json")
+    assert code == 0, err
+    assert sorted(path.name for path in (place / "both").iterdir()) == [
+        *("comparison.html", "comparison.png")
+    ]
+    assert not (place / "first" / "report.html").exists()
+    assert "comparison: both/comparison.html (figure: both/comparison.png)" in err
+    told = json.loads(out)
+    assert [one["run_folder"] for one in told["runs"]] == ["first", "second"]
+    assert told["common_accuracy"] == told["runs"][0]["best_accuracy"]
+    assert told["runs"][0]["simulated"] is False
+    assert 0 < told["runs"][0]["seconds_to_common_accuracy"] <= told["runs"][0]["training_seconds"]
+
+
+def test_runs_of_different_data_are_not_compared(refused, place):
+    for folder, data in (("first", make_data()), ("second", make_data(digest="ab" * 32))):
+        (place / folder).mkdir()
+        write_record(make_summary(plan=make_plan(data=data)), place / folder / "summary.json")
+    message = refused("report", "first", "second")
+    assert "second holds a run on other data (digits, abababab, 360 held out) than first" in message
+
+
+def test_the_seconds_of_several_stages_are_their_mean():
+    summary = make_server_summary(make_hybrid_plan())
+    told = cli._result(summary)
+    assert told["method"] == "hybrid"
+    assert told["predicted_epoch_seconds"] == overall(summary).predicted.value
+    assert told["measured_epoch_seconds"] == overall(summary).measured
+
+
 def test_doctor_says_what_there_is(command):
     code, out, _ = command("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
@@ -623,6 +662,119 @@ def test_a_check_adds_its_points_to_the_profile_and_says_what_a_new_plan_would_c
     assert command("plan", "better.json")[0] == 0
     ((_, points),) = measuring.asked
     assert len(points) == 2
+
+
+@pytest.fixture
+def dual_plan_of_digits(place, plan_of_digits):
+    """A plan with two batch sizes from the same profile."""
+    _, profile = plan_of_digits
+    keys = {"method": "dual-batch", "workers": 2, "dual": {"large_batches": (64,)}}
+    plan = bw.plan(profile, **keys)
+    write_record(plan, place / "dual.json")
+    return plan
+
+
+@pytest.fixture
+def measuring_pairs(monkeypatch):
+    """In place of measuring pairs: the fixed part of a step is ``fixed`` samples' worth."""
+    asked = []
+
+    @contextmanager
+    def measurer(job, counts, folder, **_):
+        assert folder.is_dir()
+        assert 2 in counts
+
+        def measure(pairs):
+            asked.extend(pairs)
+            return tuple(
+                PairTime(
+                    resolution=pair.resolution,
+                    large_workers=pair.large_workers,
+                    small_workers=pair.small_workers,
+                    large_batch=pair.large_batch,
+                    small_batch=pair.small_batch,
+                    large_seconds=0.001 * (measurer.fixed + pair.large_batch),
+                    small_seconds=0.001 * (measurer.fixed + pair.small_batch),
+                    repeats=5,
+                    ratios=(
+                        (measurer.fixed + pair.small_batch) / (measurer.fixed + pair.large_batch),
+                    )
+                    * 5,
+                )
+                for pair in pairs
+            )
+
+        yield measure
+
+    measurer.fixed = 30.0
+    measurer.asked = asked
+    monkeypatch.setattr("batchwright.probing.pairs.pair_measurer", measurer)
+    return measurer
+
+
+def test_a_check_of_two_batch_sizes_measures_them_side_by_side(
+    command, dual_plan_of_digits, measuring, measuring_pairs
+):
+    row = dual_plan_of_digits.stages[0]
+    code, out, err = command("check", "dual.json", "--points", 1, "--json")
+    assert code == 0, err
+    found = Check.model_validate_json(out)
+    ((_, _, _, large, small, micro),) = measuring_pairs.asked
+    assert (large, small, micro) == (*row.local_batch_sizes, row.micro_batch_size)
+    (check,) = found.rounds
+    assert (check.large_samples, check.small_samples) == row.samples_per_round
+    assert f"planned to end together, differ by {100 * abs(check.difference):.1f} %" in err
+
+
+def test_a_plan_from_what_such_a_check_found_has_rounds_that_end_together(
+    command, place, dual_plan_of_digits, measuring, measuring_pairs
+):
+    words = ["check", "dual.json", "--profile", "profile.json", "--points", 1, "--json"]
+    code, out, err = command(*words, "--out", "better.json")
+    assert code == 0, err
+    assert len(measuring_pairs.asked) >= 2
+    (check,) = Check.model_validate_json(out).rounds
+    better = Profile.model_validate_json((place / "better.json").read_text())
+    assert {one.small_batch for one in better.pairs} == {
+        pair.small_batch for pair in measuring_pairs.asked
+    }
+    keys = ["method=dual-batch", "workers=2", "dual.large_batches=64"]
+    code, out, err = command("plan", "better.json", *keys)
+    assert code == 0, err
+    row = Plan.model_validate_json(out).stages[0]
+    assert row.local_batch_sizes[1] == check.pair.small_batch
+    large, small = (
+        (30 + batch) / batch * samples
+        for batch, samples in zip(row.local_batch_sizes, row.samples_per_round, strict=True)
+    )
+    assert small == pytest.approx(large, rel=0.02)
+
+
+def test_a_run_settles_its_two_batch_sizes_before_it_trains(
+    place, dual_plan_of_digits, plan_of_digits, measuring_pairs, monkeypatch
+):
+    _, profile = plan_of_digits
+    job = dual_plan_of_digits.job
+    profile = profile.model_copy(update={"job": job})
+    monkeypatch.setattr("batchwright.verbs._probe_in", lambda folder, job: profile)
+    trained = []
+
+    def train(folder, plan, *, resume):
+        trained.append(plan)
+        return make_summary(plan=plan, run_folder=str(folder))
+
+    monkeypatch.setattr("batchwright.verbs._train_in", train)
+    bw.run(job, run_folder=place / "run")
+    (plan,) = trained
+    assert (
+        measuring_pairs.asked[0].small_batch == dual_plan_of_digits.stages[0].local_batch_sizes[1]
+    )
+    assert plan.stages[0].local_batch_sizes[1] != measuring_pairs.asked[0].small_batch
+    (told,) = (one for one in plan.reasons if one.choice == "round times")
+    assert told.source == "measured"
+    kept = Profile.model_validate_json((place / "run" / "profile.json").read_text())
+    assert len(kept.pairs) == len(measuring_pairs.asked)
+    assert Plan.model_validate_json((place / "run" / "plan.json").read_text()) == plan
 
 
 def test_a_check_that_cannot_be_is_refused(refused, place, plan_of_digits, measuring, mine):

@@ -258,7 +258,7 @@ def test_the_readmes_commands_run_in_order(followed):
     folder, printed = followed
     assert len(printed) > 10
     assert next(iter(printed)) == "batchwright run"
-    for name in ("digits", "cifar", "flowers", "b64", "piped", "uneven"):
+    for name in ("digits", "cifar", "flowers", "b64", "piped", "uneven", "dual", "hybrid"):
         assert (folder / "runs" / name / "summary.json").exists()
     accuracy = json.loads((folder / "runs/digits/summary.json").read_text())["epochs"][-1]
     assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]

@@ -34,6 +34,7 @@ ARROWS = {
     "reduction": {"group"},
     "prediction": {"records", "errors"},
     "planning": {"records", "errors", "prediction"},
+    "simulation": {"records", "errors"},
     "workload": {"records", "errors", "documents", "files"},
     "probing": {
         "records",
@@ -61,18 +62,20 @@ ARROWS = {
         "planning.learning_rate",
         "prediction.noise_scale",
         "reduction",
+        "simulation.clock",
     },
     "reporting": {"records", "errors", "files"},
 }
 ASSEMBLY = {  # put everything together
     *("__init__", "cli", "verbs", "doctor"),
-    *("checking", "preparing", "refitting", "run_folder"),
+    *("checking", "preparing", "refitting", "run_folder", "settling"),
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
+    *("checking", "preparing", "refitting", "run_folder", "settling"),
     *("server_child", "supervision"),
-    *("checking", "preparing", "refitting", "run_folder"),
     *("records", "errors", "prediction", "planning", "reporting"),
+    "simulation",
 }
 
 

@@ -103,7 +103,10 @@ def test_a_number_that_is_asked_for_is_the_only_one_measured(folder):
 
 def test_a_point_that_kills_a_worker_is_noted_and_the_probe_goes_on(folder, monkeypatch):
     monkeypatch.setenv("DEADLY_BATCH", "32")
-    job = job_of(network="probed_networks:Deadly", workers=2, goal={"least_steps": 4})
+    settings = ProbeSettings(budget=12, steps=4, error=0.9)  # as above
+    job = job_of(
+        network="probed_networks:Deadly", workers=2, goal={"least_steps": 4}, probe=settings
+    )
     profile = probe(job, folder)
     assert profile.out_of_memory
     assert len({point.local_batch_size for point in profile.steps}) >= 2

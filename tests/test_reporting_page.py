@@ -11,9 +11,10 @@ import yaml
 
 from batchwright.errors import FileError
 from batchwright.records import Estimate, Job, Reason, Refit
-from batchwright.reporting.charts import batch_axis, linear_axis
+from batchwright.reporting.axes import batch_axis, linear_axis
 from batchwright.reporting.page import page, write_page
-from batchwright.reporting.reading import accounting, stage_rows
+from batchwright.reporting.plan_words import stage_rows
+from batchwright.reporting.reading import accounting
 from clusters import make_choice, make_measured
 from samples import make_data, make_epoch, make_job, make_network, make_plan, make_summary
 

@@ -16,7 +16,7 @@ from batchwright.records import Estimate, KindCount
 from batchwright.records.explaining import MOST_ROWS, is_chosen, kept_candidates, knee_rows, rivals
 from batchwright.reporting.page import page
 from batchwright.reporting.plan_curves import MOST_CURVES, plan_curves, smooth, top_of, units_of
-from batchwright.reporting.plan_figure import plan_figure_data, write_plan_figure
+from batchwright.reporting.plan_figure import draw_plan, plan_figure_data, write_plan_figure
 from clusters import (
     EPOCHS,
     EVALUATION,
@@ -28,7 +28,17 @@ from clusters import (
     make_step,
     step_seconds,
 )
-from samples import make_data, make_job, make_plan, make_prediction, make_profile, make_summary
+from samples import (
+    make_cyclic_plan,
+    make_data,
+    make_dual_plan,
+    make_hybrid_plan,
+    make_job,
+    make_plan,
+    make_prediction,
+    make_profile,
+    make_summary,
+)
 
 # ------------------------------------------------------------------------------------ the numbers
 
@@ -209,6 +219,38 @@ def test_any_plan_with_candidates_has_a_figure_and_a_page(tmp_path, plan):
     for profiles in ([], [make_measured()]):
         write_plan_figure(plan, profiles, tmp_path / "plan.png")
     assert "Time and cost of the training" in page(make_summary(plan=plan, epochs=()))
+
+
+@pytest.mark.parametrize(
+    ("plan", "panels"),
+    [
+        (make_hybrid_plan(considered=make_plan().considered), 4),
+        (make_hybrid_plan(), 2),
+        (make_dual_plan(), 2),
+        (make_cyclic_plan(), 2),
+        (make_plan(), 2),
+    ],
+    ids=["hybrid", "hybrid without candidates", "dual-batch", "cyclic", "plain"],
+)
+def test_stages_and_both_batches_are_drawn_below_time_and_cost(plan, panels):
+    figure = draw_plan(plan_curves(plan), plan)
+    assert len(figure.axes) == panels
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [*"abcd"[:panels]]
+    if plan.method != "plain":
+        resolution, batches = figure.axes[-2:]
+        assert "resolution" in resolution.get_ylabel()
+        assert len(batches.lines) == (1 if plan.server is None else 2)
+
+
+def test_the_numbers_of_stages_are_beside_the_figure(tmp_path):
+    plan = make_hybrid_plan()
+    path, numbers = write_plan_figure(plan, [], tmp_path / "plan.png")
+    assert path.exists()
+    held = json.loads(numbers.read_text())
+    assert held["clusters"] == []
+    assert [one["resolution"] for one in held["stages"]] == [16, 24, 32, 16, 24, 32]
+    assert held["stages"][1]["local_batch_sizes"] == [96, 96, 96, 34]
+    assert "stages" not in plan_figure_data(make_plan())
 
 
 def test_a_figure_that_cannot_be_is_refused(tmp_path):

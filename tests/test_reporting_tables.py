@@ -7,14 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as some
 from rich.console import Console
 
-from batchwright.records import Check, CheckPoint, Estimate, MemoryParts, OutOfMemory
-from batchwright.reporting.reading import (
-    accounting,
-    check_words,
-    comparisons,
-    stage_rows,
+from batchwright.records import (
+    Check,
+    CheckPoint,
+    Estimate,
+    MemoryParts,
+    OutOfMemory,
+    PairTime,
+    RoundCheck,
 )
-from batchwright.reporting.tables import check_table, plan_table, profile_table, summary_table
+from batchwright.reporting.plan_words import stage_rows
+from batchwright.reporting.reading import accounting, check_words, comparisons
+from batchwright.reporting.run_tables import summary_table
+from batchwright.reporting.tables import check_table, plan_table, profile_table
 from batchwright.reporting.worker_curves import worker_curves
 from clusters import make_measured
 from samples import (
@@ -195,6 +200,44 @@ def test_a_check_is_shown_point_by_point_and_in_a_sentence():
     assert "off by 4.8 % (median), which is within goal.tolerance=0.1" in words
     assert "20.0 % at worst; 2 of 3 measurements lie inside" in words
     assert "which is more than goal.tolerance=0.02" in check_words(make_check(1.05, tolerance=0.02))
+
+
+def make_pair(**changes):
+    fields = {
+        "resolution": 32,
+        "large_workers": 3,
+        "small_workers": 1,
+        "large_batch": 500,
+        "small_batch": 83,
+        "large_seconds": 0.3,
+        "small_seconds": 0.06,
+        "repeats": 3,
+        "ratios": (0.19, 0.2, 0.21),
+    }
+    return PairTime(**(fields | changes))
+
+
+def test_rounds_with_two_batch_sizes_are_shown_with_what_is_left_between_them():
+    rounds = (
+        RoundCheck(pair=make_pair(), large_samples=13_125, small_samples=10_625),
+        RoundCheck(pair=make_pair(resolution=24), large_samples=13_125, small_samples=11_000),
+    )
+    check = make_check(1.0, rounds=rounds)
+    text = shown(check_table(check), width=120)
+    assert "13,125" in text
+    assert "-2.5 %" in text  # 10,625 * 0.06 / 83 over 13,125 * 0.3 / 500
+    assert "+1.0 %" in text
+    words = check_words(check)
+    assert words.endswith("planned to end together, differ by 2.5 % at worst.")
+    assert "Rounds" not in check_words(make_check(1.0))
+
+
+def test_the_profile_s_table_shows_pairs():
+    text = shown(profile_table(make_measured(pairs=(make_pair(),))), width=120)
+    assert "3 + 1" in text
+    assert "500 and 83" in text
+    assert "0.200 (0.190 to 0.210)" in text
+    assert "side by side" not in shown(profile_table(make_measured()))
 
 
 def test_a_point_that_did_not_fit_is_shown():

@@ -15,7 +15,8 @@ from batchwright.records.explaining import explain
 from batchwright.reporting.figures import write_figures
 from batchwright.reporting.page import page
 from batchwright.reporting.reading import accounting, worker_rows
-from batchwright.reporting.tables import plan_table, summary_table
+from batchwright.reporting.run_tables import summary_table
+from batchwright.reporting.tables import plan_table
 from batchwright.reporting.worker_curves import (
     Share,
     changes,

@@ -108,6 +108,15 @@ def test_scores_reach_the_epoch_whether_they_come_before_or_after_its_record(boo
     assert (second.top1, second.val_loss, second.evaluation_seconds) == (0.9, None, 1.5)
 
 
+def test_an_epoch_without_a_round_of_some_worker_still_counts_all_of_them(book):
+    rounds, recorder = book
+    rounds.add(round_of(0, 0, samples=100), rate=0.1, committed=100)
+    assert recorder.epochs[0].training_seconds == pytest.approx(10.5 / 2)  # the other is under way
+    rounds.gone.add(1)
+    rounds.add(round_of(0, 1, samples=100), rate=0.1, committed=200)
+    assert recorder.epochs[1].training_seconds == pytest.approx(10.5)
+
+
 def test_a_loss_that_is_not_finite_anywhere_leaves_the_others(book):
     rounds, recorder = book
     rounds.add(round_of(0, 0, loss=None), rate=0.1, committed=60)

@@ -18,6 +18,7 @@ from batchwright.records import (
     OutOfMemory,
     Plan,
     Profile,
+    RoundCheck,
     StepTime,
 )
 
@@ -76,7 +77,12 @@ def _key(point: HeldOut | StepTime | MemoryPoint | OutOfMemory) -> Key:
 
 
 def compare(
-    plan: Plan, points: Sequence[HeldOut], measured: Measured, profile: Profile | None = None
+    plan: Plan,
+    points: Sequence[HeldOut],
+    measured: Measured,
+    profile: Profile | None = None,
+    *,
+    rounds: tuple[RoundCheck, ...] = (),
 ) -> Check:
     """Predicted against measured, for every quantity that both have.
 
@@ -85,6 +91,7 @@ def compare(
         points: The points that were to be measured.
         measured: What was measured at them.
         profile: Takes the new points in, for a plan that knows more.
+        rounds: Of the plan, where it has two batch sizes and they were measured.
 
     Raises:
         PlanError: The profile is of another workload, hardware or version.
@@ -93,6 +100,7 @@ def compare(
         profile = _widened(profile, measured)
     return Check(
         points=tuple(_compared(plan.network.name, points, measured)),
+        rounds=rounds,
         tolerance=plan.job.goal.tolerance,
         cluster=measured.cluster,
         out_of_memory=measured.out_of_memory,
@@ -157,7 +165,8 @@ def with_points(profile: Profile, **points: object) -> Profile:
     Raises:
         PlanError: It was measured on other hardware or with other versions.
     """
-    bare = {"steps": (), "memory": (), "out_of_memory": (), "collectives": (), "noise": None}
+    lists = ("steps", "pairs", "memory", "out_of_memory", "collectives")
+    bare = {**dict.fromkeys(lists, ()), "noise": None}
     added = profile.model_copy(update={**bare, **points})
     (merged,) = merge_profiles([profile, added])
     return merged.model_copy(update={"probe_seconds": profile.probe_seconds})

@@ -202,7 +202,10 @@ def train(
 
 @app.command()
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder or summary.json.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run folder or summary.json; several: compared."),
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder for page and figures.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -210,7 +213,10 @@ def report(
     from batchwright import verbs
     from batchwright.run_folder import read_summary
 
-    summary = verbs.with_refit(read_summary(run))
+    if len(runs) > 1:
+        _compare(runs, out or Path(), as_json)
+        return
+    summary = verbs.with_refit(read_summary(runs[0]))
     page = verbs.report(summary, out=out)
     _finish(summary, as_json, page=page)
 
@@ -344,7 +350,7 @@ def _show(table: Any) -> None:
 def _finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
     """What a run comes to: a table for a person, one object for a program."""
     from batchwright.reporting.reading import refit_words
-    from batchwright.reporting.tables import summary_table
+    from batchwright.reporting.run_tables import summary_table
 
     _show(summary_table(summary))
     if summary.refit is not None:
@@ -359,15 +365,34 @@ def _finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> Non
         print(json.dumps(_result(summary), indent=2))
 
 
+def _compare(runs: list[str], out: Path, as_json: bool) -> None:
+    from batchwright import verbs
+    from batchwright.reporting.run_tables import comparison_table
+
+    told, page = verbs.compare_runs(runs, out=out)
+    _show(comparison_table(told))
+    print(f"comparison: {page} (figure: {page.with_suffix('.png')})", file=sys.stderr)
+    if as_json:
+        results = [
+            _result(one.summary)
+            | {"training_seconds": one.seconds, "seconds_to_common_accuracy": one.reached}
+            for one in told.runs
+        ]
+        print(json.dumps({"common_accuracy": told.common, "runs": results}, indent=2))
+
+
 def _result(summary: RunSummary) -> dict[str, Any]:
+    from batchwright.reporting.reading import overall
+
     stage = summary.plan.stages[-1]
-    best = summary.best_epoch
-    seconds = stage.predicted_epoch_seconds
+    best, whole = summary.best_epoch, overall(summary)
+    seconds = whole.predicted
     return {
         "test_accuracy": summary.test_accuracy,
         "best_accuracy": best.top1 if best else None,
         "best_epoch": best.epoch + 1 if best else None,
         "epochs": len(summary.epochs),
+        "method": summary.plan.method,
         "workers": summary.plan.workers,
         "global_batch_size": stage.global_batch_size,
         "local_batch_sizes": stage.local_batch_sizes,
@@ -375,8 +400,9 @@ def _result(summary: RunSummary) -> dict[str, Any]:
         "predicted_epoch_seconds": seconds.value if seconds else None,
         "predicted_epoch_seconds_low": seconds.low if seconds else None,
         "predicted_epoch_seconds_high": seconds.high if seconds else None,
-        "measured_epoch_seconds": summary.measured_epoch_seconds,
+        "measured_epoch_seconds": whole.measured,
         "refit": summary.refit.model_dump(mode="json") if summary.refit else None,
+        "simulated": summary.simulated,
         "wall_seconds": summary.wall_seconds,
         "run_folder": summary.run_folder,
     }

@@ -20,6 +20,7 @@ from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, sett
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.explaining import is_chosen
 from batchwright.reporting.progress import steps
+from batchwright.simulation.clock import Cluster, step_times
 
 if TYPE_CHECKING:
     from batchwright.workload.sources import ImageData
@@ -151,7 +152,11 @@ def check_training(plan: Plan) -> None:
             f"the plan's table has {plan.workers} workers and its job {plan.job.workers}: "
             "plan again"
         )
-    _refuse_other_machines(plan)
+    if plan.job.launch == "virtual":
+        Cluster(plan.job, plan.workers)
+        step_times(plan)
+    else:
+        _refuse_other_machines(plan)
     check_workload(plan)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchwright.checking import chosen_points, compare
+from batchwright.checking import chosen_points, compare, open_again
 from batchwright.documents import (
     change_job,
     job_yaml,
@@ -35,11 +35,14 @@ from batchwright.preparing import (
     tell_doubts,
     with_job,
 )
-from batchwright.records import Check, Job, Plan, Profile, RunSummary
+from batchwright.records import Check, Job, Plan, Profile, RoundCheck, RunSummary
 from batchwright.refitting import refit
+from batchwright.reporting.comparison import RunComparison, compared
+from batchwright.reporting.comparison_figure import write_comparison_figure
 from batchwright.reporting.figures import write_figures
 from batchwright.reporting.following import Tail
 from batchwright.reporting.page import write_page
+from batchwright.reporting.page_comparison import write_comparison_page
 from batchwright.reporting.progress import progress, steps
 from batchwright.run_folder import (
     existing_run,
@@ -48,6 +51,7 @@ from batchwright.run_folder import (
     telling_how_to_resume,
     write_inputs,
 )
+from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
 from batchwright.supervision import run_with_server
 
 
@@ -112,6 +116,9 @@ def check(
 ) -> Check:
     """Measure steps that a plan predicted and nobody measured, and compare.
 
+    Of a plan with two batch sizes, they are measured side by side, too; with ``profile``, planned
+    again and measured until both groups end their rounds together.
+
     Args:
         plan: From `plan`, or the path of its file.
         profile: What the plan was made from, or its file: comes back with the new points.
@@ -133,9 +140,19 @@ def check(
     chosen = chosen_points(plan, len(plan.held_out) if points is None else points)
     check_workload(plan)
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder, steps() as show:
-        measured = measure_points(plan.job, wanted, Path(folder), progress=show)
-    return compare(plan, chosen, measured, profile)
+    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
+        with steps() as show:
+            measured = measure_points(plan.job, wanted, Path(folder), progress=show)
+        rounds: tuple[RoundCheck, ...] = ()
+        if pairs_of(plan):
+            with pair_measurer_for(plan, Path(folder) / "pairs") as measure:
+                if profile is None:
+                    rounds = round_checks(plan, measure(pairs_of(plan)))
+                else:
+                    job = open_again(plan, profile)
+                    settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
+                    profile, rounds = settled.profile, settled.rounds
+    return compare(plan, chosen, measured, profile, rounds=rounds)
 
 
 def train(
@@ -180,25 +197,54 @@ def train(
     return _train_in(folder, plan, resume=resume)
 
 
-def report(run: RunSummary | str | Path, *, out: str | Path | None = None) -> Path:
-    """Write the figures and ``report.html`` of a run. Needs no torch.
+def report(
+    run: RunSummary | str | Path,
+    *others: RunSummary | str | Path,
+    out: str | Path | None = None,
+) -> Path:
+    """Write the figures and ``report.html`` of a run, or compare several. Needs no torch.
 
     Args:
         run: The summary, its file, or the run folder.
-        out: Folder for page and figures; unset: the run folder.
+        others: More of the same data: then it is `compare_runs` that writes.
+        out: Folder for page and figures; unset: the run folder, or the current one for several.
 
     Returns:
         The page.
 
     Raises:
-        FileError: There is no summary, or the folder cannot be written.
+        FileError: There is no summary, the data differ, or the folder cannot be written.
     """
+    if others:
+        return compare_runs([run, *others], out=out or ".")[1]
     summary = with_refit(run if isinstance(run, RunSummary) else read_summary(run))
     folder = Path(out or summary.run_folder)
     write_figures(summary, folder / "figures")
     page = folder / "report.html"
     write_page(summary, page)
     return page
+
+
+def compare_runs(
+    runs: Iterable[RunSummary | str | Path], *, out: str | Path = "."
+) -> tuple[RunComparison, Path]:
+    """Write ``comparison.html`` and ``comparison.png`` of several runs. Needs no torch.
+
+    Args:
+        runs: Two or more of the same data: summaries, their files, or run folders.
+        out: Folder for both.
+
+    Returns:
+        The comparison, and the page.
+
+    Raises:
+        FileError: There is no summary, the data differ, or the folder cannot be written.
+    """
+    told = compared([one if isinstance(one, RunSummary) else read_summary(one) for one in runs])
+    write_comparison_figure(told, Path(out) / "comparison.png")
+    page = Path(out) / "comparison.html"
+    write_comparison_page(told, page)
+    return told, page
 
 
 def with_refit(summary: RunSummary) -> RunSummary:
@@ -253,6 +299,12 @@ def run(
             profile = _probe_in(logs, job)
         write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
         decided = make_plan(profile)
+        if pairs_of(decided):
+            logs = folder / "logs" / "pairs"
+            with telling_how_to_resume(folder), pair_measurer_for(decided, logs) as measure:
+                settled = settle(decided, profile, measure, make_plan)
+            decided, profile = settled.plan, settled.profile
+            write_record(profile, folder / "profile.json")
         if on_plan is not None:
             on_plan(decided)
         write_inputs(folder, decided, profile)
@@ -286,12 +338,17 @@ def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
     logs = folder / "logs" / "train"
     logs.mkdir(parents=True, exist_ok=True)
     lines = Tail(folder / "metrics.jsonl", from_end=resume)
-    with telling_how_to_resume(folder), progress(epochs=plan.epochs) as shown:
+    with telling_how_to_resume(folder), progress(epochs=plan.epochs, plan=plan) as shown:
         if plan.job.launch == "in-process":
             from batchwright.training.loop import train as train_here
 
             with lines.followed(shown.update):
                 train_here(plan, run_folder=folder, resume=resume)
+        elif plan.job.launch == "virtual":
+            from batchwright.training.virtual import train_virtually
+
+            with lines.followed(shown.update):
+                train_virtually(plan, folder, resume=resume)
         else:
             options: dict[str, Any] = {
                 "workers": plan.workers,

@@ -14,6 +14,7 @@ from batchwright.records import (
     CollectiveTime,
     Job,
     MemoryPoint,
+    PairTime,
     Profile,
     StepTime,
 )
@@ -98,6 +99,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             "cluster": _cluster(profiles),
             "precisions": next((p.precisions for p in profiles if p.precisions), ()),
             "steps": steps,
+            "pairs": _pooled((p.pairs for p in profiles), _pair_key, _pair),
             "memory": _pooled((p.memory for p in profiles), _key, _memory),
             "memory_parts": next((p.memory_parts for p in profiles if p.memory_parts), None),
             "out_of_memory": tuple(dict.fromkeys(x for p in profiles for x in p.out_of_memory)),
@@ -169,6 +171,27 @@ def _step(points: Sequence[StepTime]) -> StepTime:
     )
 
 
+def _pair_key(one: PairTime) -> tuple[int, ...]:
+    return (
+        *(one.resolution, one.large_workers, one.small_workers),
+        *(one.large_batch, one.small_batch),
+    )
+
+
+def _pair(points: Sequence[PairTime]) -> PairTime:
+    """Older visits tell as much as newer ones: what changes with time leaves a ratio alone."""
+    ratios = tuple(r for p in points for r in p.ratios or (p.small_seconds / p.large_seconds,))
+    large = _mean([p.large_seconds for p in points], points)
+    return points[0].model_copy(
+        update={
+            "large_seconds": large,
+            "small_seconds": large * median(ratios),
+            "repeats": sum(p.repeats for p in points),
+            "ratios": ratios,
+        }
+    )
+
+
 def _memory(points: Sequence[MemoryPoint]) -> MemoryPoint:
     resident = [p.resident_bytes for p in points if p.resident_bytes is not None]
     return points[0].model_copy(
@@ -190,7 +213,10 @@ def _collective(points: Sequence[CollectiveTime]) -> CollectiveTime:
     )
 
 
-def _mean(values: Sequence[float], points: Sequence[StepTime] | Sequence[CollectiveTime]) -> float:
+def _mean(
+    values: Sequence[float],
+    points: Sequence[StepTime] | Sequence[CollectiveTime] | Sequence[PairTime],
+) -> float:
     """Mean weighted by how often each point was timed."""
     weights = [point.repeats for point in points]
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from math import hypot, log, pi, sqrt
+from math import hypot, inf, log, pi, sqrt
 from statistics import fmean, median
 
 from batchwright.records import StepTime
@@ -24,6 +24,10 @@ SHARED_DRIFT = 0.5
 """Share of a visit's drift, as a variance, that all visits of that time have in common, so that a
 line through many points does not average it away; measured on a shared 2-core machine: 0.35 to 0.5.
 """
+
+WELL_KNOWN_RATIO = 0.005
+"""Standard error at which a ratio is known well enough: half of the 1 % to which the rounds of two
+batch sizes are to agree."""
 
 _LEAST_DEGREES = 4
 _DOUBTED_VISITS = 10  # slower visits at which a skew is believed by half
@@ -58,6 +62,22 @@ def pooled_drift(points: Sequence[StepTime]) -> tuple[float, int]:
         if (freedom := _visits(own) - 1)
     )
     return max(_LEAST_DRIFT, sqrt(pi) / 2 * total / degrees), degrees
+
+
+def ratio_error(ratios: Sequence[float]) -> float:
+    r"""Relative standard error of the median over visits of a ratio of two times.
+
+    That of one visit, by Gini's mean difference as in `pooled_drift`, times what a median of so
+    many keeps of it. Both times saw the same state of the machine, so what visits of that time have
+    in common is not in it.
+
+    Args:
+        ratios: One for each visit; fewer than two tell nothing, and the error is infinite.
+    """
+    if len(ratios) < 2:
+        return inf
+    differences = [abs(log(a / b)) for a, b in combinations(ratios, 2)]
+    return sqrt(pi) / 2 * fmean(differences) * median_share(len(ratios))
 
 
 def pooled_skew(points: Sequence[StepTime]) -> float:

@@ -152,16 +152,18 @@ class Bench:
         with autocast(self._precision, self.device):
             return self._loss(self.network(images), labels)
 
-    def step(self, supply: Callable[[], Batch]) -> tuple[float, float]:
-        """One whole training step.
+    def step(self, *supplies: Callable[[], Batch]) -> tuple[float, float]:
+        """One whole training step, of a micro-batch from each of ``supplies``.
 
         Returns:
             Seconds of input, forward, backward and update, and seconds of waiting for what of the
             gradients' exchange the backward pass did not hide.
         """
         start = now(self.device)
+        for supply in supplies[:-1]:
+            self._backward(supply(), len(supplies))
         self._reduction.arm()
-        own = self._backward(supply())
+        own = self._backward(supplies[-1](), len(supplies))
         computed = now(self.device)
         exchanged = self._finish(own)
         end = now(self.device)
@@ -181,10 +183,10 @@ class Bench:
         self._finish(own)
         return True
 
-    def _backward(self, batch: Batch) -> Tally:
+    def _backward(self, batch: Batch, parts: int = 1) -> Tally:
         loss = self.loss(batch)
         with torch.autocast(self.device.type, enabled=False):
-            (loss / self.group.size).backward()
+            (loss / (self.group.size * parts)).backward()
         samples = len(batch[1])
         # Batches here may be tiny, and at the base batch's rate the weights would soon be infinite.
         share = min(1.0, samples * self.group.size / self.job.base_batch)

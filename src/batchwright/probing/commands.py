@@ -37,6 +37,38 @@ class Point(NamedTuple):
         return f"{self.resolution} px, local batch {self.local_batch_size}{many}"
 
 
+class Pair(NamedTuple):
+    """Two groups of workers that compute at the same time with unequal local batches.
+
+    Attributes:
+        resolution: Image side, in pixels.
+        large_workers: Workers with the large batch.
+        small_workers: Workers with the small one.
+        large_batch: Samples per step of the former.
+        small_batch: Samples per step of the latter.
+        micro_batch: Most samples in one forward pass; `None`: as many as there are.
+    """
+
+    resolution: int
+    large_workers: int
+    small_workers: int
+    large_batch: int
+    small_batch: int
+    micro_batch: int | None = None
+
+    @property
+    def workers(self) -> int:
+        """All of them."""
+        return self.large_workers + self.small_workers
+
+    def __str__(self) -> str:
+        groups = f"{self.large_workers} + {self.small_workers} workers"
+        return (
+            f"{self.resolution} px, local batches {self.large_batch} and {self.small_batch}, "
+            f"{groups}"
+        )
+
+
 class Compare(Record):
     """Time the same step in float32 and bfloat16, and choose; answered by `Compared`."""
 
@@ -120,6 +152,28 @@ class Visited(Record):
     steps: tuple[tuple[Positive, NonNegative], ...]
 
 
+class VisitPair(Record):
+    """Have two groups take steps at the same time, nobody waiting; answered by `PairVisited`."""
+
+    do: Literal["pair"] = "pair"
+    workers: Count
+    resolution: Count
+    large_workers: Count
+    large_batch: Count
+    small_batch: Count
+    micro_batch: Count
+    seconds: Positive = Field(description="Time to spend on each of two stretches.")
+
+
+class PairVisited(Record):
+    """Seconds of a step with the large and with the small batch.
+
+    Twice: first the groups as planned, then with the batches changed over.
+    """
+
+    stretches: tuple[tuple[Positive, Positive], ...]
+
+
 class Exchange(Record):
     """Time an exchange between the workers; answered by `Exchanged`."""
 
@@ -167,7 +221,7 @@ class Evaluated(Record):
     seconds_per_image: Positive
 
 
-Command = Compare | Prepare | Guess | Weigh | Visit | Exchange | MeasureNoise | Evaluate
+Command = Compare | Prepare | Guess | Weigh | Visit | VisitPair | Exchange | MeasureNoise | Evaluate
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 
 

@@ -16,6 +16,7 @@ from batchwright.probing.collective import time_exchange
 from batchwright.probing.evaluation import evaluation_seconds
 from batchwright.probing.gradient_noise import measure_noise
 from batchwright.probing.memory import estimate_peak, weigh
+from batchwright.probing.pair_time import visit_pair
 from batchwright.probing.precision import choose_precision
 from batchwright.probing.step_time import visit
 from batchwright.probing.timing import on_any
@@ -41,6 +42,7 @@ class Executor:
     def __init__(self, job: Job, group: Group, counts: Sequence[int], allocator: str) -> None:
         self._job, self._group, self._allocator = job, group, allocator
         self._parts = {count: group.part(count) for count in sorted({*counts, group.size})}
+        self._own = group.alone()
         self._data = open_data(job, verify=False)  # the parent has just verified them
         self._bench: Bench | None = None
 
@@ -69,6 +71,11 @@ class Executor:
                 return commands.Weighed(peak_bytes=peak, resident_bytes=resident)
             case commands.Visit():
                 return self._visit(command)
+            case commands.VisitPair():
+                stretches = visit_pair(
+                    self._alone(command.workers), self._part(command.workers), command
+                )
+                return commands.PairVisited(stretches=stretches)
             case commands.Exchange():
                 group = self._part(command.workers)
                 time = time_exchange(
@@ -122,6 +129,14 @@ class Executor:
         # A worker that sat out the last command does not know that the others went on.
         if on_any(group, self._bench.group is not group):
             self._bench.join(group)
+        return self._bench
+
+    def _alone(self, workers: int) -> Bench:
+        """The bench, taking its steps by itself beside ``workers`` - 1 others."""
+        assert self._bench is not None  # noqa: S101 - as above
+        self._part(workers)  # its share of the cores
+        if self._bench.group is not self._own:
+            self._bench.join(self._own)
         return self._bench
 
     def _part(self, workers: int) -> Group:

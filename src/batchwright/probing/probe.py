@@ -59,9 +59,9 @@ def probe(job: Job, folder: Path, *, progress: Progress | None = None) -> Profil
     started = time.perf_counter()
     counts = counts_of(job)
     reporter = _Reporter(progress, job.probe.budget)
-    with _measuring(job, folder, counts) as measuring:
+    with measuring(job, folder, counts) as workers:
         reporter.begin()
-        visitor = Visitor(job, measuring, max(counts), reporter)
+        visitor = Visitor(job, workers, max(counts), reporter)
         profile = Controller(visitor, counts, report=reporter, started=started).measure()
     reporter.finish()
     return profile
@@ -100,8 +100,8 @@ def measure_points(
         if progress is not None:
             progress(done, total, f"measuring {what}")
 
-    with _measuring(job, folder, counts) as measuring:
-        visitor = Visitor(job, measuring, max(counts), report)
+    with measuring(job, folder, counts) as workers:
+        visitor = Visitor(job, workers, max(counts), report)
         visitor.prepare(seconds=PRECISION * job.probe.budget)
         for _ in range(visits):
             for point in wanted:
@@ -126,8 +126,18 @@ def counts_of(job: Job) -> tuple[int, ...]:
 
 
 @contextmanager
-def _measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuring]:
-    """Worker processes, or this one where the job says so."""
+def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuring]:
+    """Worker processes, or this one where the job says so.
+
+    Args:
+        job: As for `probe`.
+        folder: As for `probe`.
+        counts: Numbers of workers that commands may ask for, rising.
+
+    Raises:
+        JobError: Several workers in one process.
+        BatchwrightError: As for `probe`.
+    """
     if job.launch == "in-process":
         if max(counts) > 1:
             raise JobError(f"workers={max(counts)} with launch=in-process: that is one worker")

@@ -30,7 +30,7 @@ from batchwright.records.base import (
     Record,
     Source,
 )
-from batchwright.records.check import Check, CheckPoint
+from batchwright.records.check import Check, CheckPoint, RoundCheck
 from batchwright.records.job import (
     Cycle,
     Disturbance,
@@ -119,6 +119,7 @@ __all__ = [
     "Reason",
     "Record",
     "Refit",
+    "RoundCheck",
     "RoundRecord",
     "RunSummary",
     "Server",

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from batchwright.records.base import Count, Positive, Record
-from batchwright.records.profile import Cluster, OutOfMemory, Profile
+from batchwright.records.profile import Cluster, OutOfMemory, PairTime, Profile
 
 
 class CheckPoint(Record):
@@ -37,11 +37,40 @@ class CheckPoint(Record):
         return self.low <= self.measured <= self.high
 
 
+class RoundCheck(Record):
+    """A round of a row with two batch sizes, planned so that both groups end it together."""
+
+    pair: PairTime = Field(description="What was measured side by side.")
+    large_samples: Positive = Field(
+        description="Samples per round of a worker with the large batch, on average."
+    )
+    small_samples: Positive = Field(description="The same with the small batch.")
+
+    @property
+    def large_seconds(self) -> float:
+        """Round of a worker with the large batch, exchange aside."""
+        return self.pair.large_seconds * self.large_samples / self.pair.large_batch
+
+    @property
+    def small_seconds(self) -> float:
+        """The same with the small batch."""
+        return self.pair.small_seconds * self.small_samples / self.pair.small_batch
+
+    @property
+    def difference(self) -> float:
+        """How much longer the small batch's round takes than planned: small / large - 1."""
+        return self.small_seconds / self.large_seconds - 1
+
+
 class Check(Record):
     """How right a plan's predictions were."""
 
     format: Literal["batchwright-check/1"] = "batchwright-check/1"
     points: tuple[CheckPoint, ...] = Field(description="Predicted and measured.")
+    rounds: tuple[RoundCheck, ...] = Field(
+        (),
+        description="Rounds with two batch sizes, by resolution; as planned again, if they were.",
+    )
     tolerance: float = Field(description="Error of a step time beyond which to fit again.")
     cluster: Cluster = Field(description="Where it was measured.")
     out_of_memory: tuple[OutOfMemory, ...] = Field(

@@ -83,7 +83,10 @@ class PrecisionTime(Record):
 
 
 class PairTime(Record):
-    """Times of two groups of workers with unequal local batches, computing at the same time."""
+    """Times of two groups of workers with unequal local batches, computing at the same time.
+
+    What counts is their ratio: both groups saw the same state of the machine, visit by visit.
+    """
 
     resolution: Count = Field(description="Image side, in pixels.")
     large_workers: Count = Field(description="Workers with the large local batch.")
@@ -91,8 +94,20 @@ class PairTime(Record):
     large_batch: Count = Field(description="Samples per step of the former.")
     small_batch: Count = Field(description="Samples per step of the latter.")
     large_seconds: Positive = Field(description="Median of a step of the former, in seconds.")
-    small_seconds: Positive = Field(description="Median of a step of the latter, in seconds.")
+    small_seconds: Positive = Field(
+        description="Step of the latter, in seconds: that times the median ratio of the two."
+    )
     repeats: Count = Field(description="Visits that the medians are over.")
+    ratios: tuple[Positive, ...] = Field(
+        (),
+        description="Step of the small batch over that of the large one at each visit; visits are "
+        "apart in time, so they show how well the ratio is known. Empty: only the median is.",
+    )
+
+    @property
+    def relative_sample_seconds(self) -> float:
+        """Time per sample with the small batch over that with the large one."""
+        return self.small_seconds / self.small_batch * self.large_batch / self.large_seconds
 
 
 class MemoryPoint(Record):

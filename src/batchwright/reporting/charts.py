@@ -9,32 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, cos, floor, log10, pi, sin
+from math import cos, pi, sin
 from typing import Literal
+
+from batchwright.reporting.axes import Axis, linear_axis
 
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP = 56, 26, 12
 ROW, LINE = 34, 15
+LEAST = 0.8  # width of a box: narrower ones would not be seen
+MARK = 14  # above lanes, for the words of marks
 
 Marker = Literal["circle", "square", "diamond", "star", "ring", "none"]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A direction of a chart: from ``low`` to ``high``, with (place, label) for each tick."""
-
-    label: str
-    low: float
-    high: float
-    ticks: tuple[tuple[float, str], ...]
-    logarithmic: bool = False
-
-    def share(self, value: float) -> float:
-        """How far along the axis ``value`` lies: 0 at the low end, 1 at the high end."""
-        low, high = self.low, self.high
-        if self.logarithmic:
-            low, high, value = log10(low), log10(high), log10(value)
-        return (value - low) / (high - low)
 
 
 @dataclass(frozen=True)
@@ -66,38 +52,25 @@ class Band:
     edges: tuple[tuple[float, float, float], ...]
 
 
-def linear_axis(label: str, values: Iterable[float], *, from_zero: bool = True) -> Axis:
-    """An axis around ``values`` with three to eight round ticks."""
-    listed = list(values)
-    low, high = min(listed, default=0.0), max(listed, default=1.0)
-    low = min(low, 0.0) if from_zero else low
-    step = _round_step((high - low) or abs(high) or 1.0)
-    first, last = floor(low / step), ceil(high / step - 1e-9)
-    last = max(last, first + 1)
-    decimals = max(0, -floor(log10(step)))
-    ticks = tuple((n * step, f"{n * step:,.{decimals}f}") for n in range(first, last + 1))
-    return Axis(label, first * step, last * step, ticks)
+@dataclass(frozen=True)
+class Box:
+    """A stretch of a lane; ``low`` and ``high`` are shares of the lane's height."""
+
+    style: str
+    start: float
+    end: float
+    title: str
+    low: float = 0.0
+    high: float = 1.0
 
 
-def _round_step(span: float) -> float:
-    """1, 2 or 5 times a power of ten, a sixth of ``span`` or a little more."""
-    power = 10.0 ** floor(log10(span / 6))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 6)
+@dataclass(frozen=True)
+class Mark:
+    """A line across all lanes; ``words`` stand above it where they have room."""
 
-
-def batch_axis(label: str, batches: Iterable[int], first: Iterable[int] = ()) -> Axis:
-    """A logarithmic axis over ``batches``, ticks at as many of them as have room.
-
-    Those in ``first`` get theirs before the others.
-    """
-    listed = sorted(set(batches))
-    bare = Axis(label, listed[0] / 1.15, listed[-1] * 1.15, (), logarithmic=True)
-    kept: list[int] = []
-    for batch in [*first, *listed]:
-        if all(abs(bare.share(batch) - bare.share(other)) >= 0.09 for other in kept):
-            kept.append(batch)
-    ticks = tuple((float(batch), f"{batch:,}") for batch in sorted(kept))
-    return Axis(label, bare.low, bare.high, ticks, logarithmic=True)
+    x: float
+    title: str
+    words: str = ""
 
 
 def xy_chart(
@@ -146,6 +119,43 @@ def bar_chart(
             )
             start += length
     return _svg(title, drawn, height)
+
+
+def lanes_chart(
+    title: str, x: Axis, lanes: Sequence[tuple[str, Sequence[Box]]], marks: Sequence[Mark] = ()
+) -> str:
+    """Lanes from the top, each with its name and boxes over one axis; marks cross them all."""
+    height = TOP + MARK + ROW * len(lanes) + _bottom(x)
+    floor_line = height - _bottom(x)
+    drawn = _grid(x, None, height)
+    for index, (name, boxes) in enumerate(lanes):
+        foot = TOP + MARK + ROW * (index + 1) - 3
+        drawn.append(_text(LEFT - 6, foot - ROW / 2 + 8, name, "end"))
+        drawn += [_box(one, x, foot) for one in boxes]
+    told = -9.0
+    for one in marks:
+        across = _across(x, one.x)
+        drawn.append(
+            f'<line class="epoch" x1="{across:.1f}" y1="{TOP + MARK}" x2="{across:.1f}" '
+            f'y2="{floor_line}"><title>{escape(one.title)}</title></line>'
+        )
+        if one.words and across >= told:
+            room = 6.5 * len(one.words)
+            at = min(across, WIDTH - RIGHT - room / 2)
+            drawn.append(_text(at, TOP + 10, one.words, "middle"))
+            told = across + room
+    return _svg(title, drawn, height)
+
+
+def _box(one: Box, x: Axis, foot: float) -> str:
+    left, right = _across(x, one.start), _across(x, one.end)
+    tall = ROW - 6
+    top = foot - one.high * tall
+    return (
+        f'<rect class="{one.style}" x="{left:.1f}" y="{top:.1f}" '
+        f'width="{max(right - left, LEAST):.1f}" '
+        f'height="{(one.high - one.low) * tall:.1f}"><title>{escape(one.title)}</title></rect>'
+    )
 
 
 def swatch(style: str, marker: Marker | Literal["band", "bar"]) -> str:

@@ -14,21 +14,28 @@ from batchwright.files import make_folder, write_whole
 from batchwright.records import RunSummary
 from batchwright.records.explaining import is_chosen, rivals
 from batchwright.records.words import number
-from batchwright.reporting.charts import batch_axis
-from batchwright.reporting.colours import BLUE, GREEN, ORANGE, PART_COLOURS, RED
+from batchwright.reporting.axes import batch_axis, evenly
+from batchwright.reporting.colours import BLUE, GREEN, ORANGE, PART_COLOURS, PURPLE, RED
 from batchwright.reporting.plan_curves import plan_curves
 from batchwright.reporting.plan_figure import write_numbers, write_plan_figure
 from batchwright.reporting.reading import (
     accounting,
     comparisons,
+    measured_word,
+    simulated_word,
     training_clock,
 )
+from batchwright.reporting.rounds_figure import draw_rounds
+from batchwright.reporting.stages_figure import draw_stages
 from batchwright.reporting.worker_curves import worker_curves
 from batchwright.reporting.workers_figure import draw_workers, workers_figure_data
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_SIDES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "v"))  # resolutions, low to high
 
 
 def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
@@ -38,7 +45,8 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
     ``epoch_seconds.png``: predicted and measured seconds per epoch, over the global batch and epoch
     by epoch; ``learning.png``: loss and held-out accuracy; ``time.png``: where each worker's time
     went; with two workers and more ``workers.png`` (and ``workers.figure.json``): local batch and
-    times of each over the epochs.
+    times of each over the epochs; of a run with a parameter server ``rounds.png``: its rounds,
+    worker by worker; of a plan of several stages ``stages.png``: resolution, batches and rate.
 
     Returns:
         The files written; empty if no epoch was finished and no candidate was considered.
@@ -54,12 +62,16 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
         figures["time.png"] = _time(summary)
     make_folder(folder)
     written = []
-    if plan_curves(summary.plan).clusters:
+    if plan_curves(summary.plan).clusters:  # stages have a figure of their own
         profiles = [summary.profile] if summary.profile else []
         written = write_plan_figure(summary.plan, profiles, folder / "plan.png")
+    if summary.rounds:
+        figures["rounds.png"] = draw_rounds(summary)
+    if len(summary.plan.stages) > 1:
+        figures["stages.png"] = draw_stages(summary.plan, summary.epochs)
     curves = worker_curves(summary)
     if len(curves) > 1:
-        figures["workers.png"] = draw_workers(curves)
+        figures["workers.png"] = draw_workers(curves, clock=simulated_word(summary))
         written.append(folder / "workers.figure.json")
         write_numbers(workers_figure_data(curves), written[-1])
     for name, figure in figures.items():
@@ -68,8 +80,12 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
 
 
 def _epoch_seconds(summary: RunSummary) -> Figure:
-    figure, (candidates, epochs) = _panels()
-    _candidates(candidates, summary)
+    """Candidates beside the epochs; without candidates the epochs alone."""
+    if not rivals(summary.plan):
+        figure, (epochs,) = _panels(1)
+    else:
+        figure, (candidates, epochs) = _panels()
+        _candidates(candidates, summary)
     _epoch_by_epoch(epochs, summary)
     return figure
 
@@ -78,17 +94,23 @@ def _candidates(axes: Axes, summary: RunSummary) -> None:
     """Predicted seconds of each candidate with its interval; the measured point on top."""
     considered = rivals(summary.plan)
     batches = [one.global_batch_size for one in considered]
-    seconds = [one.epoch_seconds for one in considered]
-    axes.fill_between(
-        batches,
-        [one.low for one in seconds],
-        [one.high for one in seconds],
-        color=BLUE,
-        alpha=0.2,
-        linewidth=0,
-        label="95 % interval",
-    )
-    axes.plot(batches, [one.value for one in seconds], "o-", color=BLUE, label="predicted")
+    sides = sorted({one.resolution for one in considered})
+    for index, side in enumerate(sides):
+        ones = [one for one in considered if one.resolution == side]
+        places = [one.global_batch_size for one in ones]
+        seconds = [one.epoch_seconds for one in ones]
+        colour, mark = _SIDES[index % len(_SIDES)]
+        axes.fill_between(
+            places,
+            [one.low for one in seconds],
+            [one.high for one in seconds],
+            color=colour,
+            alpha=0.2,
+            linewidth=0,
+            label="_" * bool(index) + "95 % interval",
+        )
+        label = f"predicted{f', {side} px' if len(sides) > 1 else ''}"
+        axes.plot(places, [one.value for one in seconds], f"{mark}-", color=colour, label=label)
     chosen = [one for one in considered if is_chosen(summary.plan, one)]
     if chosen:
         axes.plot(
@@ -108,14 +130,20 @@ def _candidates(axes: Axes, summary: RunSummary) -> None:
         if one.measured is not None
     ]
     if measured:
-        axes.plot(*_columns(measured), "D", color=RED, label="measured (median)", zorder=3)
+        axes.plot(
+            *_columns(measured),
+            "D",
+            color=RED,
+            label=f"{measured_word(summary)} (median)",
+            zorder=3,
+        )
     axes.set_xscale("log", base=2)
     planned = [stage.global_batch_size for stage in stages]
     ticks = batch_axis("", [*batches, *planned], planned).ticks
     axes.set_xticks(*_columns(list(ticks)))
     axes.set_xticks([], minor=True)
     axes.set_xlabel("global batch (samples per step)")
-    axes.set_ylabel("training time of an epoch (s)")
+    axes.set_ylabel(f"{simulated_word(summary)}training time of an epoch (s)")
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.set_title("Candidates", fontsize=15)
@@ -143,7 +171,8 @@ def _epoch_by_epoch(axes: Axes, summary: RunSummary) -> None:
             label=f"{hidden}95 % interval",
         )
         axes.plot(span, [predicted.value] * 2, color=BLUE, label=f"{hidden}predicted")
-    for whole, face, label_of in ((True, RED, "measured"), (False, "none", "measured, resumed")):
+    word = measured_word(summary)
+    for whole, face, label_of in ((True, RED, word), (False, "none", f"{word}, resumed")):
         points = [
             (epoch.epoch + 1, epoch.training_seconds)
             for epoch in summary.epochs
@@ -153,11 +182,12 @@ def _epoch_by_epoch(axes: Axes, summary: RunSummary) -> None:
             axes.plot(*_columns(points), "D", color=RED, markerfacecolor=face, label=label_of)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch")
-    axes.set_ylabel("training time of an epoch (s)")
+    axes.set_ylabel(f"{simulated_word(summary)}training time of an epoch (s)")
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.set_title("Epoch by epoch", fontsize=15)
-    axes.legend(frameon=False, loc="lower left")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="lower left")
 
 
 def _learning(summary: RunSummary) -> Figure:
@@ -189,11 +219,10 @@ def _learning(summary: RunSummary) -> Figure:
 
 def _epochs_and_seconds(axes: Axes, summary: RunSummary) -> None:
     clock = training_clock(summary)
-    stride = -(-len(clock) // 6)
-    shown = range(len(clock) - 1, -1, -stride)
+    shown = evenly(range(len(clock)), 6)
     labels = [f"{summary.epochs[i].epoch + 1}\n{number(clock[i])} s" for i in shown]
     axes.set_xticks([summary.epochs[i].epoch + 1 for i in shown], labels)
-    axes.set_xlabel("epoch, and seconds of training by its end")
+    axes.set_xlabel(f"epoch, and {simulated_word(summary)}seconds of training by its end")
 
 
 def _time(summary: RunSummary) -> Figure:
@@ -216,7 +245,7 @@ def _time(summary: RunSummary) -> Figure:
     axes.set_yticks(places, [one.label for one in workers], parse_math=False)
     axes.invert_yaxis()
     _style(axes, grid="x")
-    axes.set_xlabel("wall time (s)")
+    axes.set_xlabel(f"{simulated_word(summary) or 'wall '}time (s)")
     axes.set_title("Where the time went", fontsize=15)
     figure.legend(
         loc="outside lower center",
@@ -230,14 +259,14 @@ def _time(summary: RunSummary) -> Figure:
     return figure
 
 
-def _panels() -> tuple[Figure, tuple[Axes, Axes]]:
+def _panels(count: int = 2) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.4), dpi=110, layout="constrained")
-    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    for axes in (left, right):
+    panels = [figure.add_subplot(1, count, place + 1) for place in range(count)]
+    for axes in panels:
         _style(axes, grid="both")
-    return figure, (left, right)
+    return figure, panels
 
 
 def _style(axes: Axes, *, grid: Any) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 8  # workers whose numbers stand one by one in a line
 
+WITH_PLACES = 70  # characters of a terminal that has room for places
+
 _KINDS = ("place", "compute_s", "wait_s")
 _KEY = re.compile(
     r"(?P<kind>batch/local|place|speed)/(?P<rank>\d+)|time/rank(?P<worker>\d+)/(?P<time>\w+)"
@@ -50,8 +52,10 @@ class LiveWorkers:
             return ""
         return _change_words(before, sizes, values["speed"])
 
-    def table(self, *, most: int) -> Table | None:
+    def table(self, *, most: int, width: int = 80) -> Table | None:
         """A row for each worker; of more than ``most`` those that others wait for.
+
+        A terminal narrower than `WITH_PLACES` has no room for places.
 
         ``None`` for fewer than two workers, and where there is no room for two.
         """
@@ -61,18 +65,20 @@ class LiveWorkers:
         busy = told["compute_s"]
         slowest = sorted(range(len(sizes)), key=lambda rank: -busy.get(rank, 0.0))
         shown = slowest if len(slowest) <= most else slowest[: most - 1]
-        table = _empty_table("place" if told["place"] else "")
+        places = width >= WITH_PLACES
+        table = _empty_table(("place" if told["place"] else "") if places else None)
         for rank in sorted(shown):
             seconds = (told[kind].get(rank) for kind in ("compute_s", "wait_s"))
             table.add_row(
                 str(rank),
-                printable(str(told["place"].get(rank, ""))),
+                *([printable(str(told["place"].get(rank, "")))] if places else []),
                 f"{sizes[rank]:,}",
                 percent(sizes[rank] / (sum(sizes) or 1)),
                 *("-" if value is None else f"{number(1000 * value)} ms" for value in seconds),
             )
         if len(shown) < len(slowest):
-            table.add_row("", f"and {len(slowest) - len(shown):,} others")
+            words = f"and {len(slowest) - len(shown):,} others"
+            table.add_row(*([""] if places else []), words)
         return table
 
 
@@ -110,11 +116,13 @@ def _sizes_words(sizes: Sequence[int]) -> str:
     return " + ".join(f"{size:,}" for size in sizes)
 
 
-def _empty_table(place: str) -> Table:
+def _empty_table(place: str | None) -> Table:
+    """The columns; ``place`` heads the one of places, ``None`` leaves it out."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("worker", place, "local batch", "share", "compute/step", "wait/step"):
+    columns = ("worker", *(() if place is None else (place,)))
+    for name in (*columns, "local batch", "share", "compute/step", "wait/step"):
         if name == place:  # the one that gives way on a narrow terminal
             table.add_column(name, no_wrap=True)
         else:

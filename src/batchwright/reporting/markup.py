@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from html import escape
+from importlib.metadata import version
 
 from batchwright.records.words import number, printable
-from batchwright.reporting.charts import Axis, Band, Series, swatch, xy_chart
+from batchwright.reporting.axes import Axis
+from batchwright.reporting.charts import Band, Series, swatch, xy_chart
+from batchwright.reporting.style import STYLE
 
 
 def safe(text: str) -> str:
     """Text that is only text on the page."""
     return escape(printable(text))
+
+
+def document(title: str, body: str) -> str:
+    """A page that opens without a network: inline style, allowed by its hash, and nothing else.
+
+    Args:
+        title: For the window.
+        body: Markup of the page.
+    """
+    style_hash = b64encode(sha256(STYLE.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{style_hash}'; base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<meta name="color-scheme" content="light dark">
+<title>{safe(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<footer>
+Batchwright {safe(version("batchwright"))}. Intervals are meant to hold 95 times in 100.
+</footer>
+</body>
+</html>
+"""
 
 
 def section(title: str, content: str) -> str:

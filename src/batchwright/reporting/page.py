@@ -6,23 +6,16 @@ Every word from outside is escaped.
 
 from __future__ import annotations
 
-from base64 import b64encode
-from hashlib import sha256
-from html import escape
-from importlib.metadata import version
 from pathlib import Path
 
 from batchwright.files import make_folder, write_whole
-from batchwright.records import EpochRecord, Reason, RunSummary
-from batchwright.records.explaining import local_batch_word
+from batchwright.records import EpochRecord, Plan, Reason, RunSummary
 from batchwright.records.words import (
     counted,
     duration,
     in_seconds,
-    local_batches,
     number,
     percent,
-    size,
 )
 from batchwright.reporting import markup
 from batchwright.reporting.page_charts import (
@@ -31,19 +24,32 @@ from batchwright.reporting.page_charts import (
     learning_charts,
     worker_chart,
 )
+from batchwright.reporting.page_facts import environment_part, job_part
 from batchwright.reporting.page_plan import choice_charts, knees_table
+from batchwright.reporting.page_rounds import rounds_part
+from batchwright.reporting.page_stages import stages_part
 from batchwright.reporting.page_workers import workers_charts
+from batchwright.reporting.plan_words import (
+    batches_words,
+    decided_words,
+    header_rows,
+    split_rows,
+    stage_rows,
+    stage_word,
+)
 from batchwright.reporting.reading import (
+    SIMULATED,
     Comparison,
     accounting,
     accuracy,
     comparisons,
-    header_rows,
     last_evaluated,
+    measured_word,
+    overall,
     refit_words,
-    stage_rows,
+    simulated_word,
+    training_words,
 )
-from batchwright.reporting.style import STYLE
 from batchwright.reporting.worker_curves import worker_curves
 
 
@@ -67,56 +73,35 @@ def page(summary: RunSummary) -> str:
             _headline(summary, title),
             markup.section("The plan", _plan(summary)),
             markup.section("Predicted against measured", _predicted(summary)),
+            *([markup.section("Rounds", rounds_part(summary))] if summary.rounds else []),
             markup.section("Accuracy", _accuracy(summary)),
             markup.section("Where the time went", _time(summary)),
-            markup.section("The job", _job(summary)),
-            markup.section("Data, network and environment", _environment(summary)),
+            markup.section("The job", job_part(summary)),
+            markup.section("Data, network and environment", environment_part(summary)),
         ]
     )
-    style_hash = b64encode(sha256(STYLE.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{style_hash}'; base-uri 'none'; form-action 'none'"
-    )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<meta name="color-scheme" content="light dark">
-<title>{markup.safe(title)} - Batchwright report</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-<footer>
-Batchwright {markup.safe(version("batchwright"))}. Intervals are meant to hold 95 times in 100.
-</footer>
-</body>
-</html>
-"""
+    return markup.document(f"{title} - Batchwright report", body)
 
 
 # --------------------------------------------------------------------------------------- sections
 
 
 def _headline(summary: RunSummary, title: str) -> str:
-    plan, stage, first = summary.plan, summary.plan.stages[0], comparisons(summary)[0]
+    plan, whole = summary.plan, overall(summary)
     workers = counted(plan.workers, "worker")
-    error = first.error_percent
+    error = whole.error_percent
+    done = f"{len(summary.epochs)} of {plan.epochs} epochs"
+    if summary.resumed:
+        done += f", continued {counted(summary.resumed, 'time')}"
     tiles = [
         (
             "Decided",
-            f"global batch {stage.global_batch_size:,}",
-            f"{workers}, {local_batch_word(plan)} {local_batches(stage.local_batch_sizes)}, "
-            f"{plan.precision}",
+            decided_words(plan),
+            f"{workers}, local batch {batches_words(plan)}, {plan.precision}",
         ),
         (
             "Prediction",
-            first.verdict if error is None else f"{abs(error):.1f} % {first.direction}",
+            whole.verdict if error is None else f"{abs(error):.1f} % {whole.direction}",
             _how_right(summary),
         ),
         (
@@ -124,32 +109,38 @@ def _headline(summary: RunSummary, title: str) -> str:
             _top1(last_evaluated(summary)),
             f"last epoch; best {accuracy(summary.best_epoch)}",
         ),
-        (
-            "Time",
-            duration(summary.wall_seconds),
-            f"{len(summary.epochs)} of {plan.epochs} epochs"
-            + (f", continued {counted(summary.resumed, 'time')}" if summary.resumed else ""),
-        ),
+        ("Time", *_time_words(summary, done)),
     ]
     cells = "\n".join(
         f"<li><span>{markup.safe(name)}</span><strong>{markup.safe(value)}</strong>"
         f"<small>{markup.safe(more)}</small></li>"
         for name, value, more in tiles
     )
+    note = f'<p class="note">{markup.safe(SIMULATED)}</p>' if summary.simulated else ""
     return (
         f'<header><p class="kicker">Batchwright report</p><h1>{markup.safe(title)}</h1>'
-        f'<ul class="tiles">{cells}</ul></header>'
+        f'<ul class="tiles">{cells}</ul>{note}</header>'
     )
 
 
+def _time_words(summary: RunSummary, done: str) -> tuple[str, str]:
+    """Wall time; of a simulated cluster its own training time first."""
+    if not summary.simulated:
+        return duration(summary.wall_seconds), done
+    seconds = sum(epoch.training_seconds for epoch in summary.epochs)
+    real = f"computing it took {duration(summary.wall_seconds)} of real time"
+    return training_words(summary, seconds), f"{done}; {real}"
+
+
 def _how_right(summary: RunSummary) -> str:
-    first = comparisons(summary)[0]
-    if first.predicted is None or first.measured is None:
+    whole = overall(summary)
+    if whole.predicted is None or whole.measured is None:
         return "no pair of predicted and measured seconds"
-    inside = "inside" if first.inside else "outside"
+    inside = "inside" if whole.inside else "outside"
+    mean = ", mean of all stages" if len(summary.plan.stages) > 1 else ""
     return (
-        f"{number(first.predicted.value)} s an epoch predicted, {number(first.measured)} s "
-        f"measured, {inside} the interval"
+        f"{number(whole.predicted.value)} s an epoch predicted, {number(whole.measured)} s "
+        f"{measured_word(summary)}{mean}, {inside} the interval"
     )
 
 
@@ -159,7 +150,6 @@ def _top1(epoch: EpochRecord | None) -> str:
 
 def _plan(summary: RunSummary) -> str:
     plan = summary.plan
-    (word, stages), *rows = stage_rows(plan)
     reasons = "\n".join(
         f"<li><p><strong>{markup.safe(one.choice)}: {markup.safe(one.value)}</strong> "
         f'<span class="badge">{markup.safe(one.source)}</span></p><p>{markup.safe(one.why)}'
@@ -167,13 +157,27 @@ def _plan(summary: RunSummary) -> str:
         + f"</p>{_alternatives(one)}</li>"
         for one in plan.reasons
     )
-    table = markup.table("The plan's stages", [word, *stages], [[name, *row] for name, row in rows])
-    header = markup.table("The plan's header", None, header_rows(plan))
     return (
-        _beside(table, header, stages=len(stages))
+        _stages(plan)
         + (f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else "")
+        + stages_part(summary)
         + choice_charts(plan, summary.profile)
         + knees_table(plan)
+    )
+
+
+def _stages(plan: Plan) -> str:
+    """Header and stages: one turned on its side, of several a row for each."""
+    if len(plan.stages) == 1:
+        (word, stage), *turned = stage_rows(plan)
+        table = markup.table(
+            "The plan's stages", [word, *stage], [[name, *v] for name, v in turned]
+        )
+        return markup.pair(table, markup.table("The plan's header", None, header_rows(plan)))
+    common, (head, *rows) = split_rows(plan)
+    return markup.table("The plan's stages", head, rows) + markup.pair(
+        markup.table("The same at all stages", None, common),
+        markup.table("The plan's header", None, header_rows(plan)),
     )
 
 
@@ -184,30 +188,36 @@ def _alternatives(reason: Reason) -> str:
 
 
 def _predicted(summary: RunSummary) -> str:
-    compared = comparisons(summary)
-    table = markup.table(
-        "Seconds per epoch of training",
-        ["stage", *(str(one.stage) for one in compared)],
+    compared, measured = comparisons(summary), measured_word(summary)
+    caption = f"{simulated_word(summary)}seconds per epoch of training".capitalize()
+    head = ["stage", "predicted (95 %)", f"{measured} (median)", f"{measured} (range)"]
+    rows = [
         [
-            ["predicted (95 %)", *(in_seconds(one.predicted) for one in compared)],
-            ["measured (median)", *(markup.or_dash(one.measured) for one in compared)],
-            ["measured (range)", *(_range(one) for one in compared)],
-            ["the prediction was", *(one.verdict for one in compared)],
-        ],
-    )
+            stage_word(summary.plan, one.stage),
+            in_seconds(one.predicted),
+            markup.or_dash(one.measured),
+            _range(one),
+            one.verdict,
+        ]
+        for one in compared
+    ]
+    table = markup.table(caption, [*head, "the prediction was"], rows)
+    if len(rows) == 1:
+        turned = list(zip([*head, "the prediction was"], rows[0], strict=True))
+        table = markup.table(caption, list(turned[0]), [list(row) for row in turned[1:]])
     note = (
-        "<div><p>Evaluation and checkpoints are not part of these seconds. Measured is taken over "
-        "whole epochs, the first left out: it pays for what is done once.</p></div>"
+        "<div><p>Evaluation and checkpoints are not part of these seconds. "
+        "The median is taken over whole epochs, the first left out: it pays for what is done "
+        "once.</p></div>"
     )
     charts = markup.pair(candidates_chart(summary), epochs_chart(summary))
     words = refit_words(summary)
     refit = f"<p>{markup.safe(words)}</p>" if words else ""
-    return _beside(table, note, stages=len(compared)) + refit + charts
-
-
-def _beside(table: str, other: str, *, stages: int) -> str:
-    """A table of stages and something beside it; a table of many stages has the page's width."""
-    return markup.pair(table, other) if stages == 1 else table + other
+    charts = markup.pair(candidates_chart(summary), epochs_chart(summary))
+    words = refit_words(summary)
+    refit = f"<p>{markup.safe(words)}</p>" if words else ""
+    beside = markup.pair(table, note) if len(compared) == 1 else table + note
+    return beside + refit + charts
 
 
 def _range(one: Comparison) -> str:
@@ -232,8 +242,9 @@ def _accuracy(summary: RunSummary) -> str:
 def _time(summary: RunSummary) -> str:
     parts = accounting(summary)
     total = sum(seconds for _, seconds in parts)
+    whole = "training, simulated time" if summary.simulated else "wall time"
     table = markup.table(
-        "Parts of the wall time",
+        f"Parts of the {whole}",
         ["part", "time", "share"],
         [
             *(
@@ -246,49 +257,3 @@ def _time(summary: RunSummary) -> str:
     if not worker_curves(summary):
         return table
     return markup.pair(worker_chart(summary), f"<div>{table}</div>") + workers_charts(summary)
-
-
-def _job(summary: RunSummary) -> str:
-    import yaml
-
-    text = yaml.safe_dump(summary.plan.job.model_dump(mode="json"), sort_keys=False)
-    return f"<pre>{escape(text)}</pre>"
-
-
-def _environment(summary: RunSummary) -> str:
-    data, network = summary.plan.data, summary.plan.network
-    facts = [
-        ("data", f"{data.name}, {data.side} px"),
-        ("images", f"{data.train_samples:,} training, {data.val_samples:,} held out"),
-        ("held out", data.split),
-        ("unreadable images left out", f"{data.skipped:,}"),
-        ("data SHA-256", data.digest),
-        ("network", f"{network.name}, {network.parameters:,} weights"),
-        ("exchanged gradient", size(network.trained_bytes)),
-        ("run folder", Path(summary.run_folder).name),
-    ]
-    classes = ", ".join(markup.safe(name) for name in data.classes)
-    names = f"<summary>Names of the classes ({len(data.classes):,})</summary><p>{classes}</p>"
-    return markup.pair(
-        f"<div>{markup.table('Data and network', None, facts)}<details>{names}</details></div>",
-        f"<div>{markup.table('Environment', None, _cluster(summary))}</div>",
-    )
-
-
-def _cluster(summary: RunSummary) -> list[tuple[str, str]]:
-    if summary.profile is None:
-        return [("hardware", "not measured: the run had no profile")]
-    cluster = summary.profile.cluster
-    noise = summary.profile.noise
-    scale = noise.noise_scale if noise else None
-    return [
-        ("device", f"{cluster.device_name} ({cluster.device})"),
-        ("cores", str(cluster.cores)),
-        ("workers that measured", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each"),
-        ("memory per worker", size(cluster.memory_bytes)),
-        ("Python", cluster.python),
-        ("PyTorch", cluster.torch),
-        ("allocator", cluster.allocator),
-        ("gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"),
-        ("measured in", duration(summary.profile.probe_seconds)),
-    ]

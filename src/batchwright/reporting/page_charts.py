@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchwright.records import EpochRecord, RunSummary
+from batchwright.records import EpochRecord, Prediction, RunSummary
 from batchwright.records.explaining import is_chosen, rivals
-from batchwright.records.words import duration, in_bytes, in_seconds, number
+from batchwright.records.words import in_bytes, in_seconds, number
 from batchwright.reporting import markup
-from batchwright.reporting.charts import (
-    Axis,
-    Band,
-    Marker,
-    Point,
-    Series,
-    bar_chart,
-    batch_axis,
-    linear_axis,
-    swatch,
-)
+from batchwright.reporting.axes import Axis, batch_axis, epochs_axis, evenly, linear_axis
+from batchwright.reporting.charts import Band, Marker, Point, Series, bar_chart, swatch
 from batchwright.reporting.reading import (
     accounting,
     accuracy,
     comparisons,
+    measured_word,
+    simulated_word,
     training_clock,
+    training_words,
     worker_rows,
 )
 from batchwright.reporting.worker_curves import worker_curves
@@ -37,16 +31,9 @@ def candidates_chart(summary: RunSummary) -> str:
         return ""
     chosen = [one for one in considered if is_chosen(plan, one)]
     measured = [one for one in comparisons(summary) if one.measured is not None]
-    by_batch = tuple(
-        Point(
-            one.global_batch_size,
-            one.epoch_seconds.value,
-            f"batch {one.global_batch_size}: {in_seconds(one.epoch_seconds)} s predicted",
-        )
-        for one in considered
-    )
+    sides = sorted({one.resolution for one in considered})
     series = [
-        Series("predicted", "blue", by_batch),
+        *(_by_batch(considered, side, _SIDES[at % len(_SIDES)]) for at, side in enumerate(sides)),
         Series(
             "chosen",
             "ink",
@@ -57,13 +44,13 @@ def candidates_chart(summary: RunSummary) -> str:
             line=False,
         ),
         Series(
-            "measured (median)",
+            f"{measured_word(summary)} (median)",
             "red",
             tuple(
                 Point(
                     plan.stages[one.stage].global_batch_size,
                     one.measured or 0.0,
-                    f"{number(one.measured or 0.0)} s measured",
+                    f"{number(one.measured or 0.0)} s {measured_word(summary)}",
                 )
                 for one in measured
             ),
@@ -71,16 +58,25 @@ def candidates_chart(summary: RunSummary) -> str:
             line=False,
         ),
     ]
-    edges = tuple(
-        (float(one.global_batch_size), one.epoch_seconds.low, one.epoch_seconds.high)
-        for one in considered
-    )
+    bands = [
+        Band(
+            "95 % interval",
+            _SIDES[at % len(_SIDES)][0],
+            tuple(
+                (float(one.global_batch_size), one.epoch_seconds.low, one.epoch_seconds.high)
+                for one in considered
+                if one.resolution == side
+            ),
+        )
+        for at, side in enumerate(sides)
+    ]
     table = markup.table(
         "Candidates",
-        ["global batch", "workers", "steps", "s / step", "s / epoch", "peak memory", ""],
+        ["global batch", "side", "workers", "steps", "s / step", "s / epoch", "peak memory", ""],
         [
             [
                 f"{one.global_batch_size:,}",
+                f"{one.resolution} px",
                 str(one.workers),
                 f"{one.steps_per_epoch:,}",
                 in_seconds(one.step_seconds),
@@ -97,23 +93,48 @@ def candidates_chart(summary: RunSummary) -> str:
     return markup.xy_figure(
         "Candidates: epoch time over global batch",
         batch_axis("global batch (samples per step)", batches, planned),
-        linear_axis("seconds per epoch", _heights(series, [Band("", "", edges)])),
+        linear_axis(f"{simulated_word(summary)}seconds per epoch", _heights(series, bands)),
         series,
-        [Band("95 % interval", "blue", edges)],
+        bands,
         table,
     )
+
+
+_SIDES: tuple[tuple[str, Marker], ...] = (
+    ("blue", "circle"),
+    ("orange", "square"),
+    ("green", "diamond"),
+    ("purple", "circle"),
+)
+
+
+def _by_batch(considered: Sequence[Prediction], side: int, look: tuple[str, Marker]) -> Series:
+    """The candidates of one resolution; its name says which, where there are several."""
+    several = len({one.resolution for one in considered}) > 1
+    points = tuple(
+        Point(
+            one.global_batch_size,
+            one.epoch_seconds.value,
+            f"batch {one.global_batch_size}{f', {side} px' if several else ''}: "
+            f"{in_seconds(one.epoch_seconds)} s predicted",
+        )
+        for one in considered
+        if one.resolution == side
+    )
+    return Series(f"predicted{f', {side} px' if several else ''}", look[0], points, look[1])
 
 
 def epochs_chart(summary: RunSummary) -> str:
     """Measured seconds of each epoch over the predicted interval; empty without epochs."""
     if not summary.epochs:
         return ""
+    measured, clock = measured_word(summary), simulated_word(summary)
     points = {
         whole: tuple(
             Point(
                 epoch.epoch + 1,
                 epoch.training_seconds,
-                f"epoch {epoch.epoch + 1}: {number(epoch.training_seconds)} s",
+                f"epoch {epoch.epoch + 1}: {number(epoch.training_seconds)} {clock}s",
             )
             for epoch in summary.epochs
             if epoch.whole is whole
@@ -121,8 +142,8 @@ def epochs_chart(summary: RunSummary) -> str:
         for whole in (True, False)
     }
     series = [
-        Series("measured", "red", points[True], marker="diamond", line=False),
-        Series("measured, resumed inside", "grey", points[False], marker="diamond", line=False),
+        Series(measured, "red", points[True], marker="diamond", line=False),
+        Series(f"{measured}, resumed inside", "grey", points[False], marker="diamond", line=False),
     ]
     bands, first = [], 0.5
     for stage in summary.plan.stages:
@@ -135,7 +156,15 @@ def epochs_chart(summary: RunSummary) -> str:
         first = last
     table = markup.table(
         "Seconds of each epoch",
-        ["epoch", "steps", "skipped", "training", "evaluation", "checkpoints", "learning rate"],
+        [
+            "epoch",
+            "steps",
+            "skipped",
+            f"{clock}training",
+            "evaluation",
+            "checkpoints",
+            "learning rate",
+        ],
         [
             [
                 str(epoch.epoch + 1),
@@ -149,17 +178,17 @@ def epochs_chart(summary: RunSummary) -> str:
             for epoch in summary.epochs
         ],
     )
-    x = Axis("epoch", 0.5, summary.plan.epochs + 0.5, _every(range(1, summary.plan.epochs + 1)))
-    y = linear_axis("seconds per epoch", _heights(series, bands))
+    x = epochs_axis(summary.plan.epochs)
+    y = linear_axis(f"{clock}seconds per epoch", _heights(series, bands))
     return markup.xy_figure("Epoch by epoch", x, y, series, bands, table)
 
 
 def learning_charts(summary: RunSummary) -> tuple[str, str]:
     """Loss and held-out accuracy over the epochs; at least one was finished."""
-    epochs, clock = summary.epochs, training_clock(summary)
+    epochs, clock, word = summary.epochs, training_clock(summary), simulated_word(summary)
     table = markup.table(
         "Epochs",
-        ["epoch", "training (s)", "training loss", "held-out loss", "held-out accuracy"],
+        ["epoch", f"training ({word}s)", "training loss", "held-out loss", "held-out accuracy"],
         [
             [
                 str(epoch.epoch + 1),
@@ -173,10 +202,10 @@ def learning_charts(summary: RunSummary) -> tuple[str, str]:
     )
     labels = [f"{e.epoch + 1}\n{number(s)} s" for e, s in zip(epochs, clock, strict=True)]
     x = Axis(
-        "epoch, and seconds of training by its end",
+        f"epoch, and {word}seconds of training by its end",
         min(0.5, epochs[0].epoch + 0.5),
         epochs[-1].epoch + 1.5,
-        tuple((epochs[i].epoch + 1.0, labels[i]) for i in _stride(len(epochs), 6)),
+        tuple((epochs[i].epoch + 1.0, labels[i]) for i in evenly(range(len(epochs)), 6)),
     )
     losses = [
         _over_epochs(epochs, "training loss", "blue", "circle", [e.train_loss for e in epochs]),
@@ -205,22 +234,30 @@ def worker_chart(summary: RunSummary) -> str:
     """Where each worker's time went, a bar as long as the wall time for each."""
     workers = worker_curves(summary)
     head, *told = worker_rows(summary)
-    by_worker = markup.table("Workers", head, told)
+    by_worker = markup.table(f"Workers{', simulated time' * summary.simulated}", head, told)
     rows = [
         (
             str(one.number),
             [
-                (name, _part_class(name), seconds, f"{one.label}, {name}: {duration(seconds)}")
+                (
+                    name,
+                    _part_class(name),
+                    seconds,
+                    f"{one.label}, {name}: {training_words(summary, seconds)}",
+                )
                 for name, seconds in accounting(summary, one)
             ],
         )
         for one in workers
     ]
-    title = "Wall time by worker"
+    clock = simulated_word(summary)
+    title = "Simulated time by worker" if clock else "Wall time by worker"
     legend = markup.legend(
         [(name, swatch(_part_class(name), "bar")) for name, _ in accounting(summary)]
     )
-    return markup.figure(title, legend, bar_chart(title, "wall time (s)", rows), by_worker)
+    return markup.figure(
+        title, legend, bar_chart(title, f"{clock or 'wall '}time (s)", rows), by_worker
+    )
 
 
 def _part_class(part: str) -> str:
@@ -245,13 +282,3 @@ def _over_epochs(
 def _heights(series: Sequence[Series], bands: Sequence[Band] = ()) -> list[float]:
     heights = [point.y for one in series for point in one.points]
     return heights + [high for band in bands for _, _, high in band.edges]
-
-
-def _stride(count: int, most: int) -> range:
-    """At most ``most`` indices below ``count``, evenly spaced, the last one among them."""
-    step = -(-count // most)
-    return range(count - 1, -1, -step)
-
-
-def _every(epochs: range) -> tuple[tuple[float, str], ...]:
-    return tuple((float(epochs[i]), str(epochs[i])) for i in _stride(len(epochs), 10))

@@ -15,7 +15,8 @@ from batchwright.records.explaining import (
 )
 from batchwright.records.words import between, in_bytes, in_seconds, number, percent
 from batchwright.reporting import markup
-from batchwright.reporting.charts import Band, Marker, Point, Series, batch_axis, linear_axis
+from batchwright.reporting.axes import batch_axis, linear_axis
+from batchwright.reporting.charts import Band, Marker, Point, Series
 from batchwright.reporting.plan_curves import (
     ClusterCurve,
     PlanCurves,

@@ -12,7 +12,9 @@ from itertools import count
 from batchwright.records import RunSummary
 from batchwright.records.words import number, percent
 from batchwright.reporting import markup
-from batchwright.reporting.charts import Axis, Band, Marker, Point, Series, linear_axis
+from batchwright.reporting.axes import Axis, linear_axis
+from batchwright.reporting.charts import Band, Marker, Point, Series
+from batchwright.reporting.reading import simulated_word
 from batchwright.reporting.worker_curves import (
     Part,
     Share,
@@ -47,13 +49,18 @@ def workers_charts(summary: RunSummary) -> str:
     x = _epochs(curves)
     drawn = most_different(curves, len(_LOOKS))
     looks = [(one, *look) for one, look in zip(drawn, _LOOKS, strict=False)]
+    clock = simulated_word(summary)
+
+    def chart(part: Part, title: str) -> str:
+        return _part_chart(part, title, curves, looks, x, clock)
+
     batches = _batches_chart(curves, looks, x)
-    compute = _part_chart("compute", "Compute", curves, looks, x)
+    compute = chart("compute", "Compute")
     if "wait" not in told_parts(summary):
-        exchange = _part_chart("communication", "Communication and wait", curves, looks, x)
+        exchange = chart("communication", "Communication and wait")
         return _TITLE + markup.pair(batches, compute) + markup.pair(exchange, "")
-    wait = _part_chart("wait", "Waiting for slower workers", curves, looks, x)
-    exchange = _part_chart("communication", "Communication", curves, looks, x)
+    wait = chart("wait", "Waiting for slower workers")
+    exchange = chart("communication", "Communication")
     return _TITLE + markup.pair(batches, compute) + markup.pair(wait, exchange)
 
 
@@ -127,7 +134,12 @@ def _share_words(share: Share | None) -> str:
 
 
 def _part_chart(
-    part: Part, title: str, curves: Sequence[WorkerCurve], looks: Sequence[_Look], x: Axis
+    part: Part,
+    title: str,
+    curves: Sequence[WorkerCurve],
+    looks: Sequence[_Look],
+    x: Axis,
+    clock: str,
 ) -> str:
     series = [
         Series(
@@ -137,7 +149,7 @@ def _part_chart(
                 Point(
                     epoch.epoch + 0.5,
                     epoch.seconds(part),
-                    f"{one.label}, epoch {epoch.epoch + 1}: {number(epoch.seconds(part))} s",
+                    f"{one.label}, epoch {epoch.epoch + 1}: {number(epoch.seconds(part))} {clock}s",
                 )
                 for epoch in one.epochs
             ),
@@ -154,10 +166,12 @@ def _part_chart(
     return markup.xy_figure(
         title,
         x,
-        linear_axis("seconds per epoch", seconds),
+        linear_axis(f"{clock}seconds per epoch", seconds),
         series,
         bands,
-        _epochs_table(f"{title}, seconds", curves, lambda epoch: number(epoch.seconds(part))),
+        _epochs_table(
+            f"{title}, {clock}seconds", curves, lambda epoch: number(epoch.seconds(part))
+        ),
     )
 
 

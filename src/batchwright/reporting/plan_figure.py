@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchwright.errors import FileError
 from batchwright.files import write_whole
 from batchwright.records import Plan, Profile
-from batchwright.reporting.charts import batch_axis
+from batchwright.reporting.axes import batch_axis
 from batchwright.reporting.plan_curves import (
     BETWEEN,
     ClusterCurve,
@@ -30,18 +30,26 @@ from batchwright.reporting.plan_curves import (
     top_of,
     units_of,
 )
+from batchwright.reporting.plan_legend import COLOURS, MARKS, name_marks, points_of, title
+from batchwright.reporting.stages_figure import stage_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".pdf", ".svg")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
-MARKS = ("o", "s", "^", "D", "v")
-
 Quantity = Literal["seconds", "cost"]
 _SECONDS: Quantity = "seconds"
 _COST: Quantity = "cost"
+
+
+def has_figure(plan: Plan) -> bool:
+    """Whether there is anything to draw: candidates, several stages, or two batches."""
+    return bool(plan_curves(plan).clusters) or _shows_stages(plan)
+
+
+def _shows_stages(plan: Plan) -> bool:
+    return len(plan.stages) > 1 or plan.server is not None
 
 
 def plan_figure_data(plan: Plan, profiles: Sequence[Profile] = ()) -> dict[str, Any]:
@@ -52,9 +60,14 @@ def plan_figure_data(plan: Plan, profiles: Sequence[Profile] = ()) -> dict[str, 
         profiles: What was measured; their steps are the points on top.
 
     Returns:
-        The fields of `plan_curves.PlanCurves`, with a ``format``.
+        The fields of `plan_curves.PlanCurves`, with a ``format``; ``stages``, where the figure
+        shows them.
     """
-    return {"format": "batchwright-plan-figure/1", **asdict(plan_curves(plan, profiles))}
+    data = {"format": "batchwright-plan-figure/1", **asdict(plan_curves(plan, profiles))}
+    if _shows_stages(plan):
+        kept = {"epochs", "resolution", "learning_rate", "rate_stage", "local_batch_sizes"}
+        data["stages"] = [stage.model_dump(include=kept, mode="json") for stage in plan.stages]
+    return data
 
 
 def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> list[Path]:
@@ -76,10 +89,10 @@ def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> li
     if path.suffix.lower() not in FORMATS:
         raise FileError(f"cannot write {path}: a figure ends in one of {', '.join(FORMATS)}")
     curves = plan_curves(plan, profiles)
-    if not curves.clusters:
+    if not has_figure(plan):
         raise FileError(f"cannot write {path}: the plan holds no predictions to draw")
     numbers = path.with_suffix(".figure.json")
-    write_whole(path, _content(draw_plan(curves), path.suffix.lower().removeprefix(".")))
+    write_whole(path, _content(draw_plan(curves, plan), path.suffix.lower().removeprefix(".")))
     write_numbers(plan_figure_data(plan, profiles), numbers)
     return [path, numbers]
 
@@ -93,12 +106,32 @@ def write_numbers(data: dict[str, Any], path: Path) -> None:
     write_whole(path, f"{json.dumps(data, indent=2, ensure_ascii=False)}\n".encode())
 
 
-def draw_plan(curves: PlanCurves) -> Figure:
-    """Two panels, time and cost, under one legend; ``curves`` holds at least one cluster."""
+def draw_plan(curves: PlanCurves, plan: Plan) -> Figure:
+    """Time and cost under one legend; of several stages or batches those over the epochs, below.
+
+    Args:
+        curves: Of the plan; without a cluster there are no panels for time and cost.
+        plan: One for which `has_figure` holds.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 4.3), dpi=200, layout="constrained")
-    time, cost = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    rows = bool(curves.clusters) + _shows_stages(plan)
+    figure = Figure(figsize=(9.6, 0.9 + 3.4 * rows), dpi=200, layout="constrained")
+    panels = _time_and_cost(figure, curves, rows) if curves.clusters else []
+    if _shows_stages(plan):
+        panels += stage_panels(figure, plan, row=rows - 1, rows=rows)
+    for letter, axes in zip("abcd", panels, strict=False):
+        axes.set_title(letter, loc="left", fontweight="bold", fontsize=13)
+    if curves.clusters:
+        name_marks(figure, curves)
+    else:
+        figure.suptitle(title(curves), fontsize=12)
+    return figure
+
+
+def _time_and_cost(figure: Figure, curves: PlanCurves, rows: int) -> list[Axes]:
+    """The first row of the figure."""
+    time, cost = figure.add_subplot(rows, 2, 1), figure.add_subplot(rows, 2, 2)
     (scale, unit), (worth, currency) = units_of(curves)
     for axes, quantity, factor in ((time, _SECONDS, 1 / scale), (cost, _COST, 1 / worth)):
         for index, cluster in enumerate(curves.clusters):
@@ -108,10 +141,7 @@ def draw_plan(curves: PlanCurves) -> Figure:
     _limit(cost, curves.max_cost if curves.priced else None, 1 / worth, "goal.max_cost")
     time.set_ylabel(f"training time ({unit})")
     cost.set_ylabel(f"cost ({currency})")
-    for letter, axes in zip("ab", (time, cost), strict=True):
-        axes.set_title(letter, loc="left", fontweight="bold", fontsize=13)
-    _legend(figure, curves)
-    return figure
+    return [time, cost]
 
 
 # -------------------------------------------------------------------------------------- a panel
@@ -119,8 +149,8 @@ def draw_plan(curves: PlanCurves) -> Figure:
 
 def _frame(axes: Axes, curves: PlanCurves, top: float) -> None:
     axes.set_xscale("log", base=2)
-    batches = sorted({one.global_batch_size for one in _points(curves)})
-    chosen = [one.global_batch_size for one in _points(curves) if one.chosen]
+    batches = sorted({one.global_batch_size for one in points_of(curves)})
+    chosen = [one.global_batch_size for one in points_of(curves) if one.chosen]
     ticks = batch_axis("", batches, chosen).ticks
     axes.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
     axes.set_xticks([], minor=True)
@@ -234,67 +264,12 @@ def _stretches(dashed: Sequence[bool], drawn: Sequence[Row]) -> list[tuple[bool,
     return found
 
 
-def _points(curves: PlanCurves) -> list[Any]:
-    return [one for cluster in curves.clusters for one in cluster.points]
-
-
 def _of(point: Any, quantity: Quantity) -> Range:
     found: Range = getattr(point, quantity)
     return found
 
 
-# -------------------------------------------------------------------------- legend and file
-
-
-def _legend(figure: Figure, curves: PlanCurves) -> None:
-    """Clusters above the panels, what the marks mean below, those that are there."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    grey, points = "#555555", _points(curves)
-    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
-    clusters = [
-        Line2D([], [], color=COLOURS[index], marker=MARKS[index], markersize=6, label=one.label)
-        for index, one in enumerate(curves.clusters)
-    ]
-    marks = [
-        (True, Patch(color=grey, alpha=0.25, linewidth=0, label="95 % interval")),
-        (
-            any(one.extrapolated or one.assumed for one in points),
-            Line2D([], [], color=grey, linestyle=(0, (4, 2)), label="beyond what was measured"),
-        ),
-        (
-            any(one.measured for one in curves.clusters),
-            Line2D([], [], color=grey, marker="o", linestyle="", label="measured"),
-        ),
-        (
-            any(one.knee for one in curves.clusters),
-            Line2D([], [], color=grey, marker="*", linestyle="", markersize=12, label="knee"),
-        ),
-        (
-            any(one.chosen for one in points),
-            Line2D([], [], color="black", linestyle="", label="chosen", **ring),
-        ),
-    ]
-    shown = [mark for there, mark in marks if there]
-    epochs = "1 epoch" if curves.epochs == 1 else f"{curves.epochs} epochs"
-    title = f"{curves.network} on {curves.data}, {curves.resolution} px, {epochs}"
-    places: tuple[tuple[list[Any], Any, str | None], ...] = (
-        (clusters, "outside upper center", title),
-        (shown, "outside lower center", None),
-    )
-    for handles, place, words in places:
-        figure.legend(
-            handles=handles,
-            title=words,
-            title_fontsize=12,
-            loc=place,
-            ncols=len(handles),
-            frameon=False,
-            fontsize=10,
-            columnspacing=1.6,
-            handletextpad=0.5,
-        )
+# ---------------------------------------------------------------------------------- the file
 
 
 def _content(figure: Figure, kind: str) -> bytes:

@@ -2,7 +2,8 @@
 
 Both say the same. Elsewhere (a file, a pipe, a log) there is a line per epoch and, inside a long
 epoch, one every `LINE_SECONDS` at most; and one whenever the workers' local batches change. On a
-terminal, from two workers on, a small table of them stands below the bar. Everything goes to the
+terminal, from two workers on, a small table of them stands below the bar; what a narrow one has no
+room for is left out, the least important first. Everything goes to the
 console given, by default standard error, so that standard output stays free for JSON. Rich honours
 ``NO_COLOR`` and ``TERM=dumb``.
 """
@@ -14,7 +15,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from batchwright.records.words import duration, number, percent, printable
+from batchwright.records import Plan
+from batchwright.records.words import percent, printable
+from batchwright.reporting.live_rounds import LiveRounds
+from batchwright.reporting.live_words import Pace, Word, epoch_words, joined, left_words, step_words
 from batchwright.reporting.live_workers import LiveWorkers
 
 if TYPE_CHECKING:
@@ -25,12 +29,19 @@ if TYPE_CHECKING:
 LINE_SECONDS = 10.0
 REDRAW_SECONDS = 0.05
 REFRESH_SECONDS = 0.25  # between two pictures of a run, whose lines come every half second
+BAR_WIDTH = 16
 OTHER_LINES = 6  # of a terminal, beside the workers: bar, head of the table, room to write
 
 
-def progress(console: Console | None = None, *, epochs: int) -> RunProgress:
-    """Progress of a training run of ``epochs`` epochs; a context manager with ``update``."""
-    return RunProgress(console or _standard_error(), epochs)
+def progress(
+    console: Console | None = None, *, epochs: int, plan: Plan | None = None
+) -> RunProgress:
+    """Progress of a training run of ``epochs`` epochs; a context manager with ``update``.
+
+    With its ``plan`` it tells resolutions that change, rounds with a parameter server, and
+    simulated time as such.
+    """
+    return RunProgress(console or _standard_error(), epochs, plan)
 
 
 def steps(console: Console | None = None) -> StepsProgress:
@@ -41,9 +52,19 @@ def steps(console: Console | None = None) -> StepsProgress:
 class RunProgress:
     """Shows the lines of ``metrics.jsonl`` as they come."""
 
-    def __init__(self, console: Console, epochs: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        epochs: int,
+        plan: Plan | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console
         self._epochs = epochs
+        self._plan = plan
+        self._clock, self._begun, self._pace = clock, clock(), Pace()
+        self._simulated = plan is not None and plan.job.launch == "virtual"
+        self._rounds = LiveRounds(plan) if plan is not None and plan.server is not None else None
         self._workers = LiveWorkers()
         self._bar: Progress | None = _bar(console) if _is_live(console) else None
         self._live: Live | None = _live(console, self._picture) if self._bar else None
@@ -67,7 +88,7 @@ class RunProgress:
             self._live.stop()
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Take one line: ``step``, ``shares``, ``epoch`` or ``note``; others are passed over.
+        """Take one line: ``step``, ``round``, ``shares``, ``epoch`` or ``note``, no others.
 
         Epochs are zero-based in the lines and counted from one on the screen. A value that is
         missing or null is left out.
@@ -76,6 +97,8 @@ class RunProgress:
         self._workers.take(record)
         if kind == "step":
             self._step(record)
+        elif kind == "round" and self._rounds:
+            self._round(record, self._rounds)
         elif kind == "shares":
             self._shares(record)
         elif kind == "epoch":
@@ -85,16 +108,41 @@ class RunProgress:
 
     def _step(self, record: Mapping[str, Any]) -> None:
         epoch, step, most = record["epoch"], record["step"], record["steps"]
-        text = ", ".join(_step_words(record) + self._time_left(record))
+        words = [*self._side(epoch), *step_words(record, simulated=self._simulated)]
+        words += self._time_left(record)
         if self._bar:
-            self._draw(epoch, step, most, text)
+            self._draw(epoch, step, most, words)
             return
         seconds = record.get("time/train_s") or 0.0
-        if epoch != self._shown[0]:
+        if self._simulated:
+            seconds = self._clock() - self._begun
+        elif epoch != self._shown[0]:
             self._shown = (epoch, 0.0)
+        self._say_inside(epoch, f"step {step}/{most}", words, seconds)
+
+    def _round(self, record: Mapping[str, Any], rounds: LiveRounds) -> None:
+        rounds.take(record)
+        epoch, done, total = rounds.place
+        words = [*self._side(record["epoch"]), *step_words(record, simulated=False)]
+        now = self._clock()
+        words += self._paced(epoch + done / total, now)
+        if self._bar:
+            self._draw(epoch, done, total, words)
+        else:
+            self._say_inside(epoch, percent(done / total), words, now - self._begun)
+
+    def _say_inside(self, epoch: int, place: str, words: list[Word], seconds: float) -> None:
+        """A line inside an epoch, if the last one is long enough ago."""
         if seconds - self._shown[1] >= LINE_SECONDS:
             self._shown = (epoch, seconds)
-            self._say(f"epoch {epoch + 1}/{self._epochs}, step {step}/{most}: {text}")
+            self._say(f"epoch {epoch + 1}/{self._epochs}, {place}: {joined(words)}")
+
+    def _side(self, epoch: int) -> list[Word]:
+        """The resolution of an epoch, in a plan of several."""
+        plan = self._plan
+        if plan is None or len({stage.resolution for stage in plan.stages}) < 2:
+            return []
+        return [(1, f"{plan.stages[plan.stage_of(epoch)].resolution} px")]
 
     def _shares(self, record: Mapping[str, Any]) -> None:
         """A line for local batches that are not those of the line before."""
@@ -104,37 +152,52 @@ class RunProgress:
             self._say(f"{place}/{record['steps']}: {changed}")
 
     def _epoch(self, record: Mapping[str, Any]) -> None:
+        epoch, brief = record["epoch"], self._bar is not None
         spent = (record.get("time/epoch_s") or 0.0) + (record.get("time/eval_s") or 0.0)
         self._epoch_seconds = spent or None
-        words = _epoch_words(record, brief=self._bar is not None)
-        left = spent * (self._epochs - record["epoch"] - 1)
-        if left:
-            words.append(_left(left))
-        self._say(f"epoch {record['epoch'] + 1}/{self._epochs}: {', '.join(words)}")
-        self._draw(record["epoch"], 1, 1, "")
+        words = self._side(epoch)
+        words += epoch_words(record, brief=brief, simulated=self._simulated)
+        left = spent * (self._epochs - epoch - 1)
+        if self._simulated or self._rounds:
+            words += self._paced(epoch + 1, self._clock())
+        elif left:
+            words.append((1, left_words(left)))
+        name = f"epoch {epoch + 1}/{self._epochs}: "
+        self._say(name + joined(words, self._console.width - len(name) if brief else None))
+        if self._rounds is None:
+            self._draw(epoch, 1, 1, [])
 
     def _picture(self) -> RenderableType:
         """What the terminal shows at this moment: the bar, and the workers below it."""
         from rich.console import Group
 
         assert self._bar is not None  # noqa: S101 - drawn only with a bar; tells the type checker
-        table = self._workers.table(most=self._console.height - OTHER_LINES)
+        told = self._rounds or self._workers
+        table = told.table(most=self._console.height - OTHER_LINES, width=self._console.width)
         return Group(self._bar, table) if table else self._bar
 
-    def _draw(self, epoch: int, done: int, total: int, text: str) -> None:
+    def _draw(self, epoch: int, done: int, total: int, words: list[Word]) -> None:
         if self._bar and self._task is not None:
             name = f"epoch {epoch + 1}/{self._epochs}"
+            text = joined(words, self._console.width - len(name) - BAR_WIDTH - 2)
             self._bar.update(self._task, description=name, total=total, completed=done, text=text)
 
-    def _time_left(self, record: Mapping[str, Any]) -> list[str]:
+    def _paced(self, done: float, now: float) -> list[Word]:
+        """The rest of the run by a real clock, after so many epochs."""
+        left = self._pace.left(done, self._epochs, now)
+        return [(0, left_words(left))] if left else []
+
+    def _time_left(self, record: Mapping[str, Any]) -> list[Word]:
         """The rest of the run: at the last epoch's pace, in the first epoch at its own so far."""
         done = record["step"] / record["steps"] if record["steps"] else 0.0
+        if self._simulated:
+            return self._paced(record["epoch"] + done, self._clock())
         seconds = self._epoch_seconds
         if seconds is None:
             if not done or not record.get("time/train_s"):
                 return []
             seconds = record["time/train_s"] / done
-        return [_left(seconds * (self._epochs - record["epoch"] - done))]
+        return [(0, left_words(seconds * (self._epochs - record["epoch"] - done)))]
 
     def _say(self, text: str) -> None:
         _print(self._console, text)
@@ -194,41 +257,6 @@ class StepsProgress:
         )
 
 
-def _left(seconds: float) -> str:
-    """Time left, in whole seconds: more figures would only flicker."""
-    return f"{seconds:.0f} s left" if seconds < 59.5 else f"{duration(seconds)} left"
-
-
-def _step_words(record: Mapping[str, Any]) -> list[str]:
-    return _words(
-        record,
-        ("throughput/samples_per_sec", lambda v: f"{number(v)} images/s"),
-        ("train/loss", lambda v: f"loss {number(v)}"),
-        ("lr", lambda v: f"rate {v:.3g}"),
-    )
-
-
-def _epoch_words(record: Mapping[str, Any], *, brief: bool) -> list[str]:
-    """What an epoch was like; ``brief`` to fit a terminal of 80 columns."""
-    shown: list[tuple[str, Callable[[float], str]]] = [
-        ("train/loss", lambda v: f"loss {number(v)}"),
-        ("val/loss", lambda v: f"held-out loss {number(v)}"),
-        ("val/top1", lambda v: f"accuracy {percent(v)}"),
-        ("throughput/samples_per_sec", lambda v: f"{number(v)} images/s"),
-        ("time/epoch_s", duration),
-    ]
-    if brief:
-        return _words(record, *(one for one in shown if one[0] != "val/loss"))
-    words = _words(record, *shown)
-    if record.get("time/epoch_s") and record.get("plan/predicted_epoch_s"):
-        words[-1] += f" (predicted {duration(record['plan/predicted_epoch_s'])})"
-    return words
-
-
-def _words(record: Mapping[str, Any], *shown: tuple[str, Callable[[float], str]]) -> list[str]:
-    return [say(record[key]) for key, say in shown if record.get(key) is not None]
-
-
 def _is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
@@ -250,7 +278,7 @@ def _bar(console: Console) -> Progress:
 
     return Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=16),
+        BarColumn(bar_width=BAR_WIDTH),
         TextColumn("{task.fields[text]}", markup=False),
         console=console,
     )

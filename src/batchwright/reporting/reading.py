@@ -5,17 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary
-from batchwright.records.explaining import local_batch_word, method_words
+from batchwright.records import Check, EpochRecord, Estimate, RunSummary
 from batchwright.records.words import (
     counted,
     duration,
-    in_bytes,
     in_seconds,
-    local_batches,
     percent,
 )
 from batchwright.reporting.worker_curves import Part, WorkerCurve, told_parts, worker_curves
+
+SIMULATED = (
+    "This cluster was simulated: gradients, losses and accuracies are real, all times of training "
+    "are those of the simulated cluster."
+)
+
+
+def simulated_word(summary: RunSummary) -> str:
+    """``simulated `` before the seconds of a simulated cluster, nothing before real ones."""
+    return "simulated " if summary.simulated else ""
+
+
+def measured_word(summary: RunSummary) -> str:
+    """What the seconds of the run's epochs are: ``measured`` or ``simulated``."""
+    return "simulated" if summary.simulated else "measured"
+
+
+def training_words(summary: RunSummary, seconds: float) -> str:
+    """Seconds of training in words, those of a simulated cluster named so."""
+    return f"{duration(seconds)}{' simulated' if summary.simulated else ''}"
+
 
 # ------------------------------------------------------------------------------------ where it went
 
@@ -47,9 +65,16 @@ def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[t
     is what no clock claims, epochs without the worker among it. Clocks that claim more than the
     wall time (epochs from before a resume are not part of it) leave ``other`` at 0, and the parts
     then sum to the claims.
+
+    Of a simulated cluster only its own seconds are told, those of training: they are never added
+    to real ones.
     """
-    of_workers = (_mean_seconds(summary, part, worker) for part in told_parts(summary))
-    claims = [
+    of_workers = [_mean_seconds(summary, part, worker) for part in told_parts(summary)]
+    if summary.simulated:
+        total = sum(epoch.training_seconds for epoch in summary.epochs)
+        parts: list[tuple[str, float]] = list(zip(told_parts(summary), of_workers, strict=True))
+        return [*parts, ("other", max(0.0, total - sum(of_workers)))]
+    claims: list[tuple[str, float]] = [
         ("set-up", summary.setup_seconds),
         *zip(told_parts(summary), of_workers, strict=True),
         ("evaluation", sum(epoch.evaluation_seconds for epoch in summary.epochs)),
@@ -140,17 +165,62 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
     return found
 
 
+def overall(summary: RunSummary) -> Comparison:
+    """The mean epoch of all stages that have both, predicted and measured, in one comparison.
+
+    Of one stage it is that of `comparisons`. The interval is that of errors which all go the same
+    way. Nothing is predicted or measured where no stage has both.
+    """
+    told = comparisons(summary)
+    if len(told) == 1:
+        return told[0]
+    stages = summary.plan.stages
+    both = [
+        (stages[one.stage].epochs, one.predicted, one.measured)
+        for one in told
+        if one.predicted is not None and one.measured is not None
+    ]
+    epochs = sum(count for count, _, _ in both)
+    if not epochs:
+        some = next((one for one in told if one.predicted is not None), told[0])
+        return Comparison(0, some.predicted, None, None, None)
+    value, low, high, measured = (
+        sum(count * seconds for count, seconds in column) / epochs
+        for column in (
+            [(count, one.value) for count, one, _ in both],
+            [(count, one.low) for count, one, _ in both],
+            [(count, one.high) for count, one, _ in both],
+            [(count, seconds) for count, _, seconds in both],
+        )
+    )
+    return Comparison(0, Estimate(value=value, low=low, high=high), measured, None, None)
+
+
 def check_words(check: Check) -> str:
     """How right a plan's predictions were, in a sentence or two."""
     steps = sorted(abs(one.error) for one in check.points if one.quantity == "step_seconds")
+    rounds = _round_words(check)
     if not steps:
-        return "No step could be measured."
+        return "No step could be measured." + rounds
     inside = sum(one.inside for one in check.points)
     verdict = "more than" if check.missed else "within"
     return (
         f"Step times were off by {percent(steps[len(steps) // 2])} (median), which is {verdict} "
         f"goal.tolerance={check.tolerance:g}, and by {percent(steps[-1])} at worst; {inside} of "
-        f"{len(check.points)} measurements lie inside their interval."
+        f"{len(check.points)} measurements lie inside their interval." + rounds
+    )
+
+
+def _round_words(check: Check) -> str:
+    """How well rounds with two batch sizes end together; empty without any."""
+    if not check.rounds:
+        return ""
+    worst = max(check.rounds, key=lambda one: abs(one.difference))
+    pair = worst.pair
+    return (
+        f" Rounds of local batches {pair.large_batch} and {pair.small_batch}, planned to end "
+        f"together, differ by {percent(abs(worst.difference))}"
+        + (" at worst." if len(check.rounds) > 1 else ".")
     )
 
 
@@ -177,46 +247,6 @@ def training_clock(summary: RunSummary) -> list[float]:
         seconds += epoch.training_seconds
         clock.append(seconds)
     return clock
-
-
-# ---------------------------------------------------------------------------------- into words
-
-
-def stage_rows(plan: Plan) -> list[tuple[str, list[str]]]:
-    """The plan's stage table turned on its side: (word, one value per stage)."""
-    stages = plan.stages
-    return [
-        ("stage", [str(index) for index in range(len(stages))]),
-        ("epochs", [str(stage.epochs) for stage in stages]),
-        ("resolution", [f"{stage.resolution} px" for stage in stages]),
-        ("learning rate", [f"{stage.learning_rate:.4g}" for stage in stages]),
-        ("dropout", [f"{stage.dropout:g}" for stage in stages]),
-        ("augmentation", [stage.augmentation for stage in stages]),
-        ("workers", [str(stage.workers) for stage in stages]),
-        (local_batch_word(plan), [local_batches(stage.local_batch_sizes) for stage in stages]),
-        ("global batch", [f"{stage.global_batch_size:,}" for stage in stages]),
-        ("micro-batch", [f"{stage.micro_batch_size:,}" for stage in stages]),
-        ("accumulation", [str(stage.accumulation_steps) for stage in stages]),
-        ("predicted s / epoch", [in_seconds(stage.predicted_epoch_seconds) for stage in stages]),
-        ("predicted memory", [in_bytes(stage.predicted_bytes) for stage in stages]),
-    ]
-
-
-def header_rows(plan: Plan) -> list[tuple[str, str]]:
-    """The plan's header as (word, value)."""
-    rule = plan.learning_rate
-    return [
-        ("method", method_words(plan)),
-        ("merge", plan.merge),
-        ("update", plan.update),
-        ("precision", plan.precision),
-        (
-            "learning-rate rule",
-            f"{rule.base:g} at batch {rule.base_batch}, {rule.scaling} scaling: peak "
-            f"{rule.peak:.4g}; warm-up {rule.warmup_epochs:g} epochs; decay {rule.decay}",
-        ),
-        ("seed", str(plan.job.seed)),
-    ]
 
 
 def accuracy(epoch: EpochRecord | None) -> str:

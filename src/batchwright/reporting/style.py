@@ -8,11 +8,13 @@ STYLE = """
 :root { color-scheme: light dark;
   --paper: #ffffff; --raised: #f6f7f9; --ink: #1b1f24; --soft: #57606a; --edge: #d8dee4;
   --accent: #00598c; --blue: #0072b2; --orange: #b87a00; --green: #007a5a; --red: #c44f00;
-  --purple: #b0589a; --grey: #6e7781; --pale: #b6bcc4; --amber: #e69f00; --yellow: #e8d61f; }
+  --purple: #b0589a; --grey: #6e7781; --pale: #b6bcc4; --amber: #e69f00; --yellow: #e8d61f;
+  --sky: #56b4e9; }
 @media (prefers-color-scheme: dark) { :root {
   --paper: #14171c; --raised: #1d2229; --ink: #e8ebef; --soft: #a3adb8; --edge: #353c46;
   --accent: #7cc4f0; --blue: #56b4e9; --orange: #e69f00; --green: #2fc199; --red: #f2864a;
-  --purple: #d98fbd; --grey: #8b949e; --pale: #545d68; --amber: #e69f00; --yellow: #f0e442; } }
+  --purple: #d98fbd; --grey: #8b949e; --pale: #545d68; --amber: #e69f00; --yellow: #f0e442;
+  --sky: #bfe2f8; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -75,11 +77,16 @@ figcaption { font-weight: 600; }
 .line.red { stroke: var(--red); } .mark.red, .band.red { fill: var(--red); }
 .line.purple { stroke: var(--purple); } .mark.purple, .band.purple { fill: var(--purple); }
 .band.orange { fill: var(--orange); } .mark.star { stroke: var(--paper); }
+.line.grey { stroke: var(--grey); stroke-dasharray: 5 4; } .box { stroke: none; }
 .mark.grey, .band.grey { fill: var(--grey); } .ring.ink { stroke: var(--ink); }
 .part-set-up { fill: var(--grey); } .part-input { fill: var(--amber); }
 .part-compute { fill: var(--blue); } .part-wait { fill: var(--yellow); }
 .part-communication { fill: var(--red); }
 .part-evaluation { fill: var(--green); } .part-checkpoints { fill: var(--purple); }
+.part-large { fill: var(--blue); } .part-small { fill: var(--sky); }
+.part-exchange { fill: var(--red); }
+.epoch { stroke: var(--ink); stroke-dasharray: 2 3; }
+.note { padding: 8px 14px; border-left: 4px solid var(--accent); background: var(--raised); }
 .part-other { fill: var(--pale); }
 details { margin: 6px 0; }
 summary { color: var(--accent); cursor: pointer; font-size: 14px; }

@@ -15,7 +15,6 @@ from batchwright.records import (
     OutOfMemory,
     Plan,
     Profile,
-    RunSummary,
 )
 from batchwright.records.explaining import (
     candidate_words,
@@ -29,20 +28,11 @@ from batchwright.records.words import (
     in_bytes,
     in_seconds,
     number,
-    percent,
-    printable,
     size,
     source,
 )
-from batchwright.reporting.reading import (
-    accounting,
-    accuracy,
-    comparisons,
-    header_rows,
-    last_evaluated,
-    stage_rows,
-    worker_rows,
-)
+from batchwright.reporting.plan_words import header_rows, split_rows, stage_rows
+from batchwright.reporting.terminal import add, new_facts, new_table, stacked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,39 +42,39 @@ if TYPE_CHECKING:
 def profile_table(profile: Profile) -> RenderableType:
     """What `probe` measured: hardware, step times, memory, all-reduce and gradient noise."""
     cluster, noise = profile.cluster, profile.noise
-    facts = _facts(f"{profile.network.name} on {profile.data.name}")
-    _row(facts, "device", f"{cluster.device_name} ({cluster.device})")
-    _row(facts, "workers", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each")
-    _row(facts, "memory per worker", size(cluster.memory_bytes))
-    _row(facts, "gradient", size(profile.network.trained_bytes))
+    facts = new_facts(f"{profile.network.name} on {profile.data.name}")
+    add(facts, "device", f"{cluster.device_name} ({cluster.device})")
+    add(facts, "workers", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each")
+    add(facts, "memory per worker", size(cluster.memory_bytes))
+    add(facts, "gradient", size(profile.network.trained_bytes))
     parts = profile.memory_parts
     if parts is not None:
         named = ((name, getattr(parts, name)) for name in type(parts).model_fields)
         kept = ", ".join(f"{name} {size(count)}" for name, count in named if count)
-        _row(facts, "memory whatever the batch", kept)
+        add(facts, "memory whatever the batch", kept)
     scale = noise.noise_scale if noise else None
-    _row(
-        facts, "gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"
+    add(facts, "gradient noise scale", f"{number(scale)} samples" if scale else "below measurement")
+    add(facts, "measured in", duration(profile.probe_seconds))
+    return stacked(
+        facts, _step_times(profile), _pairs(profile), _memory(profile), _collectives(profile)
     )
-    _row(facts, "measured in", duration(profile.probe_seconds))
-    return _stack(facts, _step_times(profile), _memory(profile), _collectives(profile))
 
 
 def plan_table(plan: Plan) -> RenderableType:
     """What `plan` decided, why, and what else it considered."""
-    header = _facts(f"{plan.network.name} on {plan.data.name}")
+    header = new_facts(f"{plan.network.name} on {plan.data.name}")
     for word, value in header_rows(plan):
-        _row(header, word, value)
-    return _stack(header, _stages(plan), _reasons(plan), _candidates(plan))
+        add(header, word, value)
+    return stacked(header, _common(plan), _stages(plan), _reasons(plan), _candidates(plan))
 
 
 def check_table(check: Check) -> RenderableType:
     """Predicted against measured, point by point, a table for each quantity."""
     tables = [_checked(check, quantity, title) for quantity, title in _QUANTITIES.items()]
-    lost = _table("steps that did not fit", ["workers x batch, side"])
+    lost = new_table("steps that did not fit", ["workers x batch, side"])
     for one in check.out_of_memory:
-        _row(lost, _place(one))
-    return _stack(*tables, lost)
+        add(lost, _place(one))
+    return stacked(*tables, _rounds(check), lost)
 
 
 _QUANTITIES = {
@@ -96,13 +86,13 @@ _QUANTITIES = {
 
 def _checked(check: Check, quantity: str, title: str) -> Table:
     columns = ["workers x batch, side", "predicted (95 %)", "measured", "error", ""]
-    table = _table(title, columns)
+    table = new_table(title, columns)
     for one in check.points:
         if one.quantity != quantity:
             continue
         predicted = Estimate(value=one.predicted, low=one.low, high=one.high)
         seconds = quantity == "step_seconds"
-        _row(
+        add(
             table,
             _place(one),
             in_seconds(predicted) if seconds else in_bytes(predicted),
@@ -113,25 +103,42 @@ def _checked(check: Check, quantity: str, title: str) -> Table:
     return table
 
 
+def _rounds(check: Check) -> Table:
+    table = new_table(
+        "rounds with two batch sizes, planned to end together",
+        ["workers", "side", "local batch", "samples", "seconds", "difference"],
+    )
+    for one in check.rounds:
+        pair = one.pair
+        side = f"{pair.resolution} px"
+        add(
+            table,
+            *(str(pair.large_workers), side, str(pair.large_batch)),
+            *(f"{one.large_samples:,.0f}", number(one.large_seconds), ""),
+        )
+        add(
+            table,
+            *(str(pair.small_workers), side, str(pair.small_batch)),
+            *(f"{one.small_samples:,.0f}", number(one.small_seconds)),
+            f"{100 * one.difference:+.1f} %",
+        )
+    return table
+
+
 def _place(one: CheckPoint | OutOfMemory) -> str:
     return f"{one.workers} x {one.local_batch_size}, {one.resolution} px"
-
-
-def summary_table(summary: RunSummary) -> RenderableType:
-    """How the run went: predicted against measured, accuracy, where the time went."""
-    return _stack(_predicted(summary), _accuracies(summary), _time(summary), _workers(summary))
 
 
 # ------------------------------------------------------------------------------------ the profile
 
 
 def _step_times(profile: Profile) -> Table:
-    table = _table(
+    table = new_table(
         "seconds per step, all workers at once (median; quartiles)",
         ["workers", "side", "local batch", "exchange", "step", "visits", "images / s"],
     )
     for one in profile.steps:
-        _row(
+        add(
             table,
             str(one.workers),
             f"{one.resolution} px",
@@ -144,60 +151,98 @@ def _step_times(profile: Profile) -> Table:
     return table
 
 
+def _pairs(profile: Profile) -> Table:
+    table = new_table(
+        "two batches side by side (median; range of the ratio)",
+        ["workers", "side", "local batches", "large step", "small / large step", "visits"],
+    )
+    for one in profile.pairs:
+        ratio = one.small_seconds / one.large_seconds
+        low, high = min(one.ratios, default=ratio), max(one.ratios, default=ratio)
+        add(
+            table,
+            f"{one.large_workers} + {one.small_workers}",
+            f"{one.resolution} px",
+            f"{one.large_batch} and {one.small_batch}",
+            number(one.large_seconds),
+            f"{number(ratio)} ({number(low)} to {number(high)})",
+            str(one.repeats),
+        )
+    return table
+
+
 def _memory(profile: Profile) -> Table:
-    table = _table(
+    table = new_table(
         "peak memory of one worker", ["workers", "side", "local batch", "tensors", "process"]
     )
     for one in profile.memory:
         resident = size(one.resident_bytes) if one.resident_bytes else "-"
         place = (str(one.workers), f"{one.resolution} px", str(one.local_batch_size))
-        _row(table, *place, size(one.peak_bytes), resident)
+        add(table, *place, size(one.peak_bytes), resident)
     for lost in profile.out_of_memory:
         place = (str(lost.workers), f"{lost.resolution} px", str(lost.local_batch_size))
-        _row(table, *place, "did not fit", "-")
+        add(table, *place, "did not fit", "-")
     return table
 
 
 def _collectives(profile: Profile) -> Table:
-    table = _table(
+    table = new_table(
         "exchanges between workers (median; quartiles)",
         ["operation", "message", "workers", "seconds"],
     )
     for one in profile.collectives:
         seconds = f"{number(one.seconds)} ({number(one.low)} to {number(one.high)})"
-        _row(table, one.operation, size(one.bytes), str(one.workers), seconds)
+        add(table, one.operation, size(one.bytes), str(one.workers), seconds)
     return table
 
 
 # --------------------------------------------------------------------------------------- the plan
 
 
+_LEFT_OUT = ("rate stage", "global batch", "micro-batch", "predicted memory")  # for want of room
+
+
+def _common(plan: Plan) -> Table:
+    table = new_facts("the same at all stages")
+    for word, value in split_rows(plan)[0]:
+        add(table, word, value)
+    return table
+
+
 def _stages(plan: Plan) -> Table:
+    """One stage turned on its side; of several a row for each, of what differs between them."""
+    if len(plan.stages) > 1:
+        _, (head, *told) = split_rows(plan)
+        kept = [at for at, word in enumerate(head) if word not in _LEFT_OUT]
+        several = new_table("the plan", [head[at] for at in kept])
+        for values in told:
+            add(several, *(values[at] for at in kept))
+        return several
     (word, stages), *rows = stage_rows(plan)
-    table = _table("the plan", [word, *stages])
+    table = new_table("the plan", [word, *stages])
     table.columns[0].justify = "left"
     for name, values in rows:
-        _row(table, name, *values)
+        add(table, name, *values)
     return table
 
 
 def _reasons(plan: Plan) -> Table:
-    table = _table("why", ["choice", "reason, and where it comes from"])
+    table = new_table("why", ["choice", "reason, and where it comes from"])
     for column in table.columns:
         column.justify = "left"
     for one in plan.reasons:
         why = f"{one.why} [{source(one.source, one.reference)}]"
-        _row(table, f"{one.choice}: {one.value}", why)
+        add(table, f"{one.choice}: {one.value}", why)
     return table
 
 
 def _candidates(plan: Plan) -> Table:
-    table = _table(
+    table = new_table(
         "considered (per epoch of training, 95 % intervals)",
         ["", "global batch", "cluster", "side", "seconds", "peak memory"],
     )
     for one in kept_candidates(plan):
-        _row(
+        add(
             table,
             candidate_words(plan, one),
             f"{one.global_batch_size:,}",
@@ -208,90 +253,3 @@ def _candidates(plan: Plan) -> Table:
             style="bold" if is_chosen(plan, one) else None,
         )
     return table
-
-
-# -------------------------------------------------------------------------------------- the run
-
-
-def _predicted(summary: RunSummary) -> Table:
-    table = _table(
-        "seconds per epoch of training",
-        ["stage", "predicted (95 %)", "measured (median)", "the prediction was"],
-    )
-    table.columns[-1].justify = "left"
-    for one in comparisons(summary):
-        measured = "not measured" if one.measured is None else number(one.measured)
-        _row(
-            table,
-            str(one.stage),
-            in_seconds(one.predicted),
-            measured,
-            one.verdict,
-        )
-    return table
-
-
-def _accuracies(summary: RunSummary) -> Table:
-    table = _table("held-out accuracy", ["", "epoch", "accuracy", "loss"])
-    for word, epoch in (("last", last_evaluated(summary)), ("best", summary.best_epoch)):
-        loss = "" if epoch is None or epoch.val_loss is None else number(epoch.val_loss)
-        number_of = "" if epoch is None else f"{epoch.epoch + 1} of {summary.plan.epochs}"
-        _row(table, word, number_of, accuracy(epoch), loss)
-    return table
-
-
-def _time(summary: RunSummary) -> Table:
-    parts = accounting(summary)
-    total = sum(seconds for _, seconds in parts)
-    table = _table("where the time went", ["part", "time", "share"])
-    table.columns[0].justify = "left"
-    for name, seconds in parts:
-        _row(table, name, duration(seconds), percent(seconds / total if total else 0.0))
-    table.add_section()
-    _row(table, "all", duration(total), "")
-    return table
-
-
-def _workers(summary: RunSummary) -> Table:
-    head, *rows = worker_rows(summary)
-    table = _table("per worker", head)
-    for row in rows:
-        _row(table, *row)
-    return table
-
-
-# ------------------------------------------------------------------------------------------ rich
-
-
-def _stack(*tables: Table) -> RenderableType:
-    """The tables that have rows, one below the other."""
-    from rich.console import Group
-
-    return Group(*(table for table in tables if table.row_count))
-
-
-def _table(title: str, columns: list[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(printable(title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD
-    )
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=name in ("seconds", "step"))
-    return table
-
-
-def _facts(title: str) -> Table:
-    table = _table(title, ["", ""])
-    table.show_header = False
-    for column in table.columns:
-        column.justify = "left"
-    return table
-
-
-def _row(table: Table, *cells: str, style: str | None = None) -> None:
-    from rich.text import Text
-
-    table.add_row(*(Text(printable(cell)) for cell in cells), style=style)

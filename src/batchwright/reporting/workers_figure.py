@@ -43,11 +43,12 @@ def workers_figure_data(curves: Sequence[WorkerCurve]) -> dict[str, Any]:
     }
 
 
-def draw_workers(curves: Sequence[WorkerCurve]) -> Figure:
+def draw_workers(curves: Sequence[WorkerCurve], *, clock: str = "") -> Figure:
     """Local batch and times of each worker over the epochs; of many those that differ most.
 
     Args:
         curves: One worker at least, each with an epoch at least.
+        clock: What to say of the seconds: ``simulated ``, or nothing.
     """
     from matplotlib.figure import Figure
 
@@ -70,7 +71,9 @@ def draw_workers(curves: Sequence[WorkerCurve]) -> Figure:
                 _batches(axes, lines, lines[one.number])
                 axes.set_title(one.label, fontsize=11, parse_math=False)
             lowest = below and index + columns >= len(shown)
-            _frame(axes, ends, left=not column, lowest=lowest, below=below)
+            _frame(axes, ends, left=not column, lowest=lowest)
+            if not column:
+                axes.set_ylabel(f"{clock}s / epoch" if below else "local batch", fontsize=11)
     if len(shown) < len(curves):
         words = f"{len(shown)} of {len(curves)} workers, from the fewest samples to the most"
         figure.suptitle(words, fontsize=12)
@@ -119,7 +122,7 @@ def _ends(curves: Sequence[WorkerCurve]) -> tuple[int, int]:
     return min(epochs), max(epochs) + 1
 
 
-def _frame(axes: Axes, ends: tuple[int, int], *, left: bool, lowest: bool, below: bool) -> None:
+def _frame(axes: Axes, ends: tuple[int, int], *, left: bool, lowest: bool) -> None:
     """Numbers on the outer panels alone: all have the same axes."""
     from matplotlib.ticker import MaxNLocator
 
@@ -130,8 +133,6 @@ def _frame(axes: Axes, ends: tuple[int, int], *, left: bool, lowest: bool, below
     axes.grid(color="#DDDDDD", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if left:
-        axes.set_ylabel("s / epoch" if below else "local batch", fontsize=11)
     if lowest:
         axes.set_xlabel("epochs", fontsize=11)
 

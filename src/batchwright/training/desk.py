@@ -149,6 +149,7 @@ class Desk:
                 )
             self._lost.discard(rank)
             self._gone.discard(rank)
+            self.book.gone.discard(rank)
             self._hand_out()
 
     def lose(self, rank: int, link: Link, why: str) -> None:
@@ -179,6 +180,7 @@ class Desk:
         """A worker is lost for good: the others share its samples."""
         with self.lock:
             self._gone.add(rank)
+            self.book.gone.add(rank)
             self._lost.discard(rank)
             self._forget(rank)
             text = f"worker {rank} is gone for good"

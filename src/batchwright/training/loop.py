@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from batchwright.documents import read_record
 from batchwright.errors import JobError, PlanError
 from batchwright.processes import worker_main
 from batchwright.records import Job, Plan
+from batchwright.training.randomness import seed_worker
 from batchwright.training.sampler import balancing_weights
 from batchwright.training.session import Images, Session
 from batchwright.workload.host import resolve_device, worker_threads
@@ -30,6 +32,7 @@ from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.sources import ImageData, open_data
 from batchwright.workload.store import ImageStore
 from batchwright.workload.task import (
+    Loss,
     build_loss,
     build_network,
     build_optimizer,
@@ -53,7 +56,62 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
         Interrupted: A stop signal came; a checkpoint was written.
     """
     job = plan.job
-    device = resolve_device(job.device, local_rank)
+    task = open_task(plan, resolve_device(job.device, local_rank), resume=resume)
+    seed_worker(job.seed, 0, int(os.environ.get("RANK", "0")))  # dropout: each draws its own
+    with Session(
+        task.network,
+        task.optimizer,
+        task.training,
+        plan=plan,
+        run_folder=run_folder,
+        resume=resume,
+        sample_weights=task.sample_weights,
+        exit_on_stop=False,
+    ) as session:
+        for _ in session.epochs():
+            for images, labels in session.batches():
+                session.step(partial(task.mean_loss, images, labels))
+            if session.evaluation_due:
+                session.evaluate(task.held_out, accuracy_and_loss)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a job names, opened on a device.
+
+    Attributes:
+        network: In training mode.
+        optimizer: Of its trained parameters.
+        loss: Of outputs and labels.
+        training: What is trained on.
+        held_out: What is evaluated on.
+        sample_weights: How often each image is drawn; ``None``: once per epoch.
+    """
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Loss
+    training: Images
+    held_out: Images
+    sample_weights: Tensor | None
+
+    def mean_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """A forward pass."""
+        return self.loss(self.network(images), labels)
+
+
+def open_task(plan: Plan, device: torch.device, *, resume: bool) -> Task:
+    """Open the data of a plan's job, and build its network, loss and optimizer.
+
+    Args:
+        plan: What will be followed.
+        device: Where the network computes and batches arrive.
+        resume: Whether weights come from a checkpoint.
+
+    Raises:
+        PlanError: The data are not those of the plan.
+    """
+    job = plan.job
     data = open_data(job, verify=False)  # the launcher has just verified it
     _refuse_other_data(plan, data)
     training, held_out = (_fed(part, plan, data, device) for part in (data.train, data.val))
@@ -70,27 +128,14 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
     if job.batch_norm == "synchronized":
         network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
     set_training(network)
-    loss = build_loss(job)
-    optimizer = build_optimizer(network, job, plan.learning_rate.base)
-
-    def mean_loss(images: Tensor, labels: Tensor) -> Tensor:
-        return loss(network(images), labels)
-
-    with Session(
+    return Task(
         network,
-        optimizer,
+        build_optimizer(network, job, plan.learning_rate.base),
+        build_loss(job),
         training,
-        plan=plan,
-        run_folder=run_folder,
-        resume=resume,
-        sample_weights=_sample_weights(job, data.train),
-        exit_on_stop=False,
-    ) as session:
-        for _ in session.epochs():
-            for images, labels in session.batches():
-                session.step(partial(mean_loss, images, labels))
-            if session.evaluation_due:
-                session.evaluate(held_out, accuracy_and_loss)
+        held_out,
+        _sample_weights(job, data.train),
+    )
 
 
 def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from batchwright.records import EpochRecord, Plan, RoundRecord, WorkerTime
@@ -27,8 +26,8 @@ class RoundBook:
 
     Rounds of several workers overlap, and one may begin in one epoch and end in the next. So an
     epoch's record covers the rounds from the end of the epoch before until its samples' worth is
-    committed, and its training seconds are the mean over the workers of their time in these
-    rounds, waits and exchanges included, evaluation not.
+    committed, and its training seconds are the workers' time in these rounds over the number of
+    workers, waits and exchanges included, evaluation not.
 
     Args:
         recorder: Writes lines and the summary.
@@ -39,11 +38,13 @@ class RoundBook:
     Attributes:
         rounds: As they ended.
         places: As given; may be changed when a worker comes back elsewhere.
+        gone: Workers that are lost for good, kept up to date by whoever loses them.
     """
 
     def __init__(self, recorder: Recorder, plan: Plan, samples: int, places: Sequence[str]) -> None:
         self.rounds: list[RoundRecord] = []
         self.places = list(places)
+        self.gone: set[int] = set()
         self._recorder, self._plan, self._samples = recorder, plan, samples
         self._since: list[RoundRecord] = []  # of the epoch in progress
         self._scores: dict[int, _Scores] = {}
@@ -132,6 +133,7 @@ class RoundBook:
 
     def _epoch(self, epoch: int, rate: float) -> EpochRecord:
         stage = self._plan.stages[self._plan.stage_of(epoch)]
+        present = len(self.places) - len(self.gone)
         by_worker: dict[int, list[RoundRecord]] = defaultdict(list)
         for record in self._since:
             by_worker[record.worker].append(record)
@@ -148,9 +150,7 @@ class RoundBook:
             samples=sum(one.samples for one in self._since),
             learning_rate=rate,
             train_loss=loss if math.isfinite(loss) else None,
-            training_seconds=fmean(sum(map(seconds_of, rounds)) for rounds in by_worker.values())
-            if by_worker
-            else 0.0,
+            training_seconds=sum(map(seconds_of, self._since)) / max(1, present),
             checkpoint_seconds=self._checkpoint,
             workers=tuple(
                 _worker_time(place, stage.local_batch_sizes[worker], by_worker[worker])

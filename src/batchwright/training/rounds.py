@@ -19,6 +19,9 @@ FOLLOWING = 0.01
 """Shares are made again where one would change by more than this part: a round has many steps, so
 its time is known better than that of one."""
 
+FEWEST = 2
+"""Samples of a round, and of the part of one in each epoch: batch normalization needs two."""
+
 
 @dataclass(frozen=True)
 class Ticket:
@@ -120,21 +123,24 @@ class Rounds:
 
     def ready(self, worker: int) -> bool:
         """Whether a worker need not wait for others before its next round."""
-        if self._rule.consistency == "asp":
-            return True
-        most = self._rule.staleness if self._rule.consistency == "ssp" else 0
-        return self.lead(worker) <= (most or 0)
+        return self._most_ahead is None or self.lead(worker) <= self._most_ahead
 
     def take(self, worker: int) -> Ticket | None:
-        """The worker's next round, or the one it was in; ``None``: there is none left."""
-        if worker not in self.open:
-            left = replace(self._left_over.pop(0), worker=worker) if self._left_over else None
-            ticket = left or self._next(worker)
-            if ticket is None:
-                self._through.add(worker)
-                return None
-            self.open[worker] = ticket
-        return self.open[worker]
+        """The worker's next round, or the one it was in.
+
+        Where all begin together, rounds are handed out in rank order whoever asks first, so that
+        a run comes out the same each time.
+
+        Returns:
+            The round; ``None`` if there is none left. Until all is `finished` there may be one
+            again: that of a worker that is lost for good.
+        """
+        if self._most_ahead == 0 and worker not in self.open:
+            for one in self.members:
+                if self.ready(one):
+                    self._hand_out(one)
+        self._hand_out(worker)
+        return self.open.get(worker)
 
     def commit(self, worker: int) -> Ticket:
         """The worker's round has ended and its model is there."""
@@ -185,6 +191,7 @@ class Rounds:
         wanted = apportion(
             [1 / seconds_per_sample[w] if current[w] else 0.0 for w in range(len(current))],
             self._samples,
+            least=self._least(),
         )
         moved = max(
             abs(now - then) / then for now, then in zip(wanted, current, strict=True) if then
@@ -204,7 +211,7 @@ class Rounds:
             0.0 if worker in self._gone else share * self._speeds.get(worker, 1.0)
             for worker, share in enumerate(planned)
         ]
-        return tuple(apportion(weights, self._samples))
+        return tuple(apportion(weights, self._samples, least=self._least()))
 
     # ----------------------------------------------------------------------------- checkpoints
 
@@ -232,6 +239,27 @@ class Rounds:
         self._away, self._through = set(), set()
 
     @property
+    def _most_ahead(self) -> int | None:
+        """Rounds that a worker may be ahead of the slowest; ``None``: any number."""
+        if self._rule.consistency == "asp":
+            return None
+        return (self._rule.staleness or 0) if self._rule.consistency == "ssp" else 0
+
+    def _hand_out(self, worker: int) -> None:
+        """Give a worker a round, if it has none and there is one."""
+        if worker in self.open:
+            return
+        if self._left_over:
+            ticket: Ticket | None = replace(self._left_over.pop(0), worker=worker)
+        else:
+            ticket = self._next(worker)
+        if ticket is None:
+            self._through.add(worker)
+        else:
+            self._through.discard(worker)
+            self.open[worker] = ticket
+
+    @property
     def _epoch(self) -> int:
         return min(self.handed_out // self._samples, self._plan.epochs - 1)
 
@@ -242,8 +270,8 @@ class Rounds:
         index = self._plan.stage_of(self._epoch)
         stage = self._plan.stages[index]
         usual = self._usual(stage, worker)
-        samples = min(usual, left)
         start, epoch = self.handed_out, self._epoch
+        samples = self._to_the_end(start, min(usual, left))
         whole = self._rule.exchange_steps is None
         ticket = Ticket(
             number=self._number,
@@ -253,13 +281,29 @@ class Rounds:
             epoch=epoch,
             stage=index,
             # The training's last round may be short; then its model counts for less.
-            factor=stage.update_factors[worker] * samples / usual,
+            factor=stage.update_factors[worker] * min(1.0, left / usual),
             clock=epoch * self._samples if whole else start,
             span=self._samples if whole else samples,
         )
         self._number += 1
         self.handed_out += samples
         return ticket
+
+    def _least(self) -> list[int]:
+        """Fewest samples of each worker's rounds: nobody's share may become nothing."""
+        left = [worker not in self._gone for worker in self.ended]
+        return [min(FEWEST, self._samples // sum(left)) if one else 0 for one in left]
+
+    def _to_the_end(self, start: int, samples: int) -> int:
+        """Length of a round that is to be ``samples`` long, so that it ends an epoch where it
+        would else leave, or go on with, too few of one.
+        """
+        beyond = (start + samples) % self._samples
+        if beyond and self._samples - beyond < FEWEST:
+            return samples + self._samples - beyond
+        if 0 < beyond < FEWEST and samples - beyond >= FEWEST:
+            return samples - beyond
+        return samples
 
     def _usual(self, stage: Stage, worker: int) -> int:
         if self._rule.exchange_steps is None:

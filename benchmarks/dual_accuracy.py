@@ -1,0 +1,371 @@
+"""Accuracy with two batch sizes, resolutions in cycles and both, in a virtual cluster.
+
+CIFAR-100, `resnet8`, float32, four virtual workers and a parameter server; 12 epochs, so 12 rounds
+of each worker; local batch 500 (the paper's) of large-batch workers at every resolution; a step of
+x samples takes 0.00056607 x + 0.014041204 s (the paper's line, whose ratio makes its small batches:
+83 to 242), over the link that is assumed where a job states none. Everything else as a job has it
+by default: SGD, rate 0.1 at batch 128 and sqrt scaling to the local batch of 500, a tenth of the
+epochs warm-up, half a cosine; asynchronous (`asp`), rule `journal`, factor `ratio`. Accuracy is of
+the last epoch, over 10,000 held-out images; times are simulated. Seeds 0 to 4, paired: the same
+first weights and order of samples.
+
+The arms:
+
+    large            all workers with the large batch
+    k105-1 ... -4    k = 1.05 with one to four small-batch workers; with four the batch is uniform
+    k110-1 ... -4    k = 1.1
+    sqrt, none       the best of those with one to three small-batch workers, other update factor
+    bsp, ssp         the same, all waiting for all; none more than 3 rounds ahead
+    large-stages     all large, the rate in three stages (4, 2 and 1 parts of the epochs, each a
+                     tenth of the one before) in place of the cosine: what the next three are held
+                     against
+    cyclic           the same through 24 and 32 px in each stage
+    one-pass         the same, once from 24 to 32 px over the whole training
+    hybrid           `cyclic` with the two batch sizes of the best
+
+The figures, in points (hundredths of a share), mean difference over the seeds and its 95 %
+interval:
+
+    dual_accuracy_gain         the best with one to three small-batch workers, less large
+    dual_over_uniform_points   the same less four small-batch workers at the same k: what two sizes
+                               gain over one smaller size in the same time; without a goal
+    hybrid_accuracy_gain       hybrid less large-stages
+    accuracy_ARM               of each arm, mean and range
+    seconds_over_large_ARM     simulated training time of each arm over large's, mean and range
+
+The best is the one with the highest mean over the seeds, so its gain is a little flattered; goal
+and interval know nothing of that.
+
+--full measures everything and keeps the report in benchmarks/results: some 90 runs of several
+minutes, two at a time on a core each. --keep DIR keeps each finished run there, and goes on from
+what is there. --quick copies the figures from the newest kept report, and runs large and k105-3
+with seed 0 again as a check. Without the CIFAR-100 folder nothing is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from batchwright.documents import read_record, write_record
+from batchwright.planning.planner import plan_without_profile
+from batchwright.preparing import resolve
+from batchwright.records import DataFacts, Job, NetworkFacts, Plan, RunSummary
+from batchwright.workload.sources import open_data
+from batchwright.workload.task import build_network, network_facts
+from benchmarks.common import (
+    ROOT,
+    Arguments,
+    Figure,
+    difference_figure,
+    kept_figures,
+    mean_figure,
+    run_benchmark,
+    say,
+)
+
+NETWORK, WORKERS, EPOCHS, SEEDS = "resnet8", 4, 12, tuple(range(5))
+LARGE_BATCH = 500
+SAMPLE_SECONDS, STEP_SECONDS = 0.00056607, 0.014041204  # the paper's a and b
+SIDE, SIDES = 32, (24, 32)
+EXTRA_TIMES = {"k105": 1.05, "k110": 1.1}
+CHECKED = ("large", "k105-3")
+AT_A_TIME = 2
+POLL_SECONDS = 0.5
+
+Keys = Mapping[str, Any]  # of a job
+
+
+# ------------------------------------------------------------------------------------------- arms
+
+
+def dual(small: int, extra: float) -> Keys:
+    """Keys of two batch sizes."""
+    return {"small_workers": small, "extra_time": extra, "large_batches": (LARGE_BATCH,)}
+
+
+def first_arms() -> dict[str, Keys]:
+    """Large batches alone, and with every number of small-batch workers."""
+    arms: dict[str, Keys] = {"large": {"dual": dual(0, 1.0)}}
+    for name, extra in EXTRA_TIMES.items():
+        arms |= {f"{name}-{small}": {"dual": dual(small, extra)} for small in range(1, WORKERS + 1)}
+    return arms
+
+
+def later_arms(best: str) -> dict[str, Keys]:
+    """What is tried with the ``best`` of the first, and the schedules of resolutions."""
+    pair, large = first_arms()[best], first_arms()["large"]
+    hybrid: Keys = {"method": "hybrid", "resolutions": SIDES}
+    return {
+        "sqrt": {**pair, "server": {"update_factor": "sqrt"}},
+        "none": {**pair, "server": {"update_factor": "none"}},
+        "bsp": {**pair, "server": {"consistency": "bsp"}},
+        "ssp": {**pair, "server": {"consistency": "ssp", "staleness": 3}},
+        "large-stages": {**large, **hybrid, "resolutions": (SIDE,), "cycle": {"order": "fixed"}},
+        "cyclic": {**large, **hybrid},
+        "one-pass": {**large, **hybrid, "cycle": {"order": "one-pass"}},
+        "hybrid": {**pair, **hybrid},
+    }
+
+
+def best_of(accuracies: Mapping[str, Sequence[float]]) -> str:
+    """The arm with one to three small-batch workers that has the highest mean."""
+    mixed = [f"{name}-{small}" for name in EXTRA_TIMES for small in range(1, WORKERS)]
+    return max(mixed, key=lambda name: fmean(accuracies[name]))
+
+
+def uniform_beside(best: str) -> str:
+    """The arm with small batches alone that takes as long."""
+    return f"{best.partition('-')[0]}-{WORKERS}"
+
+
+def plan_of(keys: Keys, seed: int, data: Path, facts: DataFacts, network: NetworkFacts) -> Plan:
+    """The plan of an arm.
+
+    Args:
+        keys: Of the arm.
+        seed: Of weights, order and augmentation.
+        data: Holds ``cifar-100-python/``.
+        facts: Of these data.
+        network: Of the network.
+    """
+    job = Job.model_validate(
+        {
+            "data": f"cifar100:{data}",
+            "network": NETWORK,
+            "precision": "float32",
+            "device": "cpu",
+            "method": "dual-batch",
+            "launch": "virtual",
+            "workers": WORKERS,
+            "global_batch": WORKERS * LARGE_BATCH,
+            "resolutions": (SIDE,),
+            "epochs": EPOCHS,
+            "evaluate_epochs": EPOCHS,
+            "seed": seed,
+            "virtual": {"sample_seconds": SAMPLE_SECONDS, "step_seconds": STEP_SECONDS},
+            **keys,
+        }
+    )
+    return plan_without_profile(resolve(job, facts), facts, network)
+
+
+# ------------------------------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run.
+
+    Attributes:
+        accuracy: Held out, after the last epoch, in percent.
+        seconds: Simulated, of training.
+        batches: Local batches in the last row.
+    """
+
+    accuracy: float
+    seconds: float
+    batches: tuple[int, ...]
+
+
+class Runner:
+    """Makes runs, two at a time, each on a core of its own, and keeps what came of them.
+
+    Args:
+        data: Holds ``cifar-100-python/``.
+        keep: Takes a file for each finished run.
+        folder: Takes run folders.
+    """
+
+    def __init__(self, data: Path, keep: Path, folder: Path) -> None:
+        self._data, self._keep, self._folder = data, keep, folder
+        keep.mkdir(parents=True, exist_ok=True)
+        job = Job(data=f"cifar100:{data}")
+        self._facts = open_data(job).facts
+        network = build_network(NETWORK, classes=len(self._facts.classes), side=SIDE)
+        self._network = network_facts(NETWORK, network, SIDE)
+
+    def run(self, arms: Mapping[str, Keys], seeds: Iterable[int]) -> dict[str, list[Run]]:
+        """By arm, a run for each seed; what is kept is not run again."""
+        seeds = list(seeds)
+        wanted = [
+            (name, seed, plan_of(keys, seed, self._data, self._facts, self._network))
+            for seed in seeds
+            for name, keys in arms.items()
+        ]
+        todo = [one for one in wanted if self._kept(*one) is None]
+        self._carry_out(iter(todo))
+        found: dict[str, list[Run]] = {name: [] for name in arms}
+        for one in wanted:
+            kept = self._kept(*one)
+            assert kept is not None  # it has just been made
+            found[one[0]].append(kept)
+        return found
+
+    def _carry_out(self, todo: Iterator[tuple[str, int, Plan]]) -> None:
+        cores = sorted(os.sched_getaffinity(0))[:AT_A_TIME]
+        busy: dict[int, tuple[subprocess.Popen[bytes], str, int, Plan]] = {}
+        try:
+            while True:
+                for core in cores:
+                    if core not in busy and (one := next(todo, None)) is not None:
+                        busy[core] = (self._started(core, *one), *one)
+                if not busy:
+                    return
+                time.sleep(POLL_SECONDS)
+                for core, (process, name, seed, plan) in list(busy.items()):
+                    if process.poll() is not None:
+                        del busy[core]
+                        self._finish(process.returncode, name, seed, plan)
+        finally:
+            for process, *_ in busy.values():
+                process.terminate()
+                process.wait()
+
+    def _started(self, core: int, name: str, seed: int, plan: Plan) -> subprocess.Popen[bytes]:
+        write_record(plan, self._folder / f"{name}-{seed}.json")
+        words = ["train", str(self._folder / f"{name}-{seed}.json"), "--out", self._run(name, seed)]
+        with (self._folder / f"{name}-{seed}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "batchwright.cli", *map(str, words)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+            )
+        os.sched_setaffinity(process.pid, {core})  # before it has any threads
+        return process
+
+    def _finish(self, code: int, name: str, seed: int, plan: Plan) -> None:
+        if code:
+            log = (self._folder / f"{name}-{seed}.log").read_text(errors="replace")
+            raise SystemExit(f"{name}, seed {seed}, ended with exit code {code}:\n{log[-2000:]}")
+        summary = read_record(self._run(name, seed) / "summary.json", RunSummary)
+        assert summary.test_accuracy is not None
+        run = Run(
+            accuracy=100 * summary.test_accuracy,
+            seconds=sum(epoch.training_seconds for epoch in summary.epochs),
+            batches=plan.stages[-1].local_batch_sizes,
+        )
+        values = {"plan": digest(plan), **run.__dict__}
+        aside = self._keep / f".{name}-{seed}.writing"
+        aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        aside.replace(self._file(name, seed))
+        say(f"{name}, seed {seed}: {run.accuracy:.2f} % in {run.seconds:.0f} simulated s")
+
+    def _kept(self, name: str, seed: int, plan: Plan) -> Run | None:
+        """The run if it is kept and was made by this very plan."""
+        try:
+            values = json.loads(self._file(name, seed).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        if values.pop("plan") != digest(plan):
+            return None
+        return Run(**{**values, "batches": tuple(values["batches"])})
+
+    def _file(self, name: str, seed: int) -> Path:
+        return self._keep / f"{name}-{seed}.json"
+
+    def _run(self, name: str, seed: int) -> Path:
+        return self._folder / f"run-{name}-{seed}"
+
+
+def digest(plan: Plan) -> str:
+    """Names what a plan does, wherever its data are: SHA-256, in hex."""
+    job = plan.job.model_copy(update={"data": plan.data.name})
+    told = plan.model_copy(update={"job": job, "reasons": ()})
+    return hashlib.sha256(told.model_dump_json().encode()).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------- figures
+
+
+def main() -> None:
+    """Measure, print, and write the report."""
+    run_benchmark("dual_accuracy", __doc__, _measure, full_seeds=SEEDS)
+
+
+def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], dict[str, Any]]:
+    if arguments.data is None:
+        say("accuracy: it needs the CIFAR-100 folder")
+        return [], {}
+    runner = Runner(arguments.data, arguments.keep or folder / "kept", folder)
+    if not arguments.full:
+        return _checked(runner)
+    runs = runner.run(first_arms(), SEEDS)
+    best = best_of(_accuracies(runs))
+    say(f"the best with two batch sizes: {best}")
+    runs |= runner.run(later_arms(best), SEEDS)
+    measurements = {
+        "best": best,
+        "runs": {name: [one.__dict__ for one in some] for name, some in runs.items()},
+    }
+    return accuracy_figures(runs, best), measurements
+
+
+def _checked(runner: Runner) -> tuple[list[Figure], dict[str, Any]]:
+    arms = {name: first_arms()[name] for name in CHECKED}
+    runs = runner.run(arms, (0,))
+    large, other = (_accuracies(runs)[name] for name in CHECKED)
+    gain = difference_figure("dual_accuracy_gain_check", other, large, "points", margin=0.0)
+    kept = kept_figures("dual_accuracy", names_of_figures())
+    return [*kept, gain], {
+        "runs": {name: [one.__dict__ for one in some] for name, some in runs.items()}
+    }
+
+
+def names_of_figures() -> list[str]:
+    """All that a full run gives."""
+    arms = (*first_arms(), *later_arms("k105-3"))
+    return [
+        "dual_accuracy_gain",
+        "dual_over_uniform_points",
+        "hybrid_accuracy_gain",
+        *(f"accuracy_{name}" for name in arms),
+        *(f"seconds_over_large_{name}" for name in arms if name != "large"),
+    ]
+
+
+def accuracy_figures(runs: Mapping[str, Sequence[Run]], best: str) -> list[Figure]:
+    """The figures, from the runs of all arms over the same seeds."""
+    accuracies = _accuracies(runs)
+
+    def gain(name: str, arm: str, reference: str) -> Figure:
+        points = accuracies[arm], accuracies[reference]
+        figure = difference_figure(name, *points, "points", margin=0.0)
+        return replace(figure, goal=0.0) if figure.goal is not None else figure
+
+    uniform = gain("dual_over_uniform_points", best, uniform_beside(best))
+    seconds = {name: [one.seconds for one in some] for name, some in runs.items()}
+    return [
+        gain("dual_accuracy_gain", best, "large"),
+        replace(uniform, goal=None, met=None),
+        gain("hybrid_accuracy_gain", "hybrid", "large-stages"),
+        *(mean_figure(f"accuracy_{name}", some, "%") for name, some in accuracies.items()),
+        *(
+            mean_figure(
+                f"seconds_over_large_{name}",
+                [one / large for one, large in zip(some, seconds["large"], strict=True)],
+                "ratio",
+            )
+            for name, some in seconds.items()
+            if name != "large"
+        ),
+    ]
+
+
+def _accuracies(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:
+    return {name: [one.accuracy for one in some] for name, some in runs.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""What is measured of two batch sizes side by side, and for how long.
+
+Visits to all pairs take turns until the ratio of each is known well enough or time is up. The
+processes stay between two measurements, because each answer leads to the next question.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from math import ceil, exp, log
+from pathlib import Path
+from statistics import fmean, median
+
+from batchwright.errors import JobError
+from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
+from batchwright.probing.acquisition import VISIT_SECONDS
+from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair
+from batchwright.probing.controller import PRECISION, Progress
+from batchwright.probing.probe import measuring
+from batchwright.probing.visiting import Visitor
+from batchwright.records import Job, PairTime
+
+BUDGET = 0.5
+"""Of `probe.budget`, the most time for one measurement of all pairs: as a rule two or three are
+needed, so that settling takes about as long as the probe did."""
+
+LEAST_VISITS, ENOUGH_VISITS = 2, 5
+"""Visits to each pair however long they take; visits after which their scatter can be trusted."""
+
+MeasurePairs = Callable[[Sequence[Pair]], tuple[PairTime, ...]]
+
+
+def measure_pairs(
+    job: Job,
+    pairs: Sequence[Pair],
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+) -> tuple[PairTime, ...]:
+    """Time two groups of workers side by side, without any exchange between them.
+
+    Args:
+        job: As for `probe.probe`.
+        pairs: Batches and groups; at least one.
+        folder: As for `probe.probe`.
+        progress: Called as progress(seconds done, seconds in all, what).
+
+    Returns:
+        What was measured, in the order of ``pairs``.
+
+    Raises:
+        JobError: A pair does not fit the memory; the message names it.
+        BatchwrightError: As for `probe.probe`.
+    """
+    counts, sides = {pair.workers for pair in pairs}, {pair.resolution for pair in pairs}
+    with pair_measurer(job, counts, folder, sides=sides, progress=progress) as measure:
+        return measure(pairs)
+
+
+@contextmanager
+def pair_measurer(
+    job: Job,
+    counts: Collection[int],
+    folder: Path,
+    *,
+    sides: Collection[int] = (),
+    progress: Progress | None = None,
+) -> Iterator[MeasurePairs]:
+    """A function that does what `measure_pairs` does, on workers that stay alive inside.
+
+    Args:
+        job: As for `probe.probe`.
+        counts: Numbers of workers that pairs may have.
+        folder: As for `probe.probe`.
+        sides: Resolutions that pairs may have, where the job names none, in pixels.
+        progress: As for `measure_pairs`.
+
+    Raises:
+        JobError: There are no counts.
+        BatchwrightError: As for `probe.probe`.
+    """
+    if not counts:
+        raise JobError("no pairs to measure: give resolution, workers and batches of both groups")
+    if job.resolutions == "auto":
+        job = job.model_copy(update={"resolutions": tuple(sorted(sides))})
+    rising = sorted(counts)
+    with measuring(job, folder, rising) as workers:
+        visitor = Visitor(job, workers, rising[-1], _silent)
+        visitor.prepare(seconds=PRECISION * job.probe.budget)
+        yield PairVisits(visitor, progress=progress).measure
+
+
+class PairVisits:
+    """Has pairs visited in turn.
+
+    Args:
+        visitor: Prepared.
+        progress: As for `measure_pairs`.
+        clock: Seconds since any moment.
+    """
+
+    def __init__(
+        self,
+        visitor: Visitor,
+        *,
+        progress: Progress | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._visitor, self._progress, self._clock = visitor, progress, clock
+        self._budget = BUDGET * visitor.job.probe.budget
+
+    def measure(self, pairs: Sequence[Pair]) -> tuple[PairTime, ...]:
+        """Visit the pairs until all are well known, or the time is up.
+
+        Raises:
+            JobError: A pair does not fit the memory; the message names it.
+        """
+        for pair in dict.fromkeys(pairs):
+            self._weigh(pair)
+        visits: dict[Pair, list[tuple[float, float]]] = {pair: [] for pair in pairs}
+        began = self._clock()
+        while wanted := [pair for pair in visits if not _known(visits[pair])]:
+            seen = min(len(visits[pair]) for pair in wanted)
+            spent = self._clock() - began
+            if seen >= LEAST_VISITS and spent * (seen + 1) / seen > self._budget:
+                break
+            for pair in wanted:
+                self._tell(self._clock() - began, f"measuring {pair}, seconds")
+                visits[pair].append(self._visit(pair))
+        self._tell(ceil(self._budget), "measured, seconds")
+        return tuple(_pair_time(pair, visits[pair]) for pair in pairs)
+
+    def _weigh(self, pair: Pair) -> None:
+        at_once = min(pair.large_batch, self._micro_batch(pair))
+        if not self._visitor.weigh(Point(pair.workers, pair.resolution, at_once)):
+            raise self._too_large(pair)
+
+    def _visit(self, pair: Pair) -> tuple[float, float]:
+        """Seconds of a step with the large and with the small batch, whoever had them."""
+        command = VisitPair(
+            workers=pair.workers,
+            resolution=pair.resolution,
+            large_workers=pair.large_workers,
+            large_batch=pair.large_batch,
+            small_batch=pair.small_batch,
+            micro_batch=self._micro_batch(pair),
+            seconds=VISIT_SECONDS,
+        )
+        visited = self._visitor.ask(command, PairVisited, str(pair))
+        if visited is None:
+            raise self._too_large(pair)
+        large = fmean(seconds for seconds, _ in visited.stretches)
+        return large, large * exp(fmean(log(small / own) for own, small in visited.stretches))
+
+    def _micro_batch(self, pair: Pair) -> int:
+        asked = self._visitor.job.micro_batch
+        most = pair.micro_batch or max(pair.large_batch, pair.small_batch)
+        return most if asked == "auto" else min(asked, most)
+
+    def _too_large(self, pair: Pair) -> JobError:
+        return JobError(
+            f"{pair}: a step of {pair.large_batch} samples does not fit the "
+            f"{self._visitor.limit / 2**20:.0f} MiB that a worker may use: set "
+            "dual.large_batches to less, or goal.memory to what there is"
+        )
+
+    def _tell(self, seconds: float, what: str) -> None:
+        if self._progress is not None:
+            total = ceil(self._budget)
+            self._progress(min(total, round(seconds)), total, what)
+
+
+def _silent(_what: str) -> None:
+    """A visitor's own reports are of single points."""
+
+
+def _known(visits: Sequence[tuple[float, float]]) -> bool:
+    ratios = [small / large for large, small in visits]
+    return len(ratios) >= ENOUGH_VISITS and ratio_error(ratios) <= WELL_KNOWN_RATIO
+
+
+def _pair_time(pair: Pair, visits: Sequence[tuple[float, float]]) -> PairTime:
+    large = median(large for large, _ in visits)
+    ratios = tuple(small / large for large, small in visits)
+    return PairTime(
+        resolution=pair.resolution,
+        large_workers=pair.large_workers,
+        small_workers=pair.small_workers,
+        large_batch=pair.large_batch,
+        small_batch=pair.small_batch,
+        large_seconds=large,
+        small_seconds=large * median(ratios),
+        repeats=len(visits),
+        ratios=ratios,
+    )

@@ -1,0 +1,74 @@
+"""Names in the figure of a plan: its title, its clusters, and what the marks mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchwright.records.words import counted
+from batchwright.reporting.plan_curves import PlanCurves
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+MARKS = ("o", "s", "^", "D", "v")
+
+
+def title(curves: PlanCurves) -> str:
+    """Network, data, resolution and epochs."""
+    epochs = counted(curves.epochs, "epoch")
+    return f"{curves.network} on {curves.data}, {curves.resolution} px, {epochs}"
+
+
+def name_marks(figure: Figure, curves: PlanCurves) -> None:
+    """Clusters above the panels, what the marks mean below, those that are there."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    grey, points = "#555555", points_of(curves)
+    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
+    clusters = [
+        Line2D([], [], color=COLOURS[index], marker=MARKS[index], markersize=6, label=one.label)
+        for index, one in enumerate(curves.clusters)
+    ]
+    marks = [
+        (True, Patch(color=grey, alpha=0.25, linewidth=0, label="95 % interval")),
+        (
+            any(one.extrapolated or one.assumed for one in points),
+            Line2D([], [], color=grey, linestyle=(0, (4, 2)), label="beyond what was measured"),
+        ),
+        (
+            any(one.measured for one in curves.clusters),
+            Line2D([], [], color=grey, marker="o", linestyle="", label="measured"),
+        ),
+        (
+            any(one.knee for one in curves.clusters),
+            Line2D([], [], color=grey, marker="*", linestyle="", markersize=12, label="knee"),
+        ),
+        (
+            any(one.chosen for one in points),
+            Line2D([], [], color="black", linestyle="", label="chosen", **ring),
+        ),
+    ]
+    shown = [mark for there, mark in marks if there]
+    places: tuple[tuple[list[Any], Any, str | None], ...] = (
+        (clusters, "outside upper center", title(curves)),
+        (shown, "outside lower center", None),
+    )
+    for handles, place, words in places:
+        figure.legend(
+            handles=handles,
+            title=words,
+            title_fontsize=12,
+            loc=place,
+            ncols=len(handles),
+            frameon=False,
+            fontsize=10,
+            columnspacing=1.6,
+            handletextpad=0.5,
+        )
+
+
+def points_of(curves: PlanCurves) -> list[Any]:
+    """The points of all clusters."""
+    return [one for cluster in curves.clusters for one in cluster.points]

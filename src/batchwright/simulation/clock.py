@@ -1,0 +1,276 @@
+r"""The clock of a virtual cluster: how long workers compute and exchange, and what happens next.
+
+A step of :math:`b` samples takes :math:`(a b + c) / v` seconds on a worker of speed :math:`v`, and
+as many times as long as a disturbance says while there is one. With K workers, G bytes, latency
+:math:`\alpha` and bandwidth :math:`\beta_i` of worker :math:`i`:
+
+.. math::
+    t_{ring} = 2 (K - 1) \Big( \alpha + \frac{G}{K \min_i \beta_i} \Big), \quad
+    t_{push} = t_{pull} = \alpha + \frac{G}{\beta_i}
+
+A ring all-reduce (Patarasuk and Yuan 2009) goes at the pace of its slowest link. Models pushed to a
+server, or pulled from it, besides go through the server's own link one after the other. What the
+server computes is taken to cost nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from batchwright.errors import JobError, PlanError
+from batchwright.records import Disturbance, Job, Plan, Stage
+
+LATENCY = 0.0005
+"""Of a link, in seconds, where the job states none: a local Ethernet."""
+
+BANDWIDTH = 125e6
+"""Of a link, in bytes per second, where the job states none: 1 Gb/s."""
+
+
+class StepTime(NamedTuple):
+    """What a step costs a worker of speed 1."""
+
+    sample_seconds: float
+    step_seconds: float
+
+    def work(self, samples: int) -> float:
+        """Seconds of a step of so many samples; none without samples."""
+        return self.sample_seconds * samples + self.step_seconds if samples else 0.0
+
+
+def step_times(plan: Plan) -> tuple[StepTime, ...]:
+    """What a step costs in each row of the plan.
+
+    What the job states of its virtual workers holds at the highest resolution; the time per sample
+    at others is that in proportion to the rows' own, else to the images' area. What it leaves open
+    is as in the rows, else made of their predicted epochs.
+
+    Raises:
+        PlanError: Nothing tells.
+    """
+    virtual, rows = plan.job.virtual, [_of_row(plan, stage) for stage in plan.stages]
+    top = max(range(len(rows)), key=lambda index: plan.stages[index].resolution)
+    found = []
+    for stage, row in zip(plan.stages, rows, strict=True):
+        sample, step = row or (None, None)
+        if virtual.sample_seconds is not None:
+            above = rows[top]
+            ratio = (stage.resolution / plan.top_resolution) ** 2
+            if row is not None and above is not None:
+                ratio = row.sample_seconds / above.sample_seconds
+            sample = virtual.sample_seconds * ratio
+        if virtual.step_seconds is not None:
+            step = virtual.step_seconds
+        if sample is None or step is None:
+            unset = [
+                f"virtual.{key}=..."
+                for key, value in (("sample_seconds", sample), ("step_seconds", step))
+                if value is None
+            ]
+            raise PlanError(
+                f"the plan does not say how long a step takes at {stage.resolution} px, so a "
+                f"virtual cluster has no clock: state {' and '.join(unset)}, or plan from a "
+                "profile"
+            )
+        found.append(StepTime(sample, step))
+    return tuple(found)
+
+
+def _of_row(plan: Plan, stage: Stage) -> StepTime | None:
+    """What a row says itself, or what its predicted epoch comes to."""
+    if stage.sample_seconds is not None:
+        return StepTime(stage.sample_seconds, stage.step_seconds or 0.0)
+    if stage.predicted_epoch_seconds is None:
+        return None
+    batch, samples = stage.local_batch_sizes[0], plan.data.train_samples
+    steps = samples / stage.global_batch_size
+    if stage.samples_per_round:
+        steps = stage.samples_per_round[0] / batch
+    seconds = stage.predicted_epoch_seconds.value / steps
+    sample = seconds / (batch + stage.fixed_samples)
+    return StepTime(sample, sample * stage.fixed_samples)
+
+
+def refuse_misfits(job: Job, workers: int) -> None:
+    """Refuse what the job says of virtual workers that are not there.
+
+    Raises:
+        JobError: Names the key.
+    """
+    virtual = job.virtual
+    for key, values in (("speeds", virtual.speeds), ("links", virtual.links)):
+        if values and len(values) != workers:
+            raise JobError(
+                f"virtual.{key} has {len(values)} figures for workers={workers}: give one for each"
+            )
+    for one in virtual.disturbances:
+        if one.worker >= workers:
+            raise JobError(
+                f"virtual.disturbances: there is no worker {one.worker} with workers={workers}; "
+                f"they are 0 to {workers - 1}"
+            )
+        if one.end is not None and one.end <= one.start:
+            raise JobError(
+                f"virtual.disturbances: worker {one.worker} from {one.start:g} s until "
+                f"{one.end:g} s: the end must be later than the start"
+            )
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A virtual worker.
+
+    Attributes:
+        speed: Relative to the step times.
+        bandwidth: Of its link, in bytes per second.
+        disturbances: When it is slower; where several overlap they multiply.
+    """
+
+    speed: float
+    bandwidth: float
+    disturbances: tuple[Disturbance, ...] = ()
+
+    def finish(self, start: float, work: float) -> float:
+        """When work begun at ``start`` is done.
+
+        Args:
+            start: Simulated seconds.
+            work: Seconds that it takes at speed 1; a disturbance that begins or ends meanwhile
+                slows just its part.
+        """
+        now, left = start, work
+        for edge in self._edges(start):
+            rate = self._rate(now)
+            if left <= (edge - now) * rate:
+                return now + left / rate
+            left -= (edge - now) * rate
+            now = edge
+        return now + left / self._rate(now)
+
+    def _edges(self, start: float) -> list[float]:
+        """When a disturbance begins or ends, from ``start`` on."""
+        every = {t for one in self.disturbances for t in (one.start, one.end) if t is not None}
+        return sorted(edge for edge in every if edge > start)
+
+    def _rate(self, now: float) -> float:
+        slower = (
+            one.slowdown
+            for one in self.disturbances
+            if one.start <= now and (one.end is None or now < one.end)
+        )
+        return self.speed / math.prod(slower)
+
+
+class Cluster:
+    """The workers of a job, and the network between them.
+
+    Args:
+        job: Its ``virtual.*`` and ``link.*``.
+        workers: Number of them.
+
+    Attributes:
+        workers: In rank order.
+
+    Raises:
+        JobError: The job speaks of workers that are not there.
+    """
+
+    def __init__(self, job: Job, workers: int) -> None:
+        refuse_misfits(job, workers)
+        virtual, link = job.virtual, job.link
+        self._latency = LATENCY if link.latency is None else link.latency
+        self._bandwidth = BANDWIDTH if link.bandwidth is None else link.bandwidth
+        speeds = virtual.speeds or (1.0,) * workers
+        links = virtual.links or (1.0,) * workers
+        self.workers = tuple(
+            Worker(
+                speed,
+                relative * self._bandwidth,
+                tuple(one for one in virtual.disturbances if one.worker == rank),
+            )
+            for rank, (speed, relative) in enumerate(zip(speeds, links, strict=True))
+        )
+
+    def all_reduce_seconds(self, size: int) -> float:
+        """Seconds of summing ``size`` bytes over all workers; see above. One exchanges nothing."""
+        count = len(self.workers)
+        slowest = min(worker.bandwidth for worker in self.workers)
+        return 2 * (count - 1) * (self._latency + size / count / slowest)
+
+    def transfer_seconds(self, worker: int, size: int) -> float:
+        """Seconds that ``size`` bytes take over a worker's own link."""
+        return self._latency + size / self.workers[worker].bandwidth
+
+    def server_link(self, size: int) -> ServerLink:
+        """The link of a server, for models of ``size`` bytes."""
+        return ServerLink(size / self._bandwidth)
+
+
+class ServerLink:
+    """The server's own link: one model after the other in each direction.
+
+    Args:
+        seconds: That one model takes.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._in_free = self._out_free = 0.0
+
+    def receive(self, arrival: float) -> float:
+        """When a model is there whose last byte could be there at ``arrival``; call in order."""
+        done = max(arrival, self._in_free + self._seconds)
+        self._in_free = done
+        return done
+
+    def send(self, start: float) -> float:
+        """When the first byte of a model goes out that was asked for at ``start``; in order."""
+        begun = max(start, self._out_free)
+        self._out_free = begun + self._seconds
+        return begun
+
+    def state_dict(self) -> dict[str, float]:
+        """Plain values."""
+        return {"in": self._in_free, "out": self._out_free}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from a checkpoint."""
+        self._in_free, self._out_free = state["in"], state["out"]
+
+
+class Event(NamedTuple):
+    """Something that happens to a worker at a time, in simulated seconds."""
+
+    time: float
+    worker: int
+    kind: str
+
+
+class Events:
+    """What is to come, in the order of time; at the same time, of rank."""
+
+    def __init__(self) -> None:
+        self._queue: list[Event] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, time: float, worker: int, kind: str) -> None:
+        """Something will happen."""
+        heapq.heappush(self._queue, Event(time, worker, kind))
+
+    def next(self) -> Event:
+        """Takes what happens first; `IndexError` if nothing will."""
+        return heapq.heappop(self._queue)
+
+    def state_dict(self) -> list[list[Any]]:
+        """Plain values."""
+        return [list(event) for event in sorted(self._queue)]
+
+    def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
+        """Go on from a checkpoint."""
+        self._queue = [Event(*values) for values in state]
