@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import math
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -286,6 +288,23 @@ def test_strength_zero_takes_the_middle(root: Path, monkeypatch: pytest.MonkeyPa
     images, _ = source.single(every, epoch=1, resolution=24)
     ((still, _),) = source.batches([every], epoch=None, resolution=24)
     assert (images - still).abs().mean() < 0.1  # a room of an odd number of pixels has two middles
+
+
+def test_a_pipeline_dropped_in_mid_epoch_takes_its_loaders_along(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    one = pipeline(in_files(root, monkeypatch), loaders=1)
+    batches = one.batches([torch.tensor([0, 1])] * 6, epoch=0, resolution=32)
+    next(batches)
+    (loader,) = set(multiprocessing.active_children()) - before
+    gc.disable()  # whatever is in no circle goes at once, and in order
+    try:
+        del batches, one
+        assert loader.exitcode == 0
+    finally:
+        gc.enable()
 
 
 def test_a_session_trains_on_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ normalized on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -155,11 +156,14 @@ class FilePipeline:
             Images (n, 3, resolution, resolution), channels last, normalized; labels int64 (n,).
         """
         asked: list[Tensor] = []  # between asking the loaders and their answer
+        key_of = self._chooser(epoch, resolution)
 
+        # Knows nothing of the pipeline: in a circle with its loaders, these would be collected
+        # before they could be told to end, and each be waited for in vain.
         def keys() -> Iterator[list[_Key]]:
             for indices in batches:
                 asked.append(indices)
-                yield self._keys_of(indices, epoch, resolution)
+                yield key_of(indices)
 
         self._keys.batches = keys()
         for squares in self._loader:
@@ -167,22 +171,18 @@ class FilePipeline:
 
     def single(self, indices: Tensor, *, epoch: int, resolution: int) -> tuple[Tensor, Tensor]:
         """One training batch, decoded in this process."""
-        keys = self._keys_of(indices, epoch, resolution)
+        keys = self._chooser(epoch, resolution)(indices)
         squares = _together([self._cut[key] for key in keys])
         return self._finished(squares, indices, epoch, resolution)
 
-    def _keys_of(self, indices: Tensor, epoch: int | None, resolution: int) -> list[_Key]:
+    def _chooser(self, epoch: int | None, resolution: int) -> Callable[[Tensor], list[_Key]]:
+        """What makes keys of indices."""
         if epoch is None or self._augmentation == "none":
-            return [(index, resolution, None) for index in indices.tolist()]
-        draws = draw(self._seed, epoch, indices)
-        # Between both ends, 0 to 1; weaker ones keep around the middle.
-        down, right = (
-            0.5 + min(1.0, self.strength) * (field.double() / (2**FIELD_BITS - 1) - 0.5)
-            for field in (draws.vertical, draws.horizontal)
+            return partial(_whole_keys, resolution=resolution)
+        strength = min(1.0, self.strength)
+        return partial(
+            _drawn_keys, seed=self._seed, epoch=epoch, resolution=resolution, strength=strength
         )
-        places = zip(down.tolist(), right.tolist(), strict=True)
-        indexed = zip(indices.tolist(), places, strict=True)
-        return [(index, resolution, place) for index, place in indexed]
 
     def _finished(
         self, squares: Squares, indices: Tensor, epoch: int | None, resolution: int
@@ -193,6 +193,25 @@ class FilePipeline:
         if epoch is not None and self._augmentation == "crop-flip":
             flip(images, draw(self._seed, epoch, indices).flip)
         return self._normalization(images), labels.to(self._device, non_blocking=True)
+
+
+def _whole_keys(indices: Tensor, *, resolution: int) -> list[_Key]:
+    """Keys of images of which nothing is drawn."""
+    return [(index, resolution, None) for index in indices.tolist()]
+
+
+def _drawn_keys(
+    indices: Tensor, *, seed: int, epoch: int, resolution: int, strength: float
+) -> list[_Key]:
+    """Keys with the place of a crop, 0 to 1 each way; weaker ones keep around the middle."""
+    draws = draw(seed, epoch, indices)
+    down, right = (
+        0.5 + strength * (field.double() / (2**FIELD_BITS - 1) - 0.5)
+        for field in (draws.vertical, draws.horizontal)
+    )
+    places = zip(down.tolist(), right.tolist(), strict=True)
+    indexed = zip(indices.tolist(), places, strict=True)
+    return [(index, resolution, place) for index, place in indexed]
 
 
 def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:
