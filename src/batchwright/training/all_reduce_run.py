@@ -12,7 +12,7 @@ from batchwright.errors import DeadlineReached, Interrupted, PlanError
 from batchwright.records import Stage
 from batchwright.reduction import Reducer
 from batchwright.training.clock import StepClock
-from batchwright.training.evaluation import Forward, Metric, evaluate
+from batchwright.training.evaluation import Forward, Metric
 from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
@@ -152,27 +152,18 @@ class AllReduceRun:
         """Mean of each value over a held-out set, of which every worker takes its share."""
         started = time.perf_counter()
         walk = self._sharing.walk
-        with self._setup.recalibrated(
+        sums, count, stopped = self._setup.evaluated(
             model,
-            walk.order if walk is not None else None,
-            self.state.epoch,
+            feed,
+            metric,
+            forward=forward,
+            batch_size=batch_size,
             group=self._group,
             shares=self.local_batch_sizes,
+            order=walk.order if walk is not None else None,
+            epoch=self.state.epoch,
             between_epochs=walk is None or self.state.step == len(walk),
-            forward=forward,
-        ):
-            sums, count, stopped = evaluate(
-                model,
-                feed,
-                metric,
-                group=self._group,
-                stop=self._setup.stop,
-                batch_size=batch_size,
-                resolution=None,
-                forward=forward,
-                autocast=self._setup.autocast,
-                shares=self.local_batch_sizes,
-            )
+        )
         self.state.meter.evaluation += time.perf_counter() - started
         if stopped:
             self._stop_now()

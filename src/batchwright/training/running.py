@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchwright.group import Group
 from batchwright.records import Plan, Stage
-from batchwright.training.evaluation import Forward, Metric
+from batchwright.training.evaluation import Forward, Metric, evaluate
 from batchwright.training.feeding import Feed
 from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.signals import StopRequest
@@ -82,28 +82,60 @@ class Setup:
             samples_per_epoch=len(self.feed),
         )
 
-    def recalibrated(
+    def evaluated(
         self,
         model: nn.Module,
-        order: Tensor | None,
-        epoch: int,
+        feed: Feed,
+        metric: Metric,
         *,
+        forward: Forward,
+        batch_size: int,
         group: Group,
         shares: Sequence[int],
+        order: Tensor | None,
+        epoch: int,
         between_epochs: bool,
-        forward: Forward,
-    ) -> AbstractContextManager[None]:
-        """Statistics of batch normalization for an evaluation, if the job asks for new ones.
+    ) -> tuple[dict[str, float], int, int]:
+        """Sums of each value of a metric over a held-out set, as `evaluation.evaluate` gives them.
+
+        Batch normalization has new statistics meanwhile, if the job asks for them.
 
         Args:
             model: What is evaluated.
-            order: Of the epoch's samples; ``None``: there is no epoch.
-            epoch: Zero-based.
+            feed: Makes the held-out batches.
+            metric: As for `Session.evaluate`.
+            forward: f(model, batch) runs the model.
+            batch_size: Samples in one forward pass.
             group: The workers that evaluate.
             shares: Of these, in rank order.
-            between_epochs: Whether the feed has nothing else under way.
-            forward: f(model, batch) runs the model.
+            order: Of the epoch's training samples; ``None``: there is no epoch.
+            epoch: Zero-based.
+            between_epochs: Whether the training feed has nothing else under way.
         """
+        with self._recalibrated(model, forward, group, shares, order, epoch, between_epochs):
+            return evaluate(
+                model,
+                feed,
+                metric,
+                group=group,
+                stop=self.stop,
+                batch_size=batch_size,
+                resolution=None,
+                forward=forward,
+                autocast=self.autocast,
+                shares=shares,
+            )
+
+    def _recalibrated(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        group: Group,
+        shares: Sequence[int],
+        order: Tensor | None,
+        epoch: int,
+        between_epochs: bool,
+    ) -> AbstractContextManager[None]:
         if not self.plan.job.cycle.recalibrate or order is None:
             return nullcontext()
         batches = calibrating_batches(

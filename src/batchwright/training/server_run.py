@@ -19,7 +19,7 @@ from batchwright.records import Stage
 from batchwright.reduction import Reducer
 from batchwright.server_child import SERVER, SERVER_KEY, ServerChild
 from batchwright.training.clock import StepClock
-from batchwright.training.evaluation import Forward, Metric, evaluate
+from batchwright.training.evaluation import Forward, Metric
 from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import RunState
 from batchwright.training.merging import layout, pack, unpack
@@ -156,27 +156,18 @@ class ServerRun:
         if self._pulled is None or not self._pulled.evaluate:
             return dict(self._pulled.scores) if self._pulled is not None else {}
         started = time.perf_counter()
-        with self._setup.recalibrated(
+        sums, count, stopped = self._setup.evaluated(
             model,
-            self._sharing.order(self._state.epoch),
-            self._state.epoch,
+            feed,
+            metric,
+            forward=forward,
+            batch_size=batch_size,
             group=self._group,
             shares=(1,),
+            order=self._sharing.order(self._state.epoch),
+            epoch=self._state.epoch,
             between_epochs=True,
-            forward=forward,
-        ):
-            sums, count, stopped = evaluate(
-                model,
-                feed,
-                metric,
-                group=self._group,
-                stop=self._setup.stop,
-                batch_size=batch_size,
-                resolution=None,
-                forward=forward,
-                autocast=self._setup.autocast,
-                shares=(1,),
-            )
+        )
         if stopped:
             self._client.stop(self._setup.stop.number)
         if self._unsettled is not None:
