@@ -54,10 +54,25 @@ def test_a_round_across_the_end_of_an_epoch_has_a_part_in_both():
         rounds.commit(worker)
     ticket = rounds.take(0)  # of 12 samples 10 are handed out
     assert segments(ticket, 12) == [(0, 10, 12), (1, 0, 4)]
-    assert ticket.epoch == 0
+    assert ticket.epoch == 1  # of which most of it is
 
 
-def test_what_a_round_does_follows_from_where_it_begins():
+def test_a_round_that_begins_with_the_last_of_an_epoch_follows_the_next_row():
+    stages = [
+        {"epochs": 1, "samples_per_round": (6, 4), "update_factors": (1.0, 0.5)},
+        {"epochs": 2, "samples_per_round": (5, 5), "update_factors": (1.0, 0.8)},
+    ]
+    rounds = Rounds(make_server_plan((6, 4), stages=stages), 10)
+    for _ in range(2):
+        rounds.take(1)
+        rounds.commit(1)
+    ticket = rounds.take(0)  # of 10 samples 8 are handed out
+    assert (ticket.start, ticket.samples, ticket.epoch, ticket.stage) == (8, 5, 1, 1)
+    assert (ticket.clock, ticket.span) == (10, 10)
+    assert segments(ticket, 10) == [(0, 8, 10), (1, 0, 3)]
+
+
+def test_what_a_round_does_follows_from_where_it_is():
     stages = [
         {"epochs": 1, "samples_per_round": (6, 4), "update_factors": (1.0, 0.5)},
         {"epochs": 2, "samples_per_round": (5, 5), "update_factors": (1.0, 0.8)},

@@ -40,7 +40,7 @@ class RoundRecord(Record):
 
     worker: Index = Field(description="Rank.")
     number: Index = Field(description="Place among all rounds, as handed out, zero-based.")
-    epoch: Index = Field(description="Epoch whose samples it began with, zero-based.")
+    epoch: Index = Field(description="Epoch that most of its samples are of, zero-based.")
     resolution: Count = Field(description="Training image side, in pixels.")
     local_batch_size: Count = Field(description="Samples per step.")
     samples: Index = Field(description="Trained on.")

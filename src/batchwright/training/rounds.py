@@ -3,7 +3,7 @@
 The samples of all epochs are one stream, epoch after epoch, each in its own seeded order. A round
 is the next stretch of it, handed to the worker that asks. So every sample of an epoch is trained on
 exactly once, whoever is slow, dies or comes back; and what a round does (resolution, batch, rate)
-follows from where in the stream it begins.
+follows from where in the stream it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Ticket:
         worker: Rank.
         start: Position of its first sample in the stream of all epochs.
         samples: Length, in samples.
-        epoch: That of its first sample, zero-based.
+        epoch: Zero-based; most of its samples are of it. Where shares have changed, a round may
+            begin with the last few of the epoch before.
         stage: Index of the plan's row that it follows.
         factor: Weight of the model that comes of it.
         clock: Samples that the learning rate takes for seen when it begins.
@@ -186,7 +187,7 @@ class Rounds:
         Returns:
             The samples per round from now on, in rank order; ``None`` if they stay as they were.
         """
-        stage = self._plan.stages[self._plan.stage_of(self._epoch)]
+        stage = self._plan.stages[self._plan.stage_of(self._epoch_at(self.handed_out))]
         current = self.shares(stage)
         wanted = apportion(
             [1 / seconds_per_sample[w] if current[w] else 0.0 for w in range(len(current))],
@@ -259,18 +260,18 @@ class Rounds:
             self._through.discard(worker)
             self.open[worker] = ticket
 
-    @property
-    def _epoch(self) -> int:
-        return min(self.handed_out // self._samples, self._plan.epochs - 1)
+    def _epoch_at(self, position: int) -> int:
+        return min(position // self._samples, self._plan.epochs - 1)
 
     def _next(self, worker: int) -> Ticket | None:
         left = self.total - self.handed_out
         if left <= 0:
             return None
-        index = self._plan.stage_of(self._epoch)
-        stage = self._plan.stages[index]
-        usual = self._usual(stage, worker)
-        start, epoch = self.handed_out, self._epoch
+        start = self.handed_out
+        length = self._length(worker, self._epoch_at(start))
+        epoch = self._epoch_at(start + min(length, left) // 2)
+        usual = self._length(worker, epoch)
+        index = self._plan.stage_of(epoch)
         samples = self._to_the_end(start, min(usual, left))
         whole = self._rule.exchange_steps is None
         ticket = Ticket(
@@ -281,7 +282,7 @@ class Rounds:
             epoch=epoch,
             stage=index,
             # The training's last round may be short; then its model counts for less.
-            factor=stage.update_factors[worker] * min(1.0, left / usual),
+            factor=self._plan.stages[index].update_factors[worker] * min(1.0, left / usual),
             clock=epoch * self._samples if whole else start,
             span=self._samples if whole else samples,
         )
@@ -305,7 +306,9 @@ class Rounds:
             return samples - beyond
         return samples
 
-    def _usual(self, stage: Stage, worker: int) -> int:
+    def _length(self, worker: int, epoch: int) -> int:
+        """Samples of a worker's round in an epoch, as far as there are so many left."""
+        stage = self._plan.stages[self._plan.stage_of(epoch)]
         if self._rule.exchange_steps is None:
             return self.shares(stage)[worker]
         return self._rule.exchange_steps * stage.local_batch_sizes[worker]

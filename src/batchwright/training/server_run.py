@@ -122,7 +122,7 @@ class ServerRun:
         )
 
     def epochs(self) -> Iterator[int]:
-        """The rounds that are left, each as the epoch whose samples it begins with."""
+        """The rounds that are left, each as the epoch that most of its samples are of."""
         self._take(self._client.next())
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket

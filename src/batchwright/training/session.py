@@ -214,8 +214,8 @@ class Session:
     def epochs(self) -> Iterator[int]:
         """The zero-based epochs that are left to train.
 
-        With a parameter server each turn is a round of this worker, and yields the epoch whose
-        samples it begins with.
+        With a parameter server each turn is a round of this worker, and yields the epoch that most
+        of its samples are of.
         """
         yield from self._run.epochs()
 
