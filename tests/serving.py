@@ -74,7 +74,14 @@ def meet_end(victim):
     """Kill somebody, and see what comes of it."""
     if victim == "error":
         raise ValueError("no such thing")
-    os.kill(os.getpid() if victim == "self" else server_pid(), signal.SIGKILL)
+    if victim == "self":
+        os.kill(os.getpid(), signal.SIGKILL)
+    # Checkpoints are written beside the training: one of the rounds before may be on its way.
+    end = time.monotonic() + 60
+    while not (folder / "run" / "checkpoints" / "last.pt").exists():
+        assert time.monotonic() < end, "no checkpoint was written"
+        time.sleep(0.01)
+    os.kill(server_pid(), signal.SIGKILL)
     time.sleep(60)
 
 
