@@ -8,7 +8,7 @@ import pytest
 
 from batchwright.records import Plan, RoundRecord, RunSummary, ServerRule, Stage
 from batchwright.training.recorder import Recorder
-from batchwright.training.round_book import RoundBook, seconds_of
+from batchwright.training.round_book import RoundBook
 from samples import make_plan
 
 SAMPLES = 100
@@ -122,15 +122,6 @@ def test_a_loss_that_is_not_finite_anywhere_leaves_the_others(book):
     rounds.add(round_of(0, 0, loss=None), rate=0.1, committed=60)
     rounds.add(round_of(1, 1), rate=0.1, committed=100)
     assert recorder.epochs[0].train_loss == 1.0
-
-
-def test_what_the_exchange_took_is_told_when_it_is_over(book):
-    rounds, recorder = book
-    rounds.add(round_of(0, 0, exchange_seconds=0, wait_seconds=0), rate=0.1, committed=60)
-    rounds.waited(0, exchange=0.25, wait=4.0)
-    rounds.add(round_of(1, 1), rate=0.1, committed=100)
-    assert seconds_of(rounds.rounds[0]) == 13.25
-    assert recorder.epochs[0].workers[0].wait_seconds == 4.0
 
 
 def test_a_restored_book_goes_on_and_says_that_the_epoch_is_not_whole(book, tmp_path):

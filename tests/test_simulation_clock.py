@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import JobError, PlanError
-from batchwright.records import Disturbance, Estimate
+from batchwright.records import VIRTUAL_BANDWIDTH, VIRTUAL_LATENCY, Disturbance, Estimate
 from batchwright.simulation.clock import (
-    BANDWIDTH,
-    LATENCY,
     Cluster,
     Events,
     StepTime,
@@ -42,7 +40,7 @@ def test_a_step_costs_its_samples_and_a_fixed_time():
 
 
 def test_a_worker_twice_as_fast_needs_half_the_time():
-    assert Worker(2.0, BANDWIDTH).finish(3.0, 5.0) == pytest.approx(5.5)
+    assert Worker(2.0, VIRTUAL_BANDWIDTH).finish(3.0, 5.0) == pytest.approx(5.5)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +55,12 @@ def test_a_worker_twice_as_fast_needs_half_the_time():
     ],
 )
 def test_a_disturbance_slows_just_the_part_of_a_step_that_it_covers(start, work, finish):
-    worker = Worker(1.0, BANDWIDTH, (slower(10.0, 20.0, 2.0),))
+    worker = Worker(1.0, VIRTUAL_BANDWIDTH, (slower(10.0, 20.0, 2.0),))
     assert worker.finish(start, work) == pytest.approx(finish)
 
 
 def test_disturbances_multiply_and_may_have_no_end():
-    worker = Worker(2.0, BANDWIDTH, (slower(0.0, None, 2.0), slower(4.0, 6.0, 4.0)))
+    worker = Worker(2.0, VIRTUAL_BANDWIDTH, (slower(0.0, None, 2.0), slower(4.0, 6.0, 4.0)))
     # 4 s at 1, 2 s at a quarter, then 1 again
     assert worker.finish(0.0, 5.0) == pytest.approx(6.5)
 
@@ -77,7 +75,9 @@ def test_disturbances_multiply_and_may_have_no_end():
 )
 def test_work_takes_as_long_in_one_piece_as_in_several(times, start, pieces):
     worker = Worker(
-        1.3, BANDWIDTH, tuple(slower(begin, begin + length, s) for begin, length, s in times)
+        1.3,
+        VIRTUAL_BANDWIDTH,
+        tuple(slower(begin, begin + length, s) for begin, length, s in times),
     )
     now = start
     for piece in pieces:
@@ -125,7 +125,11 @@ def test_one_worker_has_nobody_to_exchange_with():
 
 def test_links_are_a_local_ethernet_where_nothing_is_stated():
     cluster = make_cluster(2)
-    assert cluster.transfer_seconds(0, 1_000_000) == LATENCY + 1_000_000 / BANDWIDTH == 0.0085
+    assert (
+        cluster.transfer_seconds(0, 1_000_000)
+        == VIRTUAL_LATENCY + 1_000_000 / VIRTUAL_BANDWIDTH
+        == 0.0085
+    )
 
 
 def test_models_that_arrive_together_go_through_the_servers_link_one_by_one():
@@ -218,11 +222,11 @@ def test_a_plan_that_tells_nothing_is_refused():
 @pytest.mark.parametrize(
     ("virtual", "message"),
     [
-        ({"speeds": (1, 2)}, r"virtual\.speeds has 2 figures for workers=3: give one for each"),
-        ({"links": (1,)}, r"virtual\.links has 1 figures for workers=3"),
+        ({"speeds": (1, 2)}, r"virtual\.speeds=1,2: 2 values for workers=3: give one for each"),
+        ({"links": (1,)}, r"virtual\.links=1: 1 values for workers=3"),
         (
             {"disturbances": [{"worker": 3, "slowdown": 2}]},
-            "there is no worker 3 with workers=3; they are 0 to 2",
+            "worker 3 of workers=3: give 0 to 2",
         ),
         (
             {"disturbances": [{"worker": 0, "start": 5, "end": 5, "slowdown": 2}]},

@@ -403,7 +403,7 @@ def test_normalization_over_processes_is_refused():
 
 def test_speeds_of_other_workers_are_refused(tmp_path):
     plan = make_virtual_plan((8, 8), virtual={"speeds": (1.0,)})
-    with pytest.raises(JobError, match=r"virtual\.speeds has 1 figures for workers=2"):
+    with pytest.raises(JobError, match=r"virtual\.speeds=1: 1 values for workers=2"):
         train(plan, tmp_path / "run")
 
 

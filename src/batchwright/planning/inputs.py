@@ -134,18 +134,9 @@ def check_counts(job: Job) -> None:
         )
     if job.launch != "virtual":
         return
-    for key, values in (("speeds", job.virtual.speeds), ("links", job.virtual.links)):
-        if values and len(values) != job.workers:
-            raise PlanError(
-                f"virtual.{key}={shown(values)}: {len(values)} values for workers={job.workers}: "
-                "give one for each"
-            )
-    slow = max((one.worker for one in job.virtual.disturbances), default=0)
-    if slow >= job.workers:
-        raise PlanError(
-            f"virtual.disturbances: worker {slow} of workers={job.workers}: give 0 to "
-            f"{job.workers - 1}"
-        )
+    misfit = job.virtual.misfit(job.workers)
+    if misfit:
+        raise PlanError(misfit)
 
 
 def precision_of(job: Job) -> Precision:

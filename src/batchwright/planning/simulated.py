@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchwright.prediction.fit import fit_line
-from batchwright.records import Job, Link, Profile, StepTime
-
-ASSUMED_LINK = Link(latency=5e-4, bandwidth=125e6)
-"""Ethernet of 1 Gb/s as in the dual-batch paper's experiments; half a millisecond a message."""
+from batchwright.records import (
+    VIRTUAL_BANDWIDTH,
+    VIRTUAL_LATENCY,
+    Job,
+    Link,
+    Profile,
+    StepTime,
+)
 
 
 def with_link(job: Job) -> Job:
@@ -20,7 +24,8 @@ def with_link(job: Job) -> Job:
     if job.launch != "virtual":
         return job
     given = {key: value for key, value in job.link.model_dump().items() if value is not None}
-    return job.model_copy(update={"link": ASSUMED_LINK.model_copy(update=given)})
+    assumed = {"latency": VIRTUAL_LATENCY, "bandwidth": VIRTUAL_BANDWIDTH}
+    return job.model_copy(update={"link": Link(**(assumed | given))})
 
 
 def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:

@@ -32,6 +32,8 @@ from batchwright.records.base import (
 )
 from batchwright.records.check import Check, CheckPoint, RoundCheck
 from batchwright.records.job import (
+    VIRTUAL_BANDWIDTH,
+    VIRTUAL_LATENCY,
     Cycle,
     Disturbance,
     DualBatch,
@@ -79,6 +81,8 @@ from batchwright.records.run import (
 )
 
 __all__ = [
+    "VIRTUAL_BANDWIDTH",
+    "VIRTUAL_LATENCY",
     "Alternative",
     "Augmentation",
     "Check",

@@ -56,6 +56,11 @@ class Link(Record):
     bandwidth: Positive | None = Field(None, description="Bytes per second, in one direction.")
 
 
+VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
+"""Of virtual workers' links, where a job says nothing: half a millisecond a message, and the
+Ethernet of 1 Gb/s of the dual-batch paper's experiments."""
+
+
 class DualBatch(Record):
     """Two batch sizes at once, for `dual-batch` and `hybrid` (job keys ``dual.*``)."""
 
@@ -180,6 +185,28 @@ class Virtual(Record):
         description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
     )
     disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
+
+    def misfit(self, workers: int) -> str:
+        """What does not go with so many workers, in a line; empty if all does."""
+        for key, values in (("speeds", self.speeds), ("links", self.links)):
+            if values and len(values) != workers:
+                listed = ",".join(f"{value:g}" for value in values)
+                return (
+                    f"virtual.{key}={listed}: {len(values)} values for workers={workers}: give "
+                    "one for each"
+                )
+        for one in self.disturbances:
+            if one.worker >= workers:
+                return (
+                    f"virtual.disturbances: worker {one.worker} of workers={workers}: give 0 to "
+                    f"{workers - 1}"
+                )
+            if one.end is not None and one.end <= one.start:
+                return (
+                    f"virtual.disturbances: worker {one.worker} from {one.start:g} s until "
+                    f"{one.end:g} s: the end must be later than the start"
+                )
+        return ""
 
 
 class Goal(Record):

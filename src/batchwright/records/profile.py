@@ -104,11 +104,6 @@ class PairTime(Record):
         "apart in time, so they show how well the ratio is known. Empty: only the median is.",
     )
 
-    @property
-    def relative_sample_seconds(self) -> float:
-        """Time per sample with the small batch over that with the large one."""
-        return self.small_seconds / self.small_batch * self.large_batch / self.large_seconds
-
 
 class MemoryPoint(Record):
     """Peak memory of one training step on one worker."""

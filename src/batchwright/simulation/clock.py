@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from batchwright.errors import JobError, PlanError
-from batchwright.records import Disturbance, Job, Plan, Stage
-
-LATENCY = 0.0005
-"""Of a link, in seconds, where the job states none: a local Ethernet."""
-
-BANDWIDTH = 125e6
-"""Of a link, in bytes per second, where the job states none: 1 Gb/s."""
+from batchwright.records import (
+    VIRTUAL_BANDWIDTH,
+    VIRTUAL_LATENCY,
+    Disturbance,
+    Job,
+    Plan,
+    Stage,
+)
 
 
 class StepTime(NamedTuple):
@@ -95,31 +96,6 @@ def _of_row(plan: Plan, stage: Stage) -> StepTime | None:
     return StepTime(sample, sample * stage.fixed_samples)
 
 
-def refuse_misfits(job: Job, workers: int) -> None:
-    """Refuse what the job says of virtual workers that are not there.
-
-    Raises:
-        JobError: Names the key.
-    """
-    virtual = job.virtual
-    for key, values in (("speeds", virtual.speeds), ("links", virtual.links)):
-        if values and len(values) != workers:
-            raise JobError(
-                f"virtual.{key} has {len(values)} figures for workers={workers}: give one for each"
-            )
-    for one in virtual.disturbances:
-        if one.worker >= workers:
-            raise JobError(
-                f"virtual.disturbances: there is no worker {one.worker} with workers={workers}; "
-                f"they are 0 to {workers - 1}"
-            )
-        if one.end is not None and one.end <= one.start:
-            raise JobError(
-                f"virtual.disturbances: worker {one.worker} from {one.start:g} s until "
-                f"{one.end:g} s: the end must be later than the start"
-            )
-
-
 @dataclass(frozen=True)
 class Worker:
     """A virtual worker.
@@ -180,10 +156,12 @@ class Cluster:
     """
 
     def __init__(self, job: Job, workers: int) -> None:
-        refuse_misfits(job, workers)
+        misfit = job.virtual.misfit(workers)
+        if misfit:
+            raise JobError(misfit)
         virtual, link = job.virtual, job.link
-        self._latency = LATENCY if link.latency is None else link.latency
-        self._bandwidth = BANDWIDTH if link.bandwidth is None else link.bandwidth
+        self._latency = VIRTUAL_LATENCY if link.latency is None else link.latency
+        self._bandwidth = VIRTUAL_BANDWIDTH if link.bandwidth is None else link.bandwidth
         speeds = virtual.speeds or (1.0,) * workers
         links = virtual.links or (1.0,) * workers
         self.workers = tuple(

@@ -88,11 +88,6 @@ class RoundBook:
             self._since, self._checkpoint, self._whole = [], 0.0, True
             self._recorder.epoch(self._recorder.epochs[-1])
 
-    def waited(self, worker: int, *, exchange: float, wait: float) -> None:
-        """What the exchange after a worker's last round took, once it is over, in seconds."""
-        for rounds in (self.rounds, self._since):
-            self._amend(rounds, worker, exchange_seconds=exchange, wait_seconds=wait)
-
     def scored(self, epoch: int, sums: Mapping[str, float], count: int, seconds: float) -> None:
         """An evaluation of the model as it was at the end of an epoch.
 
@@ -171,13 +166,6 @@ class RoundBook:
             "val_count": scores.count,
             "evaluation_seconds": scores.seconds,
         }
-
-    @staticmethod
-    def _amend(rounds: list[RoundRecord], worker: int, **changes: float) -> None:
-        for index in range(len(rounds) - 1, -1, -1):
-            if rounds[index].worker == worker:
-                rounds[index] = rounds[index].model_copy(update=changes)
-                return
 
 
 def seconds_of(record: RoundRecord) -> float:
