@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -794,6 +795,15 @@ def test_checkpoints_inside_an_epoch_are_written_by_the_clock_or_by_steps(tmp_pa
                     steps.append(done)
                 one.step(functional.cross_entropy(one.model(features), labels))
     assert steps == [1, 2, 3, 4]
+
+
+def test_loader_processes_end_with_the_session():
+    before = set(multiprocessing.active_children())
+    with make_session(plan=make_tiny_plan(epochs=1), loaders=1) as one:
+        train(one)
+        loaders = set(multiprocessing.active_children()) - before
+        assert len(loaders) == 2  # of the training and of the held-out set
+    assert [loader.exitcode for loader in loaders] == [0, 0]
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_former_checkpoint(tmp_path, monkeypatch):

@@ -47,6 +47,9 @@ class Feed(Protocol):
     def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
         """The same without augmentation."""
 
+    def close(self) -> None:
+        """Let go of loader processes of its own; nothing can be fetched any more."""
+
 
 class PipelineFeed:
     """Batches made on the device by an `ImagePipeline`."""
@@ -83,6 +86,9 @@ class PipelineFeed:
         for indices in batches:
             yield self._pipeline.evaluation_batch(indices, resolution=side)
 
+    def close(self) -> None:
+        """It has no loader processes."""
+
 
 class FileFeed:
     """Batches out of image files, decoded by loader processes; see `FilePipeline`."""
@@ -116,6 +122,9 @@ class FileFeed:
         """(images, labels) without augmentation."""
         side = resolution or self._pipeline.files.side
         return self._pipeline.batches(batches, epoch=None, resolution=side)
+
+    def close(self) -> None:
+        """The loader processes are the pipeline's."""
 
 
 class DatasetFeed:
@@ -191,6 +200,14 @@ class DatasetFeed:
         """The data set's own batches; resized only if ``resolution`` is given."""
         for batch in self._fetch(batches, 0):
             yield batch if resolution is None else self._resized(batch, resolution)
+
+    def close(self) -> None:
+        """Let the loader processes end.
+
+        They do when the loader goes; left to whatever circle the feed is in, Python collects their
+        queues first, and then waits 5 s for each in vain.
+        """
+        self.__dict__.pop("_loader", None)  # closing twice does no harm
 
     def _make_loader(self, loaders: int) -> DataLoader[Any]:
         return DataLoader(

@@ -343,6 +343,8 @@ class Session:
     def _held_out_feed(self, dataset: Images) -> Feed:
         """The feed of the last evaluated set is kept: its loader processes take time to start."""
         if self._held_out is None or self._held_out[0] is not dataset:
+            if self._held_out is not None:
+                self._held_out[1].close()
             self._held_out = dataset, self._feed_of(dataset)
         return self._held_out[1]
 
@@ -370,6 +372,10 @@ class Session:
     def _close(self) -> None:
         if hasattr(self, "_run"):
             self._run.close()
+        if hasattr(self, "_feed"):
+            self._feed.close()
+        if self._held_out is not None:
+            self._held_out[1].close()
         self._stop.close()
         self._group.close()
 

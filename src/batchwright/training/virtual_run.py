@@ -252,5 +252,7 @@ class VirtualRun:
 
     def _close(self) -> None:
         self.keeper.close()
+        self.feed.close()
+        self._held_out.close()
         self._stop.close()
         self._group.close()
