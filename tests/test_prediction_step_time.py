@@ -273,7 +273,6 @@ def test_a_single_point_goes_on_with_the_shape_of_its_neighbour():
         ([], "no step times"),
         ([point(32, 0.02)], "batch 32 at resolution 32 with 2 .*measure batch 64 too"),
         ([point(32, 0.02), point(32, 0.03), point(64, 0.05)], "batch 32 .* twice"),
-        ([point(32, 0.2), point(64, 0.05)], "batch 64 .*but batch 32 .*measure both again"),
     ],
 )
 def test_bad_points_are_refused_in_one_line_that_says_what_to_measure(points, message):
@@ -284,6 +283,27 @@ def test_bad_points_are_refused_in_one_line_that_says_what_to_measure(points, me
 
 def test_a_larger_batch_a_little_faster_is_scatter():
     fit_step_time([point(32, 0.02), point(64, 0.018), point(128, 0.05)])
+
+
+@pytest.mark.parametrize("stray", [8, 16, 32, 64])
+def test_a_point_that_contradicts_a_larger_one_counts_for_little_and_is_named(stray):
+    times = {batch: 0.01 + 0.001 * batch for batch in (8, 16, 32, 64, 128)}
+    quiet = fit_step_time([point(*one) for one in times.items()])
+    times[stray] *= 10
+    model = fit_step_time([point(*one) for one in times.items()])
+    (told,) = (note for note in model.notes if "one was disturbed" in note)
+    assert f"local batch {2 * stray} " in told
+    assert f"but batch {stray} " in told
+    for batch in times:
+        true = 0.01 + 0.001 * batch
+        assert model.seconds(2, 32, [batch]) == pytest.approx(true, rel=0.25)
+        assert model.standard_error(2, 32, batch) >= quiet.standard_error(2, 32, batch)
+
+
+def test_two_points_that_contradict_each_other_still_make_a_curve_with_a_wide_interval():
+    model = fit_step_time([point(32, 0.2), point(64, 0.05)])
+    assert model.seconds(2, 32, [64]) >= model.seconds(2, 32, [32]) > 0
+    assert model.standard_error(2, 32, 64) > 0.5
 
 
 def test_a_contradiction_names_both_points_until_their_scatter_explains_it():

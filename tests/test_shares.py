@@ -14,11 +14,13 @@ from torch.nn import functional
 
 from batchwright import Session
 from batchwright.errors import DeadlineReached, TrainingError
+from batchwright.training import all_reduce_run
+from batchwright.training.clock import StepClock
 from test_session import FEATURES, Points, make_session, make_tiny_plan, summary_in
 
 pytestmark = pytest.mark.slow
 SAMPLES, BATCH = 210, 16  # 13 steps and a tail of 2
-SLOW_SAMPLE = 0.012  # seconds that a slowed worker needs for a sample, others half
+SLOW_SAMPLE = 0.005  # seconds that a slowed worker needs for a sample, others half
 
 
 class Numbered(Points):
@@ -28,15 +30,26 @@ class Numbered(Points):
         return (*super().__getitem__(index), index)
 
 
-class Pace:
-    """What a worker's step takes: sleeping, so that it does not depend on the machine."""
+class Pace(StepClock):
+    """A clock that books as computing what is slept, so that the speeds are not the machine's.
 
-    def __init__(self, rank):
-        self.rank = rank
+    Waiting and exchanging are measured: the other worker really is late.
+    """
 
-    def __call__(self, samples, epoch):
-        slow = self.rank == 1 and 1 <= epoch < 4
-        time.sleep(samples * SLOW_SAMPLE * (1 if slow else 0.5))
+    def __init__(self):
+        super().__init__()
+        self._slept = 0.0
+
+    def sleep(self, rank, samples, epoch):
+        slow = rank == 1 and 1 <= epoch < 4
+        seconds = samples * SLOW_SAMPLE * (1 if slow else 0.5)
+        time.sleep(seconds)
+        self._slept += seconds
+
+    def lap(self, meter, part):
+        if part != "communication":
+            self._mark, self._slept = time.perf_counter() - self._slept, 0.0
+        return super().lap(meter, part)
 
 
 def make_network():
@@ -44,7 +57,7 @@ def make_network():
     return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
-def train(rank, batches, folder, *, pace=None, loaders=0, epochs=6, memory=10**9, **job):
+def train(rank, batches, folder, *, paced=False, loaders=0, epochs=6, memory=10**9, **job):
     """Numbers seen in each epoch, and everything else that can be compared."""
     network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
@@ -57,14 +70,18 @@ def train(rank, batches, folder, *, pace=None, loaders=0, epochs=6, memory=10**9
             raise torch.OutOfMemoryError("the test allows no more")
         return functional.cross_entropy(network(features.double()), labels)
 
-    with Session(
-        network, optimizer, Numbered(SAMPLES), plan=plan, run_folder=folder, loaders=loaders
-    ) as one:
+    with pytest.MonkeyPatch.context() as patch:
+        if paced:
+            patch.setattr(all_reduce_run, "StepClock", Pace)
+        session = Session(
+            network, optimizer, Numbered(SAMPLES), plan=plan, run_folder=folder, loaders=loaders
+        )
+    with session as one:
         for epoch in one.epochs():
             numbers.append([])
             for features, labels, indices in one.batches():
-                if pace:
-                    pace(len(labels), epoch)
+                if paced:
+                    one._run._clock.sleep(rank, len(labels), epoch)
                 before = one._run.state.meter.repeated
                 updates += one.step(lambda x=features, y=labels: loss(x, y))
                 if one._run.state.meter.repeated == before:
@@ -93,7 +110,7 @@ def everything(rank, folder):
     dynamic = {"method": "dynamic-batch", "rebalance_steps": 5}
     return {
         "even": train(rank, (8, 8), folder / "even"),
-        "dynamic": train(rank, (8, 8), folder / "dynamic", pace=Pace(rank), loaders=1, **dynamic),
+        "dynamic": train(rank, (8, 8), folder / "dynamic", paced=True, loaders=1, **dynamic),
         "memory": train(rank, (8, 8), folder / "memory", memory=memory, epochs=2),
         "fed ahead": train(rank, (8, 8), None, memory=memory, epochs=2, loaders=1),
         "deadline": stopped(rank, folder / "deadline"),
@@ -198,7 +215,7 @@ def stopped(rank, folder):
     goal = {"deadline": 0.5}
     error = None
     try:
-        train(rank, (8, 8), folder, pace=Pace(rank), epochs=50, goal=goal)
+        train(rank, (8, 8), folder, paced=True, epochs=50, goal=goal)
     except SystemExit as ended:
         error = ended.code
     return error

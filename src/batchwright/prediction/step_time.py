@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import exp, hypot, log, log2
+from math import exp, hypot, log, log2, sqrt
 from typing import Protocol
 
 from batchwright.errors import PlanError
@@ -45,6 +45,8 @@ from batchwright.prediction.fit import (
 )
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
+
+_Key = tuple[int, int, int]  # workers, resolution in pixels, local batch
 
 _Z_975 = 1.96
 _CONTRADICTION = 2.0  # a larger batch may not take less than this part of a smaller one's time
@@ -334,42 +336,60 @@ def fit_step_time(
         link: The network between workers that were not measured together, as stated.
 
     Raises:
-        PlanError: Too few points, one twice, or two that contradict each other.
+        PlanError: Too few points, or one twice.
     """
     _refuse_duplicates(points)
     drift, degrees = pooled_drift(points)
     groups = _grouped(points)
-    for small, large in _contradictions(groups, drift):
-        raise PlanError(
-            f"{_place(large)} takes {point_seconds(large):.4g} s a step, but batch "
-            f"{small.local_batch_size} takes {point_seconds(small):.4g} s; measure both again"
-        )
-    whole = _fit_all(groups, point_seconds, drift)
-    overlap = _find_overlap(points, collectives, gradient_bytes, drift)
+    doubtful = list(_contradictions(groups, drift))
+    errors = _errors(points, drift, doubtful)
+    whole = _fit_all(groups, point_seconds, errors)
+    overlap = _find_overlap(points, collectives, gradient_bytes, errors)
     return StepTimeModel(
         workers=tuple(sorted({workers for workers, _ in groups})),
         drift=drift,
         drift_measured=degrees > 0,
         overlap=overlap,
-        notes=tuple(_notes(groups, whole, drift, degrees, overlap, collectives)),
+        notes=tuple(_notes(groups, whole, drift, degrees, overlap, collectives, doubtful)),
         _degrees=degrees,
         _skew=pooled_skew(points) if degrees else 1.0,
         _level=level_error(points, drift),
         _whole=whole,
-        _compute=_fit_all(groups, _computing_seconds, drift),
+        _compute=_fit_all(groups, _computing_seconds, errors),
         _gradient_bytes=gradient_bytes,
         _link=link,
     )
 
 
 def contradictions(points: Sequence[StepTime]) -> list[tuple[StepTime, StepTime]]:
-    """Pairs that `fit_step_time` refuses: a batch, and a larger one that takes far less time.
+    """Pairs that `fit_step_time` doubts: a batch, and a larger one that takes far less time.
 
     Args:
         points: Measured steps, in any order.
     """
     drift, _ = pooled_drift(points)
     return list(_contradictions(_grouped(points), drift))
+
+
+def _errors(
+    points: Sequence[StepTime], drift: float, doubtful: Sequence[tuple[StepTime, StepTime]]
+) -> dict[_Key, float]:
+    """Relative standard error of each point's time.
+
+    Which of two that contradict each other is wrong cannot be told from them, so both get errors
+    that make their difference one standard error: the points around them decide, the intervals
+    are wide, and a disturbed probe still gives a plan.
+    """
+    errors = {_key(point): point_error(point, drift) for point in points}
+    for small, large in doubtful:
+        apart = log(point_seconds(small) / point_seconds(large)) / sqrt(2)
+        for point in (small, large):
+            errors[_key(point)] = max(errors[_key(point)], apart)
+    return errors
+
+
+def _key(point: StepTime) -> _Key:
+    return point.workers, point.resolution, point.local_batch_size
 
 
 def _computing_seconds(point: StepTime) -> float:
@@ -388,14 +408,14 @@ def _grouped(points: Sequence[StepTime]) -> dict[tuple[int, int], list[StepTime]
 def _fit_all(
     groups: Mapping[tuple[int, int], Sequence[StepTime]],
     seconds: Callable[[StepTime], float],
-    drift: float,
+    errors: Mapping[_Key, float],
 ) -> dict[tuple[int, int], Curve]:
     """A curve for each group; one with a single point borrows the nearest other's shape."""
     curves = {
         key: fit_curve(
             [point.local_batch_size for point in group],
             [seconds(point) for point in group],
-            [point_error(point, drift) for point in group],
+            [errors[_key(point)] for point in group],
         )
         for key, group in groups.items()
         if len(group) > 1
@@ -411,7 +431,7 @@ def _fit_all(
                 shapes[near],
                 point.local_batch_size,
                 seconds(point),
-                point_error(point, drift),
+                errors[_key(point)],
                 f"resolution {near[1]} with {near[0]} worker(s)",
             )
     return dict(sorted(curves.items()))
@@ -426,7 +446,7 @@ def _find_overlap(
     points: Sequence[StepTime],
     collectives: Sequence[CollectiveTime],
     gradient_bytes: int,
-    drift: float,
+    errors: Mapping[_Key, float],
 ) -> float | None:
     together = [point for point in points if point.workers > 1]
     if not (together and collectives and gradient_bytes):
@@ -438,7 +458,7 @@ def _find_overlap(
                 _computing_seconds(point),
                 model.seconds(gradient_bytes, point.workers),
                 point_seconds(point),
-                point_error(point, drift),
+                errors[_key(point)],
             )
             for point in together
             if not model.assumed(point.workers)
@@ -453,8 +473,14 @@ def _notes(
     degrees: int,
     overlap: float | None,
     collectives: Sequence[CollectiveTime],
+    doubtful: Sequence[tuple[StepTime, StepTime]],
 ) -> list[str]:
-    notes = []
+    notes = [
+        f"{_place(large)} takes {point_seconds(large):.4g} s a step, but batch "
+        f"{small.local_batch_size} takes {point_seconds(small):.4g} s: one was disturbed, and both "
+        "count for little; probe again while the machine is quiet"
+        for small, large in doubtful
+    ]
     if not degrees:
         notes.append(
             f"too few points were visited twice to see how repeatable this machine is: a drift of "
@@ -477,7 +503,7 @@ def _refuse_duplicates(points: Sequence[StepTime]) -> None:
         raise PlanError("the profile has no step times; run probe first")
     seen = set()
     for point in points:
-        key = (point.workers, point.resolution, point.local_batch_size)
+        key = _key(point)
         if key in seen:
             raise PlanError(f"{_place(point)} is there twice; merge the profiles, or drop one")
         seen.add(key)

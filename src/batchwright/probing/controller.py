@@ -51,8 +51,8 @@ _EVALUATION = 0.05
 _FIRST_VISITS = 0.4
 _LONGEST_VISIT = 0.15  # a batch whose visit takes more is never measured
 
-# Beyond the budget, for points that contradict each other: a profile that no plan can be made from
-# is worth nothing, and another probe would take the whole budget again. Of 5 s it lets both points
+# Beyond the budget, for points that contradict each other: a plan's intervals are wide around them,
+# and another probe would take the whole budget again. Of 5 s it lets both points
 # be visited some five times where steps take 10 ms; two more visits outvote a stray one.
 _RECONCILING = 0.5
 _MOST_RECONCILING = 6  # rounds: what outlasts them is no stray visit
@@ -258,10 +258,10 @@ class Controller:
             self._visit(point)
 
     def _reconcile(self) -> None:
-        """Visit points again that a fit would refuse, as slow stretches can make a few visits.
+        """Visit points again that a fit would doubt, as slow stretches can make a few visits.
 
         Either the medians come right, or their scatter widens the errors until they are compatible.
-        Batches smaller than any that a plan may choose are not left out: it refuses those as well.
+        Batches smaller than any that a plan may choose are not left out: they bear on the curve.
         """
         for _ in range(_MOST_RECONCILING):
             pairs = contradictions(self._visitor.step_times())
@@ -277,9 +277,12 @@ class Controller:
         return self._budget - spent
 
     def _fitted(self) -> StepTimeModel | None:
+        times = self._visitor.step_times()
+        if contradictions(times):  # a stray one: more visits will tell
+            return None
         try:
-            return fit_step_time(self._visitor.step_times())
-        except PlanError:  # not enough yet, or a stray: more visits will tell
+            return fit_step_time(times)
+        except PlanError:  # not enough yet
             return None
 
     def _candidates(self, model: StepTimeModel | None) -> list[Point]:
