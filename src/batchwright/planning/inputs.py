@@ -15,6 +15,7 @@ SERVED = ("dual-batch", "hybrid")
 
 PLANNING_KEYS = frozenset(
     {
+        "ags",
         "base_batch",
         "checkpoint_seconds",
         "checkpoint_steps",

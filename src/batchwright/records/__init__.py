@@ -34,6 +34,7 @@ from batchwright.records.check import Check, CheckPoint, RoundCheck
 from batchwright.records.job import (
     VIRTUAL_BANDWIDTH,
     VIRTUAL_LATENCY,
+    Ags,
     Cycle,
     Disturbance,
     DualBatch,
@@ -46,6 +47,7 @@ from batchwright.records.job import (
     WorkerKind,
 )
 from batchwright.records.plan import (
+    AgsRule,
     Alternative,
     HeldOut,
     KindCount,
@@ -83,6 +85,8 @@ from batchwright.records.run import (
 __all__ = [
     "VIRTUAL_BANDWIDTH",
     "VIRTUAL_LATENCY",
+    "Ags",
+    "AgsRule",
     "Alternative",
     "Augmentation",
     "Check",

@@ -113,6 +113,29 @@ class Server(Record):
     )
 
 
+class Ags(Record):
+    """Adaptive gradient scaling (job keys ``ags.*``)."""
+
+    mode: Literal["off", "norm", "gain"] = Field(
+        "off",
+        description="Each tensor's gradient times a factor from gradient norms at the base batch "
+        "over those at the global batch: their ratio (`norm`), its square (`gain`), or none.",
+    )
+    least: Positive = Field(1.0, description="Smallest factor.")
+    most: Literal["auto"] | Positive = Field(
+        "auto",
+        description="Largest factor. `auto`: the global batch over `base_batch`, for `norm` the "
+        "root of that: what noise alone would give.",
+    )
+    lookback: Count = Field(50, description="Steps over which norms are averaged.")
+    parts: int = Field(
+        4,
+        ge=2,
+        description="Fewest parts of a global batch, workers times micro-batches, that norms are "
+        "taken from; micro-batches are made smaller until there are as many.",
+    )
+
+
 class Cycle(Record):
     """Resolutions and rates over the training, for `cyclic` and `hybrid` (job keys ``cycle.*``)."""
 
@@ -298,7 +321,11 @@ class Job(Record):
         description="Random shift and crop, with or without horizontal flip. `auto`: `crop` for "
         "digits, else `crop-flip`.",
     )
-    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="Nesterov SGD, or AdamW.")
+    optimizer: Literal["sgd", "adamw", "muon"] = Field(
+        "sgd",
+        description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
+        "kernels, SGD for everything else.",
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd`: momentum.")
     weight_decay: NonNegative = Field(
         5e-4, description="Decay of weight matrices and kernels; norms and biases have none."
@@ -308,20 +335,22 @@ class Job(Record):
         description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
-    scaling: Literal["linear", "sqrt", "none"] = Field(
+    scaling: Literal["linear", "sqrt", "gain", "none"] = Field(
         "sqrt",
         description="How the rate grows with the global batch over `base_batch`; under a parameter "
-        "server with the large local batch.",
+        "server with the large local batch. `gain`: by the measured gradient noise, from 1 where "
+        "it is small to linear where it is large (AdaScale).",
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
         description="Epochs of linear warm-up. `auto`: none if the rate is not scaled up, else "
         "5, or a tenth of the epochs if that is less.",
     )
-    decay: Literal["cosine", "steps", "none"] = Field(
+    decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         "cosine",
-        description="After warm-up: half a cosine to 0, or a tenth at 1/3, 2/3 and 8/9 of the "
-        "epochs, or constant.",
+        description="After warm-up: half a cosine to 0; a tenth at 1/3, 2/3 and 8/9 of the epochs; "
+        "constant; or `one-cycle`, which has its own rise from a 25th over 30 % of the epochs and "
+        "then falls by half a cosine to a 10,000th of where it began.",
     )
     clip_norm: Positive | None = Field(None, description="Largest global gradient norm.")
     batch_norm: Literal["worker", "synchronized"] = Field(
@@ -410,6 +439,7 @@ class Job(Record):
     )
     dual: DualBatch = Field(DualBatch(), description="Two batch sizes at once.")
     server: Server = Field(Server(), description="The parameter server.")
+    ags: Ags = Field(Ags(), description="Adaptive gradient scaling.")
     cycle: Cycle = Field(Cycle(), description="Resolutions and rates over the training.")
     virtual: Virtual = Field(Virtual(), description="The simulated cluster.")
     probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")

@@ -124,10 +124,28 @@ class LearningRateRule(Record):
 
     base: Positive = Field(description="Rate at the base batch, per step.")
     base_batch: Count = Field(description="Global batch at which the base rate holds.")
-    scaling: Literal["linear", "sqrt", "none"] = Field(description="Growth with the batch.")
+    scaling: Literal["linear", "sqrt", "gain", "none"] = Field(
+        description="Growth with the batch; `gain` is measured, and multiplies the rate besides."
+    )
     peak: Positive = Field(description="Rate at the planned batch, after warm-up, per step.")
     warmup_epochs: NonNegative = Field(description="Length of the linear warm-up, in epochs.")
-    decay: Literal["cosine", "steps", "none"] = Field(description="Shape after warm-up.")
+    decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
+        description="Shape after warm-up; `one-cycle` has its own."
+    )
+
+
+class AgsRule(Record):
+    """Adaptive gradient scaling; see `training.gradient_scaling`."""
+
+    mode: Literal["norm", "gain"] = Field(
+        description="Factors are the ratio of gradient norms at two batches, or its square."
+    )
+    base_batch: Count = Field(description="Batch whose gradient norms are aimed at, in samples.")
+    least: Positive = Field(description="Smallest factor.")
+    most: Positive | None = Field(
+        description="Largest factor; null: that of noise alone at the step's batch."
+    )
+    lookback: Count = Field(description="Steps over which norms are averaged.")
 
 
 class ServerRule(Record):
@@ -235,7 +253,8 @@ class Plan(Record):
         "sample-weighted all-reduce", description="How the workers' learning comes together."
     )
     server: ServerRule | None = Field(None, description="The parameter server; null without.")
-    update: Literal["sgd", "adamw"] = Field(description="Optimizer.")
+    update: Literal["sgd", "adamw", "muon"] = Field(description="Optimizer.")
+    ags: AgsRule | None = Field(None, description="Adaptive gradient scaling; null: none.")
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table.")
