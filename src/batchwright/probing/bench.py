@@ -160,12 +160,14 @@ class Bench:
             gradients' exchange the backward pass did not hide.
         """
         start = now(self.device)
+        share = 1 / (self.group.size * len(supplies))
         for supply in supplies[:-1]:
             self._backward(supply(), len(supplies))
+            self._reduction.take(share)
         self._reduction.arm()
         own = self._backward(supplies[-1](), len(supplies))
         computed = now(self.device)
-        exchanged = self._finish(own)
+        exchanged = self._finish(own, share)
         end = now(self.device)
         return (computed - start) + (end - exchanged), exchanged - computed
 
@@ -180,7 +182,7 @@ class Bench:
         if on_any(self.group, own is None) or own is None:
             self._clear()
             return False
-        self._finish(own)
+        self._finish(own, 1 / self.group.size)
         return True
 
     def _backward(self, batch: Batch, parts: int = 1) -> Tally:
@@ -194,9 +196,9 @@ class Bench:
             parameters["lr"] = share * self._rate
         return Tally(weight=samples, loss=float(loss.detach()) * samples)
 
-    def _finish(self, own: Tally) -> float:
+    def _finish(self, own: Tally, share: float) -> float:
         """Exchange and update, as `Session` does; returns when the exchange was over."""
-        self._reduction.finish(own, 1 / self.group.size)
+        self._reduction.finish(own, share)
         exchanged = now(self.device)
         norm = math.sqrt(float(sqr_norms(self.trained).sum()))
         gradients = [p.grad for p in self.trained if p.grad is not None]

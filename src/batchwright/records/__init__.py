@@ -75,6 +75,7 @@ from batchwright.records.profile import (
 )
 from batchwright.records.run import (
     EpochRecord,
+    FactorRange,
     LocalBatches,
     Refit,
     RoundRecord,
@@ -100,6 +101,7 @@ __all__ = [
     "DualBatch",
     "EpochRecord",
     "Estimate",
+    "FactorRange",
     "Goal",
     "GradientNoise",
     "HeldOut",

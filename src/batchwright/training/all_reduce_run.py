@@ -109,7 +109,7 @@ class AllReduceRun:
 
     @property
     def noise_scale(self) -> float | None:
-        """Gradient noise scale so far, in samples; ``None`` with one worker or too few steps."""
+        """Gradient noise scale so far, in samples; ``None`` with one part or too few steps."""
         return self.state.noise.noise_scale
 
     @property
