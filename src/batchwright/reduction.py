@@ -137,7 +137,9 @@ class Reducer:
         self._norms = squares if self._norms is None else self._norms + squares
         seen = [p for p in present if p in self._kept]
         if seen:
-            torch._foreach_add_([self._kept[p] for p in seen], [cast("Tensor", p.grad) for p in seen])
+            torch._foreach_add_(
+                [self._kept[p] for p in seen], [cast("Tensor", p.grad) for p in seen]
+            )
         for parameter in present:
             if parameter not in self._kept:
                 self._kept[parameter] = self._keep(parameter)
@@ -169,9 +171,7 @@ class Reducer:
         if self._buckets:
             found = self._exchange(tally, share)
         else:
-            found = replace(
-                tally, local_sqr_norms=self._sum_up(share), notes=(tally.note,)
-            )
+            found = replace(tally, local_sqr_norms=self._sum_up(share), notes=(tally.note,))
         self._drop()
         return found
 
@@ -202,7 +202,9 @@ class Reducer:
         norms = self._norms + sqr_norms(self.parameters) / (share or 1.0)
         both = [p for p in self._kept if p.grad is not None]
         if both:
-            torch._foreach_add_([self._kept[p] for p in both], [cast("Tensor", p.grad) for p in both])
+            torch._foreach_add_(
+                [self._kept[p] for p in both], [cast("Tensor", p.grad) for p in both]
+            )
         for parameter, total in self._kept.items():
             parameter.grad = total
         return norms

@@ -57,9 +57,10 @@ def estimate(
 
 
 def gain(trace: float, sqr_norm: float, *, base_batch: int, batch: int) -> float:
-    r"""Squared norm of a gradient over the base batch, over that at a larger batch: AdaScale's gain.
+    r"""Squared gradient norm at the base batch over that at a larger one: AdaScale's gain.
 
-    .. math:: r = \frac{|G|^2 + \operatorname{tr}(\Sigma) / B_0}{|G|^2 + \operatorname{tr}(\Sigma) / B}
+    .. math::
+        r = \frac{|G|^2 + \operatorname{tr}(\Sigma) / B_0}{|G|^2 + \operatorname{tr}(\Sigma) / B}
 
     1 where there is no noise, :math:`B / B_0` where there is nothing else.
 
