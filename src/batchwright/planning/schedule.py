@@ -12,7 +12,7 @@ from math import ceil, isclose
 from batchwright.planning.batch_size import steps_per_epoch
 from batchwright.planning.inputs import least_local
 from batchwright.planning.learning_rate import drops, rate_factor, scaled_rate
-from batchwright.records import Plan, RateSchedule, Reason, SchedulePoint, ScheduleRow
+from batchwright.records import Plan, RateSchedule, SchedulePoint, ScheduleRow
 
 POINTS = 240
 """Of a schedule, or a few more: where something happens there are points, too."""
@@ -73,13 +73,17 @@ def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
     return tuple(found)
 
 
-def _scaled_to(plan: Plan) -> float | None:
+def _scaled_to(plan: Plan) -> int | None:
     """The samples of the step that the peak is for: those at the highest resolution."""
-    rule = plan.learning_rate
-    top = max(plan.stages, key=lambda stage: stage.resolution)
-    batch = top.global_batch_size if plan.server is None else max(top.local_batch_sizes)
+    rule, batch = plan.learning_rate, _top_batch(plan)
     meant = scaled_rate(rule.base, rule.base_batch, batch, rule.scaling)
-    return float(batch) if isclose(meant, rule.peak, rel_tol=1e-3) else None
+    return batch if isclose(meant, rule.peak, rel_tol=1e-3) else None
+
+
+def _top_batch(plan: Plan) -> int:
+    """Samples of a step at the highest resolution, of a large-batch worker under a server."""
+    top = max(plan.stages, key=lambda stage: stage.resolution)
+    return top.global_batch_size if plan.server is None else max(top.local_batch_sizes)
 
 
 def _steps_before(rows: Sequence[ScheduleRow], epoch: float, samples: int) -> int | None:
@@ -98,7 +102,7 @@ def _steps_before(rows: Sequence[ScheduleRow], epoch: float, samples: int) -> in
 
 
 def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...]:
-    happens = _happens(plan, rows)
+    happens, samples = _happens(plan, rows), plan.data.train_samples
     found: list[SchedulePoint] = []
     for start, end in pairwise(sorted(happens)):
         row = next(index for index, one in enumerate(rows) if one.start <= start < one.end)
@@ -110,8 +114,9 @@ def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...
         between = (start + (end - start) * n / count for n in range(1, count))
         found += [_point(plan, rows, row, epoch) for epoch in between]
         last = end if end == plan.epochs else end - _BEFORE * plan.epochs
-        before = _point(plan, rows, row, last)
-        found.append(before.model_copy(update=_place(plan, rows, end)))
+        place = {"epoch": end, "samples": round(end * samples)}
+        place["step"] = _steps_before(rows, end, samples)
+        found.append(_point(plan, rows, row, last).model_copy(update=place))
     found[-1] = found[-1].model_copy(update={"what": happens[float(plan.epochs)]})
     return tuple(found)
 
@@ -148,31 +153,32 @@ def _point(
         epoch * samples, rule=plan.learning_rate, samples_per_epoch=samples, epochs=plan.epochs
     )
     return SchedulePoint(
-        **_place(plan, rows, epoch),
+        epoch=epoch,
+        samples=round(epoch * samples),
+        step=_steps_before(rows, epoch, samples),
         learning_rate=plan.stages[row].learning_rate * factor,
         row=row,
         what=what,
     )
 
 
-def _place(plan: Plan, rows: Sequence[ScheduleRow], epoch: float) -> dict[str, float | None]:
-    samples = plan.data.train_samples
-    return {
-        "epoch": epoch,
-        "samples": round(epoch * samples),
-        "step": _steps_before(rows, epoch, samples),
-    }
-
-
 def _doubts(plan: Plan) -> tuple[str, ...]:
     """What was asked for and may not be meant; a plan's own choice has its reason instead."""
-    rule, asked = plan.learning_rate, plan.job.global_batch
+    rule, job, served = plan.learning_rate, plan.job, plan.server is not None
+    asked = job.global_batch != "auto" or (served and job.dual.large_batches != "auto")
+    batch = _top_batch(plan)
     found = []
-    if asked != "auto" and asked < rule.base_batch and rule.scaling in ("linear", "sqrt"):
+    if asked and batch < rule.base_batch and rule.scaling in ("linear", "sqrt"):
+        what = f"a local batch of {batch}" if served else f"global_batch={batch}"
         found.append(
-            f"global_batch={asked} is below base_batch={rule.base_batch}: the rate is scaled down "
-            f"from {rule.base:g} to {rule.peak:.3g}; give base_batch= the batch that "
+            f"{what} is below base_batch={rule.base_batch}: the rate is scaled down from "
+            f"{rule.base:g} to {rule.peak:.3g}; give base_batch= the batch that "
             f"learning_rate={rule.base:g} was found with"
+        )
+    if rule.warmup_epochs > plan.epochs:  # a plan written by hand
+        found.append(
+            f"the warm-up of {rule.warmup_epochs:g} epochs does not end within the plan's "
+            f"{plan.epochs}: the rate stays below {rule.peak:.3g}"
         )
     largest = max(stage.global_batch_size for stage in plan.stages)
     if rule.scaling == "gain" and largest <= rule.base_batch:
@@ -181,8 +187,3 @@ def _doubts(plan: Plan) -> tuple[str, ...]:
             f"base_batch={rule.base_batch}"
         )
     return tuple(found)
-
-
-def reason_of(schedule: RateSchedule, choice: str) -> Reason | None:
-    """The plan's reason for a choice, if it gave one."""
-    return next((one for one in schedule.reasons if one.choice == choice), None)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Index, NonNegative, Positive, Record
+from batchwright.records.base import Count, Index, NonNegative, Record
 from batchwright.records.plan import AgsRule, LearningRateRule, Reason
 
 
@@ -57,7 +57,7 @@ class RateSchedule(Record):
     format: Literal["batchwright-schedule/1"] = "batchwright-schedule/1"
     name: str = Field(description="What is trained, in words.")
     rule: LearningRateRule = Field(description="The rate as a function of samples seen.")
-    scaled_to: Positive | None = Field(
+    scaled_to: Count | None = Field(
         description="Samples of the step that the peak rate is for: over all workers, or of one "
         "under a parameter server; null if the peak is not what the rule says for any."
     )
