@@ -235,9 +235,16 @@ def test_a_figure_of_another_kind_is_refused(tmp_path):
 # --------------------------------------------------------------------------------------- the verb
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Decoded images, once for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, cache):
     """A working folder with a plan, a run, a profile, a summary and a job in it."""
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
     (tmp_path / "run").mkdir()
     (tmp_path / "empty").mkdir()
     write_record(make_plan(), tmp_path / "plan.json")
@@ -247,6 +254,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "job.yaml").write_text(job_yaml(Job(global_batch=512, epochs=10)))
     (tmp_path / "other.json").write_text('{"format": "another/1"}')
     (tmp_path / "none.json").write_text("[1, 2")
+    (tmp_path / "list.json").write_text("[1, 2]")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -302,7 +310,7 @@ def test_the_command_prints_a_table_a_figure_and_json(command):
 def test_the_command_warns_of_a_batch_below_the_base_batch(command):
     code, out, err = command("global_batch=64", "epochs=2")
     assert (code, out) == (0, "")
-    assert err.startswith("warning: global_batch=64 is below base_batch=128")
+    assert "warning: global_batch=64 is below base_batch=128" in err
 
 
 @pytest.mark.parametrize(
@@ -319,7 +327,8 @@ def test_the_command_warns_of_a_batch_below_the_base_batch(command):
         (["empty"], "empty holds no plan.json"),
         (["nowhere.json"], "there is no file nowhere.json"),
         (["other.json"], "neither a plan, a profile nor a summary: its format is 'another/1'"),
-        (["none.json"], "it has no format"),
+        (["none.json"], "none.json is not JSON, as records are; a job's file ends in .yaml"),
+        (["list.json"], "neither a plan, a profile nor a summary: it has no format"),
         (["plan.json", "--figure", "rate.gif"], "a figure ends in one of .png, .pdf, .svg"),
         (["plan.json", "--figure", "nowhere/rate.png"], "cannot write nowhere/rate.png"),
     ],

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Values = Callable[[ScheduleRow], list[int]]
 """What to draw of a row, least first."""
 
+_MOST_TICKS = 4  # of their own values; more would run into each other
+
 _SPAN = 30.0  # of the rates shown: beyond that the axis is logarithmic, if none is 0
 
 
@@ -134,7 +136,10 @@ def _draw_steps(axes: Axes, schedule: RateSchedule, value: Values) -> None:
         if end == 0 and heights == [values[-1] for values in told]:
             break
         axes.stairs(heights, edges, baseline=None, color=colour, linestyle=style, linewidth=2)
-    axes.set_ylim(0, 1.15 * max(values[-1] for values in told))
+    values = sorted({one for values in told for one in values})
+    axes.set_ylim(0, 1.15 * values[-1])
+    if len(values) <= _MOST_TICKS:
+        axes.set_yticks(values)
 
 
 def _frame(axes: Axes, schedule: RateSchedule) -> None:
