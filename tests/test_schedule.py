@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_the_steps_of_the_warmup_are_those_that_begin_before_its_end(batch, warm
 
 def test_a_rate_that_falls_at_once_has_two_points_of_one_epoch():
     points = rate_schedule(plan_of(decay="steps", warmup_epochs=0)).points
-    falls = [(a, b) for a, b in zip(points, points[1:], strict=False) if a.epoch == b.epoch]
+    falls = [(a, b) for a, b in pairwise(points) if a.epoch == b.epoch]
     assert [round(after.epoch, 2) for _, after in falls] == [10, 20, 26.67]
     for before, after in falls:
         assert after.learning_rate == pytest.approx(before.learning_rate / 10)
@@ -146,7 +147,7 @@ def test_the_record_survives_json():
     assert RateSchedule.model_validate_json(schedule.model_dump_json()) == schedule
 
 
-# -------------------------------------------------------------------------------- words and pictures
+# ------------------------------------------------------------------------------ words and pictures
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,9 @@ def test_the_table_has_what_happens_and_little_more(plan):
     assert [one.epoch for one in shown] == sorted({one.epoch for one in shown})
     console = Console(file=io.StringIO(), width=100)
     console.print(schedule_table(schedule))
-    assert all(word in console.file.getvalue() for word in ("rate", "warm-up", "end", schedule.name))
+    assert all(
+        word in console.file.getvalue() for word in ("rate", "warm-up", "end", schedule.name)
+    )
 
 
 def test_the_figure_shows_the_points_and_of_several_rows_what_differs():
@@ -218,7 +221,7 @@ def test_the_figure_shows_the_points_and_of_several_rows_what_differs():
     assert "local batches" in draw_schedule(rate_schedule(make_hybrid_plan())).axes[2].get_ylabel()
 
 
-@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+@pytest.mark.parametrize("kind", ["png", "svg"])
 def test_the_same_schedule_gives_the_same_figure(tmp_path, kind):
     schedule = rate_schedule(plan_of(scaling="gain"))
     once, again = (

@@ -105,7 +105,9 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        raise FileError(f"{where} is not JSON, as records are; a job's file ends in .yaml") from None
+        raise FileError(
+            f"{where} is not JSON, as records are; a job's file ends in .yaml"
+        ) from None
     told = values.get("format") if isinstance(values, dict) else None
     for model in models:
         if told == model.model_fields["format"].default:

@@ -167,9 +167,7 @@ def check(
     return compare(plan, chosen, measured, profile, rounds=rounds)
 
 
-def schedule(
-    source: Source = None, *, overrides: Iterable[str] = (), **keys: Any
-) -> RateSchedule:
+def schedule(source: Source = None, *, overrides: Iterable[str] = (), **keys: Any) -> RateSchedule:
     """The learning rate against epochs: of a plan, a run, a profile, or a job. Trains nothing.
 
     Args:

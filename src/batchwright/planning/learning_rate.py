@@ -7,7 +7,7 @@ cannot bend the schedule. The rate of a step is ``stage.learning_rate * rate_fac
 
 from __future__ import annotations
 
-from math import cos, isfinite, log, pi, sqrt
+from math import cos, exp, isfinite, log, pi, sqrt
 from typing import Literal, NamedTuple
 
 from batchwright.errors import JobError
@@ -82,10 +82,10 @@ def fitted_warmup(ratio: float, epochs: int) -> FittedWarmup:
     .. math:: W = E \cdot \tfrac{5}{90} \sqrt{(B / B_0) / 60}
 
     A power law has as many unknowns as there are points: 5 epochs at 60 times the base batch and
-    10 at 240 times give the exponent 1/2. The poster tried 0, 5, 10 and 20 epochs, so either optimum
-    is known to half-way to its neighbours only, and the exponent lies between 0 and 1.3. ``least``
-    and ``most`` are the ends over all power laws within that. The form is ours: the authors read a
-    straight line in the batch from the same two points.
+    10 at 240 times give the exponent 1/2. The poster tried 0, 5, 10 and 20 epochs, so either
+    optimum is known to half-way to its neighbours only, and the exponent lies between 0 and 1.3.
+    ``least`` and ``most`` are the ends over all power laws within that. The form is ours: the
+    authors read a straight line in the batch from the same two points.
 
     Args:
         ratio: Global batch over base batch, :math:`B / B_0`.
@@ -108,14 +108,14 @@ def fitted_warmup(ratio: float, epochs: int) -> FittedWarmup:
     laws += [((first, one), (second, two)) for one in POSTER_RANGES[0] for two in POSTER_RANGES[1]]
     shares = [_power_law(law, ratio) / POSTER_EPOCHS for law in laws]
     # Three figures: more would look as if the law knew them.
-    lengths = [float(f"{epochs * min(share, MOST_WARMUP):.3g}") for share in shares]
+    lengths = [min(float(f"{epochs * share:.3g}"), epochs * MOST_WARMUP) for share in shares]
     return FittedWarmup(lengths[0], min(lengths), max(lengths))
 
 
 def _power_law(points: tuple[tuple[float, float], tuple[float, float]], x: float) -> float:
     """The power law through two points, at ``x``."""
     (x0, y0), (x1, y1) = points
-    return y0 * (x / x0) ** (log(y1 / y0) / log(x1 / x0))
+    return y0 * exp(log(y1 / y0) / log(x1 / x0) * log(x / x0))
 
 
 def warmup_epochs(job: Job, base: float, peak: float, global_batch: int, epochs: int) -> float:

@@ -129,9 +129,7 @@ def warmup(job: Job, rule: LearningRateRule, batch: int) -> Reason:
             f"The cycle's own rise: half a cosine from a 25th of the peak, over "
             f"{ONE_CYCLE_RISE:.0%} of the epochs."
         )
-        return Reason(
-            choice="warm-up", value=value, why=why, source="published", reference=SMITH
-        )
+        return Reason(choice="warm-up", value=value, why=why, source="published", reference=SMITH)
     if rule.warmup_epochs == 0:
         why = f"The rate is not scaled up over {rule.base:g}."
         if rule.scaling == "gain":

@@ -1,6 +1,6 @@
 """A plan's learning rate laid out over the whole training, for tables, figures and the first lines.
 
-    batchwright schedule PLAN.json --figure rate.png
+batchwright schedule PLAN.json --figure rate.png
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...
         between = (start + (end - start) * n / count for n in range(1, count))
         found += [_point(plan, rows, row, epoch) for epoch in between]
         last = end if end == plan.epochs else end - _BEFORE * plan.epochs
-        place = {"epoch": end, "samples": round(end * samples)}
-        place["step"] = _steps_before(rows, end, samples)
+        step = _steps_before(rows, end, samples)
+        place = {"epoch": end, "samples": round(end * samples), "step": step}
         found.append(_point(plan, rows, row, last).model_copy(update=place))
     found[-1] = found[-1].model_copy(update={"what": happens[float(plan.epochs)]})
     return tuple(found)
