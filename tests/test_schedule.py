@@ -104,6 +104,18 @@ def test_rows_of_a_cycle_follow_each_other_and_the_warmup_goes_on_across_them():
     assert told[10].learning_rate == pytest.approx(0.1 * 0.1 * 8**0.5)
 
 
+def test_a_row_that_changes_the_batch_alone_is_told_and_steps_follow_it():
+    plan = plan_of(epochs=4)
+    (stage,) = plan.stages
+    rows = [
+        stage.model_copy(update={"epochs": 2, "local_batch_sizes": sizes})
+        for sizes in ((512, 512), (64, 64))
+    ]
+    schedule = rate_schedule(plan.model_copy(update={"stages": tuple(rows)}))
+    assert [one.epoch for one in schedule.points if one.what == "another batch"] == [2]
+    assert schedule.points[-1].step == 2 * 49 + 2 * 391
+
+
 def test_workers_of_a_server_have_steps_of_their_own():
     schedule = rate_schedule(make_hybrid_plan())
     assert schedule.served

@@ -135,6 +135,8 @@ def _happens(plan: Plan, rows: Sequence[ScheduleRow]) -> dict[float, str]:
             words.append(f"stage {row.rate_stage + 1}")
         if row.resolution != before.resolution:
             words.append(f"{row.resolution} px")
+        if not words:
+            words.append("another batch")
     if 0 < rule.warmup_epochs <= last:
         top = "peak" if rule.decay == "one-cycle" else "end of warm-up"
         found.setdefault(rule.warmup_epochs, []).append(top)
