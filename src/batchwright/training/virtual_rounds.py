@@ -42,6 +42,7 @@ class _Round:
         finish: When the worker was done.
         merged: When its model was merged.
         steps: Updates asked for.
+        skipped: Those left out because a gradient was not finite.
         loss: Mean training loss; ``None`` if it is not finite.
         rate: Learning rate of the last step.
         lead: Rounds ahead of the slowest worker when it began.
@@ -51,6 +52,7 @@ class _Round:
     start: float
     finish: float
     steps: int
+    skipped: int
     loss: float | None
     rate: float
     lead: int
@@ -182,9 +184,8 @@ class VirtualRounds:
         with self._randomness.of(worker):
             work, trained = self._train(worker, ticket)
         finish = run.cluster.workers[worker].finish(start, work)
-        steps, loss, rate = trained
         self._pending[worker] = pack(self._network)
-        self._trained[worker] = _Round(ticket, start, finish, steps, loss, rate, lead)
+        self._trained[worker] = _Round(ticket, start, finish, *trained, lead)
         self._seconds[worker] = ticket.stage, (finish - start) / ticket.samples
         arrival = finish + run.cluster.transfer_seconds(worker, self._size)
         self._events.add(arrival, worker, "door")
@@ -234,11 +235,13 @@ class VirtualRounds:
 
     # ------------------------------------------------------------------------------------ training
 
-    def _train(self, worker: int, ticket: Ticket) -> tuple[float, tuple[int, float | None, float]]:
+    def _train(
+        self, worker: int, ticket: Ticket
+    ) -> tuple[float, tuple[int, int, float | None, float]]:
         """Train a round from the server's weights; the network has what comes of it.
 
         Returns:
-            Seconds of work, and (steps, mean loss, rate of the last step).
+            Seconds of work, and (steps, skipped ones, mean loss, rate of the last step).
         """
         run = self._run
         stage, times = run.plan.stages[ticket.stage], run.times[ticket.stage]
@@ -246,7 +249,7 @@ class VirtualRounds:
             self._optimizers[worker].state.clear()
         run.settings.enter(stage)
         unpack(self._server.weights, self._network)
-        work, loss, done, steps = 0.0, 0.0, 0, 0
+        work, loss, done, steps, skipped = 0.0, 0.0, 0, 0, 0
         batch = stage.local_batch_sizes[worker]
         for epoch, first, last in segments(ticket, run.samples):
             sizes = step_sizes(last - first, batch, workers=1, least=run.least)
@@ -258,12 +261,13 @@ class VirtualRounds:
                     loss += self._backward(next(fed), samples, size) * samples
                     if left > 1:
                         self._reducer.take(samples / size)
-                self._update(worker, ticket, ticket.samples_seen(done), micros)
+                seen = ticket.samples_seen(done)
+                skipped += not self._update(worker, ticket, seen, micros)
                 work += times.work(size)
                 done, steps = done + size, steps + 1
         mean = loss / done
         known = mean if mean - mean == 0 else None
-        return work, (steps, known, self._updaters[worker].rate)
+        return work, (steps, skipped, known, self._updaters[worker].rate)
 
     def _backward(self, batch: Any, samples: int, size: int) -> float:
         """A micro-batch's part of a step's gradient; returns its mean loss."""
@@ -283,8 +287,12 @@ class VirtualRounds:
 
     def _update(
         self, worker: int, ticket: Ticket, samples_seen: float, micros: Sequence[int]
-    ) -> None:
-        """A step of these micro-batches, of whose last the gradients are not summed yet."""
+    ) -> bool:
+        """A step of these micro-batches, of whose last the gradients are not summed yet.
+
+        Returns:
+            Whether the weights changed.
+        """
         updater, plan, size = self._updaters[worker], self._run.plan, sum(micros)
         tally = self._reducer.finish(Tally(weight=size, loss=0.0), micros[-1] / size)
         norms = updater.rescale(1.0)
@@ -300,6 +308,7 @@ class VirtualRounds:
                 f"(epoch {ticket.epoch + 1}, worker {worker}): lower learning_rate, now "
                 f"{updater.rate:.3g}, or set clip_norm"
             )
+        return updated
 
     # ------------------------------------------------------------------------------------- records
 
@@ -319,6 +328,7 @@ class VirtualRounds:
             local_batch_size=stage.local_batch_sizes[worker],
             samples=ticket.samples,
             steps=one.steps,
+            skipped_steps=one.skipped,
             update_factor=ticket.factor,
             loss=one.loss,
             start=one.start,
