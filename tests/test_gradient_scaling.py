@@ -499,6 +499,15 @@ def test_optimizers_that_factors_do_not_reach_are_named():
     assert "nearly" not in reason(planned(**asked), "gradient scaling").why
 
 
+def test_a_gain_of_the_rate_wants_parts_too_and_the_plan_says_that_both_act():
+    plan = planned(global_batch=512, base_batch=64, scaling="gain")
+    assert plan.ags is None
+    assert plan.stages[0].micro_batch_size == 128
+    assert reason(plan, "parts of a step").value == "4 of up to 128 samples"
+    plan = planned(global_batch=512, base_batch=64, scaling="gain", ags={"mode": "gain"})
+    assert "both act" in reason(plan, "gradient scaling").why
+
+
 def test_bounds_that_cross_and_batches_of_one_part_are_refused():
     with pytest.raises(JobError, match=r"ags\.least=3 is more than ags\.most=2"):
         planned(global_batch=512, ags={"mode": "norm", "least": 3, "most": 2})

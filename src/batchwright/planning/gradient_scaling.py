@@ -173,6 +173,8 @@ def _scaling(job: Job, rule: AgsRule, batch: int) -> Reason:
         f"Asked for. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
         f"samples, measured over the last {rule.lookback} steps or so."
     )
+    if job.scaling == "gain":
+        why += " scaling=gain multiplies the rate by the same, of all tensors together: both act."
     if ratio <= 1:
         value = "none"
         why = (
