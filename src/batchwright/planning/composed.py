@@ -120,9 +120,8 @@ def rate_rule(job: Job, batch: int) -> LearningRateRule:
     preset = preset_of(job)
     if preset is not None and job.learning_rate == "auto":
         job = job.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
-    if job.method in CYCLED:
-        job = job.model_copy(update={"decay": "none"})
-    return make_rule(job, batch, job.epochs)
+    rule = make_rule(job, batch, job.epochs)
+    return rule.model_copy(update={"decay": "none"}) if job.method in CYCLED else rule
 
 
 def compose(
