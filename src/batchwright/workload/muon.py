@@ -189,7 +189,8 @@ def matrix_of(kernel: Tensor) -> Tensor:
 
 def _order(kernel: Tensor) -> list[int]:
     """All dimensions but the first, outermost in memory first."""
-    return sorted(range(1, kernel.ndim), key=lambda dimension: -kernel.stride(dimension))
+    strides = kernel.stride()
+    return sorted(range(1, kernel.ndim), key=lambda dimension: -strides[dimension])
 
 
 def hidden_matrices(network: nn.Module) -> list[nn.Parameter]:
