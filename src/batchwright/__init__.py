@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from batchwright.records import Check, Job, Plan, Profile, RunSummary
     from batchwright.training.session import Session
     from batchwright.verbs import check, plan, probe, report, run, schedule, train
+    from batchwright.workload.muon import muon
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ _HOME = {
     "Session": "training.session",
     "check": "verbs",
     "max_local_batch_size": "prediction.memory",
+    "muon": "workload.muon",
     "plan": "verbs",
     "probe": "verbs",
     "report": "verbs",
@@ -53,6 +55,7 @@ __all__ = [
     "Session",
     "check",
     "max_local_batch_size",
+    "muon",
     "plan",
     "probe",
     "report",
