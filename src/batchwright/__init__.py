@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchwright.errors import BatchwrightError, Interrupted
     from batchwright.prediction.memory import max_local_batch_size
-    from batchwright.records import Check, Job, Plan, Profile, RunSummary
+    from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
+    from batchwright.sweeping.verb import sweep
     from batchwright.training.session import Session
     from batchwright.verbs import check, plan, probe, report, run, train
 
@@ -31,12 +32,14 @@ _HOME = {
     "Profile": "records",
     "RunSummary": "records",
     "Session": "training.session",
+    "Sweep": "records",
     "check": "verbs",
     "max_local_batch_size": "prediction.memory",
     "plan": "verbs",
     "probe": "verbs",
     "report": "verbs",
     "run": "verbs",
+    "sweep": "sweeping.verb",
     "train": "verbs",
 }
 
@@ -49,12 +52,14 @@ __all__ = [
     "Profile",
     "RunSummary",
     "Session",
+    "Sweep",
     "check",
     "max_local_batch_size",
     "plan",
     "probe",
     "report",
     "run",
+    "sweep",
     "train",
 ]
 
