@@ -22,11 +22,17 @@ from batchwright.records import Job, Record
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 _KINDS = {
-    **{"Profile": "profile", "Plan": "plan", "RunSummary": "summary"},
-    **{"Sweep": "sweep", "Job": "job"},
+    "Profile": "profile",
+    "Plan": "plan",
+    "RunSummary": "summary",
+    "Sweep": "sweep",
+    "Job": "job",
 }
 _WRITTEN_BY = {  # which verb writes what
-    **{"profile": "probe", "plan": "plan", "summary": "train", "sweep": "sweep"},
+    "profile": "probe",
+    "plan": "plan",
+    "summary": "train",
+    "sweep": "sweep",
 }
 _LISTS = (  # keys that take several values, separated by commas
     *("frozen", "resolutions", "dual.large_batches"),

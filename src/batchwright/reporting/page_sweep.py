@@ -19,6 +19,7 @@ from batchwright.reporting.sweep_curves import (
     against,
     curves,
     scale_of,
+    value_label,
     varying,
 )
 from batchwright.reporting.sweep_words import (
@@ -85,7 +86,7 @@ def _value_axis(key: SweptKey) -> Axis:
     scale = scale_of(key.values)
     places = scale.places
     if not scale.numeric:
-        ticks = tuple((at, job_value(v)) for at, v in zip(places, key.values, strict=True))
+        ticks = tuple((at, value_label(v)) for at, v in zip(places, key.values, strict=True))
         return Axis(key.key, -0.5, len(places) - 0.5, ticks)
     if scale.logarithmic:
         axis = log_axis(key.key, places)
@@ -98,7 +99,7 @@ def _value_axis(key: SweptKey) -> Axis:
 
 
 def _tick(value: JsonValue) -> str:
-    return f"{value:,}" if isinstance(value, int) else job_value(value)
+    return f"{value:,}" if isinstance(value, int) else value_label(value)
 
 
 def _chart(title: str, panel: Panel, x: Axis, *, joined: bool = True) -> str:

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from pydantic import JsonValue
 
 from batchwright.records import Sweep, SweptKey
-from batchwright.records.words import job_value
+from batchwright.records.words import job_value, printable
 
 MOST_PANELS = 12
 MOST_LINES = 10
@@ -90,7 +90,7 @@ def curves(sweep: Sweep, key: str) -> list[Panel]:
             runs = [cell.accuracies for cell in sweep.runs_of(chosen)]
             spots = tuple(_spots_by_epoch(runs))
             if spots:
-                lines.append(Line(number, f"{key}={job_value(value)}", spots))
+                lines.append(Line(number, f"{key}={value_label(value)}", spots))
         if lines:
             shown = tuple(lines[:MOST_LINES])
             panels.append(Panel(_title(sweep, others, at), shown, len(lines) - len(shown)))
@@ -128,6 +128,11 @@ def scale_of(values: Sequence[JsonValue]) -> Scale:
     return Scale(tuple(numbers), logarithmic=wide, numeric=True)
 
 
+def value_label(value: JsonValue) -> str:
+    """A value for a legend or a tick; names from outside cannot act in it."""
+    return printable(job_value(value))
+
+
 def _place_of(sweep: Sweep, key: str) -> tuple[int, tuple[JsonValue, ...]]:
     at = [one.key for one in sweep.keys].index(key)
     return at, sweep.keys[at].values
@@ -142,7 +147,7 @@ def _title(sweep: Sweep, others: Sequence[JsonValue], at: int) -> str:
     """The other keys' values, those aside that are the same everywhere."""
     keys = [one for place, one in enumerate(sweep.keys) if place != at]
     told = [
-        f"{one.key}={job_value(value)}"
+        f"{one.key}={value_label(value)}"
         for one, value in zip(keys, others, strict=True)
         if len(one.values) > 1
     ]

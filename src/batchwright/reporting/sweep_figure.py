@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.files import make_folder, write_whole
 from batchwright.records import Sweep
-from batchwright.records.words import counted, job_value
+from batchwright.records.words import counted
 from batchwright.reporting.colours import BLUE, GREEN, ORANGE, PURPLE, RED
 from batchwright.reporting.sweep_curves import (
     MOST_PANELS,
@@ -19,6 +19,7 @@ from batchwright.reporting.sweep_curves import (
     against,
     curves,
     scale_of,
+    value_label,
     varying,
 )
 
@@ -44,7 +45,7 @@ def write_sweep_figures(sweep: Sweep, folder: Path) -> list[Path]:
     for one in varying(sweep):
         panels = curves(sweep, one.key)
         if panels:
-            figures[f"curves_{one.key}.png"] = draw_curves(sweep, one.key, panels)
+            figures[f"curves_{one.key}.png"] = draw_curves(sweep, panels)
             figures[f"accuracy_{one.key}.png"] = draw_against(sweep, one.key)
     if figures:
         make_folder(folder)
@@ -55,8 +56,8 @@ def write_sweep_figures(sweep: Sweep, folder: Path) -> list[Path]:
     return [folder / name for name in figures]
 
 
-def draw_curves(sweep: Sweep, key: str, panels: list[Panel]) -> Figure:
-    """Accuracy per epoch for the values of ``key``: a panel for each setting of the other keys."""
+def draw_curves(sweep: Sweep, panels: list[Panel]) -> Figure:
+    """Accuracy per epoch, of `curves` of a key: a panel for each setting of the other keys."""
     shown = panels[:MOST_PANELS]
     columns = min(_COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
@@ -85,7 +86,7 @@ def draw_against(sweep: Sweep, key: str) -> Figure:
     if scale.logarithmic:
         axes.set_xscale("log")
         axes.minorticks_off()
-    axes.set_xticks(scale.places, [job_value(value) for value in values])
+    axes.set_xticks(scale.places, [value_label(value) for value in values])
     for text in axes.get_xticklabels():
         text.set_parse_math(False)
     _label(axes, "", key)
@@ -118,8 +119,9 @@ def _draw(axes: Axes, line: Line, *, joined: bool) -> None:
     if not any(errors):
         return
     if joined and len(x) > 1:
-        ends = [[m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1)]
-        axes.fill_between(x, *ends, color=colour, alpha=0.18, linewidth=0)
+        low = [mean - error for mean, error in zip(means, errors, strict=True)]
+        high = [mean + error for mean, error in zip(means, errors, strict=True)]
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
     else:
         axes.errorbar(x, means, yerr=errors, fmt="none", ecolor=colour, capsize=3)
 

@@ -1,6 +1,6 @@
 """One run of a sweep: the ordinary command line, in a process that ends with its sweep.
 
-    python -m batchwright.sweeping.cell train PLAN.json --out DIR
+python -m batchwright.sweeping.cell train PLAN.json --out DIR
 """
 
 from __future__ import annotations

@@ -209,8 +209,9 @@ def cells_of(job: Job, keys: Sequence[SweptKey], seeds: Sequence[int]) -> list[C
 
 
 def _name(settings: Mapping[str, JsonValue], seed: int) -> str:
-    """Such as ``scaling=sqrt,warmup_epochs=5,seed=0``; what a folder cannot hold becomes a digest."""
-    told = ",".join(f"{key}={job_value(value)}" for key, value in settings.items())
+    """Such as ``scaling=sqrt,epochs=5,seed=0``; what a folder cannot hold becomes a digest."""
+    words = {key: job_value(value).replace(",", "+") for key, value in settings.items()}
+    told = ",".join(f"{key}={value}" for key, value in words.items())
     plain = _PLAIN.sub("_", told)
     if plain != told or len(told) > _LONGEST_NAME:
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()

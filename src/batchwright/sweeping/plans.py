@@ -106,7 +106,7 @@ class Planner:
             for of_setting in group:
                 profile = self._planned(of_setting, profile, folder)
 
-    # ------------------------------------------------------------------------------------- measuring
+    # ----------------------------------------------------------------------------------- measuring
 
     def _probed(self, key: str, jobs: Sequence[Job], folder: Path) -> Profile:
         """The profile for these jobs: the kept one, or a new one."""

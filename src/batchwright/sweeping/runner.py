@@ -106,16 +106,11 @@ class Runner:
         resumes = any((folder / "checkpoints").glob("*.pt"))
         if not resumes and folder.exists():  # nothing to go on from, and `train` wants it empty
             shutil.rmtree(folder)
-        file = plan_file_of(self._folder, cell)
-        words = ["--resume"] if resumes else [str(file)]
         lines = Tail(folder / "metrics.jsonl", from_end=resumes)
         make_folder(self._folder / "logs")
         with log_of(self._folder, cell).open("wb") as log:
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "batchwright.sweeping.cell", "train", *words),
-                    *("--out", str(folder), *_key_words(cell, plan)),
-                ],
+                command_of(self._folder, cell, plan, resumes=resumes),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -171,6 +166,29 @@ class Runner:
         self._look(stopping=True)
 
 
+def command_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str]:
+    """The command line of a cell's process: what the plan leaves open, and code that may be run.
+
+    Args:
+        folder: Of the sweep.
+        cell: The cell.
+        plan: That it follows.
+        resumes: Whether it goes on from its checkpoint.
+    """
+    changed = {
+        key: getattr(cell.job, key)
+        for key in TRAINING_KEYS
+        if key != "launch" and getattr(cell.job, key) != getattr(plan.job, key)
+    }
+    named = {key: getattr(cell.job, key) for key in code_keys(cell.job)}
+    return [
+        *(sys.executable, "-m", "batchwright.sweeping.cell", "train"),
+        "--resume" if resumes else str(plan_file_of(folder, cell)),
+        *("--out", str(run_folder_of(folder, cell))),
+        *(f"{key}={job_value(value)}" for key, value in {**changed, **named}.items()),
+    ]
+
+
 def run_folder_of(folder: Path, cell: Cell) -> Path:
     """The cell's run folder."""
     return folder / "cells" / cell.name
@@ -203,14 +221,3 @@ def last_error(log: Path) -> str:
     written = [line.strip() for line in lines if line.strip()]
     told = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]
     return (told or written or ["it ended without a word"])[-1]
-
-
-def _key_words(cell: Cell, plan: Plan) -> list[str]:
-    """What the command line adds to the plan: keys changed since, and code that may be run."""
-    changed = {
-        key: getattr(cell.job, key)
-        for key in TRAINING_KEYS
-        if key != "launch" and getattr(cell.job, key) != getattr(plan.job, key)
-    }
-    named = {key: getattr(cell.job, key) for key in code_keys(cell.job)}
-    return [f"{key}={job_value(value)}" for key, value in {**changed, **named}.items()]

@@ -49,13 +49,13 @@ def sweep(
     """Run a job with every combination of some keys' values, several seeds of each.
 
     Each run is one of `train`, in a process of its own and a run folder under ``cells/``. Runs that
-    fail do not stop the others; they are told in the record. Where the global batch is given nothing
-    is probed, and one worker with the machine's cores divided among the runs is the default.
+    fail do not stop the others; they are told in the record. Where the global batch is given
+    nothing is probed, and a run has one worker unless the job says otherwise.
 
     Args:
         job: What all runs share: a job, the path of its YAML file, or ``None`` for the defaults.
-        grid: By job key its values, such as ``{"warmup_epochs": [0, 5], "scaling": ["sqrt"]}``; with
-            ``resume`` it may add values.
+        grid: By job key its values, such as ``{"warmup_epochs": [0, 5], "scaling": ["sqrt"]}``;
+            with ``resume`` it may add values.
         seeds: How many, from the job's own on, or which; unset: three. With ``resume`` it may add
             some.
         out: Folder for everything, new or empty; unset: a new one under ``runs``.
@@ -109,7 +109,8 @@ def sweep(
         tell(found)
         if stopped:
             left = len(cells) - len(found.done)
-            raise Interrupted(stopped, f"stopped by signal {stopped} with {left} runs to go")
+            left_words = counted(left, "run")
+            raise Interrupted(stopped, f"stopped by signal {stopped} with {left_words} to go")
     return found
 
 
