@@ -30,7 +30,7 @@ from batchwright.sweeping.gathering import Book
 from batchwright.sweeping.grid import Cell, Grid, cells_of, read_grid, seeds_of, widened
 from batchwright.sweeping.plans import Planner
 from batchwright.sweeping.runner import Runner, State, Watcher, keep_plan, plan_file_of
-from batchwright.sweeping.slots import Slots, machine_for, read_at_once, width_of
+from batchwright.sweeping.slots import AtOnce, Slots, machine_for, read_at_once, width_of
 
 DEFAULT_SEEDS = 3
 
@@ -89,8 +89,7 @@ def sweep(
             refuse_unconfirmed_code(cell.job, named, overrides)
         planner.plans |= _kept_plans(folder, cells)
     planner.prepare(cell for cell in cells if cell.name not in planner.plans)
-    planned = list(planner.plans.values())
-    Slots(machine_for(planned), [width_of(plan) for plan in planned], most)  # refuses too many
+    _slots(planner, most)  # refuses too many at once
     if not resume:
         folder = new_folder(out, job, "sweep")
     with _alone(folder), _telling_how_to_resume(folder):
@@ -100,17 +99,12 @@ def sweep(
         _write(book)
         planner.measure((cell for cell in cells if cell.name not in planner.plans), folder)
         _take_plans(folder, book, cells, planner)
-        stopped = _run(folder, book, cells, planner.plans, Slots(
-            machine_for(list(planner.plans.values())),
-            [width_of(plan) for plan in planner.plans.values()],
-            most,
-        ))  # fmt: skip
+        stopped = _run(folder, book, cells, planner.plans, _slots(planner, most))
         found = book.sweep()
         tell(found)
         if stopped:
-            left = len(cells) - len(found.done)
-            left_words = counted(left, "run")
-            raise Interrupted(stopped, f"stopped by signal {stopped} with {left_words} to go")
+            left = counted(len(cells) - len(found.done), "run")
+            raise Interrupted(stopped, f"stopped by signal {stopped} with {left} to go")
     return found
 
 
@@ -189,7 +183,18 @@ def _run(
         return Runner(folder, slots, watcher).run(todo)
 
 
+def _slots(planner: Planner, most: AtOnce) -> Slots:
+    """Room for the cells that are planned.
+
+    Raises:
+        JobError: There is none for so many at once.
+    """
+    planned = list(planner.plans.values())
+    return Slots(machine_for(planned), [width_of(plan) for plan in planned], most)
+
+
 def _write(book: Book) -> None:
+    """The record as far as it goes, for whoever looks meanwhile."""
     found = book.sweep()
     write_record(found, Path(found.folder) / "sweep.json")
 
