@@ -4,6 +4,7 @@
 >>> profile = bw.probe("data=digits")        # measure            # doctest: +SKIP
 >>> plan = bw.plan(profile)                  # decide             # doctest: +SKIP
 >>> check = bw.check(plan)                   # compare            # doctest: +SKIP
+>>> bw.schedule(plan).points                 # look ahead         # doctest: +SKIP
 >>> summary = bw.train(plan)                 # act                # doctest: +SKIP
 >>> bw.report(summary)                       # tell               # doctest: +SKIP
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
     from batchwright.sweeping.verb import sweep
     from batchwright.training.session import Session
-    from batchwright.verbs import check, plan, probe, report, run, train
+    from batchwright.verbs import check, plan, probe, report, run, schedule, train
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ _HOME = {
     "probe": "verbs",
     "report": "verbs",
     "run": "verbs",
+    "schedule": "verbs",
     "sweep": "sweeping.verb",
     "train": "verbs",
 }
@@ -59,6 +61,7 @@ __all__ = [
     "probe",
     "report",
     "run",
+    "schedule",
     "sweep",
     "train",
 ]

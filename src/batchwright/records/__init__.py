@@ -82,6 +82,7 @@ from batchwright.records.run import (
     RunSummary,
     WorkerTime,
 )
+from batchwright.records.schedule import RateSchedule, SchedulePoint, ScheduleRow
 from batchwright.records.sweep import Mean, Sweep, SweepCell, SweepSetting, SweptKey
 
 __all__ = [
@@ -127,12 +128,15 @@ __all__ = [
     "Prediction",
     "ProbeSettings",
     "Profile",
+    "RateSchedule",
     "Reason",
     "Record",
     "Refit",
     "RoundCheck",
     "RoundRecord",
     "RunSummary",
+    "SchedulePoint",
+    "ScheduleRow",
     "Server",
     "ServerRule",
     "Source",

@@ -110,7 +110,7 @@ def _chart(title: str, panel: Panel, x: Axis, *, joined: bool = True) -> str:
         series.append(Series(line.label, style, points, marker, line=joined))
         edges = tuple((s.x, s.mean - s.error, s.mean + s.error) for s in line.spots if s.error)
         if joined and len(edges) > 1:
-            bands.append(Band(f"{line.label}, ± standard error", style, edges))
+            bands.append(Band("± one standard error", style, edges))
     spots = [spot for line in panel.lines for spot in line.spots]
     heights = [spot.mean + sign * (spot.error or 0.0) for spot in spots for sign in (-1, 1)]
     numbers = markup.table("Mean ± standard error (%)", *_numbers(panel, x.label))

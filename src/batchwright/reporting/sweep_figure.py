@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE)
 _MARKS = ("o", "s", "D")
 _WIDTH, _HEIGHT, _COLUMNS = 5.2, 4.2, 3
+_LETTERS, _MARK_LETTERS = 11, 7  # of a legend: to the inch, and as wide as a mark is
 
 
 def write_sweep_figures(sweep: Sweep, folder: Path) -> list[Path]:
@@ -59,7 +60,7 @@ def write_sweep_figures(sweep: Sweep, folder: Path) -> list[Path]:
 def draw_curves(sweep: Sweep, panels: list[Panel]) -> Figure:
     """Accuracy per epoch, of `curves` of a key: a panel for each setting of the other keys."""
     shown = panels[:MOST_PANELS]
-    columns = min(_COLUMNS, len(shown))
+    columns = 2 if len(shown) == 4 else min(_COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
     figure = _figure(columns, rows)
     first: Axes | None = None
@@ -69,6 +70,7 @@ def draw_curves(sweep: Sweep, panels: list[Panel]) -> Figure:
         for line in panel.lines:
             _draw(axes, line, joined=True)
         _label(axes, panel.title if len(panels) > 1 else "", "epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
     left_out = len(panels) - len(shown)
     _legend(figure, shown, sweep, left_out)
     return figure
@@ -97,7 +99,7 @@ def draw_against(sweep: Sweep, key: str) -> Figure:
 def _figure(columns: int, rows: int) -> Figure:
     from matplotlib.figure import Figure
 
-    size = (max(6.0, _WIDTH * columns), _HEIGHT * rows + 0.8)
+    size = (max(8.0, _WIDTH * columns), _HEIGHT * rows + 0.8)
     return Figure(figsize=size, dpi=110, layout="constrained")
 
 
@@ -153,13 +155,19 @@ def _legend(figure: Figure, panels: Sequence[Panel], sweep: Sweep, left_out: int
     legend = figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(4, len(handles)) or 1,
+        ncols=_legend_columns(figure, [line.label for line in lines.values()]),
         frameon=False,
         fontsize=11,
         title=title,
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
+
+
+def _legend_columns(figure: Figure, labels: Sequence[str]) -> int:
+    """As many as have room."""
+    widest = max(map(len, labels), default=0) + _MARK_LETTERS
+    return max(1, min(len(labels), int(figure.get_figwidth() * _LETTERS // widest)))
 
 
 def _look(index: int) -> tuple[str, str]:

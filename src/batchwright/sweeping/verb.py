@@ -101,10 +101,10 @@ def sweep(
         _take_plans(folder, book, cells, planner)
         stopped = _run(folder, book, cells, planner.plans, _slots(planner, most))
         found = book.sweep()
-        tell(found)
-        if stopped:
+        if stopped:  # soon: figures would take as long again
             left = counted(len(cells) - len(found.done), "run")
             raise Interrupted(stopped, f"stopped by signal {stopped} with {left} to go")
+        tell(found)
     return found
 
 
