@@ -16,7 +16,7 @@ from batchwright.reporting.sweep_curves import MOST_LINES, against, curves, scal
 from batchwright.reporting.sweep_figure import draw_against, draw_curves, write_sweep_figures
 from batchwright.reporting.sweep_progress import SweepProgress
 from batchwright.reporting.sweep_tables import sweep_table
-from batchwright.reporting.sweep_words import best_setting, setting_rows, sweep_csv
+from batchwright.reporting.sweep_words import best_setting, setting_head, setting_rows, sweep_csv
 from sweeps import make_cell, make_sweep
 from test_reporting_page import HOSTILE, Document
 
@@ -48,6 +48,20 @@ def test_the_table_has_a_row_for_each_setting():
     text = shown(sweep_table(make_sweep(replaced={0: FAILED})))
     assert text.count("±") == 1 + 2 * 6
     assert "2 of 3, 1 failed" in text
+
+
+def test_a_narrow_terminal_leaves_keys_whole():
+    sweep = make_sweep({"dual.small_workers": [1, 3], "label_smoothing": [0.0, 0.1]})
+    text = shown(sweep_table(sweep), width=80)
+    assert "dual.small_workers" in text
+    assert "label_smoothing" in text
+
+
+def test_simulated_time_is_named_so():
+    simulated = {at: {"simulated": True} for at in range(18)}
+    assert setting_head(make_sweep(replaced=simulated))[-1] == "simulated training"
+    mixed = make_sweep(replaced={at: {"simulated": True} for at in (0, 6, 12)})
+    assert [row[-1] for row in setting_rows(mixed)][:2] == ["11.0 s simulated", "11.0 s"]
 
 
 def test_the_spreadsheet_has_a_row_for_each_run_with_full_numbers():

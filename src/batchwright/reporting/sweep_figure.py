@@ -59,6 +59,8 @@ def write_sweep_figures(sweep: Sweep, folder: Path) -> list[Path]:
 
 def draw_curves(sweep: Sweep, panels: list[Panel]) -> Figure:
     """Accuracy per epoch, of `curves` of a key: a panel for each setting of the other keys."""
+    from matplotlib.ticker import MaxNLocator
+
     shown = panels[:MOST_PANELS]
     columns = 2 if len(shown) == 4 else min(_COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
@@ -70,7 +72,7 @@ def draw_curves(sweep: Sweep, panels: list[Panel]) -> Figure:
         for line in panel.lines:
             _draw(axes, line, joined=True)
         _label(axes, panel.title if len(panels) > 1 else "", "epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     left_out = len(panels) - len(shown)
     _legend(figure, shown, sweep, left_out)
     return figure

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 def sweep_table(sweep: Sweep) -> Table:
     """A row for each setting: means over its seeds, with standard errors."""
-    table = new_table("held-out accuracy, mean ± standard error over seeds", setting_head(sweep))
-    for row in setting_rows(sweep):
+    head, rows = setting_head(sweep), setting_rows(sweep)
+    table = new_table("held-out accuracy, mean ± standard error over seeds", head)
+    for at, column in enumerate(table.columns):  # a key cut short would not be told from another
+        column.min_width = max(len(word) for row in (head, *rows) for word in row[at].split(" "))
+    for row in rows:
         add(table, *row)
     return table

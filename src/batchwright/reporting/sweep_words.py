@@ -11,16 +11,19 @@ from batchwright.records.words import counted, duration, job_value, percent
 
 def setting_head(sweep: Sweep) -> list[str]:
     """What the columns of `setting_rows` are."""
-    return [*(one.key for one in sweep.keys), "runs", "last accuracy", "best accuracy", "training"]
+    keys = [one.key for one in sweep.keys]
+    clock = "simulated training" if _all_simulated(sweep) else "training"
+    return [*keys, "runs", "last accuracy", "best accuracy", clock]
 
 
 def setting_rows(sweep: Sweep) -> list[list[str]]:
     """A row for each setting, in the order of the grid: values, runs, means and standard errors."""
-    simulated = any(cell.simulated for cell in sweep.done)
     rows = []
     for one in sweep.settings:
         seconds = one.training_seconds
-        spent = duration(seconds.value) + " simulated" * simulated if seconds else "-"
+        spent = duration(seconds.value) if seconds else "-"
+        if seconds and not _all_simulated(sweep):
+            spent += " simulated" * any(cell.simulated for cell in sweep.runs_of(one.values))
         runs = f"{one.done} of {len(sweep.seeds)}" + f", {one.failed} failed" * (one.failed > 0)
         rows.append(
             [
@@ -32,6 +35,10 @@ def setting_rows(sweep: Sweep) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _all_simulated(sweep: Sweep) -> bool:
+    return bool(sweep.done) and all(cell.simulated for cell in sweep.done)
 
 
 def mean_words(mean: Mean | None) -> str:

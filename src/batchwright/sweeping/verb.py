@@ -18,9 +18,10 @@ from typing import Any
 from batchwright.documents import change_job, read_record, write_record, write_text
 from batchwright.errors import FileError, Interrupted, JobError
 from batchwright.files import make_folder
+from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.records import Job, Plan, Sweep, SweptKey
-from batchwright.records.words import counted
+from batchwright.records.words import counted, printable
 from batchwright.reporting.page_sweep import write_sweep_page
 from batchwright.reporting.sweep_figure import write_sweep_figures
 from batchwright.reporting.sweep_progress import SweepProgress
@@ -28,7 +29,7 @@ from batchwright.reporting.sweep_words import sweep_csv
 from batchwright.run_folder import existing_run, new_folder
 from batchwright.sweeping.gathering import Book
 from batchwright.sweeping.grid import Cell, Grid, cells_of, read_grid, seeds_of, widened
-from batchwright.sweeping.plans import Planner
+from batchwright.sweeping.plans import Planner, cell_words
 from batchwright.sweeping.runner import Runner, State, Watcher, keep_plan, plan_file_of
 from batchwright.sweeping.slots import AtOnce, Slots, machine_for, read_at_once, width_of
 
@@ -99,6 +100,7 @@ def sweep(
         _write(book)
         planner.measure((cell for cell in cells if cell.name not in planner.plans), folder)
         _take_plans(folder, book, cells, planner)
+        _tell_doubts([one.key for one in swept], cells, planner.plans)
         stopped = _run(folder, book, cells, planner.plans, _slots(planner, most))
         found = book.sweep()
         if stopped:  # soon: figures would take as long again
@@ -163,6 +165,17 @@ def _take_plans(folder: Path, book: Book, cells: Iterable[Cell], planner: Planne
         if not plan_file_of(folder, cell).exists():
             keep_plan(folder, cell, plan)
         book.planned(cell.name, plan)
+
+
+def _tell_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Plan]) -> None:
+    """Say once for each setting what of its rate may not be meant."""
+    told: dict[str, None] = {}
+    for cell in cells:
+        plan = plans.get(cell.name)
+        for doubt in rate_schedule(plan).doubts if plan else ():
+            told[f"warning: {printable(cell_words(keys, cell))}: {printable(doubt)}"] = None
+    for line in told:
+        _say(line)
 
 
 def _run(
