@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchwright.errors import BatchwrightError, Interrupted
     from batchwright.prediction.memory import max_local_batch_size
-    from batchwright.records import Check, Job, Plan, Profile, RunSummary
+    from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
+    from batchwright.sweeping.verb import sweep
     from batchwright.training.session import Session
     from batchwright.verbs import check, plan, probe, report, run, schedule, train
     from batchwright.workload.muon import muon
@@ -33,6 +34,7 @@ _HOME = {
     "Profile": "records",
     "RunSummary": "records",
     "Session": "training.session",
+    "Sweep": "records",
     "check": "verbs",
     "max_local_batch_size": "prediction.memory",
     "muon": "workload.muon",
@@ -41,6 +43,7 @@ _HOME = {
     "report": "verbs",
     "run": "verbs",
     "schedule": "verbs",
+    "sweep": "sweeping.verb",
     "train": "verbs",
 }
 
@@ -53,6 +56,7 @@ __all__ = [
     "Profile",
     "RunSummary",
     "Session",
+    "Sweep",
     "check",
     "max_local_batch_size",
     "muon",
@@ -61,6 +65,7 @@ __all__ = [
     "report",
     "run",
     "schedule",
+    "sweep",
     "train",
 ]
 
