@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchwright.errors import BatchwrightError, Interrupted
     from batchwright.prediction.memory import max_local_batch_size
-    from batchwright.records import Check, Job, Plan, Profile, RunSummary
+    from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
+    from batchwright.sweeping.verb import sweep
     from batchwright.training.session import Session
     from batchwright.verbs import check, plan, probe, report, run, schedule, train
+    from batchwright.workload.muon import muon
 
 __version__ = "0.1.0"
 
@@ -32,13 +34,16 @@ _HOME = {
     "Profile": "records",
     "RunSummary": "records",
     "Session": "training.session",
+    "Sweep": "records",
     "check": "verbs",
     "max_local_batch_size": "prediction.memory",
+    "muon": "workload.muon",
     "plan": "verbs",
     "probe": "verbs",
     "report": "verbs",
     "run": "verbs",
     "schedule": "verbs",
+    "sweep": "sweeping.verb",
     "train": "verbs",
 }
 
@@ -51,13 +56,16 @@ __all__ = [
     "Profile",
     "RunSummary",
     "Session",
+    "Sweep",
     "check",
     "max_local_batch_size",
+    "muon",
     "plan",
     "probe",
     "report",
     "run",
     "schedule",
+    "sweep",
     "train",
 ]
 

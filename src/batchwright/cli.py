@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchwright.errors import BatchwrightError, PlanError
+from batchwright.errors import BatchwrightError, PlanError, TrainingError
 
 if TYPE_CHECKING:
     from batchwright.records import Job, Plan, Profile, Record, RunSummary
@@ -253,6 +253,51 @@ def report(
     summary = verbs.with_refit(read_summary(runs[0]))
     page = verbs.report(summary, out=out)
     _finish(summary, as_json, page=page)
+
+
+@app.command()
+def sweep(
+    words: JobWords = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2,...",
+            help="Values of a job key; may be repeated. YAML where values hold commas.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each setting, with seeds from the job's on; else 3.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; must be new or empty.")] = None,
+    at_once: Annotated[
+        str, typer.Option(metavar="auto|N", help="Most runs at the same time.")
+    ] = "auto",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the sweep in --out, and widen it.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a job over a grid of its keys and several seeds, and compare."""
+    from batchwright.reporting.sweep_tables import sweep_table
+    from batchwright.reporting.sweep_words import best_setting, progress_words
+    from batchwright.sweeping.grid import words_of_grid
+    from batchwright.sweeping.verb import sweep as run_sweep
+
+    varied = words_of_grid(grid or ())
+    options: dict[str, Any] = {"seeds": seeds, "out": out, "at_once": at_once}
+    if resume:
+        found = run_sweep(None, varied, resume=True, overrides=words or (), **options)
+    else:
+        found = run_sweep(_job(words), varied, **options)
+    _show(sweep_table(found))
+    for line in (best_setting(found), f"page: {Path(found.folder) / 'sweep.html'}"):
+        if line:
+            print(line, file=sys.stderr)
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    if found.failed:
+        told = "; ".join(f"{cell.name}: {cell.error}" for cell in found.failed[:3])
+        raise TrainingError(f"{progress_words(found)}: {told}")
 
 
 @app.command()

@@ -22,8 +22,19 @@ from batchwright.records import Job, Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
-_KINDS = {"Profile": "profile", "Plan": "plan", "RunSummary": "summary", "Job": "job"}
-_WRITTEN_BY = {"profile": "probe", "plan": "plan", "summary": "train"}  # which verb writes what
+_KINDS = {
+    "Profile": "profile",
+    "Plan": "plan",
+    "RunSummary": "summary",
+    "Sweep": "sweep",
+    "Job": "job",
+}
+_WRITTEN_BY = {  # which verb writes what
+    "profile": "probe",
+    "plan": "plan",
+    "summary": "train",
+    "sweep": "sweep",
+}
 _LISTS = (  # keys that take several values, separated by commas
     *("frozen", "resolutions", "dual.large_batches"),
     *("virtual.speeds", "virtual.links"),

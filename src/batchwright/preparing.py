@@ -61,7 +61,24 @@ def ready(job: Job) -> Job:
         BatchwrightError: Port, data, batch, warm-up, network or weights cannot be had as asked.
     """
     refuse_busy_port(job.port)
-    facts = _open_data(job).facts
+    return ready_for(job, data_facts(job))
+
+
+def data_facts(job: Job) -> DataFacts:
+    """What is known of the job's data, decoded first where they are not there yet.
+
+    Raises:
+        DataError: The data are unknown, missing, damaged or inconsistent.
+    """
+    return _open_data(job).facts
+
+
+def ready_for(job: Job, facts: DataFacts) -> Job:
+    """`ready`, where the job's data are open already.
+
+    Raises:
+        BatchwrightError: As `ready` raises.
+    """
     if not facts.val_samples:
         raise DataError(f"data={job.data} has no held-out images: set val=0.1 to hold some out")
     if job.global_batch != "auto" and job.global_batch > facts.train_samples:
@@ -255,13 +272,18 @@ def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[s
         PlanError: The job names code that is in neither ``keys`` nor ``overrides``.
     """
     named = {*keys, *(text.partition("=")[0].strip() for text in overrides)}
-    for key in _CODE_KEYS:
-        name = getattr(job, key)
-        if _is_import_string(key, name) and key not in named:
+    for key in code_keys(job):
+        if key not in named:
+            name = getattr(job, key)
             raise PlanError(
                 f"{key}={name} in a file would run code: repeat {key}={name} on the command line "
                 "to allow it"
             )
+
+
+def code_keys(job: Job) -> list[str]:
+    """The job's keys that name a function to import."""
+    return [key for key in _CODE_KEYS if _is_import_string(key, getattr(job, key))]
 
 
 def _is_import_string(key: str, name: str) -> bool:

@@ -20,10 +20,22 @@ def new_run_folder(wanted: str | Path | None, job: Job) -> Path:
     Raises:
         FileError: It holds anything, or cannot be made.
     """
+    folder = new_folder(wanted, job)
+    told = f"{job.network} on {job.data}, {job.epochs} epochs, in {folder}"
+    print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
+    return folder
+
+
+def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Path:
+    """Make the folder that is wanted, or one under ``runs`` named by ``kind``, job and time.
+
+    Raises:
+        FileError: It holds anything, or cannot be made.
+    """
     if wanted is None:
-        kind = job.data.partition(":")[0]
+        data, network = job.data.partition(":")[0], job.network.replace(":", ".")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        wanted = Path("runs") / f"{kind}-{job.network.replace(':', '.')}-{stamp}"
+        wanted = Path("runs") / "-".join(filter(None, (kind, data, network, stamp)))
     folder = Path(wanted)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileError(
@@ -31,8 +43,6 @@ def new_run_folder(wanted: str | Path | None, job: Job) -> Path:
             "with --resume"
         )
     make_folder(folder)
-    told = f"{job.network} on {job.data}, {job.epochs} epochs, in {folder}"
-    print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
     return folder
 
 

@@ -12,6 +12,7 @@ Words, settled once:
   constant resolution inside a stage, a row of the plan. *Cycle*: the resolutions low to high inside
   one stage.
 * *update factor*: the weight of a pushed model in a merge.
+* *cell*: one run of a sweep. *Setting*: the cells of a sweep that differ in the seed alone.
 * *micro-batch*: the part of a local batch that goes through the network at once.
 
 Every record refuses unknown keys, NaN and infinity. A file holds one record; its ``format`` says
@@ -83,6 +84,7 @@ from batchwright.records.run import (
     WorkerTime,
 )
 from batchwright.records.schedule import RateSchedule, SchedulePoint, ScheduleRow
+from batchwright.records.sweep import Mean, Sweep, SweepCell, SweepSetting, SweptKey
 
 __all__ = [
     "VIRTUAL_BANDWIDTH",
@@ -113,6 +115,7 @@ __all__ = [
     "LearningRateRule",
     "Link",
     "LocalBatches",
+    "Mean",
     "MemoryParts",
     "MemoryPoint",
     "Method",
@@ -141,6 +144,10 @@ __all__ = [
     "Source",
     "Stage",
     "StepTime",
+    "Sweep",
+    "SweepCell",
+    "SweepSetting",
+    "SweptKey",
     "Virtual",
     "WorkerKind",
     "WorkerTime",

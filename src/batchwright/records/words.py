@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 from math import floor, isfinite, log10
 
@@ -98,6 +99,23 @@ def percent(share: float) -> str:
     '98.1 %'
     """
     return f"{100 * share:.1f} %"
+
+
+def job_value(value: object) -> str:
+    """A job key's value, as JSON holds it, in the form in which the command line takes it.
+
+    >>> [job_value(value) for value in (5.0, 0.05, "auto", None, [24, 32])]
+    ['5', '0.05', 'auto', 'null', '24,32']
+    >>> job_value([{"worker": 0}])
+    '[{"worker": 0}]'
+    """
+    if isinstance(value, list | tuple) and not any(isinstance(one, dict) for one in value):
+        return ",".join(map(job_value, value))
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value)
+    return "null" if value is None else str(value)
 
 
 def source(kind: str, reference: str) -> str:

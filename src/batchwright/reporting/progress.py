@@ -41,12 +41,12 @@ def progress(
     With its ``plan`` it tells resolutions that change, rounds with a parameter server, and
     simulated time as such.
     """
-    return RunProgress(console or _standard_error(), epochs, plan)
+    return RunProgress(console or standard_error(), epochs, plan)
 
 
 def steps(console: Console | None = None) -> StepsProgress:
     """Progress of countable work; a context manager called as ``(done, total, what)``."""
-    return StepsProgress(console or _standard_error())
+    return StepsProgress(console or standard_error())
 
 
 class RunProgress:
@@ -66,8 +66,8 @@ class RunProgress:
         self._simulated = plan is not None and plan.job.launch == "virtual"
         self._rounds = LiveRounds(plan) if plan is not None and plan.server is not None else None
         self._workers = LiveWorkers()
-        self._bar: Progress | None = _bar(console) if _is_live(console) else None
-        self._live: Live | None = _live(console, self._picture) if self._bar else None
+        self._bar: Progress | None = _bar(console) if is_live(console) else None
+        self._live: Live | None = live_picture(console, self._picture) if self._bar else None
         self._task: TaskID | None = None
         self._epoch_seconds: float | None = None
         self._shown = (-1, 0.0)
@@ -200,7 +200,7 @@ class RunProgress:
         return [(0, left_words(seconds * (self._epochs - record["epoch"] - done)))]
 
     def _say(self, text: str) -> None:
-        _print(self._console, text)
+        print_line(self._console, text)
 
 
 class StepsProgress:
@@ -209,7 +209,7 @@ class StepsProgress:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
-        self._bar: Progress | None = _bar(console) if _is_live(console) else None
+        self._bar: Progress | None = _bar(console) if is_live(console) else None
         self._task: TaskID | None = None
         self._piece = (0, -1)
         self._shown = 0.0
@@ -245,7 +245,7 @@ class StepsProgress:
         if self._bar:
             self._draw(done, total, what, new=new)
         else:
-            _print(self._console, f"{what}: {done:,} of {total:,}")
+            print_line(self._console, f"{what}: {done:,} of {total:,}")
 
     def _draw(self, done: int, total: int, what: str, *, new: bool) -> None:
         assert self._bar is not None  # noqa: S101 - only called with a bar; tells the type checker
@@ -257,11 +257,12 @@ class StepsProgress:
         )
 
 
-def _is_live(console: Console) -> bool:
+def is_live(console: Console) -> bool:
+    """Whether the console can show a picture that changes."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def _live(console: Console, picture: Callable[[], RenderableType]) -> Live:
+def live_picture(console: Console, picture: Callable[[], RenderableType]) -> Live:
     """Draws ``picture`` again and again, and takes it away at the end."""
     from rich.live import Live
 
@@ -284,12 +285,13 @@ def _bar(console: Console) -> Progress:
     )
 
 
-def _print(console: Console, text: str) -> None:
+def print_line(console: Console, text: str) -> None:
     """One line as it is: no markup, no colour for numbers, no wrapping."""
     console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
-def _standard_error() -> Console:
+def standard_error() -> Console:
+    """Where progress goes by default."""
     from rich.console import Console
 
     return Console(stderr=True)

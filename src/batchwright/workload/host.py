@@ -19,6 +19,9 @@ import torch
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records import Precision
 
+THREADS = "BATCHWRIGHT_THREADS"
+"""Environment variable: compute threads of a worker, as a sweep divides the cores."""
+
 CPU_WORKERS = 2
 """Worker processes on a machine without GPU, where the job does not say."""
 
@@ -41,8 +44,12 @@ def usable_cores() -> int:
 def worker_threads(local_workers: int) -> int:
     """Compute threads of each of ``local_workers`` on this machine: an equal share of its cores.
 
-    ``OMP_NUM_THREADS`` above 1 is taken as the user's word; torchrun sets 1 by itself.
+    Inside a sweep, the share of the cores that the sweep gives its run. ``OMP_NUM_THREADS`` above 1
+    is taken as the user's word; torchrun sets 1 by itself.
     """
+    given = os.environ.get(THREADS, "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 1:
         return int(asked)

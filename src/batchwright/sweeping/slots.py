@@ -1,0 +1,137 @@
+"""How many cells run at once: all cores or GPUs busy, none of them given out twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from batchwright.errors import JobError
+from batchwright.records import Plan
+
+AtOnce = Literal["auto"] | int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What cells may use.
+
+    Attributes:
+        cores: Usable by this process.
+        gpus: Names by which CUDA knows them; empty where cells compute on the CPU.
+    """
+
+    cores: int
+    gpus: tuple[str, ...] = ()
+
+
+def machine_for(plans: Sequence[Plan]) -> Machine:
+    """This machine, with its GPUs if the plans want them."""
+    from batchwright.workload.host import usable_cores
+
+    gpus: tuple[str, ...] = ()
+    if any(plan.job.device == "cuda" for plan in plans):
+        import torch
+
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        numbers = map(str, range(torch.cuda.device_count()))
+        gpus = tuple(named.split(",") if named else numbers)[: torch.cuda.device_count()]
+    return Machine(usable_cores(), gpus)
+
+
+def width_of(plan: Plan) -> int:
+    """Processes of a cell that compute at the same time."""
+    return plan.workers if plan.job.launch == "local" else 1
+
+
+def read_at_once(value: str | int) -> AtOnce:
+    """``auto`` or a number of cells.
+
+    Raises:
+        JobError: It is neither.
+    """
+    if value == "auto" or (isinstance(value, int) and value >= 1):
+        return value  # type: ignore[return-value]  # a checked text is still a text to mypy
+    if isinstance(value, str) and value.isdigit() and int(value) >= 1:
+        return int(value)
+    raise JobError(f"at_once={value} is no number of cells: give 1 or more, or auto")
+
+
+class Slots:
+    """Gives cells room, and takes it back.
+
+    On the CPU a cell takes its worker processes times `threads` cores; with ``auto`` there are as
+    many at once as that leaves room for, one thread each as long as there are cells enough to keep
+    all cores busy, since small networks gain more from another cell than from another thread. On
+    GPUs each worker has one to itself, unless so many cells are asked for that they must share.
+
+    A cell wider than the machine runs alone, as it would outside a sweep.
+
+    Args:
+        machine: What there is.
+        widths: Processes of each cell of the sweep, finished ones too, so that a resumed cell
+            goes on with as many threads.
+        at_once: Most cells at once.
+
+    Attributes:
+        threads: Compute threads of each process.
+
+    Raises:
+        JobError: So many cells would not have a core, or a GPU, each.
+    """
+
+    def __init__(self, machine: Machine, widths: Sequence[int], at_once: AtOnce) -> None:
+        self._machine, self._most = machine, at_once
+        widest = max(widths, default=1)
+        places = min(len(machine.gpus) or machine.cores, machine.cores)
+        if at_once == "auto":
+            together = max(1, min(sum(widths), places))
+        else:
+            together = at_once * widest
+            _refuse_too_many(machine, at_once, widest)
+        self.threads = max(1, machine.cores // together)
+        self._running = 0
+        self._cores = 0
+        self._users: Mapping[str, int] = dict.fromkeys(machine.gpus, 0)
+
+    def take(self, width: int) -> tuple[str, ...] | None:
+        """Room for a cell of so many processes.
+
+        Returns:
+            Its GPUs, none on the CPU; `None` if there is no room at present.
+        """
+        if self._running and not self._has_room(width):
+            return None
+        self._running += 1
+        self._cores += width * self.threads
+        gpus = tuple(sorted(self._users, key=lambda name: self._users[name])[:width])
+        self._users = {name: n + (name in gpus) for name, n in self._users.items()}
+        return gpus
+
+    def give_back(self, width: int, gpus: Sequence[str]) -> None:
+        """What a cell has taken."""
+        self._running -= 1
+        self._cores -= width * self.threads
+        self._users = {name: n - (name in gpus) for name, n in self._users.items()}
+
+    def _has_room(self, width: int) -> bool:
+        if self._most != "auto":
+            return self._running < self._most
+        if self._machine.gpus and sum(not users for users in self._users.values()) < width:
+            return False
+        return self._cores + width * self.threads <= self._machine.cores
+
+
+def _refuse_too_many(machine: Machine, at_once: int, widest: int) -> None:
+    processes = at_once * widest
+    if at_once > 1 and processes > machine.cores:
+        raise JobError(
+            f"at_once={at_once} cells of {widest} worker(s) need {processes} cores, and there are "
+            f"{machine.cores}: give at_once={max(1, machine.cores // widest)} or auto"
+        )
+    if at_once > 1 and widest > 1 and machine.gpus and processes > len(machine.gpus):
+        raise JobError(
+            f"at_once={at_once} cells of {widest} workers need {processes} GPUs, and there are "
+            f"{len(machine.gpus)}: give at_once={max(1, len(machine.gpus) // widest)} or auto"
+        )

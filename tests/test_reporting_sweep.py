@@ -1,0 +1,197 @@
+"""A sweep in words, tables, charts, on its page and while it runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from batchwright.documents import read_record, write_record
+from batchwright.records import Sweep
+from batchwright.reporting.page_sweep import sweep_page
+from batchwright.reporting.sweep_curves import MOST_LINES, against, curves, scale_of, varying
+from batchwright.reporting.sweep_figure import draw_against, draw_curves, write_sweep_figures
+from batchwright.reporting.sweep_progress import SweepProgress
+from batchwright.reporting.sweep_tables import sweep_table
+from batchwright.reporting.sweep_words import best_setting, setting_head, setting_rows, sweep_csv
+from sweeps import make_cell, make_sweep
+from test_reporting_page import HOSTILE, Document
+
+FAILED = {"state": "failed", "error": "every gradient is infinite", "accuracy": None}
+EMPTY = {"state": "waiting", "accuracy": None, "best_accuracy": None, "accuracies": ()}
+
+
+def shown(renderable, width=120):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_a_sweep_reads_back_from_its_file(tmp_path):
+    sweep = make_sweep({"resolutions": [[32], [24, 32]], "clip_norm": [None, 1.0]})
+    write_record(sweep, tmp_path / "sweep.json")
+    assert read_record(tmp_path / "sweep.json", Sweep) == sweep
+
+
+def test_a_setting_is_told_by_mean_and_standard_error_of_its_seeds():
+    row = setting_rows(make_sweep(replaced={6: FAILED}))[0]
+    assert row == ["0", "256", "2 of 3, 1 failed", "61.00 ± 1.00 %", "61.00 ± 1.00 %", "11.0 s"]
+    (setting, *_) = make_sweep(seeds=1).settings
+    assert setting.accuracy.standard_error is None
+    assert best_setting(make_sweep()) == ("best: warmup_epochs=2 global_batch=256, 71.00 ± 0.58 %")
+
+
+def test_the_table_has_a_row_for_each_setting():
+    text = shown(sweep_table(make_sweep(replaced={0: FAILED})))
+    assert text.count("±") == 1 + 2 * 6
+    assert "2 of 3, 1 failed" in text
+
+
+def test_a_narrow_terminal_leaves_keys_whole():
+    sweep = make_sweep({"dual.small_workers": [1, 3], "label_smoothing": [0.0, 0.1]})
+    text = shown(sweep_table(sweep), width=80)
+    assert "dual.small_workers" in text
+    assert "label_smoothing" in text
+
+
+def test_simulated_time_is_named_so():
+    simulated = {at: {"simulated": True} for at in range(18)}
+    assert setting_head(make_sweep(replaced=simulated))[-1] == "simulated training"
+    mixed = make_sweep(replaced={at: {"simulated": True} for at in (0, 6, 12)})
+    assert [row[-1] for row in setting_rows(mixed)][:2] == ["11.0 s simulated", "11.0 s"]
+
+
+def test_the_spreadsheet_has_a_row_for_each_run_with_full_numbers():
+    rows = list(csv.DictReader(io.StringIO(sweep_csv(make_sweep(replaced={0: FAILED})))))
+    assert len(rows) == 18
+    assert rows[0]["error"] == "every gradient is infinite"
+    assert (rows[0]["accuracy"], rows[1]["accuracy"]) == ("", str(0.3 + 0.1 * 3))
+    assert (rows[1]["warmup_epochs"], rows[1]["planned_warmup_epochs"]) == ("0", "0.0")
+
+
+def test_curves_have_a_line_for_each_value_and_a_panel_for_the_other_keys():
+    sweep = make_sweep()
+    panels = curves(sweep, "warmup_epochs")
+    assert [panel.title for panel in panels] == ["global_batch=256", "global_batch=1024"]
+    line = panels[0].lines[2]
+    assert (line.label, len(line.spots), line.spots[3].count) == ("warmup_epochs=2", 4, 3)
+    assert (line.spots[3].x, line.spots[3].mean) == (4, pytest.approx(71.0))
+    assert line.spots[3].error == pytest.approx(1 / 3**0.5)
+    assert [spot.mean for spot in against(sweep, "warmup_epochs").lines[0].spots] == pytest.approx(
+        [61.0, 66.0, 71.0]
+    )
+
+
+def test_a_setting_without_runs_keeps_the_others_colours():
+    panels = curves(make_sweep(seeds=1, replaced={0: EMPTY}), "warmup_epochs")
+    assert [[line.number for line in panel.lines] for panel in panels] == [[1, 2], [0, 1, 2]]
+
+
+def test_an_epoch_that_was_not_evaluated_is_left_out():
+    cell = make_cell(["sqrt"], 0, [0.1, 0.2]).model_copy(update={"accuracies": (None, 0.2)})
+    sweep = make_sweep({"scaling": ["sqrt"]}, seeds=1, cells=(cell,))
+    (panel,) = curves(sweep, "scaling")
+    assert [spot.x for spot in panel.lines[0].spots] == [2]
+    assert [one.key for one in varying(sweep)] == ["scaling"]
+
+
+def test_numbers_stand_where_they_are_and_other_values_side_by_side():
+    assert scale_of([0.0, 5.0, 10.0]).places == (0.0, 5.0, 10.0)
+    assert not scale_of([0.0, 5.0, 10.0]).logarithmic
+    assert scale_of([64, 128, 1024]).logarithmic
+    assert scale_of(["auto", 5.0]).places == (0.0, 1.0)
+    assert not scale_of([[24], [24, 32]]).numeric
+
+
+def test_what_has_no_room_is_said_to_be_in_the_table():
+    sweep = make_sweep({"epochs": [1, 2], "base_batch": list(range(1, 14))}, seeds=1)
+    (panel, _) = curves(sweep, "base_batch")
+    assert (len(panel.lines), panel.left_out) == (MOST_LINES, 3)
+    panels = curves(sweep, "epochs")
+    assert len(panels) == 13
+    assert "1 more in the table" in legend_of(draw_curves(sweep, panels))
+    assert "3 more in the table" in legend_of(draw_against(sweep, "epochs"))
+
+
+def legend_of(figure):
+    (legend,) = figure.legends
+    return legend.get_title().get_text()
+
+
+def test_figures_are_written_for_each_key_with_several_values(tmp_path):
+    sweep = make_sweep({"global_batch": [64, 1024], "scaling": ["none", "a$b$"], "epochs": [4]})
+    files = write_sweep_figures(sweep, tmp_path / "figures")
+    assert [path.name for path in files] == [
+        *("curves_global_batch.png", "accuracy_global_batch.png"),
+        *("curves_scaling.png", "accuracy_scaling.png"),
+    ]
+    for path in files:
+        with Image.open(path) as image:
+            assert min(image.size) > 300
+    assert not write_sweep_figures(make_sweep(seeds=1, cells=()), tmp_path / "none")
+
+
+def test_the_page_is_sound_and_says_what_failed():
+    page = Document(sweep_page(make_sweep(replaced={0: FAILED, 1: EMPTY})))
+    text = " ".join(word for _, word in page.words)
+    assert "16 of 18 runs done, 1 failed, 1 to go" in text
+    assert "failed: every gradient is infinite" in text
+    assert "Last accuracy against warmup_epochs" in text
+    assert Document(sweep_page(make_sweep(seeds=1, cells=(), settings=())))
+
+
+def test_what_comes_from_outside_cannot_act_on_the_page():
+    values = {"network": [HOSTILE, "b"]}
+    page = sweep_page(make_sweep(values, replaced={0: FAILED | {"error": HOSTILE}}))
+    assert "<script" not in page
+    assert "\x1b" not in page
+
+
+# ---------------------------------------------------------------------------------- while it runs
+
+
+def step(epoch, number):
+    return {"kind": "step", "epoch": epoch, "step": number, "steps": 10}
+
+
+def epoch_end(epoch, top1=0.5):
+    return {"kind": "epoch", "epoch": epoch, "val/top1": top1}
+
+
+def watched(console, seconds):
+    clock = iter(seconds)
+    return SweepProgress(total=4, done=1, console=console, clock=lambda: next(clock))
+
+
+def test_elsewhere_there_is_a_line_when_a_run_ends():
+    console = Console(file=io.StringIO(), width=100)
+    with watched(console, [0.0, 10.0, 11.0]) as progress:
+        progress.expect({"a": 4, "b": 4, "c": 4})
+        progress.began("a", 4)
+        progress.wrote("a", step(0, 5))
+        progress.wrote("a", epoch_end(3))
+        progress.ended(make_cell(["x"], 0, [0.4, 0.5], name="a"))
+        progress.ended(make_cell(["x"], 1, [0.4], name="b", **FAILED))
+        progress.ended(make_cell(["x"], 2, [0.4], name="c", **EMPTY | {"state": "stopped"}))
+    assert console.file.getvalue().splitlines() == [
+        "1 run of 4 done before",
+        "2 of 4, a: accuracy 50.0 %, 10.0 s of training, 20 s left",
+        "3 of 4, b: failed: every gradient is infinite, 6 s left",
+        "c: stopped",
+    ]
+
+
+def test_a_terminal_shows_one_bar_and_where_each_run_is():
+    progress = watched(Console(file=io.StringIO(), width=100), [0.0, 5.0, 6.0, 7.0])
+    progress.expect({"a": 4, "b": 4})
+    progress.began("a", 4)
+    progress.began("b", 4)
+    progress.wrote("a", epoch_end(0))
+    progress.wrote("a", step(1, 5))
+    text = shown(progress.picture())
+    assert "1 of 4 runs, 22 s left" in text
+    assert "a epoch 2/4, accuracy 50.0 %" in " ".join(text.split())
+    assert "starting" in text

@@ -1,0 +1,467 @@
+"""Sweeps: cells planned once, run side by side, stopped, gone on with, gathered."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import batchwright as bw
+from batchwright import cli
+from batchwright.documents import read_record, write_record
+from batchwright.errors import FileError, Interrupted, JobError, PlanError
+from batchwright.records import Job, Plan, RunSummary, Sweep
+from batchwright.sweeping import plans, runner, verb
+from batchwright.sweeping.grid import cells_of, read_grid
+from batchwright.sweeping.plans import Planner, needs_probe
+from batchwright.sweeping.runner import Runner, Watcher, command_of, last_error, run_folder_of
+from batchwright.sweeping.slots import Machine, Slots, width_of
+from samples import make_epoch, make_job, make_plan, make_profile, make_summary
+
+pytestmark = pytest.mark.timeout(60)
+
+SHORT = {"epochs": 2, "global_batch": 512, "launch": "in-process", "device": "cpu"}
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, cache):
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def cells(job, **grid):
+    keys = read_grid(job, grid)
+    return keys, cells_of(job, keys, (0, 1))
+
+
+# ------------------------------------------------------------------------------------------ plans
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({}, True),
+        ({"global_batch": 64}, False),
+        ({"method": "cyclic", "cycle": {"batches": (64, 64)}}, False),
+        ({"global_batch": 64, "method": "dual-batch", "workers": 2}, True),
+        ({"global_batch": 64, "launch": "virtual", "workers": 2}, True),
+        (
+            {
+                "global_batch": 64,
+                "launch": "virtual",
+                "workers": 2,
+                "method": "dual-batch",
+                "virtual": {"sample_seconds": 1e-3, "step_seconds": 1e-2},
+            },
+            False,
+        ),
+    ],
+)
+def test_only_what_nobody_stated_is_measured(keys, wanted):
+    assert needs_probe(Job(**keys)) is wanted
+
+
+def test_a_setting_is_planned_once_and_each_seed_has_its_own_job(place, monkeypatch):
+    made = []
+    whole = plans.plan_without_profile
+    monkeypatch.setattr(
+        plans, "plan_without_profile", lambda *words: made.append(words) or whole(*words)
+    )
+    keys, found = cells(Job(global_batch=64, device="cpu"), scaling="sqrt,linear")
+    planner = Planner(keys)
+    planner.prepare(found)
+    assert len(made) == 2
+    assert set(planner.plans) == {cell.name for cell in found}
+    for cell in found:
+        plan = planner.plans[cell.name]
+        assert (plan.job.seed, plan.job.scaling) == (cell.seed, cell.values[0])
+        assert (plan.workers, plan.job.launch, plan.precision) == (1, "in-process", "float32")
+        assert width_of(plan) == 1
+
+
+def test_large_batches_go_in_micro_batches(place):
+    keys, found = cells(Job(global_batch=1024, micro_batch=100, device="cpu"), epochs="2")
+    planner = Planner(keys)
+    planner.prepare(found)
+    stage = planner.plans[found[0].name].stages[0]
+    assert (stage.global_batch_size, stage.accumulation_steps) == (1024, 11)
+    assert stage.micro_batch_size <= 100
+
+
+def test_an_impossible_cell_is_named_before_anything_starts(place):
+    for grid, said in (
+        ({"global_batch": "64,99999"}, "cell global_batch=99999: .* is larger than the 1437"),
+        ({"warmup_epochs": "0,9"}, "cell warmup_epochs=9: warmup_epochs=9 is longer than"),
+        ({"network": "resnet8,resnet9"}, "cell network=resnet9: "),
+    ):
+        with pytest.raises((JobError, PlanError), match=said):
+            bw.sweep(Job(global_batch=64, epochs=4), grid, out="a")
+    assert not Path("a").exists()
+
+
+def test_cells_that_differ_in_planning_keys_share_a_probe(place, monkeypatch):
+    probed = []
+
+    def probe(job, folder, progress):
+        assert folder.is_dir()
+        probed.append(job)
+        return make_profile(job=job.model_copy(update={"precision": "float32"}))
+
+    monkeypatch.setattr("batchwright.probing.probe.probe", probe)
+    job = Job(device="cpu", workers=2)
+    keys, found = cells(job, scaling="sqrt,linear", momentum="0.5,0.9")
+    made = []
+
+    def make_one(profile, wanted):
+        made.append(wanted)
+        if wanted.scaling == "linear" and wanted.momentum == 0.5:
+            raise PlanError("nothing fits")
+        return make_plan(job=wanted)
+
+    monkeypatch.setattr(plans, "make_plan", make_one)
+    planner = Planner(keys)
+    planner.prepare(found)
+    assert not planner.plans
+    planner.measure(found, place)
+    assert [one.momentum for one in probed] == [0.5, 0.9]  # momentum is measured, scaling is not
+    assert len(made) == 4
+    assert len(planner.plans) == 6
+    assert set(planner.errors.values()) == {"nothing fits"}
+    Planner.prepare(again := Planner(keys), found)
+    again.measure(found, place)
+    assert len(probed) == 2, "profiles are kept"
+
+
+# ----------------------------------------------------------------------------------------- running
+
+
+class Seen:
+    """A watcher that takes notes."""
+
+    def __init__(self):
+        self.began, self.states, self.errors, self.lines = [], {}, {}, []
+        self.running = self.most = 0
+
+    @property
+    def watcher(self):
+        return Watcher(self._began, lambda name, line: self.lines.append(line), self._ended)
+
+    def _began(self, name, epochs):
+        self.began.append(name)
+        self.running += 1
+        self.most = max(self.most, self.running)
+
+    def _ended(self, name, state, error):
+        self.states[name], self.errors[name] = state, error
+        self.running -= 1
+
+
+@pytest.fixture
+def scripted(tmp_path, monkeypatch):
+    """Runs cells that are shell scripts, by name; returns what was seen and the stop signal."""
+
+    def run(scripts, *, cores=2, while_running=None):
+        job = make_job(workers=1, launch="in-process")
+        keys = read_grid(job, {"epochs": list(range(1, len(scripts) + 1))})
+        found = cells_of(job, keys, (0,))
+        by_name = {cell.name: text for cell, text in zip(found, scripts, strict=True)}
+
+        def command(folder, cell, plan, *, resumes):
+            run_folder = run_folder_of(folder, cell)
+            run_folder.mkdir(parents=True, exist_ok=True)
+            script = f"cd {run_folder}; {by_name[cell.name]}"
+            return ["sh", "-c", script, "sh", "--resume" if resumes else "new"]
+
+        monkeypatch.setattr(runner, "command_of", command)
+        seen = Seen()
+        slots = Slots(Machine(cores), [1] * len(found), "auto")
+        if while_running:
+            threading.Thread(target=while_running, args=(seen,), daemon=True).start()
+        plan = make_plan(job=job)
+        stopped = Runner(tmp_path, slots, seen.watcher).run([(cell, plan) for cell in found])
+        return list(by_name), seen, stopped
+
+    return run
+
+
+GOOD = "echo done > summary.json"
+
+
+def test_cells_run_in_order_and_never_more_than_there_are_cores(scripted):
+    names, seen, stopped = scripted([f"sleep 0.1; {GOOD}"] * 5)
+    assert (seen.began, stopped) == (names, 0)
+    assert (seen.most, set(seen.states.values())) == (2, {"done"})
+
+
+def test_a_cell_that_fails_is_told_by_its_line_and_ends_alone(scripted):
+    names, seen, _ = scripted(
+        ["echo started; echo 'error: no room' >&2; exit 2", GOOD, "kill -9 $$", "exit 0"]
+    )
+    assert [seen.states[name] for name in names] == ["failed", "done", "failed", "failed"]
+    assert seen.errors[names[0]] == "no room"
+    assert "it was killed by SIGKILL (out of memory?); its log is " in seen.errors[names[2]]
+    assert seen.errors[names[3]] == "it ended without a word"
+
+
+def test_cells_are_told_their_threads_and_who_started_them(scripted):
+    names, seen, _ = scripted(
+        [f"test $BATCHWRIGHT_THREADS = 3 && test $BATCHWRIGHT_SWEEP = {os.getpid()} && {GOOD}"],
+        cores=3,
+    )
+    assert seen.states == {names[0]: "done"}
+
+
+def test_what_a_cell_writes_is_handed_on_once(scripted):
+    line = json.dumps({"kind": "epoch", "epoch": 0})
+    _, seen, _ = scripted([f"echo '{line}' > metrics.jsonl; sleep 0.3; {GOOD}"])
+    assert seen.lines == [{"kind": "epoch", "epoch": 0}]
+
+
+def signal_when(number, ready, times=1):
+    """Sends this process a signal once ``ready(seen)``; again after a while."""
+
+    def act(seen):
+        for _ in range(times):
+            end = time.monotonic() + 20
+            while not ready(seen) and time.monotonic() < end:
+                time.sleep(0.02)
+            os.kill(os.getpid(), number)
+            time.sleep(0.5)
+
+    return act
+
+
+def test_a_stop_signal_lets_cells_write_and_starts_no_more(scripted, tmp_path):
+    trap = (
+        "trap 'echo saved > checkpoint; exit 130' TERM; touch ready; while :; do sleep 0.05; done"
+    )
+    ready = signal_when(signal.SIGINT, lambda _: len(list(tmp_path.glob("cells/*/ready"))) == 2)
+    names, seen, stopped = scripted([trap, trap, GOOD], while_running=ready)
+    assert stopped == signal.SIGINT
+    assert seen.began == names[:2]
+    assert set(seen.states.values()) == {"stopped"}
+    assert len(list(tmp_path.glob("cells/*/checkpoint"))) == 2
+
+
+def test_a_second_signal_ends_cells_that_do_not_listen(scripted, tmp_path):
+    deaf = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
+    ready = signal_when(signal.SIGTERM, lambda _: any(tmp_path.glob("cells/*/ready")), times=2)
+    began = time.monotonic()
+    _, seen, stopped = scripted([deaf], while_running=ready)
+    assert (stopped, list(seen.states.values())) == (signal.SIGTERM, ["stopped"])
+    assert time.monotonic() - began < runner.GRACE_SECONDS
+
+
+def test_a_cell_goes_on_only_from_a_checkpoint(scripted, tmp_path):
+    for name in ("1", "2"):
+        folder = tmp_path / "cells" / f"epochs={name},seed=0"
+        folder.mkdir(parents=True)
+        (folder / "old").touch()
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.pt").touch()
+    script = f'test "$1" = {{}} && test {{}} -e old && {GOOD}'
+    _, seen, _ = scripted([script.format("new", "!"), script.format("--resume", "")])
+    assert set(seen.states.values()) == {"done"}
+
+
+def test_the_command_names_code_and_what_changed_since_the_plan(tmp_path):
+    job = make_job(workers=1, network="mine:net", timeout=99.0)
+    (cell, _) = cells(job, epochs="3")[1]
+    plan = make_plan(job=cell.job.model_copy(update={"timeout": 20.0, "launch": "in-process"}))
+    words = command_of(tmp_path, cell, plan, resumes=True)
+    assert words[1:5] == ["-m", "batchwright.sweeping.cell", "train", "--resume"]
+    assert words[-2:] == ["timeout=99", "network=mine:net"]
+    fresh = command_of(tmp_path, cell, plan, resumes=False)
+    assert fresh[4] == str(tmp_path / "plans" / f"{cell.name}.json")
+
+
+def test_the_last_error_is_the_one_that_counts(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("epoch 1\nerror: first\nerror: second\nTraceback\n")
+    assert last_error(log) == "second"
+
+
+# ------------------------------------------------------------------------------------- the verb
+
+
+@pytest.fixture
+def instantly(monkeypatch):
+    """Cells that are done at once, with an accuracy by their rate; the names of those that ran."""
+    ran = []
+
+    def run(self, todo):
+        for cell, plan in todo:
+            ran.append(cell.name)
+            self._watcher.began(cell.name, plan.epochs)
+            if plan.learning_rate.base > 1:
+                self._watcher.ended(cell.name, "failed", "every gradient is infinite")
+                continue
+            right = round(100 + 1000 * plan.learning_rate.base) + cell.seed
+            epochs = tuple(make_epoch(at, val_correct=right) for at in range(plan.epochs))
+            folder = run_folder_of(self._folder, cell)
+            folder.mkdir(parents=True)
+            summary = make_summary(plan=plan, epochs=epochs, profile=None)
+            write_record(summary, folder / "summary.json")
+            self._watcher.ended(cell.name, "done", "")
+        return 0
+
+    monkeypatch.setattr(Runner, "run", run)
+    return ran
+
+
+def test_a_sweep_leaves_record_table_figures_and_page(place, instantly):
+    found = bw.sweep(Job(**SHORT), {"learning_rate": [0.05, 0.1]}, seeds=2, out="a")
+    assert [one.accuracy.value for one in found.settings] == pytest.approx(
+        [150.5 / 360, 200.5 / 360]
+    )
+    assert read_record("a/sweep.json", Sweep) == found
+    assert found.data.name == "digits"
+    assert {path.name for path in Path("a").iterdir()} >= {
+        *("sweep.csv", "sweep.html", "figures", "plans", "cells"),
+    }
+    assert sorted(path.name for path in Path("a/figures").iterdir()) == [
+        *("accuracy_learning_rate.png", "curves_learning_rate.png"),
+    ]
+    plan = read_record("a/plans/learning_rate=0.05,seed=1.json", Plan)
+    assert (plan.job.seed, plan.learning_rate.base) == (1, 0.05)
+
+
+def test_a_resumed_sweep_runs_only_what_is_missing_and_can_be_widened(place, instantly):
+    job = Job(**SHORT)
+    bw.sweep(job, {"learning_rate": [0.05, 5.0]}, seeds=1, out="a")
+    assert instantly == ["learning_rate=0.05,seed=0", "learning_rate=5,seed=0"]
+    instantly.clear()
+    found = bw.sweep(None, {"learning_rate": "0.1"}, seeds=2, out="a", resume=True)
+    assert instantly == [
+        *("learning_rate=5,seed=0", "learning_rate=0.1,seed=0"),  # what failed is tried again
+        *("learning_rate=0.05,seed=1", "learning_rate=5,seed=1", "learning_rate=0.1,seed=1"),
+    ]
+    assert [cell.state for cell in found.cells].count("failed") == 2
+    assert found.failed[0].error == "every gradient is infinite"
+    assert [one.done for one in found.settings] == [2, 0, 2]
+
+
+def test_a_resumed_sweep_keeps_its_job(place, instantly):
+    bw.sweep(Job(**SHORT), {"scaling": ["sqrt"]}, seeds=1, out="a")
+    with pytest.raises(JobError, match=r"epochs=3 differs from the sweep's 2"):
+        bw.sweep(out="a", resume=True, epochs=3)
+    with pytest.raises(JobError, match="this sweep is over scaling: epochs cannot join"):
+        bw.sweep(None, {"epochs": [3]}, out="a", resume=True)
+    with pytest.raises(JobError, match="resume takes the job from a"):
+        bw.sweep(Job(), out="a", resume=True)
+    with pytest.raises(FileError, match=r"a is not empty|exists and is not empty"):
+        bw.sweep(Job(**SHORT), {"scaling": ["sqrt"]}, out="a")
+    with pytest.raises(FileError, match=r"holds no sweep\.json"):
+        bw.sweep(out="b", resume=True)
+    assert bw.sweep(out="a", resume=True, timeout=50.0).job.timeout == 50
+
+
+def test_code_named_in_a_sweeps_file_is_run_only_if_named_again(place, instantly):
+    bw.sweep(Job(**SHORT), {"scaling": ["sqrt"]}, seeds=1, out="a")
+    text = Path("a/sweep.json").read_text().replace('"resnet8"', '"mine:net"')
+    Path("a/sweep.json").write_text(text)
+    with pytest.raises(PlanError, match="network=mine:net in a file would run code"):
+        bw.sweep(out="a", resume=True)
+
+
+def test_two_sweeps_do_not_share_a_folder(place, instantly):
+    refused = pytest.raises(FileError, match="another sweep is running in a")
+    with verb._alone(Path("a")), refused, verb._alone(Path("a")):
+        raise AssertionError
+    with verb._alone(Path("a")):
+        pass
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["batchwright", "sweep", *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        done = capsys.readouterr()
+        return code, done.out, done.err
+
+    return call
+
+
+def test_the_command_says_what_failed_and_exits_with_one(place, instantly, command):
+    words = [f"{key}={value}" for key, value in SHORT.items()]
+    code, out, err = command(
+        *words, "--grid", "learning_rate=0.05,5", "--seeds", "2", "--out", "a", "--json"
+    )
+    assert code == 1
+    assert json.loads(out)["format"] == "batchwright-sweep/1"
+    assert "best: learning_rate=0.05, 41.81 ± 0.14 %" in err
+    assert err.splitlines()[-1] == (
+        "error: 2 of 4 runs done, 2 failed: learning_rate=5,seed=0: every gradient is infinite; "
+        "learning_rate=5,seed=1: every gradient is infinite"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a sweep needs something to vary"),
+        (["--grid", "scaling=sqrt,sqrt"], "the grid repeats scaling=sqrt"),
+        (["--grid", "scaling=sqrt", "--seeds", "0"], "seeds=0: a sweep needs one or more"),
+        (["--grid", "scaling=sqrt", "--at-once", "0"], "at_once=0 is no number of cells"),
+        (["--grid", "scaling=sqrt", "--at-once", "999"], "at_once=999 cells of 1 worker(s) need"),
+        (["--grid", "scalings=sqrt"], "unknown job key 'scalings': did you mean 'scaling'?"),
+    ],
+)
+def test_bad_words_are_refused_in_one_line_and_leave_nothing(place, command, words, said):
+    code, out, err = command("global_batch=64", "device=cpu", *words, "--out", "a")
+    assert code == 2
+    assert not out
+    last = err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert said in last
+    assert not Path("a").exists()
+
+
+# ------------------------------------------------------------------------------------- in earnest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_sweep_that_is_stopped_goes_on_where_it_was(place, monkeypatch):
+    def stop():
+        end = time.monotonic() + 100
+        while time.monotonic() < end:
+            for path in Path("a/cells").glob("*/metrics.jsonl"):
+                if '"epoch"' in path.read_text():
+                    os.kill(os.getpid(), signal.SIGINT)
+                    return
+            time.sleep(0.02)
+
+    threading.Thread(target=stop, daemon=True).start()
+    monkeypatch.setattr(verb, "machine_for", lambda plans: Machine(1))
+    job = Job(**{**SHORT, "epochs": 20, "global_batch": 256, "launch": "local"})
+    how = "with 1 run to go; continue with `batchwright sweep --resume --out a`"
+    with pytest.raises(Interrupted, match=how) as end:
+        bw.sweep(job, {"scaling": ["sqrt"]}, seeds=1, out="a")
+    assert end.value.exit_code == 130
+    assert read_record("a/sweep.json", Sweep).cells[0].state == "stopped"
+    (cell,) = bw.sweep(out="a", resume=True).cells
+    summary = read_record(f"a/cells/{cell.name}/summary.json", RunSummary)
+    assert (summary.resumed, len(summary.epochs)) == (1, 20)
+    assert summary.plan.job.launch == "in-process"
+    assert cell.accuracy == summary.test_accuracy
+    assert cell.accuracy > 0.4

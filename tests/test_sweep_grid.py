@@ -1,0 +1,113 @@
+"""What a grid means, and what is refused of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.errors import JobError
+from batchwright.records import Job
+from batchwright.sweeping.grid import cells_of, read_grid, seeds_of, widened, words_of_grid
+
+JOB = Job(global_batch=64)
+
+
+def values(**grid):
+    return {one.key: one.values for one in read_grid(JOB, grid)}
+
+
+def test_values_are_those_that_the_job_holds():
+    grid = words_of_grid(["warmup_epochs=0, 5,auto", "clip_norm=null,1"])
+    found = {one.key: one.values for one in read_grid(JOB, grid)}
+    assert found == {"warmup_epochs": (0.0, 5.0, "auto"), "clip_norm": (None, 1.0)}
+
+
+def test_a_yaml_list_holds_values_with_commas():
+    assert values(resolutions="[[32], [24, 32]]") == {"resolutions": ([32], [24, 32])}
+    assert values(resolutions=[(32,), (24, 32)]) == values(resolutions="[[32], [24, 32]]")
+    assert values(resolutions="24,32") == {"resolutions": ([24], [32])}
+    assert values(learning_rate="[0.1, 1e-3, auto]") == {"learning_rate": (0.1, 0.001, "auto")}
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({}, "a sweep needs something to vary"),
+        ({"warmup": "1"}, "unknown job key 'warmup': did you mean 'warmup_epochs'"),
+        ({"ags": [{"mode": "gain"}]}, "unknown job key 'ags'"),
+        ({"scaling": "sqrt,linear,sqrt"}, "the grid repeats scaling=sqrt"),
+        ({"learning_rate": "0.1,1e-1"}, "the grid repeats learning_rate=0.1"),
+        ({"learning_rate": ""}, "the grid has no values for learning_rate"),
+        ({"learning_rate": []}, "the grid has no values for learning_rate"),
+        ({"learning_rate": "0.1,-1"}, "job key learning_rate = '-1'"),
+        ({"learning_rate": "0"}, "job key learning_rate = '0'"),
+        ({"scaling": "log"}, "job key scaling = 'log'"),
+        ({"epochs": [True]}, "no key is a yes or no"),
+        ({"epochs": 3}, r"epochs = 3 is no list of values: write \[3\]"),
+        ({"resolutions": "[32"}, "is no YAML list"),
+        ({"seed": "0,1"}, "seed cannot vary in a sweep: say how many seeds with --seeds"),
+        ({"data": "digits"}, "data cannot vary in a sweep: accuracy is compared on the same"),
+        ({"port": "1,2"}, "port cannot vary"),
+    ],
+)
+def test_a_bad_grid_is_refused_in_one_line(grid, said):
+    with pytest.raises(JobError, match=said) as refusal:
+        read_grid(JOB, grid)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["scaling"], "is no key with values"),
+        (["=1"], "is no key with values"),
+        (["scaling=sqrt", "scaling=none"], "--grid scaling is given twice"),
+    ],
+)
+def test_a_grid_on_the_command_line_names_each_key_once(texts, said):
+    with pytest.raises(JobError, match=said):
+        words_of_grid(texts)
+
+
+def test_seeds_follow_the_jobs_own_unless_they_are_named():
+    assert seeds_of(Job(seed=5), 3) == (5, 6, 7)
+    assert seeds_of(Job(seed=5), [2, 0]) == (2, 0)
+    for seeds, said in ((0, "needs one or more"), ([1, 1], "repeat one"), ([-1], "job key seed")):
+        with pytest.raises(JobError, match=said):
+            seeds_of(Job(), seeds)
+
+
+def test_the_first_seed_of_all_settings_comes_first():
+    cells = cells_of(JOB, read_grid(JOB, {"scaling": "none,sqrt", "epochs": "2,3"}), (0, 1))
+    assert [cell.seed for cell in cells] == [0] * 4 + [1] * 4
+    assert [cell.values for cell in cells[:4]] == [
+        *(("none", 2), ("none", 3), ("sqrt", 2), ("sqrt", 3)),
+    ]
+    assert cells[5].name == "scaling=none,epochs=3,seed=1"
+    assert cells[5].job == Job(global_batch=64, scaling="none", epochs=3, seed=1)
+
+
+def test_a_cell_has_the_same_name_in_a_wider_grid():
+    keys = read_grid(JOB, {"scaling": "none", "epochs": "2"})
+    wider = widened(keys, read_grid(JOB, {"epochs": "2,3"}))
+    assert [one.values for one in wider] == [("none",), (2, 3)]
+    few, many = (cells_of(JOB, some, (0,)) for some in (keys, wider))
+    assert few[0] == many[0]
+    with pytest.raises(JobError, match=r"over scaling, epochs: ags\.mode cannot join"):
+        widened(keys, read_grid(JOB, {"ags.mode": "norm"}))
+
+
+odd = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=120)
+
+
+@settings(max_examples=50, deadline=None)
+@given(networks=st.lists(odd, min_size=2, max_size=4, unique=True))
+def test_names_are_folders_and_tell_cells_apart(networks):
+    keys = read_grid(JOB, {"network": [f"a:{name}" for name in networks]}) if networks else ()
+    names = [cell.name for cell in cells_of(JOB, keys, (0, 1))]
+    assert len(set(names)) == 2 * len(keys[0].values)
+    for name in names:
+        assert len(name.encode()) < 250
+        assert not set(name) & set("/\\:*\0 \n")
+        assert name.partition(",")[0] not in (".", "..")

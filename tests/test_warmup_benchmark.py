@@ -1,0 +1,100 @@
+"""The arithmetic of the warm-up benchmark, on made-up sweeps and images."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
+
+from benchmarks.warmup import (
+    BATCHES,
+    GRIDS,
+    LARGE,
+    SEEDS,
+    batch_figures,
+    job_of,
+    names_of_figures,
+    warmup_figures,
+    write_part_of,
+)
+
+from batchwright.planning.learning_rate import make_rule
+from batchwright.sweeping.gathering import settings_of
+from batchwright.sweeping.grid import cells_of, read_grid
+from batchwright.workload.cifar import EDITIONS, read_classes, read_part
+from sweeps import make_cell, make_sweep
+
+
+def swept(name, accuracy):
+    """A benchmark's sweep with accuracy(values, seed)."""
+    keys = read_grid(job_of(Path("x")), GRIDS[name])
+    cells = tuple(
+        make_cell(cell.values, cell.seed, [0.1, accuracy(cell.values, cell.seed)])
+        for cell in cells_of(job_of(Path("x")), keys, SEEDS)
+    )
+    return make_sweep(keys=keys, cells=cells, seeds=5, settings=settings_of(cells))
+
+
+def test_rates_are_the_posters():
+    job = job_of(Path("x"))
+    assert [make_rule(job, batch, job.epochs).peak for batch in LARGE] == pytest.approx([0.75, 3.0])
+
+
+def test_the_best_warm_up_is_told_in_the_posters_epochs_with_those_as_good():
+    best = {LARGE[0]: 1.0, LARGE[1]: 2.0}
+
+    def accuracy(values, seed):
+        batch, warmup = values
+        return 0.5 - 0.02 * abs(warmup - best[batch]) + 0.03 * seed
+
+    figures = {one.name: one for one in warmup_figures(swept("warmup", accuracy))}
+    small, large = (figures[f"warmup_best_epochs_{batch}"] for batch in LARGE)
+    assert (small.value, small.low, small.high) == (5, 0, 10)
+    assert (large.value, large.low, large.high, large.repeats) == (10, 5, 10, 5)
+    gain = figures[f"warmup_gain_points_{LARGE[1]}"]
+    assert gain.value == pytest.approx(4.0)
+    assert (gain.goal, gain.met, gain.repeats) == (None, None, 5)
+
+
+def test_scaling_is_compared_within_each_batch_over_paired_seeds():
+    def accuracy(values, seed):
+        return 0.3 + 0.01 * seed + (0.02 if values[1] == "linear" else 0.0)
+
+    figures = {one.name: one for one in batch_figures(swept("batch", accuracy))}
+    for batch in BATCHES:
+        one = figures[f"scaled_over_unscaled_points_{batch}"]
+        assert (one.value, one.low) == pytest.approx((2.0, 2.0))
+        assert figures[f"accuracy_none_{batch}"].value == pytest.approx(32.0)
+
+
+def test_a_full_run_gives_the_named_figures():
+    def accuracy(values, seed):
+        return 0.5 + 0.01 * seed
+
+    figures = warmup_figures(swept("warmup", accuracy)) + batch_figures(swept("batch", accuracy))
+    assert [one.name for one in figures] == names_of_figures()
+
+
+def test_a_part_of_cifar_has_its_format_and_evenly_spaced_images(tmp_path):
+    source = tmp_path / "all" / "cifar-100-python"
+    source.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for name, count in (("train", 50), ("test", 20)):
+        pixels = generator.integers(0, 256, (count, 3072), dtype=np.uint8)
+        content = {b"data": pixels, b"fine_labels": list(range(count))}
+        (source / name).write_bytes(pickle.dumps(content, protocol=4))
+    names = {b"fine_label_names": [b"%d" % index for index in range(100)]}
+    (source / "meta").write_bytes(pickle.dumps(names, protocol=4))
+    write_part_of(tmp_path / "all", tmp_path / "part", 20, 5)
+    edition, part = EDITIONS["cifar100"], tmp_path / "part" / "cifar-100-python"
+    assert read_classes(edition, part) == read_classes(edition, source)
+    pixels, labels = read_part(edition, part, "train", 100)
+    whole, _ = read_part(edition, source, "train", 100)
+    assert labels[:4].tolist() == [0, 2, 5, 7]
+    assert (pixels == whole[labels]).all()
+    assert len(read_part(edition, part, "val", 100)[1]) == 5
