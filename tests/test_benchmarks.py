@@ -37,6 +37,7 @@ from benchmarks.cyclic import FULL_EPOCHS, QUICK_EPOCHS, rows, tasks  # noqa: E4
 from benchmarks.cyclic import figures_of as cyclic_figures  # noqa: E402
 from benchmarks.data_path import MEAN, STD, UsualImages  # noqa: E402
 from benchmarks.data_path import figures_of as data_path_figures  # noqa: E402
+from benchmarks.gradient_overhead import figures_of as overhead_figures  # noqa: E402
 from benchmarks.kills import (  # noqa: E402
     BATCH,
     Counting,
@@ -426,3 +427,15 @@ def test_a_subset_is_spread_evenly_over_the_store() -> None:
     part = subset(ImageStore.from_images(images, torch.arange(10)), 5)
     assert part.labels.tolist() == [0, 2, 4, 6, 8]
     assert int(part.image(3)[0, 0, 0]) == 6
+
+
+# ------------------------------------------------------------------------------ gradient_overhead
+
+
+def test_overheads_are_step_times_over_those_without_round_by_round():
+    rates = {"blind": [100.0, 200.0], "noise": [100.0, 196.0], "ags": [80.0, 160.0]}
+    noise, ags = overhead_figures(rates)
+    assert (noise.name, noise.goal, noise.met) == ("noise_scale_overhead", 0.02, True)
+    assert noise.value == pytest.approx((0.0 + 200 / 196 - 1) / 2)
+    assert (ags.name, ags.goal, ags.met) == ("ags_overhead", 0.03, False)
+    assert ags.value == pytest.approx(0.25)

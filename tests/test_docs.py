@@ -110,8 +110,8 @@ def test_the_table_in_the_readme_is_in_step_with_the_newest_result():
 
 def test_every_public_name_is_in_the_documents():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    named = ("probe", "plan", "check", "train", "report", "run", "sweep", "Session")
-    named += ("max_local_batch_size",)
+    named = ("probe", "plan", "check", "train", "report", "run", "sweep")
+    named += ("Session", "max_local_batch_size", "muon")
     assert set(named) < set(bw.__all__)
     for name in named:
         assert f"bw.{name}" in text

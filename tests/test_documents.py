@@ -23,6 +23,7 @@ from batchwright.documents import (
 )
 from batchwright.errors import BatchwrightError, FileError, JobError
 from batchwright.records import (
+    Ags,
     Cycle,
     Disturbance,
     DualBatch,
@@ -89,6 +90,7 @@ OTHER_VALUES = Job(
         exchange_steps=50,
         momentum="reset",
     ),
+    ags=Ags(mode="norm", least=0.5, most=4.0, lookback=20, parts=8),
     cycle=Cycle(
         preset="cifar100",
         order="one-pass",

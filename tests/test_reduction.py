@@ -72,10 +72,17 @@ CASES = {
     "micro-batches": {"dtype": torch.float64, "micro": 6, "bucket_bytes": 700},
     "float32 channels last": {"dtype": torch.float32, "channels_last": True, "bucket_bytes": 700},
     "bfloat16": {"dtype": torch.bfloat16, "bucket_bytes": 300},
+    "taken": {"dtype": torch.float64, "micro": 6, "bucket_bytes": 700, "take": True},
+    "float32 micro-batches": {"dtype": torch.float32, "micro": 4, "bucket_bytes": 700},
+    "float32 taken": {"dtype": torch.float32, "micro": 4, "bucket_bytes": 700, "take": True},
+    "bfloat16 micro-batches": {"dtype": torch.bfloat16, "micro": 4, "bucket_bytes": 300},
+    "bfloat16 taken": {"dtype": torch.bfloat16, "micro": 4, "bucket_bytes": 300, "take": True},
 }
 
 
-def reduce_case(rank, group, *, dtype, bucket_bytes=2**20, micro=BATCH, channels_last=False):
+def reduce_case(
+    rank, group, *, dtype, bucket_bytes=2**20, micro=BATCH, channels_last=False, take=False
+):
     """Two steps, so that the second shows whether the first left anything behind."""
     network = make_network(dtype, channels_last)
     reducer = Reducer(network.parameters(), group, bucket_bytes)
@@ -90,8 +97,10 @@ def reduce_case(rank, group, *, dtype, bucket_bytes=2**20, micro=BATCH, channels
             value = loss_of(network, *part)
             (value * len(part[0]) / BATCH).backward()
             loss += float(value.detach()) * len(part[0])
+            if take and index < len(parts) - 1:
+                reducer.take(len(part[0]) / BATCH)
         tally = Tally(weight=len(images), loss=loss, stop=float(rank == 1), checkpoint=1.0)
-        tally = reducer.finish(tally, SHARES[rank] / BATCH)
+        tally = reducer.finish(tally, (len(parts[-1][0]) if take else SHARES[rank]) / BATCH)
         if step == 0:
             first = gradients(network)
     strides = {name: p.grad.stride() for name, p in network.named_parameters() if p.requires_grad
@@ -164,7 +173,7 @@ def test_unequal_batches_give_the_gradient_of_their_union(reduced):
     assert distance(plain, union) > 0.1  # 0.35: what averaging without weights would do
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in CASES if "bfloat16" not in name])
 def test_every_layout_gives_the_same_gradient(reduced, name):
     case = CASES[name]
     wanted, _, _ = reference(case["dtype"], case.get("micro", BATCH))
@@ -195,7 +204,10 @@ def test_both_workers_hold_the_same_bits(reduced, name):
 def test_frozen_and_unused_parameters_keep_none(reduced, name):
     found = reduced[0][name][0]
     missing = {key for key, gradient in found.items() if gradient is None}
-    assert {"frozen.weight", "frozen.bias", "unused.weight", "unused.bias"} == missing
+    wanted = {"frozen.weight", "frozen.bias", "unused.weight", "unused.bias"}
+    if CASES[name].get("micro", BATCH) <= 5:
+        wanted |= {"large.weight", "large.bias"}
+    assert wanted == missing
 
 
 def test_a_layer_used_by_one_worker_only_has_that_workers_gradient(reduced):
@@ -231,6 +243,66 @@ def test_the_tally_sums_what_every_worker_says(reduced, name):
         assert tally["local_sqr_norms"].tolist() == pytest.approx(norms, rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["float32 ", "bfloat16 "])
+def test_looking_at_each_micro_batch_leaves_the_bits_of_the_sum(reduced, kind):
+    for each in reduced:
+        for taken, added in zip(
+            each[f"{kind}taken"][:2], each[f"{kind}micro-batches"][:2], strict=True
+        ):
+            assert taken.keys() == added.keys()
+            for key, gradient in taken.items():
+                assert gradient is added[key] is None or torch.equal(gradient, added[key])
+
+
+def test_every_micro_batch_of_every_worker_is_a_part(reduced):
+    trained = [key for key, p in make_network(torch.float64).named_parameters() if p.requires_grad]
+    wanted, parts = dict.fromkeys(trained, 0.0), 0
+    for rank in range(2):
+        images, labels = part_of(make_batch(torch.float64), rank)
+        for part in zip(images.split(6), labels.split(6), strict=True):
+            network = make_network(torch.float64)
+            loss_of(network, *part).backward()
+            parts += 1
+            for key, gradient in gradients(network).items():
+                if gradient is not None:
+                    wanted[key] += len(part[0]) / BATCH * float(gradient.square().sum())
+    for each in reduced:
+        tally = each["taken"][2]
+        assert tally["parts"] == parts == 3
+        assert tally["local_sqr_norms"].tolist() == pytest.approx(list(wanted.values()), rel=1e-5)
+
+
+def test_one_worker_alone_sees_its_micro_batches_too():
+    network, batch = make_network(torch.float32), make_batch(torch.float32)
+    reducer = Reducer(network.parameters(), Group(CPU))
+    own = []
+    for keep in (False, True):
+        for left, part in enumerate(zip(*(values.split(4) for values in batch), strict=True)):
+            (loss_of(network, *part) / 4).backward()
+            if keep and left < 3:
+                reducer.take(1 / 4)
+        tally = reducer.finish(Tally(weight=BATCH, loss=0.0), 1 / 4 if keep else 1.0)
+        own.append(gradients(network))
+        network.zero_grad()
+    assert all(own[0][k] is own[1][k] is None or torch.equal(own[0][k], own[1][k]) for k in own[0])
+    assert tally.parts == 4
+    assert float(tally.local_sqr_norms.sum()) > sum(
+        float(g.square().sum()) for g in own[1].values() if g is not None
+    )
+
+
+def test_a_step_in_vain_leaves_nothing_for_the_next():
+    network = make_network(torch.float32)
+    reducer = Reducer(network.parameters(), Group(CPU))
+    loss_of(network, *make_batch(torch.float32)).backward()
+    reducer.take(0.5)
+    assert not reducer.empty
+    reducer.finish(Tally(weight=0.0, loss=0.0, out_of_memory=1.0), 0.0)
+    assert reducer.empty
+    assert reducer.finish(Tally(weight=0.0, loss=0.0), 0.0).parts == 0
+    assert all(p.grad is None for p in network.parameters())
+
+
 def test_one_worker_alone_sends_nothing():
     network = make_network(torch.float32)
     reducer = Reducer(network.parameters(), Group(CPU))
@@ -238,7 +310,7 @@ def test_one_worker_alone_sends_nothing():
     loss_of(network, *make_batch(torch.float32)).backward()
     before = gradients(network)
     tally = Tally(weight=BATCH, loss=1.0)
-    assert reducer.finish(tally, 1.0) == replace(tally, notes=(tally.note,))
+    assert reducer.finish(tally, 1.0) == replace(tally, parts=1, notes=(tally.note,))
     after = gradients(network)
     assert all(after[k] is before[k] is None or torch.equal(after[k], before[k]) for k in after)
 

@@ -844,10 +844,13 @@ def test_a_checkpoint_that_does_not_fit_says_so_in_the_systems_words(tmp_path, r
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_noise_scale_needs_two_workers():
+def test_the_noise_scale_needs_two_parts_of_a_step():
     with make_session() as one:
         train(one)
         assert one.noise_scale is None
+    with make_session(plan=make_tiny_plan(micro=2)) as one:
+        train(one)
+        assert one.noise_scale is not None
 
 
 def test_time_is_divided_without_rest(tmp_path):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from batchwright import Session
 from batchwright.errors import FileError, PlanError
 from batchwright.prediction.noise_scale import NoiseState, estimate
-from batchwright.records import LearningRateRule
+from batchwright.records import AgsRule, LearningRateRule
 from batchwright.training.sampler import epoch_order
 from test_session import FEATURES, Points, make_model, make_tiny_plan, summary_in
 
@@ -39,7 +39,10 @@ def make_plan(batches, **changes):
     return make_tiny_plan(batches, samples=SAMPLES, rule=RULE, epochs=3, **changes)
 
 
-def train(rank, batches, folder=None, *, model=None, resume=False, until=None, micro=64):
+SCALED = AgsRule(mode="gain", base_batch=2, least=1.0, most=None, lookback=50)
+
+
+def train(rank, batches, folder=None, *, model=None, resume=False, until=None, micro=64, ags=None):
     """Everything that can be compared afterwards."""
     torch.manual_seed(rank)  # rank 0's weights are everybody's
     model = model or nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -52,7 +55,7 @@ def train(rank, batches, folder=None, *, model=None, resume=False, until=None, m
         model,
         optimizer,
         points,
-        plan=make_plan(batches, micro=micro),
+        plan=make_plan(batches, micro=micro).model_copy(update={"ags": ags}),
         run_folder=folder,
         resume=resume,
         loaders=0,
@@ -100,6 +103,7 @@ def everything(rank, folder):
     return {
         "whole": train(rank, (5, 3), folder / "whole"),
         "micro-batches": train(rank, (7, 1), micro=2),
+        "scaled": train(rank, (4, 4), folder / "scaled", micro=1, ags=SCALED),
         "noise": one_step_of_noise(rank),
         "batch norm": train_with_batch_norm(rank, folder / "norm"),
         "pieces": stop_and_resume(rank, folder / "pieces"),
@@ -115,6 +119,20 @@ def test_unequal_shares_train_like_one_process(alone, found):
 def test_micro_batches_on_one_worker_only_change_nothing(alone, found):
     for each in found:
         assert torch.allclose(each["micro-batches"]["weights"], alone["weights"], rtol=1e-9)
+
+
+def test_factors_depend_on_the_parts_of_a_step_not_on_how_many_workers_have_them(
+    alone, found, folder
+):
+    eight = train(0, (8,), micro=1, ags=SCALED)
+    for each in found:
+        assert torch.equal(each["scaled"]["weights"], found[0]["scaled"]["weights"])
+        assert torch.allclose(each["scaled"]["weights"], eight["weights"], rtol=1e-4)
+        assert each["scaled"]["noise"] == pytest.approx(eight["noise"], rel=1e-4)
+    assert not torch.allclose(eight["weights"], alone["weights"], rtol=1e-2)
+    for epoch in summary_in(folder / "scaled").epochs:
+        assert 1 <= epoch.gradient_factors.least < epoch.gradient_factors.most <= 4
+        assert epoch.rate_gain is None
 
 
 def test_every_sample_is_seen_once_by_one_of_the_workers(found, folder):

@@ -357,13 +357,17 @@ def train(network, compiled, name="sgd"):
         optimizer.step()
         optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
-    return network.weight
+    return network[0].weight
+
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
 
 torch.manual_seed(0)
-plain, other = torch.nn.Linear(8, 2), torch.nn.Linear(8, 2)
+plain, other = make(), make()
 other.load_state_dict(plain.state_dict())
 weight = train(plain, plain).clone()
 train(plain, plain, "adamw")
+train(plain, plain, "muon")
 assert "torch._dynamo" not in sys.modules, "the compiler was loaded"
 assert torch.equal(train(other, torch.compile(other, backend="eager")), weight)
 assert "torch._dynamo" in sys.modules

@@ -16,7 +16,7 @@ from torch.nn import functional
 from batchwright import Session
 from batchwright.errors import DeadlineReached, Interrupted, JobError, PlanError
 from batchwright.planning.learning_rate import rate_factor
-from batchwright.records import RunSummary
+from batchwright.records import AgsRule, RunSummary
 from batchwright.server_child import SERVER, SERVER_KEY
 from batchwright.training.checkpoint import load_checkpoint
 from batchwright.training.loop import accuracy_and_loss
@@ -66,18 +66,22 @@ SERVERS = {
     "bsp": {"consistency": "bsp"},
     "ssp": {"consistency": "ssp", "rule": {"staleness": 1}},
 }
+SCALED = AgsRule(mode="norm", base_batch=2, least=1.0, most=None, lookback=20)
 UNEVEN = {"shares": (40, 30, 20), "factors": (1.0, 0.75, 0.5)}
 
 
 def plan_of(kind, **changes):
-    """A plan of three workers, the last one at half the speed."""
+    """A plan of three workers, the last one at half the speed; its gradients may be scaled."""
+    if kind.endswith("scaled"):
+        plan = plan_of(kind.removesuffix(" scaled"), micro=3, **changes)
+        return plan.model_copy(update={"ags": SCALED})
     virtual = {"speeds": (1.0, 1.0, 0.5)}
     if kind in SERVERS:
         return make_virtual_plan((8, 8, 4), virtual=virtual, **SERVERS[kind], **UNEVEN, **changes)
     return make_virtual_plan((8, 8, 8), method=kind, virtual=virtual, rebalance_steps=2, **changes)
 
 
-KINDS = ("plain", "dynamic-batch", "asp", "bsp", "ssp")
+KINDS = ("plain", "dynamic-batch", "asp", "bsp", "ssp", "dynamic-batch scaled", "asp scaled")
 
 
 # -------------------------------------------------------------------------- as real workers would
@@ -114,6 +118,7 @@ def test_two_workers_that_sum_their_gradients_learn_what_two_processes_do_bit_fo
     tmp_path, crew
 ):
     plan = make_virtual_plan((10, 6), micro=4, clip_norm=0.5)
+    plan = plan.model_copy(update={"ags": SCALED})
     crew.together(train_for_real, plan, tmp_path / "real", workers=2)
     real, kept = result_in(tmp_path / "real")
     summary, weights = train(plan, tmp_path / "virtual")
@@ -121,6 +126,7 @@ def test_two_workers_that_sum_their_gradients_learn_what_two_processes_do_bit_fo
     for one, two in zip(summary.epochs, real.epochs, strict=True):
         assert one.train_loss == pytest.approx(two.train_loss, rel=1e-6)  # summed in float32 there
         assert one.noise_scale == pytest.approx(two.noise_scale, rel=1e-6)
+        assert one.gradient_factors == two.gradient_factors
         assert (one.val_correct, one.learning_rate) == (two.val_correct, two.learning_rate)
 
 
@@ -133,7 +139,7 @@ def test_two_workers_under_bsp_learn_what_two_processes_and_a_server_do_bit_for_
         factors=(1.0, 0.8),
         micro=4,
         dual={"shares": "planned"},
-    )
+    ).model_copy(update={"ags": SCALED})
     with hosted(plan, tmp_path / "real") as address:
         crew.together(train_served, plan, address, workers=2)
     real, kept = result_in(tmp_path / "real")
@@ -229,7 +235,7 @@ def test_the_same_job_gives_the_same_weights_and_records(tmp_path, kind):
     assert one.simulated
 
 
-@pytest.mark.parametrize("kind", ["plain", *SERVERS])
+@pytest.mark.parametrize("kind", ["plain", *SERVERS, "plain scaled", "asp scaled"])
 @pytest.mark.parametrize("part", [0.3, 0.7])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, part):
     whole, weights = train(plan_of(kind), tmp_path / "whole")

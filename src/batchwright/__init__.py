@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from batchwright.sweeping.verb import sweep
     from batchwright.training.session import Session
     from batchwright.verbs import check, plan, probe, report, run, schedule, train
+    from batchwright.workload.muon import muon
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ _HOME = {
     "Sweep": "records",
     "check": "verbs",
     "max_local_batch_size": "prediction.memory",
+    "muon": "workload.muon",
     "plan": "verbs",
     "probe": "verbs",
     "report": "verbs",
@@ -57,6 +59,7 @@ __all__ = [
     "Sweep",
     "check",
     "max_local_batch_size",
+    "muon",
     "plan",
     "probe",
     "report",

@@ -7,24 +7,29 @@ gradient of the mean loss over the union of their batches, whatever the local ba
 
 Gradients are copied into fixed buckets, in the order in which the backward pass makes them, and
 each full bucket is all-reduced at once. The last message also carries `Tally`: loss, weight, the
-sample-weighted squared norms of the workers' gradients, flags, and what each worker says of itself.
-Nothing needs a message of its own.
+sample-weighted squared norms of the gradients of all parts of the step (each micro-batch of each
+worker is one), flags, and what each worker says of itself. Nothing needs a message of its own.
+
+To see each micro-batch's own gradient, those before a worker's last are taken out of ``.grad`` and
+added up here, in the order in which autograd would have added them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from batchwright.buckets import Bucket, dtype_of, grouped, make_buckets, sqr_norms
 from batchwright.group import Group, naming_the_lost
 
+__all__ = ["Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
+
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
-_SCALARS = 5  # weight, loss, stop, checkpoint, out of memory
+_SCALARS = 6  # weight, loss, stop, checkpoint, out of memory, parts
 
 
 class WorkerNote(NamedTuple):
@@ -53,8 +58,9 @@ class Tally:
         out_of_memory: Workers whose gradients are missing for want of memory: the sums are then
             to be thrown away.
         note: What this worker says of itself; not summed.
-        local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 for each parameter, gradient units squared;
-            ``None`` with one worker, where it says nothing.
+        parts: n, micro-batches of all workers that have a gradient.
+        local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 over the parts, for each parameter, gradient
+            units squared; ``None`` where there is one part only, as it says nothing.
         notes: What all workers say of themselves, in rank order.
     """
 
@@ -64,12 +70,13 @@ class Tally:
     checkpoint: float = 0.0
     out_of_memory: float = 0.0
     note: WorkerNote = _NOTHING
+    parts: int = 0
     local_sqr_norms: Tensor | None = None
     notes: tuple[WorkerNote, ...] = ()
 
 
 class Reducer:
-    """Sums gradients over a group, bucket by bucket.
+    """Sums gradients over a step's micro-batches and over a group, bucket by bucket.
 
     Buckets and their order never change, so a restarted run sums in the same order.
 
@@ -84,22 +91,59 @@ class Reducer:
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self._group = group
-        self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[nn.Parameter, Bucket] = {}
+        self._views: dict[nn.Parameter, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._next = 0  # first bucket not sent yet
         self._armed = False
+        self._kept: dict[nn.Parameter, Tensor] = {}  # sums over the micro-batches taken so far
+        self._norms: Tensor | None = None  # their part of S, (parameters,)
+        self._parts = 0
         if group.size > 1 and self.parameters:
-            self._buckets = _make_buckets(self.parameters, group, bucket_bytes)
-            self._bucket_of = {p: b for b in self._buckets for p in b.parameters}
+            tail = _tail_numbers(len(self.parameters), group.size)
+            self._buckets = make_buckets(self.parameters, group, bucket_bytes, tail)
+            for bucket in self._buckets:
+                self._bucket_of |= dict.fromkeys(bucket.parameters, bucket)
+                self._views |= dict(zip(bucket.parameters, bucket.views, strict=True))
             self._hooks = [
                 p.register_post_accumulate_grad_hook(self._arrived) for p in self.parameters
             ]
+            places = {p: place for place, p in enumerate(self._views)}
+            order = [places[p] for p in self.parameters]
+            self._order = torch.tensor(order, device=group.device)
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of the buckets; 0 with one worker."""
         return sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._buckets)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no parameter has got a gradient in the step in progress."""
+        return not self._kept and all(p.grad is None for p in self.parameters)
+
+    def take(self, share: float) -> None:
+        """Keep the gradients of a micro-batch that is not this worker's last, and clear them.
+
+        Args:
+            share: Its part of the step's weight, by which its gradients are multiplied already.
+        """
+        self._parts += share > 0
+        present = [p for p in self.parameters if p.grad is not None]
+        if not present:
+            return
+        squares = sqr_norms(self.parameters) / (share or 1.0)
+        self._norms = squares if self._norms is None else self._norms + squares
+        seen = [p for p in present if p in self._kept]
+        if seen:
+            torch._foreach_add_(
+                [self._kept[p] for p in seen], [cast("Tensor", p.grad) for p in seen]
+            )
+        for parameter in present:
+            if parameter not in self._kept:
+                self._kept[parameter] = self._keep(parameter)
+            parameter.grad = None
 
     def arm(self) -> None:
         """Send buckets as they fill during the next backward pass: it is the step's last one."""
@@ -111,9 +155,9 @@ class Reducer:
         A parameter that got a gradient on no worker keeps ``None``.
 
         Args:
-            tally: This worker's own figures.
-            share: b_i / B, this worker's share of the step, for the squared norms; 0 for one that
-                has no gradients.
+            tally: This worker's own figures; its parts are counted here.
+            share: Part of the step's weight of this worker's last micro-batch, whose gradients are
+                in ``.grad``; 0 for a worker that has none.
 
         Returns:
             The figures summed over all workers.
@@ -121,22 +165,49 @@ class Reducer:
         Raises:
             LostWorkerError: Another worker is gone or silent.
         """
-        if not self._buckets:
-            return replace(tally, notes=(tally.note,))
-        self._fill_tail(tally, share)
-        with naming_the_lost():
-            for bucket in self._buckets[self._next :]:
-                bucket.send()
-            for bucket in self._buckets:
-                bucket.wait()
-        self._next, self._armed = 0, False
-        return self._read_tail()
+        if tally.out_of_memory:
+            self._drop()
+        tally = replace(tally, parts=self._parts + (share > 0))
+        if self._buckets:
+            found = self._exchange(tally, share)
+        else:
+            found = replace(tally, local_sqr_norms=self._sum_up(share), notes=(tally.note,))
+        self._drop()
+        return found
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    def _keep(self, parameter: nn.Parameter) -> Tensor:
+        """Where a parameter's first gradient of the step now is: in its bucket if it has one."""
+        gradient = cast("Tensor", parameter.grad)
+        view = self._views.get(parameter)
+        if view is None:
+            return gradient
+        if gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
+        return view
+
+    def _drop(self) -> None:
+        """Forget what was taken."""
+        self._kept, self._norms, self._parts = {}, None, 0
+
+    def _sum_up(self, share: float) -> Tensor | None:
+        """One worker: ``.grad`` gets the sums; returns S of each parameter, if there are parts."""
+        if self._norms is None:
+            return None
+        norms = self._norms + sqr_norms(self.parameters) / (share or 1.0)
+        both = [p for p in self._kept if p.grad is not None]
+        if both:
+            torch._foreach_add_(
+                [self._kept[p] for p in both], [cast("Tensor", p.grad) for p in both]
+            )
+        for parameter, total in self._kept.items():
+            parameter.grad = total
+        return norms
 
     def _arrived(self, parameter: Tensor) -> None:
         """Called by autograd when a parameter's gradient is whole."""
@@ -145,19 +216,36 @@ class Reducer:
         self._bucket_of[cast("nn.Parameter", parameter)].missing -= 1
         # The last bucket waits for `finish`, which knows what rides in its tail.
         while self._next < len(self._buckets) - 1 and not self._buckets[self._next].missing:
+            self._buckets[self._next].fill(self._kept)
             with naming_the_lost():
                 self._buckets[self._next].send()
             self._next += 1
 
-    def _fill_tail(self, tally: Tally, share: float) -> None:
+    def _exchange(self, tally: Tally, share: float) -> Tally:
+        """Several workers: all gradients and figures are summed over them."""
+        present = [float(p.grad is not None or p in self._kept) for p in self.parameters]
+        for bucket in self._buckets[self._next :]:
+            bucket.fill(self._kept)
+            if bucket is self._buckets[-1]:
+                self._fill_tail(tally, present, share)
+            with naming_the_lost():
+                bucket.send()
+        with naming_the_lost():
+            for bucket in self._buckets:
+                bucket.wait()
+        self._next, self._armed = 0, False
+        return self._read_tail()
+
+    def _fill_tail(self, tally: Tally, present: list[float], share: float) -> None:
         scalars = [
             *(tally.weight, tally.loss, tally.stop, tally.checkpoint),
-            tally.out_of_memory,
+            *(tally.out_of_memory, float(tally.parts)),
         ]
-        present = [float(p.grad is not None) for p in self.parameters]
         head, norms, notes = self._tail_parts()
         head[:] = head.new_tensor(scalars + present)
-        norms[:] = sqr_norms(self.parameters).to(norms) / (share or 1.0)
+        squares = torch.cat([bucket.squares for bucket in self._buckets])[self._order]
+        squares = squares / (share or 1.0)
+        norms[:] = squares if self._norms is None else self._norms + squares
         notes.zero_()
         notes.view(self._group.size, -1)[self._group.rank] = notes.new_tensor(tally.note)
 
@@ -171,7 +259,7 @@ class Reducer:
         head, norms, notes = self._tail_parts()
         for bucket in self._buckets:
             bucket.hand_over()
-        weight, loss, stop, checkpoint, out_of_memory, *present = head.tolist()
+        weight, loss, stop, checkpoint, out_of_memory, parts, *present = head.tolist()
         for parameter, count in zip(self.parameters, present, strict=True):
             if not count:
                 parameter.grad = None
@@ -182,62 +270,10 @@ class Reducer:
             stop,
             checkpoint,
             out_of_memory,
+            parts=round(parts),
             local_sqr_norms=norms.clone(),
             notes=tuple(WorkerNote(*row) for row in said),
         )
-
-
-class _Bucket:
-    """A flat tensor that holds several gradients and, in the last bucket, the tail."""
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        tail: int,
-        dtype: torch.dtype,
-        group: Group,
-    ) -> None:
-        self.parameters = parameters
-        self._group = group
-        sizes = [p.numel() for p in parameters]
-        self.flat = torch.zeros(sum(sizes) + tail, dtype=dtype, device=group.device)
-        *pieces, self.tail = self.flat.split([*sizes, tail])
-        self.views = [_shaped_like(p, piece) for p, piece in zip(parameters, pieces, strict=True)]
-        self.missing = len(parameters)
-        self._work: dist.Work | None = None
-
-    def send(self) -> None:
-        """Copy the gradients in and start summing them over the workers."""
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            elif parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
-        self._work = dist.all_reduce(self.flat, group=self._group.handle, async_op=True)
-
-    def wait(self) -> None:
-        """Wait until the sum is there."""
-        if self._work is not None:
-            self._work.wait()
-        self._work, self.missing = None, len(self.parameters)
-
-    def hand_over(self) -> None:
-        """Make the sums the parameters' gradients."""
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.grad = view
-
-
-def sqr_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Squared norm of each parameter's gradient, 0 where there is none: float32 (parameters,)."""
-    result = torch.zeros(len(parameters), device=parameters[0].device)
-    present = [index for index, p in enumerate(parameters) if p.grad is not None]
-    if present:
-        norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
-        squares = torch.stack(norms).float().square()
-        if len(present) == len(parameters):  # the usual case, spared the scattering
-            return squares
-        result[present] = squares
-    return result
 
 
 def buffer_bytes(
@@ -245,52 +281,11 @@ def buffer_bytes(
 ) -> int:
     """Bytes of the buckets that a `Reducer` of several workers keeps for these parameters."""
     trained = [p for p in parameters if p.requires_grad]
-    groups = _grouped(trained, bucket_bytes)
-    tail = _tail_numbers(len(trained), workers) * _dtype_of(groups[-1]).itemsize
+    groups = grouped(trained, bucket_bytes)
+    tail = _tail_numbers(len(trained), workers) * dtype_of(groups[-1]).itemsize
     return sum(p.numel() * p.element_size() for p in trained) + tail
-
-
-def _make_buckets(
-    parameters: Sequence[nn.Parameter], group: Group, bucket_bytes: int
-) -> list[_Bucket]:
-    groups = _grouped(parameters, bucket_bytes)
-    tails = [0] * (len(groups) - 1) + [_tail_numbers(len(parameters), group.size)]
-    return [
-        _Bucket(members, tail, _dtype_of(members), group)
-        for members, tail in zip(groups, tails, strict=True)
-    ]
 
 
 def _tail_numbers(parameters: int, workers: int) -> int:
     """Numbers behind the gradients in the last message."""
     return _SCALARS + 2 * parameters + workers * len(WorkerNote._fields)
-
-
-def _grouped(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Parameters, last first as the backward pass reaches them, by number format and size."""
-    groups: list[list[nn.Parameter]] = []
-    filled = 0
-    for parameter in reversed(parameters):
-        size = parameter.numel() * parameter.element_size()
-        if not groups or groups[-1][0].dtype != parameter.dtype or filled + size > bucket_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append(parameter)
-        filled += size
-    if not groups or groups[-1][0].dtype.itemsize < 4:
-        groups.append([])  # counts and norms need at least float32
-    return groups
-
-
-def _dtype_of(members: Sequence[nn.Parameter]) -> torch.dtype:
-    return members[0].dtype if members else torch.float32
-
-
-def _shaped_like(parameter: nn.Parameter, piece: Tensor) -> Tensor:
-    """A view of a flat piece with the parameter's shape and, where dense, its memory format.
-
-    Same strides for weights and gradients keep the optimizer's passes over them dense.
-    """
-    if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
-        return piece.as_strided(parameter.size(), parameter.stride(), piece.storage_offset())
-    return piece.view(parameter.size())

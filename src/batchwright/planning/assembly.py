@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchwright.planning.inputs import precision_of
+from batchwright.planning.gradient_scaling import ags_rule, check_parts
+from batchwright.planning.gradient_scaling import reasons as scaling_reasons
+from batchwright.planning.inputs import least_local, precision_of
 from batchwright.records import (
     DataFacts,
     Job,
@@ -44,18 +46,26 @@ def assemble(
     reasons: tuple[Reason, ...],
     **predicted: Any,
 ) -> Plan:
-    """The plan; ``predicted`` are its fields of that kind."""
+    """The plan; ``predicted`` are its fields of that kind.
+
+    Raises:
+        JobError: Bounds of gradient scaling contradict each other.
+        PlanError: A batch cannot be cut into the parts that it takes.
+    """
+    least = least_local(network)
+    check_parts(job, stages, least)
     return Plan(
         job=job,
         data=data,
         network=network,
         method=job.method,
         update=job.optimizer,
+        ags=ags_rule(job),
         precision=precision_of(job),
         learning_rate=rule,
         merge="parameter server" if server else "sample-weighted all-reduce",
         server=server,
         stages=stages,
-        reasons=reasons,
+        reasons=(*reasons, *scaling_reasons(job, stages, least)),
         **predicted,
     )

@@ -253,6 +253,9 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
     for side, groups, batch in zip(levels, found.groups, large, strict=True):
         most = max(groups.local_batch_sizes)  # without large-batch workers the small one
         micro = kind.parts(workers, side, most)[0]
+        if kind.parting is not None:  # the small batch may want parts too
+            wanted = kind.parting.most_at_once(groups.local_batch_sizes, kind.least)
+            micro = min(micro, wanted)
         rows.append(
             served_level(
                 groups,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batchwright.errors import PlanError
+from batchwright.planning.gradient_scaling import Parting, parting_of, small_parts
 from batchwright.planning.inputs import check_micro_batches, least_local, sides
 from batchwright.planning.merging import kind_of
 from batchwright.prediction.fit import Line
@@ -34,6 +35,7 @@ class Kind:
         memory: Peak bytes.
         evaluation_seconds: Per image on one worker, at the highest resolution.
         stated: What of it is stated rather than measured, in words; empty if nothing.
+        parting: Into how many parts steps are to be cut besides; `None`: any.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Kind:
     memory: MemoryModel
     evaluation_seconds: float
     stated: str = ""
+    parting: Parting | None = None
     _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False)
     _largest: dict[tuple[int, int, bool], int] = field(default_factory=dict, repr=False)
 
@@ -61,6 +64,12 @@ class Kind:
         """Smallest measured local batch, in samples."""
         return min(point.local_batch_size for point in self.profile.steps)
 
+    def cuts(self, workers: int) -> bool:
+        """Whether large batches are cut into passes though they fit at once."""
+        if self.micro_batch is not None:
+            return True
+        return self.parting is not None and self.parting.passes(workers) > 1
+
     def seconds_at_once(self, workers: int, resolution: int, local: int) -> float:
         """Seconds of a step whose local batch goes through the network in one pass."""
         key = (workers, resolution, local)
@@ -71,16 +80,31 @@ class Kind:
 
     def seconds(self, workers: int, resolution: int, local: int) -> float:
         """Seconds of a step, in as many passes as it takes."""
-        if self.micro_batch is None and local <= self.largest(workers, resolution):
+        if not self.cuts(workers) and local <= self.largest(workers, resolution):
             return self.seconds_at_once(workers, resolution, local)
         return self.times.seconds(workers, resolution, self.parts(workers, resolution, local))
 
     def parts(self, workers: int, resolution: int, local: int) -> list[int]:
         """A local batch cut into as few and as even micro-batches as fit, or as asked."""
         if self.micro_batch is not None:
-            return cut(local, self.micro_batch)
-        if local <= self.largest(workers, resolution):
-            return [local]
+            found = cut(local, self.micro_batch)
+        elif local <= self.largest(workers, resolution):
+            found = [local]
+        else:
+            found = self._fitting(workers, resolution, local)
+        if self.parting is None:
+            return found
+        small = small_parts(local, self.parting.passes(workers, local), self.least)
+        if len(small) <= len(found):
+            return found
+        if self.micro_batch is None and small[0] > self.largest(
+            workers, resolution, accumulates=True
+        ):
+            return self._fitting(workers, resolution, local)
+        return small
+
+    def _fitting(self, workers: int, resolution: int, local: int) -> list[int]:
+        """Micro-batches that fit while gradients are added up."""
         return cut(local, max(self.largest(workers, resolution, accumulates=True), self.least))
 
     def largest(self, workers: int, resolution: int, *, accumulates: bool = False) -> int:
@@ -235,6 +259,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> Kind:
         memory=fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device),
         evaluation_seconds=_evaluation_seconds(profile, job) / wanted.speed,
         stated=stated,
+        parting=parting_of(job),
     )
 
 

@@ -108,7 +108,7 @@ def line_of(mix: Mix, resolution: int) -> tuple[float, float] | None:
     samples, together :math:`B = t S - R` with :math:`S = \sum n_k / a_k` and
     :math:`R = \sum n_k \beta_k / a_k`; so :math:`t = R / S + B / S`.
     """
-    if any(kind.micro_batch is not None for kind, _ in mix.members):
+    if any(kind.cuts(mix.workers) for kind, _ in mix.members):
         return None  # cut into passes, time goes up in stairs
     workers, rate, behind = mix.workers, 0.0, 0.0
     for kind, count in mix.members:
@@ -127,7 +127,7 @@ def seconds_per_sample(rows: Sequence[Row], batch: float) -> float:
     if len(mix.members) == 1:
         kind, workers = mix.members[0]
         local = max(1, round(batch / workers))
-        step = kind.seconds if kind.micro_batch is not None else kind.seconds_at_once
+        step = kind.seconds if kind.cuts(workers) else kind.seconds_at_once
         return step(workers, side, local) / (local * workers)
     right = next((i for i, row in enumerate(rows) if row.batch >= batch), None)
     if right is None or (right == 0 and rows[0].batch != batch):
@@ -173,7 +173,7 @@ def knee_record(bend: Bend, doubling_gain: float, *, named: bool, ends: bool) ->
 
 def _ends(bend: Bend, gain: float) -> tuple[float | None, float | None]:
     """Batches at which doubling would save the share, were it off by what the fit may be off."""
-    cut = any(kind.micro_batch is not None for kind, _ in bend.mix.members)
+    cut = any(kind.cuts(bend.mix.workers) for kind, _ in bend.mix.members)
     if bend.row is None or cut or len(bend.mix.members) > 1:
         return None, None
     off = _Z_975 * _saving_error(bend, gain)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from batchwright.errors import JobError
 from batchwright.records import Job, LearningRateRule
 
-DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001}  # at the base batch, per step
+DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}  # at the base batch, per step
 DECAY_SHARES = (1 / 3, 2 / 3, 8 / 9)  # of the epochs; Goyal et al. decay at 30, 60, 80 of 90
 DECAY_FACTOR = 0.1
 

@@ -155,7 +155,7 @@ class Table:
     def _step(self, mix: Mix, side: int, totals: Sequence[int], *, asked: bool) -> float:
         workers = mix.workers
         return max(
-            (kind.seconds if asked or kind.micro_batch is not None else kind.seconds_at_once)(
+            (kind.seconds if asked or kind.cuts(workers) else kind.seconds_at_once)(
                 workers, side, -(-total // count)
             )
             for (kind, count), total in zip(mix.members, totals, strict=True)
@@ -238,9 +238,10 @@ class Table:
     def parts(self, row: Row, kind: Kind, share: int) -> list[int]:
         """Micro-batches of a worker with ``share`` samples per step.
 
-        A candidate goes through in one pass; only a batch that is asked for is cut to fit.
+        A candidate goes through in one pass, unless parts are wanted; only a batch that is asked
+        for is cut to fit.
         """
-        if row.asked or kind.micro_batch is not None:
+        if row.asked or kind.cuts(row.mix.workers):
             return kind.parts(row.mix.workers, row.resolution, share)
         return [share]
 

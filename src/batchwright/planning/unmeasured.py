@@ -8,6 +8,7 @@ from batchwright.errors import PlanError
 from batchwright.planning import cycle_reasons, group_reasons, reasons
 from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.composed import COMPOSED, cycle_batches, rate_rule
+from batchwright.planning.gradient_scaling import parting_of
 from batchwright.planning.inputs import (
     SERVED,
     check_batch,
@@ -149,6 +150,9 @@ def _level(job: Job, data: DataFacts, side: int, local: tuple[int, ...], least: 
     if job.micro_batch != "auto":
         check_micro_batches(micro, job.micro_batch, least)
         micro = max(cut(micro, job.micro_batch))
+    parting = parting_of(job)
+    if parting is not None:
+        micro = min(micro, parting.most_at_once(local, least))
     line = stated_line(job, side)
     # Stated times are those of speed 1, unlike measured ones, which are the slowest worker's.
     alone = usual_times(job.model_copy(update={"launch": "local"}), line) if line else {}
@@ -198,12 +202,14 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
         epochs=(job.epochs,) if schedule is None else schedule.epochs_of_levels,
         other_seconds=0.0,
     )
-    rows = []
+    rows, parting = [], parting_of(job)
     for side, groups in zip(levels, found.groups, strict=True):
         micro = max(groups.local_batch_sizes)
         if job.micro_batch != "auto":
             check_micro_batches(min(groups.local_batch_sizes), job.micro_batch, least)
             micro = max(cut(micro, job.micro_batch))
+        if parting is not None:
+            micro = min(micro, parting.most_at_once(groups.local_batch_sizes, least))
         rows.append(
             served_level(groups, found.rule, side, micro_batch=micro, ends=(1.0, 1.0), peak=None)
         )

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Norm = TypeVar("Norm", float, "Tensor")
+"""One squared norm, or a tensor of them."""
 
 
 def estimate(
-    weighted_sqr_norm: float, sqr_norm: float, *, parts: int, batch: int
-) -> tuple[float, float]:
+    weighted_sqr_norm: Norm, sqr_norm: Norm, *, parts: int, batch: int
+) -> tuple[Norm, Norm]:
     r"""Unbiased estimates of tr(Sigma) and |G|^2 from the gradients of the parts of one batch.
 
     With mean gradients :math:`g_i` over parts of :math:`b_i` samples, :math:`\sum_i b_i = B`, and
@@ -32,18 +38,59 @@ def estimate(
     :math:`\sum_i (b_i / B) / b_i = n / B`.
 
     Args:
-        weighted_sqr_norm: :math:`S`, gradient units squared.
-        sqr_norm: :math:`|g|^2`, gradient units squared.
+        weighted_sqr_norm: :math:`S`, gradient units squared; a number, or a tensor of one for each
+            part of the network, as the equations hold for each.
+        sqr_norm: :math:`|g|^2`, likewise.
         parts: :math:`n`, at least 2.
         batch: :math:`B`, in samples.
 
     Returns:
         tr(Sigma) and |G|^2, gradient units squared. Either can come out negative by chance.
+
+    Raises:
+        ValueError: There are fewer than 2 parts.
     """
     if parts < 2:
         raise ValueError(f"{parts} part(s): telling noise from signal takes at least 2")
     trace = (weighted_sqr_norm - sqr_norm) * batch / (parts - 1)
     return trace, (parts * sqr_norm - weighted_sqr_norm) / (parts - 1)
+
+
+def gain(trace: float, sqr_norm: float, *, base_batch: int, batch: int) -> float:
+    r"""Squared gradient norm at the base batch over that at a larger one: AdaScale's gain.
+
+    .. math::
+        r = \frac{|G|^2 + \operatorname{tr}(\Sigma) / B_0}{|G|^2 + \operatorname{tr}(\Sigma) / B}
+
+    1 where there is no noise, :math:`B / B_0` where there is nothing else.
+
+    Args:
+        trace: :math:`\operatorname{tr}(\Sigma)`, gradient units squared; below 0 it counts as 0.
+        sqr_norm: :math:`|G|^2`, gradient units squared; likewise.
+        base_batch: :math:`B_0`, in samples.
+        batch: :math:`B`, in samples.
+
+    Returns:
+        A number from 1 to :math:`B / B_0`; 1 where the batch is not above the base batch, or both
+        estimates are 0.
+
+    Example:
+        >>> gain(300.0, 1.0, base_batch=100, batch=300)
+        2.0
+
+    References:
+        Johnson et al., ICML 2020, arXiv 2007.05105.
+    """
+    noise, signal = max(trace, 0.0), max(sqr_norm, 0.0)
+    if batch <= base_batch or noise + signal == 0:
+        return 1.0
+    if signal == 0:
+        return batch / base_batch
+    share = noise / signal  # one quotient: neither overflows nor vanishes where the norms are tiny
+    if not isfinite(share):
+        return batch / base_batch
+    found = (1 + share / base_batch) / (1 + share / batch)
+    return min(max(found, 1.0), batch / base_batch)
 
 
 @dataclass(frozen=True)
@@ -101,6 +148,10 @@ class NoiseState:
         if self.trace <= 0 or self.sqr_norm <= 0:
             return None
         return self.trace / self.sqr_norm
+
+    def gain(self, *, base_batch: int, batch: int) -> float:
+        """What a step of ``batch`` samples is worth in steps of the base batch; 1 if not known."""
+        return gain(self.trace, self.sqr_norm, base_batch=base_batch, batch=batch)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""

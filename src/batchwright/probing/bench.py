@@ -29,7 +29,7 @@ from batchwright.workload.task import (
     set_training,
 )
 
-PROBE_RATES = {"sgd": 0.1, "adamw": 0.001}
+PROBE_RATES = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}
 """Learning rates while measuring, where the job leaves its own open."""
 
 SMALLEST_BATCH = 2
@@ -71,7 +71,7 @@ class Bench:
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train, self._val = self._source(data, data.train), self._source(data, data.val)
-        self._rate = rate
+        self._first_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self.join(group)
@@ -160,12 +160,14 @@ class Bench:
             gradients' exchange the backward pass did not hide.
         """
         start = now(self.device)
+        share = 1 / (self.group.size * len(supplies))
         for supply in supplies[:-1]:
             self._backward(supply(), len(supplies))
+            self._reduction.take(share)
         self._reduction.arm()
         own = self._backward(supplies[-1](), len(supplies))
         computed = now(self.device)
-        exchanged = self._finish(own)
+        exchanged = self._finish(own, share)
         end = now(self.device)
         return (computed - start) + (end - exchanged), exchanged - computed
 
@@ -180,7 +182,7 @@ class Bench:
         if on_any(self.group, own is None) or own is None:
             self._clear()
             return False
-        self._finish(own)
+        self._finish(own, 1 / self.group.size)
         return True
 
     def _backward(self, batch: Batch, parts: int = 1) -> Tally:
@@ -190,13 +192,13 @@ class Bench:
         samples = len(batch[1])
         # Batches here may be tiny, and at the base batch's rate the weights would soon be infinite.
         share = min(1.0, samples * self.group.size / self.job.base_batch)
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = share * self._rate
+        for parameters, first in zip(self.optimizer.param_groups, self._first_rates, strict=True):
+            parameters["lr"] = share * first
         return Tally(weight=samples, loss=float(loss.detach()) * samples)
 
-    def _finish(self, own: Tally) -> float:
+    def _finish(self, own: Tally, share: float) -> float:
         """Exchange and update, as `Session` does; returns when the exchange was over."""
-        self._reduction.finish(own, 1 / self.group.size)
+        self._reduction.finish(own, share)
         exchanged = now(self.device)
         norm = math.sqrt(float(sqr_norms(self.trained).sum()))
         gradients = [p.grad for p in self.trained if p.grad is not None]

@@ -76,6 +76,7 @@ from batchwright.records.profile import (
 )
 from batchwright.records.run import (
     EpochRecord,
+    FactorRange,
     LocalBatches,
     Refit,
     RoundRecord,
@@ -103,6 +104,7 @@ __all__ = [
     "DualBatch",
     "EpochRecord",
     "Estimate",
+    "FactorRange",
     "Goal",
     "GradientNoise",
     "HeldOut",

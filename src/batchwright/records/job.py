@@ -323,16 +323,17 @@ class Job(Record):
     )
     optimizer: Literal["sgd", "adamw", "muon"] = Field(
         "sgd",
-        description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
-        "kernels, SGD for everything else.",
+        description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for hidden matrices "
+        "and kernels, SGD for everything else.",
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd`: momentum.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
     weight_decay: NonNegative = Field(
         5e-4, description="Decay of weight matrices and kernels; norms and biases have none."
     )
     learning_rate: Literal["auto"] | Positive = Field(
         "auto",
-        description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`.",
+        description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd` and `muon`, 0.001 for "
+        "`adamw`.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["linear", "sqrt", "gain", "none"] = Field(

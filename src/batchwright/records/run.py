@@ -63,6 +63,14 @@ class RoundRecord(Record):
     lead: Index = Field(0, description="Rounds ahead of the slowest worker when it began.")
 
 
+class FactorRange(Record):
+    """What adaptive scaling multiplied by over the steps of an epoch."""
+
+    mean: Positive = Field(description="Mean over steps, and over tensors where each has its own.")
+    least: Positive = Field(description="Smallest.")
+    most: Positive = Field(description="Largest.")
+
+
 class EpochRecord(Record):
     """What one epoch was like."""
 
@@ -78,6 +86,12 @@ class EpochRecord(Record):
     val_correct: Index | None = Field(None, description="Held-out images classified correctly.")
     val_count: Index | None = Field(None, description="Held-out images evaluated.")
     noise_scale: Positive | None = Field(None, description="Gradient noise scale, in samples.")
+    gradient_factors: FactorRange | None = Field(
+        None, description="Factors on the tensors' gradients; null without `ags.mode`."
+    )
+    rate_gain: FactorRange | None = Field(
+        None, description="Factor on the learning rate; null without `scaling=gain`."
+    )
     training_seconds: NonNegative = Field(description="Steps, input and exchange, in seconds.")
     evaluation_seconds: NonNegative = Field(description="Held-out evaluation, in seconds.")
     checkpoint_seconds: NonNegative = Field(description="Writing checkpoints, in seconds.")

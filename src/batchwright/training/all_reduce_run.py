@@ -22,6 +22,7 @@ from batchwright.training.running import Setup
 from batchwright.training.sampler import Step
 from batchwright.training.sharing import Sharing, share_of
 from batchwright.training.stepper import Stepper
+from batchwright.workload.muon import Muon
 
 
 class AllReduceRun:
@@ -109,7 +110,7 @@ class AllReduceRun:
 
     @property
     def noise_scale(self) -> float | None:
-        """Gradient noise scale so far, in samples; ``None`` with one worker or too few steps."""
+        """Gradient noise scale so far, in samples; ``None`` with one part or too few steps."""
         return self.state.noise.noise_scale
 
     @property
@@ -131,9 +132,19 @@ class AllReduceRun:
             if state.meter.epoch != epoch or not state.step:
                 state.meter = EpochMeter(epoch=epoch)
             self._setup.settings.enter(self.stage)
+            self._even_out()
             self._sharing.begin_epoch()
             yield epoch
             self._end_epoch()
+
+    def _even_out(self) -> None:
+        """Give all workers the same weights again where their updates may differ in the last bits.
+
+        Muon multiplies matrices, which other processors and other numbers of threads round
+        otherwise; the passes over single numbers of other optimizers are the same everywhere.
+        """
+        if isinstance(self._setup.optimizer, Muon):
+            self._group.share(self._setup.parameters)
 
     def batches(self) -> Iterator[Batch]:
         """The micro-batches of the current epoch."""

@@ -21,6 +21,7 @@ from batchwright.records import Plan, Stage
 from batchwright.training.checkpoint import save_checkpoint
 from batchwright.training.evaluation import merged_batch_norm
 from batchwright.training.finding import LAST, PREVIOUS, find_checkpoint
+from batchwright.training.gradient_scaling import TensorNoise
 from batchwright.training.meter import EpochMeter
 from batchwright.training.randomness import random_states, restore_random_states, seed_worker
 from batchwright.training.recorder import Recorder
@@ -38,6 +39,7 @@ class RunState:
         best_score: Highest score of an evaluation so far.
         meter: Sums of the epoch in progress, this worker's.
         noise: Gradient noise so far.
+        tensors: The same of each tensor; ``None`` where nothing is made of it.
         local_batch_sizes: In effect, in samples, by place; empty before the first epoch.
         speeds: Samples per second, by place, as far as measured.
         fixed_samples: Fixed cost of a step, as so many samples' worth.
@@ -52,6 +54,7 @@ class RunState:
     best_score: float = -math.inf
     meter: EpochMeter = field(default_factory=EpochMeter)
     noise: NoiseState = field(default_factory=NoiseState)
+    tensors: TensorNoise | None = None
     local_batch_sizes: dict[str, int] = field(default_factory=dict)
     speeds: dict[str, float] = field(default_factory=dict)
     fixed_samples: float = 0.0
@@ -71,6 +74,8 @@ class RunState:
         """Go on from a checkpoint's `values`, with this worker's meter."""
         self.__dict__.update(values)
         self.noise = NoiseState.from_dict(values["noise"])
+        tensors = values.get("tensors")
+        self.tensors = None if tensors is None else TensorNoise(**tensors)
         self.meter = meter
 
 

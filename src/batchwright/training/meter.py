@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any
 
-from batchwright.records import EpochRecord, LocalBatches, Stage, WorkerTime
+from batchwright.records import EpochRecord, FactorRange, LocalBatches, Stage, WorkerTime
 
 OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication")  # others are for all
 
@@ -17,7 +19,8 @@ class EpochMeter:
 
     ``training`` is wall time inside the steps, checkpoints aside; ``input``, ``compute``, ``wait``
     and ``communication`` are its parts on this worker. ``shares`` are the local batches over the
-    epoch, as (first step, sizes by rank).
+    epoch, as (first step, sizes by rank); ``factors`` and ``gains`` are what adaptive scaling
+    multiplied gradients and rate by, as `met` keeps them.
     """
 
     epoch: int = 0
@@ -40,6 +43,8 @@ class EpochMeter:
     scores: dict[str, float] = field(default_factory=dict)
     score_count: int = 0
     shares: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    factors: tuple[float, ...] = ()
+    gains: tuple[float, ...] = ()
 
     @property
     def mean_loss(self) -> float | None:
@@ -99,6 +104,8 @@ class EpochMeter:
             val_correct=round(correct) if correct is not None else None,
             val_count=self.score_count or None,
             noise_scale=noise_scale,
+            gradient_factors=_range(self.factors),
+            rate_gain=_range(self.gains),
             training_seconds=self.training,
             evaluation_seconds=self.evaluation,
             checkpoint_seconds=self.checkpoint,
@@ -108,6 +115,24 @@ class EpochMeter:
             ),
             whole=self.whole,
         )
+
+
+def met(before: Sequence[float], values: Sequence[float]) -> tuple[float, ...]:
+    """(Steps, sum of their means, smallest, largest) of some numbers, with those of one more step.
+
+    Args:
+        before: The same of the steps before; empty for none.
+        values: Of the step; at least one.
+    """
+    steps, total, least, most = before or (0, 0.0, math.inf, -math.inf)
+    return (steps + 1, total + fmean(values), min(least, *values), max(most, *values))
+
+
+def _range(met: Sequence[float]) -> FactorRange | None:
+    if not met:
+        return None
+    steps, total, least, most = met
+    return FactorRange(mean=total / steps, least=least, most=most)
 
 
 def _finite(value: float) -> float | None:

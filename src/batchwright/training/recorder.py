@@ -156,6 +156,9 @@ class Recorder:
             "plan/predicted_epoch_s": predicted.value if predicted else None,
             "gns/simple": record.noise_scale,
         }
+        for name, found in (("ags/factor", record.gradient_factors), ("lr/gain", record.rate_gain)):
+            if found is not None:
+                line |= {f"{name}_{key}": value for key, value in found.model_dump().items()}
         for rank, worker in enumerate(record.workers):
             line[f"batch/local/{rank}"] = worker.local_batch_size
             line[f"time/rank{rank}/input_s"] = worker.input_seconds

@@ -105,8 +105,8 @@ class ServerRun:
 
     @property
     def noise_scale(self) -> float | None:
-        """Nobody sees several workers' gradients."""
-        return None
+        """Of this worker's micro-batches; nobody sees several workers' gradients."""
+        return self._state.noise.noise_scale
 
     @property
     def evaluation_due(self) -> bool:

@@ -155,6 +155,14 @@ class Session:
         )
         self._run: Run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
         rule = self.plan.learning_rate
+        if self._own_rates and rule.scaling == "gain":
+            warnings.warn(
+                "learning_rate='mine': the plan wanted your rate times a measured gain "
+                "(scaling=gain), which is left out",
+                stacklevel=3,
+            )
+        if self.plan.ags is not None and self.rank == 0:
+            _warn_of_adam(self.optimizer)
         if self._own_rates and rule.peak != rule.base:
             warnings.warn(
                 f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
@@ -186,9 +194,11 @@ class Session:
 
     @property
     def noise_scale(self) -> float | None:
-        """Gradient noise scale so far, in samples; ``None`` with one worker or too few steps.
+        """Gradient noise scale so far, in samples; ``None`` if it does not stand out yet.
 
-        With a parameter server there is none: the workers' gradients never come together.
+        It takes two parts of a step at least: workers, or micro-batches of one (a plan made with
+        ``micro_batch=`` of half the batch). With a parameter server it is that of this worker's
+        micro-batches, since the workers' gradients never come together.
         """
         return self._run.noise_scale
 
@@ -391,6 +401,15 @@ def _checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:
             "finite number for each, none negative and not all 0"
         )
     return weights
+
+
+def _warn_of_adam(optimizer: torch.optim.Optimizer) -> None:
+    if any("betas" in group for group in optimizer.param_groups):
+        warnings.warn(
+            f"ags: {type(optimizer).__name__} divides each gradient by its own recent size, so "
+            "factors on gradients nearly cancel: use SGD, or plan with ags.mode=off",
+            stacklevel=4,
+        )
 
 
 def _refuse_synchronized_on_cpu(model: nn.Module, device: torch.device) -> None:

@@ -14,13 +14,13 @@ from batchwright.group import Group
 from batchwright.records import Plan, Stage
 from batchwright.reduction import Reducer, Tally, WorkerNote
 from batchwright.training.clock import StepClock, book_waiting
+from batchwright.training.gradient_scaling import Adaptation, Adaptive
 from batchwright.training.keeper import RunState
+from batchwright.training.meter import met
 from batchwright.training.sampler import Step
-from batchwright.training.sharing import share_of
 from batchwright.training.update import Updater
 from batchwright.workload.host import autocast, is_out_of_memory
 
-NOISE_DECAY = 0.98  # the noise scale looks back about 50 steps
 MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 
 Loss = Tensor | Callable[[], Tensor]
@@ -61,6 +61,11 @@ class _MicroBatch:
     step: Step
     weight: float | None = None  # what its losses are means over, once there is one
 
+    @property
+    def share(self) -> float:
+        """Part of the step's weight that its gradients are multiplied by; 0 if it has none."""
+        return (self.weight or 0.0) / self.step.samples
+
 
 class Stepper:
     """Takes the steps of a run on one worker.
@@ -94,6 +99,7 @@ class Stepper:
         self._plan, self._group, self._state = plan, group, state
         self._reducer, self._updater, self._sharing = reducer, updater, sharing
         self._clock, self._wishes = clock, wishes
+        self._adaptive = Adaptive(plan, state, own_rates=updater.own_rates)
         self._micro: _MicroBatch | None = None
         self._cast: torch.autocast | None = None
         self._weight = self._loss = 0.0
@@ -157,18 +163,19 @@ class Stepper:
         self.leave_autocast()
         self._micro = None
         if not (micro.last or self._out_of_memory):
+            self._reducer.take(micro.share)
             return False
         expected = self._weight > 0 and not self._out_of_memory
-        if expected and all(p.grad is None for p in self._reducer.parameters):
+        if expected and self._reducer.empty:
             raise RuntimeError(
                 "session.step() found no gradient: is the loss computed from the session's model, "
                 "and is any parameter trained (requires_grad)?"
             )
-        return self._update(micro.step, micro.samples)
+        return self._update(micro.step, micro.samples, micro.share)
 
     def step_without_samples(self, step: Step) -> None:
         """Take part in a step of the others."""
-        self._update(step, 0)
+        self._update(step, 0, 0.0)
 
     def _opened(self) -> _MicroBatch:
         if self._micro is None:
@@ -177,12 +184,17 @@ class Stepper:
             )
         return self._micro
 
-    def _update(self, step: Step, samples: int) -> bool:
-        """Exchange the gradients of a step and, unless something is wrong, step the optimizer."""
+    def _update(self, step: Step, samples: int, share: float) -> bool:
+        """Exchange the gradients of a step and, unless something is wrong, step the optimizer.
+
+        Args:
+            step: Which one.
+            samples: Of the last micro-batch.
+            share: Its part of the step's weight.
+        """
         state, own = self._state, self._own_tally(samples)
         if own.out_of_memory:
             self._updater.clear()
-        share = share_of(step.local_batch_sizes, self._group.rank)
         tally = self._reducer.finish(own, 0.0 if own.out_of_memory else share)
         seconds = self._clock.lap(state.meter, "communication")
         book_waiting(state.meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
@@ -194,10 +206,14 @@ class Stepper:
                 torch.cuda.empty_cache()
             self._sharing.after_out_of_memory(tally)
             return False
-        sqr_norm = self._updater.rescale(step.samples / tally.weight if tally.weight else 1.0)
-        self._note_noise(step, tally, sqr_norm)
-        updated = tally.weight > 0 and self._updater.apply(sqr_norm, *self._sharing.position)
+        norms = self._updater.rescale(step.samples / tally.weight if tally.weight else 1.0)
+        adaptation = self._adaptive.of_step(step.samples)
+        self._adaptive.learn(tally, self._updater.of_trained(norms), batch=step.samples)
+        updated = tally.weight > 0 and self._updater.apply(
+            norms, *self._sharing.position, adaptation
+        )
         self._updater.clear()
+        self._note(adaptation)
         self._count(step, tally, updated=updated)
         self._clock.lap(state.meter, "compute")
         self._sharing.after_step(step, tally)
@@ -226,18 +242,13 @@ class Stepper:
             note=WorkerNote(self._clock.computed(), self._sharing.asked_ahead, micro_batch),
         )
 
-    def _note_noise(self, step: Step, tally: Tally, sqr_norm: float) -> None:
-        """Learn from the norms of the workers' gradients, where these are means over samples."""
-        parts = sum(size > 0 for size in step.local_batch_sizes)
-        if tally.local_sqr_norms is None or tally.weight != step.samples or parts < 2:
-            return
-        self._state.noise = self._state.noise.update(
-            float(tally.local_sqr_norms.sum()),
-            sqr_norm,
-            parts=parts,
-            batch=step.samples,
-            decay=NOISE_DECAY,
-        )
+    def _note(self, adaptation: Adaptation) -> None:
+        """Into the epoch's sums, if the plan adapts anything."""
+        meter, factors = self._state.meter, adaptation.factors
+        if factors is not None:
+            meter.factors = met(meter.factors, factors.tolist())
+        if self._adaptive.gaining:
+            meter.gains = met(meter.gains, [adaptation.gain])
 
     def _count(self, step: Step, tally: Tally, *, updated: bool) -> None:
         meter, state = self._state.meter, self._state

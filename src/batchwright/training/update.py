@@ -1,4 +1,4 @@
-"""What becomes of summed gradients: measured, clipped, applied at the planned rate."""
+"""What becomes of summed gradients: measured, scaled, clipped, applied at the planned rate."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import Plan, Stage
 from batchwright.reduction import sqr_norms
+from batchwright.training.gradient_scaling import Adaptation, multiply
+
+_AS_PLANNED = Adaptation()
 
 
 class Updater:
@@ -26,6 +29,9 @@ class Updater:
         clip_norm: Largest global gradient norm; ``None``: no limit.
         own_rates: Whether the optimizer's rates are left alone.
         samples_per_epoch: Size of the data set.
+
+    Attributes:
+        own_rates: As given.
     """
 
     def __init__(
@@ -40,38 +46,55 @@ class Updater:
         samples_per_epoch: int,
     ) -> None:
         self._parameters, self._optimizer = parameters, optimizer
-        self._plan, self._clip_norm, self._own_rates = plan, clip_norm, own_rates
+        self._plan, self._clip_norm, self.own_rates = plan, clip_norm, own_rates
         self._samples_per_epoch = samples_per_epoch
         self._first_rates = first_rates
+        self._trained = [index for index, p in enumerate(parameters) if p.requires_grad]
 
     @property
     def rate(self) -> float:
         """Of the optimizer's first parameter group, per step."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def rescale(self, factor: float) -> float:
-        """Multiply all gradients; returns their squared norm after that."""
+    def rescale(self, factor: float) -> Tensor:
+        """Multiply all gradients; returns the squared norm of each after that: (parameters,)."""
         if factor != 1:
-            torch._foreach_mul_(self._gradients(), factor)
-        return float(sqr_norms(self._parameters).sum())
+            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
+        return sqr_norms(self._parameters).cpu()
 
-    def apply(self, sqr_norm: float, samples_seen: float, stage: Stage) -> bool:
-        """Set the rate and, where the gradient is finite, clip and step.
+    def of_trained(self, values: Tensor) -> Tensor:
+        """Those of the parameters' values that are of trained ones, as a `Reducer` has them."""
+        return values if len(self._trained) == len(values) else values[self._trained]
+
+    def apply(
+        self,
+        norms: Tensor,
+        samples_seen: float,
+        stage: Stage,
+        adaptation: Adaptation = _AS_PLANNED,
+    ) -> bool:
+        """Set the rate and, where the gradient is finite, scale, clip and step.
 
         Args:
-            sqr_norm: Squared norm of the gradient.
+            norms: Squared norm of each parameter's gradient: (parameters,).
             samples_seen: Training samples before this step, all workers.
             stage: The plan's row.
+            adaptation: What rate and gradients are multiplied by, besides.
 
         Returns:
             Whether the weights were updated.
         """
-        self._set_rates(samples_seen, stage)
+        self._set_rates(samples_seen, stage, adaptation.gain)
+        sqr_norm = float(norms.sum())
         if not math.isfinite(sqr_norm):
             return False
+        scales = self._scales(adaptation)
+        if any(scale != 1 for scale in scales):
+            sqr_norm = sum(s * s * n for s, n in zip(scales, norms.tolist(), strict=True))
         norm = math.sqrt(sqr_norm)
         if self._clip_norm is not None and norm > self._clip_norm:
-            torch._foreach_mul_(self._gradients(), self._clip_norm / norm)
+            scales = [scale * (self._clip_norm / norm) for scale in scales]
+        multiply([p.grad for p in self._parameters], scales)
         self._optimizer.step()
         return True
 
@@ -80,11 +103,16 @@ class Updater:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _gradients(self) -> list[torch.Tensor]:
-        return [p.grad for p in self._parameters if p.grad is not None]
+    def _scales(self, adaptation: Adaptation) -> list[float]:
+        """Factor on each parameter's gradient."""
+        scales = [1.0] * len(self._parameters)
+        if adaptation.factors is not None:
+            for index, factor in zip(self._trained, adaptation.factors.tolist(), strict=True):
+                scales[index] = factor
+        return scales
 
-    def _set_rates(self, samples_seen: float, stage: Stage) -> None:
-        if self._own_rates:
+    def _set_rates(self, samples_seen: float, stage: Stage, gain: float) -> None:
+        if self.own_rates:
             return
         rule = self._plan.learning_rate
         factor = rate_factor(
@@ -93,6 +121,6 @@ class Updater:
             samples_per_epoch=self._samples_per_epoch,
             epochs=self._plan.epochs,
         )
-        relative = factor * stage.learning_rate / rule.base
+        relative = gain * factor * stage.learning_rate / rule.base
         for group, first in zip(self._optimizer.param_groups, self._first_rates, strict=True):
             group["lr"] = first * relative

@@ -8,13 +8,15 @@ lies there until its push arrives, in simulated time. In between others push, pu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchwright.errors import TrainingError
 from batchwright.records import RoundRecord
+from batchwright.reduction import Reducer, Tally
 from batchwright.simulation.clock import Events
+from batchwright.training.gradient_scaling import Adaptive, Learnt
 from batchwright.training.merging import Weights, pack, unpack
 from batchwright.training.parameter_server import ParameterServer
 from batchwright.training.round_book import RoundBook
@@ -75,6 +77,8 @@ class VirtualRounds:
             ),
         ]
         self._updaters = [run.updater(optimizer) for optimizer in self._optimizers]
+        self._reducer = Reducer(run.parameters, VirtualGroup(run.device, 1))
+        self._learnt = [Learnt() for _ in range(workers)]
         self._randomness = Randomness(job.seed, workers, run.device)
         weights = pack(self._network)
         self._size = weights.floats.numel() * weights.floats.element_size()
@@ -119,6 +123,7 @@ class VirtualRounds:
         """Plain values and tensors."""
         return {
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "learnt": [one.values() for one in self._learnt],
             "random": self._randomness.state_dict(),
             "server": self._server.state_dict(),
             "link": self._link.state_dict(),
@@ -136,6 +141,7 @@ class VirtualRounds:
         """Go on from a checkpoint."""
         for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
+        self._learnt = [Learnt.from_values(values) for values in state["learnt"]]
         self._randomness.load_state_dict(state["random"])
         self._server.load_state_dict(state["server"])
         self._link.load_state_dict(state["link"])
@@ -251,9 +257,12 @@ class VirtualRounds:
             parts = run.order(epoch)[first:last].split([size for one in cut for size in one])
             fed = run.feed.training(list(parts), epoch, stage.resolution)
             for size, micros in zip(sizes, cut, strict=True):
-                for samples in micros:
+                for left, samples in zip(range(len(micros), 0, -1), micros, strict=True):
                     loss += self._backward(next(fed), samples, size) * samples
-                skipped += not self._update(worker, ticket, ticket.samples_seen(done))
+                    if left > 1:
+                        self._reducer.take(samples / size)
+                seen = ticket.samples_seen(done)
+                skipped += not self._update(worker, ticket, seen, micros)
                 work += times.work(size)
                 done, steps = done + size, steps + 1
         mean = loss / done
@@ -276,12 +285,21 @@ class VirtualRounds:
                 f"{max(1, samples // 2)} or less"
             ) from error
 
-    def _update(self, worker: int, ticket: Ticket, samples_seen: float) -> bool:
-        """Whether the weights changed."""
-        updater = self._updaters[worker]
-        updated = updater.apply(
-            updater.rescale(1.0), samples_seen, self._run.plan.stages[ticket.stage]
-        )
+    def _update(
+        self, worker: int, ticket: Ticket, samples_seen: float, micros: Sequence[int]
+    ) -> bool:
+        """A step of these micro-batches, of whose last the gradients are not summed yet.
+
+        Returns:
+            Whether the weights changed.
+        """
+        updater, plan, size = self._updaters[worker], self._run.plan, sum(micros)
+        tally = self._reducer.finish(Tally(weight=size, loss=0.0), micros[-1] / size)
+        norms = updater.rescale(1.0)
+        adaptive = Adaptive(plan, self._learnt[worker])
+        adaptation = adaptive.of_step(size)
+        adaptive.learn(tally, updater.of_trained(norms), batch=size)
+        updated = updater.apply(norms, samples_seen, plan.stages[ticket.stage], adaptation)
         updater.clear()
         self._bad_steps = 0 if updated else self._bad_steps + 1
         if self._bad_steps >= MOST_BAD_STEPS:

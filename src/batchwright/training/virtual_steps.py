@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.records import WorkerTime
-from batchwright.reduction import Reducer, Tally, WorkerNote, sqr_norms
+from batchwright.reduction import Reducer, Tally, WorkerNote
 from batchwright.training.clock import StepClock
 from batchwright.training.feeding import Batch
 from batchwright.training.meter import EpochMeter
 from batchwright.training.sampler import Step, micro_batches
-from batchwright.training.sharing import Sharing, share_of
+from batchwright.training.sharing import Sharing
 from batchwright.training.stepper import Stepper
 from batchwright.training.virtual_run import VirtualRun
 from batchwright.training.virtual_workers import Buffers, Randomness, VirtualGroup
@@ -122,7 +122,7 @@ class VirtualSteps:
             ],
             self._exchange_seconds,
         )
-        self._reducer.begin(step, self._clock.computing)
+        self._reducer.begin(self._clock.computing)
         stepper.repeat = False
         left = list(step.local_batch_sizes)
         last = max(rank for rank, size in enumerate(left) if size)
@@ -130,7 +130,6 @@ class VirtualSteps:
             if stepper.repeat:
                 continue  # memory ran out: the rest of the step is in vain
             left[rank] -= samples
-            self._reducer.rank = rank
             with self._buffers.of(rank), self._randomness.of(rank):
                 stepper.open(samples, step, last=rank == last and not left[rank])
                 stepper.step(partial(run.task.mean_loss, images, labels), None)
@@ -218,59 +217,60 @@ class VirtualSteps:
 class Gatherer(Reducer):
     """Sums the gradients of workers that take turns in one process; stands in for a `Reducer`.
 
+    A worker's micro-batches are added up as it would add them, and then the workers in rank order,
+    norms likewise, so that all comes out to the bits of a real exchange between two.
+
     Args:
         parameters: What is trained.
         workers: How many.
-
-    Attributes:
-        rank: The worker whose gradients the parameters have now.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], workers: int) -> None:
         super().__init__(parameters, VirtualGroup(parameters[0].device, 1))
-        self.rank = 0
         self._workers = workers
         self._seconds: Sequence[float] = ()
-        self._step = Step(0, ())
-        self._sums: list[Tensor | None] = []
-        self._norms: Tensor | None = None
+        self._totals: dict[nn.Parameter, Tensor] = {}
+        self._total_norms: Tensor | None = None
+        self._total_parts = 0
 
-    def begin(self, step: Step, seconds: Sequence[float]) -> None:
+    @property
+    def empty(self) -> bool:
+        """Whether no parameter has got a gradient in the step in progress."""
+        return not self._totals and super().empty
+
+    def begin(self, seconds: Sequence[float]) -> None:
         """A step begins, for which the workers compute so long."""
-        self._step, self._seconds = step, seconds
-        self._sums, self._norms = [None] * len(self.parameters), None
+        self._seconds = seconds
+        self._drop()
+        self._totals, self._total_norms, self._total_parts = {}, None, 0
 
     def collect(self) -> None:
-        """Add a worker's gradients to those of the workers before, and clear them."""
-        if self._workers > 1:
-            share = share_of(self._step.local_batch_sizes, self.rank)
-            norms = sqr_norms(self.parameters) / share
-            self._norms = norms if self._norms is None else self._norms + norms
-        both = [
-            (total, p.grad)
-            for total, p in zip(self._sums, self.parameters, strict=True)
-            if total is not None and p.grad is not None
-        ]
+        """A worker's gradients are all taken: add them to those of the workers before."""
+        if self._norms is not None:
+            norms = self._total_norms
+            self._total_norms = self._norms if norms is None else norms + self._norms
+        self._total_parts += self._parts
+        both = [p for p in self._kept if p in self._totals]
         if both:
-            torch._foreach_add_([total for total, _ in both], [grad for _, grad in both])
-        for index, parameter in enumerate(self.parameters):
-            if self._sums[index] is None:
-                self._sums[index] = parameter.grad
-            parameter.grad = None
+            torch._foreach_add_([self._totals[p] for p in both], [self._kept[p] for p in both])
+        self._totals = {**self._kept, **self._totals}
+        self._drop()
 
     def finish(self, tally: Tally, share: float) -> Tally:
         """Every parameter has the sum of all workers' gradients, the last one's included."""
-        del share  # that of rank 0: it is the last worker's turn
         notes = tuple(
             WorkerNote(seconds, tally.note.ahead, tally.note.micro_batch)
             for seconds in self._seconds
         )
         if tally.out_of_memory:
             return replace(tally, notes=notes)
+        self.take(share)
         self.collect()
-        for parameter, total in zip(self.parameters, self._sums, strict=True):
+        for parameter, total in self._totals.items():
             parameter.grad = total
-        return replace(tally, local_sqr_norms=self._norms, notes=notes)
+        parts = self._total_parts
+        norms = self._total_norms if parts > 1 or self._workers > 1 else None
+        return replace(tally, parts=parts, local_sqr_norms=norms, notes=notes)
 
 
 class SimulatedClock(StepClock):

@@ -18,7 +18,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from batchwright.errors import FileError, JobError
 from batchwright.records import Job, NetworkFacts
+from batchwright.workload.muon import muon
 from batchwright.workload.networks import NETWORKS
+from batchwright.workload.optimizers import without_compiler
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
@@ -315,18 +317,24 @@ def build_loss(job: Job) -> Loss:
 
 
 def build_optimizer(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
-    """The job's optimizer over the parameters that are trained, in two groups.
+    """The job's optimizer over the parameters that are trained.
 
     Args:
         network: On its final device.
         job: Names the optimizer, its momentum and its weight decay.
-        rate: Learning rate of both groups, per step.
+        rate: Learning rate of the first group, per step; of all groups but with Muon.
 
     Returns:
         SGD with Nesterov momentum, or AdamW, fused: one pass over the weights takes 0.1 ms for
         `resnet8` on two cores, a loop over its tensors 0.2 ms (AdamW 0.2 and 0.5 ms). The first
-        group decays; the second, vectors and scalars (normalizations and biases), does not.
+        group decays; the second, vectors and scalars (normalizations and biases), does not. Or
+        Muon, whose groups `muon` describes.
+
+    Raises:
+        JobError: The network has nothing for Muon to do.
     """
+    if job.optimizer == "muon":
+        return muon(network, rate, momentum=job.momentum, weight_decay=job.weight_decay)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": job.weight_decay},
@@ -337,24 +345,6 @@ def build_optimizer(network: nn.Module, job: Job, rate: float) -> torch.optim.Op
     return without_compiler(torch.optim.SGD)(
         groups, lr=rate, momentum=job.momentum, nesterov=job.momentum > 0, fused=True
     )
-
-
-def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """A subclass of one of torch's optimizers that does the same without loading the compiler.
-
-    torch wraps these methods to keep `torch.compile` out of them, and the wrappers import all of
-    `torch._dynamo` at the first call: some 2 s of CPU time in every worker at every start, and
-    again after every kill. Here they are unwrapped; nothing of torch is changed, and whoever
-    compiles a network, loads the compiler then. Where a release of torch wraps them otherwise, it
-    is loaded as usual.
-
-    Args:
-        kind: Its instances never differentiate through their steps.
-    """
-    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    step = torch.no_grad()(inspect.unwrap(kind.step))  # what its wrapper does besides
-    return type(kind.__name__, (kind,), {**methods, "step": step})
 
 
 # ------------------------------------------------------------------------------------- messages
