@@ -18,6 +18,7 @@ from batchwright import cli
 from batchwright.documents import read_record, write_record
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.records import Job, Plan, RunSummary, Sweep
+from batchwright.run_folder import read_summaries
 from batchwright.sweeping import plans, runner, verb
 from batchwright.sweeping.grid import cells_of, read_grid
 from batchwright.sweeping.plans import Planner, needs_probe
@@ -337,6 +338,24 @@ def test_a_sweep_leaves_record_table_figures_and_page(place, instantly):
     ]
     plan = read_record("a/plans/learning_rate=0.05,seed=1.json", Plan)
     assert (plan.job.seed, plan.learning_rate.base) == (1, 0.05)
+
+
+def test_what_may_not_be_meant_is_said_once_for_each_setting(place, instantly, capsys):
+    bw.sweep(Job(**SHORT), {"base_batch": [128, 1024]}, seeds=2, out="a")
+    doubts = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(doubts) == 1
+    assert doubts[0].startswith("warning: base_batch=1024: global_batch=512 is below base_batch")
+
+
+def test_plans_learn_from_the_finished_runs_of_a_sweep(place, instantly):
+    bw.sweep(Job(**SHORT), {"learning_rate": [0.05, 5.0]}, seeds=2, out="a")
+    found = read_summaries("a")
+    assert [one.plan.job.seed for one in found] == [0, 1]
+    assert found[0].run_folder == "a/cells/learning_rate=0.05,seed=0"
+    assert read_summaries(found[0].run_folder) == found[:1]
+    bw.sweep(Job(**SHORT), {"learning_rate": [5.0]}, seeds=1, out="b")
+    with pytest.raises(FileError, match="no run of the sweep in b has finished yet"):
+        read_summaries("b")
 
 
 def test_a_resumed_sweep_runs_only_what_is_missing_and_can_be_widened(place, instantly):

@@ -109,7 +109,9 @@ def plan(
     ],
     run: Annotated[
         list[str] | None,
-        typer.Option(help="Finished run of this workload to learn epochs from; may be repeated."),
+        typer.Option(
+            help="Finished run of this workload, or sweep, to learn epochs from; may be repeated."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the plan; - is stdout.")] = None,
     figure: Annotated[

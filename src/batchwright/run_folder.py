@@ -11,7 +11,7 @@ from pathlib import Path
 from batchwright.documents import job_yaml, read_record, write_record, write_text
 from batchwright.errors import FileError, Interrupted
 from batchwright.files import make_folder
-from batchwright.records import Job, Plan, Profile, RunSummary
+from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
 
 
 def new_run_folder(wanted: str | Path | None, job: Job) -> Path:
@@ -97,3 +97,21 @@ def read_summary(run: str | Path) -> RunSummary:
                 f"continue it with `batchwright run --resume --out {run}`"
             )
     return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
+
+
+def read_summaries(run: str | Path) -> list[RunSummary]:
+    """As `read_summary`; of a sweep's folder those of all its finished runs.
+
+    Raises:
+        FileError: There is none, or one is not a summary.
+    """
+    folder = Path(run)
+    if not (folder / "sweep.json").exists():
+        return [read_summary(run)]
+    found = read_record(folder / "sweep.json", Sweep).done
+    if not found:
+        raise FileError(
+            f"no run of the sweep in {run} has finished yet; go on with "
+            f"`batchwright sweep --resume --out {run}`"
+        )
+    return [read_summary(folder / "cells" / cell.name) for cell in found]

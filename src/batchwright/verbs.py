@@ -58,6 +58,7 @@ from batchwright.reporting.schedule_words import start_lines
 from batchwright.run_folder import (
     existing_run,
     new_run_folder,
+    read_summaries,
     read_summary,
     telling_how_to_resume,
     write_inputs,
@@ -98,7 +99,8 @@ def plan(
         profile: From `probe`, or the path of its file; several of one workload are merged, those
             of different kinds of workers are chosen from.
         overrides: ``key=value`` texts, as on the command line.
-        runs: Finished runs of the same task, or their folders: they tell epochs and accuracy.
+        runs: Finished runs of the same task, their folders, or those of sweeps over it: they tell
+            epochs and accuracy.
         keys: Job keys to change; only those that do not change what was measured.
 
     Returns:
@@ -111,7 +113,9 @@ def plan(
     if not given:
         raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
     profiles = [one if isinstance(one, Profile) else read_record(one, Profile) for one in given]
-    told = [one if isinstance(one, RunSummary) else read_summary(one) for one in runs]
+    told: list[RunSummary] = []
+    for one in runs:
+        told += [one] if isinstance(one, RunSummary) else read_summaries(one)
     job = change_job(planning_job(profiles[0]), keys, overrides)
     decided = make_plan(profiles, job, runs=told)
     tell_doubts(decided.job, decided.data)

@@ -132,8 +132,10 @@ class SweepProgress:
         return Group(head, rows)
 
     def _left(self, before: str) -> str:
-        total = sum(self._epochs.values())
-        left = self._pace.left(sum(self._reached.values()), total, self._clock())
+        done, total = sum(self._reached.values()), sum(self._epochs.values())
+        if done < len(self._running) / 2:  # starting takes longer than learning at first
+            return ""
+        left = self._pace.left(done, total, self._clock())
         return f"{before}{left_words(left)}" if left else ""
 
     def _say(self, text: str) -> None:
