@@ -323,8 +323,8 @@ class Job(Record):
     )
     optimizer: Literal["sgd", "adamw", "muon"] = Field(
         "sgd",
-        description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for hidden matrices "
-        "and kernels, SGD for everything else.",
+        description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
+        "kernels, SGD for everything else.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
     weight_decay: NonNegative = Field(

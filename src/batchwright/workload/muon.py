@@ -7,7 +7,7 @@ A loop of your own:
         ...
 
 `torch.optim.Muon` does the same for matrices, in bfloat16, which processors without that format
-emulate: 55 ms a step of `resnet8` on one core, where float32 takes 3 ms. So the few lines of
+emulate: 55 ms a step of `resnet8` on one busy core, where float32 takes 14. So the few lines of
 arithmetic are our own, and tests hold them against torch's bit by bit. The equations are in
 docs/methods.md.
 """
@@ -193,20 +193,17 @@ def _order(kernel: Tensor) -> list[int]:
     return sorted(range(1, kernel.ndim), key=lambda dimension: -strides[dimension])
 
 
-def hidden_matrices(network: nn.Module) -> list[nn.Parameter]:
+def matrices_of(network: nn.Module) -> list[nn.Parameter]:
     """The trained parameters of a network that Muon steps, in the network's order.
 
-    Matrices and kernels of at least two rows and two columns, but those of the last layer that has
-    weights, of embeddings, of normalizations, and of convolutions in groups (depthwise ones are),
-    which act on each group's channels alone and so are many small matrices.
+    Matrices and kernels of at least two rows and two columns, but those of embeddings, of
+    normalizations, and of convolutions in groups (depthwise ones are), which act on each group's
+    channels alone and so are many small matrices.
     """
-    layers = [one for one in network.modules() if list(one.parameters(recurse=False))]
     left = {
         id(parameter)
-        for layer in layers
-        if layer is layers[-1]
-        or isinstance(layer, _NO_MATRICES)
-        or (isinstance(layer, _ConvNd) and layer.groups > 1)
+        for layer in network.modules()
+        if isinstance(layer, _NO_MATRICES) or (isinstance(layer, _ConvNd) and layer.groups > 1)
         for parameter in layer.parameters(recurse=False)
     }
     return [
@@ -227,12 +224,12 @@ def muon(
     weight_decay: float = 0.0,
     sgd_lr: float | None = None,
 ) -> Muon:
-    """Muon for the hidden matrices and kernels of a model, SGD for everything else it trains.
+    """Muon for the matrices and kernels of a model, SGD for everything else it trains.
 
     Build it after the model is on its device and after layers are frozen.
 
     Args:
-        model: Its weights that take gradients now are stepped; see `hidden_matrices`.
+        model: Its weights that take gradients now are stepped; see `matrices_of`.
         lr: Rate of the matrices, per step: the largest change of any singular value.
         momentum: Of both, Nesterov's; 0: none.
         weight_decay: Of matrices and kernels, per step and unit of rate; for SGD's part the usual
@@ -246,11 +243,11 @@ def muon(
         JobError: Nothing in the model is such a matrix.
         ValueError: A kernel's memory is laid out so that it is no matrix.
     """
-    matrices = hidden_matrices(model)
+    matrices = matrices_of(model)
     if not matrices:
         raise JobError(
-            "optimizer=muon: the network has no hidden matrix or kernel to train (its last layer, "
-            "embeddings, grouped convolutions and vectors stay with SGD): try optimizer=sgd"
+            "optimizer=muon: the network has no matrix or kernel to train (embeddings, grouped "
+            "convolutions and vectors stay with SGD): try optimizer=sgd"
         )
     for kernel in matrices:
         matrix_of(kernel.detach())
