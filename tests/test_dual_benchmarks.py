@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,11 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 from benchmarks import dual_accuracy, dual_batch
 from benchmarks.dual_accuracy import (
     SEEDS,
-    Run,
-    Runner,
     accuracy_figures,
     best_of,
-    digest,
     first_arms,
     later_arms,
     names_of_figures,
@@ -25,6 +21,7 @@ from benchmarks.dual_accuracy import (
     uniform_beside,
 )
 from benchmarks.dual_batch import counted, finish_spreads, round_figures
+from benchmarks.kept_runs import Run
 
 from batchwright.records import RoundRecord
 from samples import make_data, make_network, make_summary
@@ -150,22 +147,3 @@ def test_gains_are_paired_and_only_a_clear_one_reaches_its_goal() -> None:
     assert (uniform.value, uniform.goal, uniform.met) == (pytest.approx(-2.0), None, None)
     assert figures["hybrid_accuracy_gain"].met is False
     assert figures["seconds_over_large_k105-3"].value == pytest.approx(1.05)
-
-
-def test_a_kept_run_counts_only_for_the_very_plan_that_made_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Runner, "__init__", lambda self: None)
-    runner = Runner()
-    runner._keep = tmp_path
-    data = make_data(name="cifar100", train_samples=50_000)
-    one, other = (
-        plan_of(first_arms()["k105-3"], seed, Path("here"), data, make_network()) for seed in (0, 1)
-    )
-    assert runner._kept("k105-3", 0, one) is None
-    run = {"accuracy": 33.0, "seconds": 1.0, "batches": [500, 205, 205, 205]}
-    (tmp_path / "k105-3-0.json").write_text(json.dumps({"plan": digest(one), **run}))
-    assert runner._kept("k105-3", 0, one) == Run(33.0, 1.0, (500, 205, 205, 205))
-    elsewhere = plan_of(first_arms()["k105-3"], 0, Path("there"), data, make_network())
-    assert runner._kept("k105-3", 0, elsewhere) is not None
-    assert runner._kept("k105-3", 0, other) is None
