@@ -99,7 +99,9 @@ class KeptRuns:
         Raises:
             SystemExit: A run failed otherwise than by diverging; the end of its log is the message.
         """
-        self._carry_out(one for one in wanted if self.kept(one) is None)
+        todo = [one for one in wanted if self.kept(one) is None]
+        say(f"{len(todo)} of {len(wanted)} runs to make")
+        self._carry_out(iter(todo))
         found = [self.kept(one) for one in wanted]
         return [one for one in found if one is not None]  # they have all been made
 

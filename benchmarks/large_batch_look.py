@@ -46,7 +46,8 @@ def main(words: Sequence[str] | None = None) -> None:
             plan = plan_without_profile(job, opened.facts, opened.network)
             return with_rates(plan, arm.rate_factor)
 
-        title = "-".join([found.task, found.arm, *found.keys, *map(str, changes.values())])
+        changed = [f"{key}={value}" for key, value in changes.items()]
+        title = "-".join([found.task, found.arm, *found.keys, *changed])
         runs = KeptRuns(found.keep or folder / "kept", folder).make(
             [
                 Wanted(title.replace("/", "_"), seed, planned(seed), arm.words)
