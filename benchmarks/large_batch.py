@@ -35,9 +35,9 @@ tenth of the epochs.
 
 Figures are of test accuracy in points (hundredths of a share), over seeds 0 to 4, paired: the same
 first weights and order of images in all arms. For each seed the mean over the four tasks is taken;
-mean over the seeds and its 95 % interval are given, and goals are on the mean. "Best" is by the mean
-over the seeds, task by task. Arms for finding a rate are run with seeds 0 and 1; the best of three
-goes on with all seeds.
+mean over the seeds and its 95 % interval are given, and goals are on the mean. "Best" is by the
+mean over the seeds, task by task. Arms for finding a rate are run with seeds 0 and 1; the best of
+three goes on with all seeds.
 
     ags_over_plain_points           the AGS arm called `AGS_ARM` less plain; at least 9
     ags_least_over_plain_points     the same on the task where it gains least; at least 0
@@ -57,9 +57,9 @@ A run that ends because its gradients stay infinite counts as guessing.
 
 --full measures everything, and keeps the report in benchmarks/results: some 330 runs of up to two
 minutes, two at a time on a core each. Seed 0 of everything comes first, and after each seed the
-figures so far are printed. --keep DIR keeps each finished run there, and goes on from what is there.
---quick copies the figures from the newest kept report and runs two arms with seed 0 again as a
-check: of cifar-resnet8, or of digits without --data. Other settings can be tried by
+figures so far are printed. --keep DIR keeps each finished run there, and goes on from what is
+there. --quick copies the figures from the newest kept report and runs two arms with seed 0 again as
+a check: of cifar-resnet8, or of digits without --data. Other settings can be tried by
 `python -m benchmarks.large_batch_look`. LARS and LAMB need the package pytorch-optimizer.
 """
 
@@ -167,9 +167,7 @@ def arms_of_round(task: str, so_far: Accuracies, seed: int) -> list[str]:
     return [name for name, arm in arms.items() if name in best or not arm.tuning]
 
 
-def _checked(
-    runs: KeptRuns, data: Path | None, folder: Path
-) -> tuple[list[Figure], Measurements]:
+def _checked(runs: KeptRuns, data: Path | None, folder: Path) -> tuple[list[Figure], Measurements]:
     name = "cifar-resnet8" if data is not None else "digits"
     opened = open_task(TASKS[name], data, folder)
     plain, ags = runs.make([wanted(name, TASKS[name], arm, 0, opened) for arm in CHECKED])
@@ -211,7 +209,7 @@ def names_of_figures() -> list[str]:
 
 
 def figures_of(accuracies: Accuracies) -> list[Figure]:
-    """The figures, from accuracies of all tasks; in each, all arms not for tuning have all seeds."""
+    """The figures, from accuracies of all tasks; arms that are not for tuning have all seeds."""
     chosen = {task: _Chosen(arms) for task, arms in accuracies.items()}
 
     def over(arm: str, other: str) -> list[float]:
@@ -243,9 +241,7 @@ def figures_of(accuracies: Accuracies) -> list[Figure]:
             "points",
             at_most=MOST_RATE_SPREAD,
         ),
-        interval_figure(
-            "picked_under_best_small_points", over("best small", "picked"), "points"
-        ),
+        interval_figure("picked_under_best_small_points", over("best small", "picked"), "points"),
         interval_figure("muon_over_plain_points", over("muon", "plain"), "points"),
         *(
             interval_figure(

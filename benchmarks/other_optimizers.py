@@ -53,7 +53,7 @@ def lars(network: nn.Module, plan: Plan, *, vector_rate: float) -> torch.optim.O
 
 
 def lamb(network: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """LAMB with betas 0.9 and 0.999, epsilon 1e-6 and decay 0.01 (You et al. 2019, arXiv 1904.00962).
+    """LAMB with betas 0.9, 0.999, epsilon 1e-6, decay 0.01 (You et al. 2019, arXiv 1904.00962).
 
     Args:
         network: What is trained.

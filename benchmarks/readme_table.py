@@ -102,8 +102,8 @@ MEANINGS = {
         "ags_over_plain_points": "test accuracy with adaptive gradient scaling less plain training "
         "with the large batch",
         "ags_least_over_plain_points": "the same on the task where it gains least",
-        "ags_over_best_untuned_points": "the same less the best other way without tuning: linear or "
-        "sqrt scaling, warm-up, LARS, LAMB, AdaScale",
+        "ags_over_best_untuned_points": "the same less the best other way without tuning: linear "
+        "or sqrt scaling, warm-up, LARS, LAMB, AdaScale",
         "gap_closed": "share of the gap to small-batch training that it closes",
         "picked_gap_closed": "the same for what the plan picks by itself",
         "picked_rate_spread_points": "what a factor of 3 in its base rate changes",

@@ -1,4 +1,4 @@
-"""Smaller copies of data sets, in the formats of the originals, so that ordinary commands take them.
+"""Smaller copies of data sets, in the originals' formats, so that ordinary commands take them.
 
 Training images are drawn evenly over the original, in its order; held-out images are all kept.
 """

@@ -175,8 +175,7 @@ def test_an_interval_widens_with_the_seeds_that_differ() -> None:
 
 def test_a_rate_that_was_worse_is_not_tried_with_later_seeds() -> None:
     both = {
-        task: {name: some[:2] for name, some in arms.items()}
-        for task, arms in accuracies().items()
+        task: {name: some[:2] for name, some in arms.items()} for task, arms in accuracies().items()
     }
     assert best_of(both["digits"], SMALL) == "small-double"
     first, later = (arms_of_round("digits", both, seed) for seed in (1, 2))
