@@ -50,7 +50,7 @@ class Task:
 
 
 TASKS = {
-    "digits": Task("digits", "resnet8", 8, 1437, 20, small=32, large=479, rate=0.1),
+    "digits": Task("digits", "resnet8", 8, 1437, 5, small=32, large=479, rate=0.1),
     "cifar-resnet8": Task("cifar100", "resnet8", 32, 12_288, 8, small=64, large=1024, rate=0.05),
     "cifar-vgg8": Task("cifar100", "vgg8", 32, 12_288, 8, small=64, large=1024, rate=0.05),
     "imagenette-resnet8": Task(
