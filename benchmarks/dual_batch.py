@@ -1,24 +1,27 @@
 """Two batch sizes at once: what a round takes, whether all end it together, and what is lost.
 
-CIFAR-100, 32 px, `resnet8`, float32, SGD as the job's defaults have it, seed 0; one worker with
-local batch 500 and one with a small batch, real processes with one thread each on a core of their
-own, and the parameter server besides, under `asp` with shares that follow the measured speeds (the
-defaults). The job is probed once; then the plan for extra time k = 1.05, and that for 1.1, is made,
-its pair of batches measured side by side, and made again until the rounds agree. With them runs an
-arm with two large batches and the same server. A turn is one run of each arm, 3 epochs (--full: 5),
-so as many rounds of each worker, of which the first and the last do not count: caches are cold in
-the one, and the other gets what samples are left; the order is reversed from turn to turn; 1 turn,
---full: 4. What a round takes is its computing, exchange and waiting, without the evaluation between
-two rounds.
+The first 10,000 training images of CIFAR-100, 32 px, `resnet8`, float32, SGD as the job's defaults
+have it, seed 0; one worker with local batch 500 and one with a small batch, real processes with one
+thread each on a core of their own, and the parameter server besides, under `asp` with shares that
+follow the measured speeds (the defaults). The job is probed once; then the plan for extra time
+k = 1.05, and that for 1.1, is made, its pair of batches measured side by side, and made again until
+the rounds agree. With them runs an arm with two large batches and the same server.
+
+All three arms are alive in one run and take turns; a turn is one round of both workers of each arm,
+which begin it at the same moment, some ten seconds; the order is reversed from turn to turn. A
+round is computing, exchange and waiting, and nothing is evaluated. The first two turns, in which
+caches are cold and no speed is known yet, do not count; then 6 turns, --full: 40. Turns are that
+short because the machine's speed drifts: whole runs of four minutes each, one after the other, had
+rounds of 40 to 57 s in one and the same arm.
 
     round_over_large_k105   round time of the pair planned for k = 1.05 over that of two large
-                            batches in the same turn (means over workers and rounds); to be within
-                            0.02 of k; median and quartiles
+                            batches in the same turn (means over the workers); to be within 0.02 of
+                            k; median and quartiles over the turns
     round_over_large_k110   the same for k = 1.1
-    finish_spread           of the rounds of that number of both workers, longest less shortest over
-                            their mean, for both pairs; median and quartiles
-    server_share_of_round   push, merge and pull, as a share of a round; all arms, median and
-                            quartiles
+    finish_spread           of a turn's rounds of both workers, longest less shortest over their
+                            mean, for both pairs; median and quartiles
+    server_share_of_round   push, merge and pull, as a share of a round of this fifth of CIFAR-100
+                            (of all of it, a fifth of the share); all arms, median and quartiles
     pushes_per_second_2     pushes a second, each with merge and pull, of a `resnet18` (11 million
                             weights) by 2 processes that do not train, for 3 s (--full: three times
                             10 s); median and quartiles; the same for 4 and 8
@@ -29,25 +32,32 @@ all but the last are left out.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from batchwright import verbs
-from batchwright.records import Job, Plan, Profile, RoundRecord, RunSummary
+from batchwright.records import Job, Plan, Profile
 from batchwright.settling import Settled, pair_measurer_for, settle
 from benchmarks.common import Arguments, Figure, median_figure, quartiles, run_benchmark, say
 from benchmarks.pinned import RESNET8
 from benchmarks.pushes import pushes_per_second
+from benchmarks.served_arms import ENDLESS, served_rounds
+from benchmarks.smaller import smaller_cifar100
+from benchmarks.turns import LIMIT_SECONDS, Arm, started
 
 LARGE_BATCH, WORKERS = 500, 2
 EXTRA_TIMES = {"k105": 1.05, "k110": 1.1}
 WITHIN = 0.02
 SPREAD_GOAL, SERVER_GOAL = 0.03, 0.02
-EPOCHS, TURNS = {False: 3, True: 5}, {False: 1, True: 4}  # by --full
+IMAGES, HELD_OUT = 10_000, 100
+COLD_TURNS, TURNS = 2, {False: 6, True: 40}  # by --full
 PROBE_SECONDS = 20.0
 
 PUSHERS = (2, 4, 8)
@@ -85,50 +95,79 @@ def _measure(arguments: Arguments, folder: Path) -> Found:
 # ----------------------------------------------------------------------------------------- rounds
 
 
+@dataclass(frozen=True)
+class Round:
+    """A turn of one arm.
+
+    Attributes:
+        seconds: Of each worker's round, in rank order.
+        exchanges: Seconds of it for push, merge and pull, likewise.
+    """
+
+    seconds: tuple[float, ...]
+    exchanges: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Seconds, over the workers."""
+        return fmean(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Longest less shortest over the mean."""
+        return (max(self.seconds) - min(self.seconds)) / self.mean
+
+
 def _round_figures(data: Path, folder: Path, *, full: bool) -> Found:
-    epochs = EPOCHS[full]
+    turns = COLD_TURNS + TURNS[full] + 1  # the last exchange is never told of
+    smaller_cifar100(data, IMAGES, folder, held_out=HELD_OUT)
     say("probing")
-    profile = verbs.probe(_job(data, epochs))
+    profile = verbs.probe(_job(folder))
     settled = _settled(profile, folder)
     plans = {"large": _plan(profile, 0, 1.0), **{name: one.plan for name, one in settled.items()}}
     for name, one in settled.items():
         differences = ", ".join(f"{100 * check.difference:+.2f} %" for check in one.rounds)
         batches = one.plan.stages[0].local_batch_sizes
         say(f"{name}: local batches {batches}, rounds differ by {differences} as measured")
-    turns = []
-    for turn in range(TURNS[full]):
-        names = list(plans) if turn % 2 == 0 else list(reversed(plans))
-        runs = {}
-        for name in names:
-            runs[name] = verbs.train(
-                plans[name], run_folder=folder / f"{name}-{turn}", profile=profile
-            )
-            say(f"turn {turn + 1}, {name}: {mean_round_seconds(counted(runs[name])):.2f} s a round")
-        turns.append({name: counted(runs[name]) for name in plans})
+    cores = tuple(sorted(os.sched_getaffinity(0))[:WORKERS])
+    starters = {
+        name: partial(Arm, served_rounds, plan, folder / name, cores=cores)
+        for name, plan in plans.items()
+    }
+    found: list[dict[str, tuple[float, ...]]] = []
+    with started(starters) as arms:
+        for turn in range(turns):
+            names = list(arms) if turn % 2 == 0 else list(reversed(arms))
+            found.append({name: _turn(arms[name]) for name in names})
+            say(f"turn {turn + 1} of {turns}: " + _shown(found[-1]))
+    exchanges = {name: _exchanges(folder / name) for name in plans}
+    rounds = [
+        {
+            name: Round(seconds, tuple(each[turn] for each in exchanges[name]))
+            for name, seconds in one.items()
+        }
+        for turn, one in enumerate(found[:-1])
+        if turn >= COLD_TURNS
+    ]
     measurements = {
         "plans": {name: _facts(plan) for name, plan in plans.items()},
         "differences_of_pairs": {
             name: [check.difference for check in one.rounds] for name, one in settled.items()
         },
-        "rounds": [
-            {name: [_seconds(one) for one in rounds] for name, rounds in turn.items()}
-            for turn in turns
-        ],
+        "rounds": [{name: asdict(one) for name, one in turn.items()} for turn in rounds],
     }
-    return round_figures(turns), measurements
+    return round_figures(rounds), measurements
 
 
-def round_figures(turns: Sequence[Mapping[str, Sequence[RoundRecord]]]) -> list[Figure]:
-    """What the rounds that count say.
+def round_figures(turns: Sequence[Mapping[str, Round]]) -> list[Figure]:
+    """What the turns that count say.
 
     Args:
-        turns: By arm, ``large`` and those of `EXTRA_TIMES`, the rounds of a run.
+        turns: By arm, ``large`` and those of `EXTRA_TIMES`, the rounds of a turn.
     """
     figures = []
     for name, extra in EXTRA_TIMES.items():
-        ratios = [
-            mean_round_seconds(turn[name]) / mean_round_seconds(turn["large"]) for turn in turns
-        ]
+        ratios = [turn[name].mean / turn["large"].mean for turn in turns]
         low, middle, high = quartiles(ratios)
         met = abs(middle - extra) <= WITHIN
         figures.append(
@@ -138,12 +177,12 @@ def round_figures(turns: Sequence[Mapping[str, Sequence[RoundRecord]]]) -> list[
                 met=met,
             )
         )
-    spreads = [one for turn in turns for name in EXTRA_TIMES for one in finish_spreads(turn[name])]
+    spreads = [turn[name].spread for turn in turns for name in EXTRA_TIMES]
     shares = [
-        one.exchange_seconds / seconds_of(one)
+        exchange / seconds
         for turn in turns
-        for rounds in turn.values()
-        for one in rounds
+        for one in turn.values()
+        for exchange, seconds in zip(one.exchanges, one.seconds, strict=True)
     ]
     return [
         *figures,
@@ -152,46 +191,32 @@ def round_figures(turns: Sequence[Mapping[str, Sequence[RoundRecord]]]) -> list[
     ]
 
 
-def seconds_of(one: RoundRecord) -> float:
-    """What a round takes, without the evaluation after it."""
-    return one.compute_seconds + one.exchange_seconds + one.wait_seconds
+def _turn(arm: Arm) -> tuple[float, ...]:
+    """Seconds of each worker's round."""
+    arm.begin(lead_in=0, steps=1)
+    return tuple(turn.seconds for turn in arm.ends())
 
 
-def mean_round_seconds(rounds: Sequence[RoundRecord]) -> float:
-    """Mean over workers and rounds."""
-    return fmean(seconds_of(one) for one in rounds)
+def _exchanges(run_folder: Path) -> list[list[float]]:
+    """Seconds of each worker's exchanges, round by round, as the run's records have them."""
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    rounds = [one for one in map(json.loads, lines) if one["kind"] == "round"]
+    return [
+        [one["time/exchange_s"] for one in rounds if one["worker"] == worker]
+        for worker in range(WORKERS)
+    ]
 
 
-def counted(summary: RunSummary) -> list[RoundRecord]:
-    """The rounds of a run but each worker's first and last, in the order they were handed out."""
-    return [one for rounds in _by_worker(summary.rounds).values() for one in rounds[1:-1]]
-
-
-def finish_spreads(rounds: Sequence[RoundRecord]) -> list[float]:
-    """(longest - shortest) / mean of the workers' first rounds, of their second rounds, and so on.
-
-    Args:
-        rounds: Of all workers; one that has more of them than another has some left over.
-    """
-    together = zip(*_by_worker(rounds).values(), strict=False)
-    found = []
-    for some in together:
-        seconds = [seconds_of(one) for one in some]
-        found.append((max(seconds) - min(seconds)) / fmean(seconds))
-    return found
-
-
-def _by_worker(rounds: Sequence[RoundRecord]) -> dict[int, list[RoundRecord]]:
-    found: dict[int, list[RoundRecord]] = {}
-    for one in sorted(rounds, key=lambda one: one.number):
-        found.setdefault(one.worker, []).append(one)
-    return found
+def _shown(turn: Mapping[str, tuple[float, ...]]) -> str:
+    return "  ".join(
+        f"{name} " + " ".join(f"{seconds:.2f} s" for seconds in each) for name, each in turn.items()
+    )
 
 
 # ------------------------------------------------------------------------------------------ plans
 
 
-def _job(data: Path, epochs: int) -> Job:
+def _job(data: Path) -> Job:
     return Job.model_validate(
         {
             "data": f"cifar100:{data}",
@@ -200,8 +225,10 @@ def _job(data: Path, epochs: int) -> Job:
             "workers": WORKERS,
             "device": "cpu",
             "precision": "float32",
-            "epochs": epochs,
-            "evaluate_epochs": epochs,
+            "epochs": ENDLESS,
+            "evaluate_epochs": ENDLESS,
+            "checkpoint_seconds": float(ENDLESS),
+            "timeout": LIMIT_SECONDS,  # workers sleep while the other arms have their turn
             "global_batch": WORKERS * LARGE_BATCH,
             "dual": _dual(1, 1.05),
             "probe": {"budget": PROBE_SECONDS},
@@ -240,11 +267,6 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "samples_per_round": row.samples_per_round,
         "update_factors": row.update_factors,
     }
-
-
-def _seconds(one: RoundRecord) -> dict[str, float]:
-    named = ("compute_seconds", "exchange_seconds", "wait_seconds")
-    return {"worker": one.worker, **{name: round(getattr(one, name), 5) for name in named}}
 
 
 if __name__ == "__main__":

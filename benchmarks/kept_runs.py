@@ -75,10 +75,15 @@ class Run:
 
 
 def digest(plan: Plan, others: str = "") -> str:
-    """Names what a plan does, wherever its data are: SHA-256, in hex."""
+    """Names what a plan does, wherever its data are: SHA-256, in hex.
+
+    What is as it is by default does not enter, so runs stay kept when jobs and plans gain a field.
+    """
     job = plan.job.model_copy(update={"data": plan.data.name})
     told = plan.model_copy(update={"job": job, "reasons": ()})
-    return hashlib.sha256((told.model_dump_json() + others).encode()).hexdigest()
+    return hashlib.sha256(
+        (told.model_dump_json(exclude_defaults=True) + others).encode()
+    ).hexdigest()
 
 
 class KeptRuns:

@@ -1,6 +1,7 @@
 """Smaller copies of data sets, in the originals' formats, so that ordinary commands take them.
 
-Training images are drawn evenly over the original, in its order; held-out images are all kept.
+Images are drawn evenly over the original, in its order; held-out images are kept unless said
+otherwise.
 """
 
 from __future__ import annotations
@@ -14,37 +15,45 @@ from pathlib import Path
 import numpy as np
 
 from batchwright.workload import cifar
+from batchwright.workload.store import Part
 
 PICKLE = 4  # the newest protocol that writes an array as the readers of CIFAR files admit it
 
 
-def smaller_cifar100(data: Path, images: int, folder: Path) -> Path:
+def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | None = None) -> Path:
     """CIFAR-100 with so many training images.
 
     Args:
         data: Holds ``cifar-100-python/``.
         images: At most the original's.
-        folder: Takes the copy.
+        folder: Takes the copy, ``cifar-100-python/``.
+        held_out: Images to keep of the held-out ones; ``None``: all.
 
     Returns:
         The folder, as ``cifar100:PATH`` takes it.
     """
     edition = cifar.EDITIONS["cifar100"]
-    original = cifar.find_folder(edition, data)
-    pixels, labels = cifar.read_part(
-        edition, original, "train", len(cifar.read_classes(edition, original))
-    )
-    chosen = _evenly(len(labels), images)
-    planes = np.ascontiguousarray(pixels[chosen].transpose(0, 3, 1, 2))  # as the files hold them
-    content = {
-        "data": planes.reshape(len(chosen), -1),
-        edition.label_key: [int(label) for label in labels[chosen]],
-    }
-    copy = folder / edition.folder
+    original, copy = cifar.find_folder(edition, data), folder / edition.folder
     copy.mkdir(parents=True)
-    (copy / "train").write_bytes(pickle.dumps(content, protocol=PICKLE))
-    for name in (*edition.val, *edition.names):
+    for name in edition.names:
         _link(original / name, copy / name)
+    classes = len(cifar.read_classes(edition, original))
+    parts: tuple[tuple[Part, str, int | None], ...] = (
+        *(("train", name, images) for name in edition.train),
+        *(("val", name, held_out) for name in edition.val),
+    )
+    for part, name, wanted in parts:
+        if wanted is None:
+            _link(original / name, copy / name)
+            continue
+        pixels, labels = cifar.read_part(edition, original, part, classes)
+        chosen = _evenly(len(labels), wanted)
+        planes = np.ascontiguousarray(pixels[chosen].transpose(0, 3, 1, 2))  # as the files hold it
+        content = {
+            "data": planes.reshape(len(chosen), -1),
+            edition.label_key: [int(label) for label in labels[chosen]],
+        }
+        (copy / name).write_bytes(pickle.dumps(content, protocol=PICKLE))
     return folder
 
 

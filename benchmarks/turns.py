@@ -156,13 +156,16 @@ class Arm:
             raise RuntimeError(f"arm {self.name} ended before its turn did") from None
 
     def end(self) -> Turn:
-        """What the turn was like, by the first worker's clock.
+        """Wait until the turn is over: what it was like, by the first worker's clock.
 
         Raises:
             RuntimeError: The arm has ended, or hangs.
         """
-        turn: Turn = self._received()[0]
-        return turn
+        return self.ends()[0]
+
+    def ends(self) -> list[Turn]:
+        """The same by the clock of each worker, in rank order."""
+        return self._received()
 
     def turn(self, *, lead_in: int, steps: int) -> float:
         """One turn; returns images per second over its timed ``steps``.

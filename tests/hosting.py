@@ -19,9 +19,10 @@ from torch.utils.data import Dataset
 from batchwright import Session
 from batchwright.records import Plan
 from batchwright.server_child import SERVER, SERVER_KEY
-from batchwright.training import link
+from batchwright.training import link, server_run
 from batchwright.training.server_process import ServerProcess
 from batchwright.workload.task import build_network
+from paced import PacedClock
 
 FEATURES, CLASSES = 4, 3
 KEY = bytes(32)
@@ -96,7 +97,7 @@ def hosted(plan: Plan, folder: Path | None = None) -> Iterator[str]:
         raise problems[0]
 
 
-def train(rank, plan, address, *, momentum=0.9, hidden=8, samples=None, delays=None, paces=None):
+def train(rank, plan, address, *, momentum=0.9, hidden=8, samples=None, **slowness):
     """One worker's run: what it saw, and its model's values before and after each exchange.
 
     Args:
@@ -106,8 +107,9 @@ def train(rank, plan, address, *, momentum=0.9, hidden=8, samples=None, delays=N
         momentum: Of its optimizer.
         hidden: Width of its model, as for `make_model`.
         samples: Size of its data set; unset: as planned.
-        delays: Seconds that each worker's link takes longer for a push.
-        paces: Seconds that each worker's steps take longer.
+        slowness: By worker: ``delays``, seconds that its link takes longer for a push; ``paces``,
+            seconds that its steps take longer; ``speeds``, samples per second at which it
+            computes, whatever the machine does.
     """
     os.environ.update({SERVER: address, SERVER_KEY: KEY.hex(), "RANK": str(rank)})
     os.environ["WORLD_SIZE"] = "1"
@@ -117,7 +119,9 @@ def train(rank, plan, address, *, momentum=0.9, hidden=8, samples=None, delays=N
     data = Points if hidden else Pictures
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     seen, rounds, scores = [], [], []
+    delays, paces, speeds = (slowness.get(name) for name in ("delays", "paces", "speeds"))
     with (
+        own_pace(speeds),
         slow_link((delays or {}).get(rank, 0)),
         Session(
             model,
@@ -131,6 +135,8 @@ def train(rank, plan, address, *, momentum=0.9, hidden=8, samples=None, delays=N
             begun, trained = values_of(model), {}
             indices = []
             for features, labels, numbers in session.batches():
+                if speeds:
+                    session._run._clock.sleep(len(numbers) / speeds[rank])
                 session.step(functional.cross_entropy(model(features), labels))
                 if paces:
                     threading.Event().wait(paces.get(rank, 0))
@@ -156,6 +162,18 @@ def train(rank, plan, address, *, momentum=0.9, hidden=8, samples=None, delays=N
 
 def values_of(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@contextmanager
+def own_pace(speeds: dict[int, float] | None) -> Iterator[None]:
+    """Runs that begin inside book the computing time that they are told."""
+    usual = server_run.StepClock
+    if speeds:
+        server_run.StepClock = PacedClock
+    try:
+        yield
+    finally:
+        server_run.StepClock = usual
 
 
 @contextmanager

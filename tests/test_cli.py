@@ -490,9 +490,8 @@ def test_version_and_help_are_there(command):
     assert command("--version")[:2] == (0, f"{bw.__version__}\n")
     code, out, _ = command("--help")
     assert code == 0
-    assert all(
-        verb in out for verb in ("run", "probe", "plan", "check", "train", "report", "doctor")
-    )
+    verbs = ("run", "probe", "plan", "check", "schedule", "train", "report", "doctor")
+    assert all(verb in out for verb in verbs)
 
 
 def promised_keys():
@@ -507,6 +506,7 @@ def test_ones_own_data_and_network_run_from_probe_to_report(command, mine, place
     words = ["data=mine:data", "network=mine:network", "launch=in-process", "epochs=2"]
     code, out, err = command("run", *words, "probe.budget=1", "--out", "run", "--json")
     assert code == 0, err
+    assert all(f"\n{said}" in err for said in ("plan: ", "learning rate: ", "warm-up: "))
     result = json.loads(out)
     assert promised_keys() <= set(result)
     assert result["epochs"] == 2

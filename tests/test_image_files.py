@@ -22,9 +22,9 @@ from batchwright.records import Job
 from batchwright.workload import decoding, image_files
 from batchwright.workload.decoding import decode, decode_square
 from batchwright.workload.image_files import FilePipeline, ImageFiles
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline, resize
 from batchwright.workload.sources import ImageData, open_data
-from batchwright.workload.store import ImageStore
 from samples import make_data
 from test_session import make_tiny_plan
 

@@ -9,8 +9,8 @@ from PIL import Image
 from batchwright.errors import DataError
 from batchwright.records import Job
 from batchwright.workload.image_folder import ImageFile, hold_out, list_images, natural_side
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.sources import ImageData, open_data
-from batchwright.workload.store import ImageStore
 
 GREY = {"cat": 40, "dog": 200}
 

@@ -68,11 +68,11 @@ ARROWS = {
 }
 ASSEMBLY = {  # put everything together
     *("__init__", "cli", "verbs", "doctor"),
-    *("checking", "preparing", "refitting", "run_folder", "settling"),
+    *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling"),
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
-    *("checking", "preparing", "refitting", "run_folder", "settling"),
+    *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling"),
     *("server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),
     "simulation",

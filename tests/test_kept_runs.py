@@ -134,6 +134,9 @@ def test_a_smaller_cifar_has_images_from_all_over_and_all_held_out_ones(tmp_path
     full, _ = cifar.read_part(edition, original, "train", 100)
     assert (images == full[::5]).all()
     assert len(cifar.read_part(edition, folder, "val", 100)[1]) == 7
+    few = smaller_cifar100(tmp_path / "data", 10, tmp_path / "few", held_out=2)
+    few = cifar.find_folder(edition, few)
+    assert cifar.read_part(edition, few, "val", 100)[1].tolist() == [0, 3]
     with pytest.raises(ValueError, match="60 images wanted of 50"):
         smaller_cifar100(tmp_path / "data", 60, tmp_path / "other")
 

@@ -1,12 +1,28 @@
 """`planning.learning_rate`: the rate over samples seen."""
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.documents import load_job
 from batchwright.errors import JobError
-from batchwright.planning.learning_rate import make_rule, rate_factor, scaled_rate
+from batchwright.planning.learning_rate import (
+    fitted_warmup,
+    make_rule,
+    rate_factor,
+    scaled_rate,
+)
+from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, LearningRateRule
+from batchwright.workload.task import without_compiler
+from samples import make_data, make_network
 
 SAMPLES = 50_000
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "warmup.json").read_text())
 
 
 def rule_of(**changes):
@@ -18,38 +34,27 @@ def factor(epoch, rule, epochs=90):
     return rate_factor(epoch * SAMPLES, rule=rule, samples_per_epoch=SAMPLES, epochs=epochs)
 
 
-@pytest.mark.parametrize(
-    ("workers", "warmup", "epoch", "expected"),
-    [
-        (60, 5, 0, 0.016666666666666666),
-        (60, 5, 1.25, 0.2625),
-        (60, 5, 2.5, 0.5083333333333333),
-        (60, 5, 5, 1.0),
-        (240, 10, 0, 0.004166666666666667),
-        (240, 10, 2.5, 0.253125),
-        (240, 10, 5.0, 0.5020833333333333),
-        (240, 10, 10, 1.0),
-        (8, 5, 1.25, 0.34375),
-        (4, 5, 2.5, 0.625),
-        (60, 20, 5.0, 0.2625),
-        (60, 20, 20, 1.0),
-        (1, 5, 0, 1.0),
-        (1, 5, 2.5, 1.0),
-        (60, 0, 0, 1.0),
-    ],
-)
-def test_warmup_follows_the_published_points(workers, warmup, epoch, expected):
-    rule = rule_of(base=0.0125, peak=0.0125 * workers, warmup_epochs=warmup)
-    assert factor(epoch, rule) == pytest.approx(expected, abs=1e-12)
+@pytest.mark.parametrize("point", GOLDEN["points"], ids=lambda one: str([*one.values()][:3]))
+def test_warmup_follows_the_published_points(point):
+    rule = rule_of(base=0.0125, peak=0.0125 * point["N"], warmup_epochs=point["W"])
+    assert factor(point["e"], rule) == pytest.approx(point["factor"], abs=1e-12)
 
 
-@pytest.mark.parametrize("decay", ["cosine", "steps", "none"])
+@pytest.mark.parametrize("warmup", [0, 5, 10, 20])
+def test_steps_fall_at_the_published_epochs(warmup):
+    rule = rule_of(decay="steps", warmup_epochs=warmup)
+    for one in GOLDEN["decay"]:
+        assert factor(one["from_epoch"], rule) == pytest.approx(one["factor"])
+        assert factor(one["from_epoch"] - 0.01, rule) == pytest.approx(10 * one["factor"])
+
+
+@pytest.mark.parametrize("decay", ["cosine", "steps", "one-cycle", "none"])
 @pytest.mark.parametrize("warmup", [0, 3, 4.7])
 def test_the_end_of_warmup_is_exactly_the_peak(decay, warmup):
     assert factor(warmup, rule_of(decay=decay, warmup_epochs=warmup)) == 1.0
 
 
-@pytest.mark.parametrize("decay", ["cosine", "none"])
+@pytest.mark.parametrize("decay", ["cosine", "one-cycle", "none"])
 def test_warmup_joins_the_decay_without_a_jump(decay):
     rule = rule_of(decay=decay)
     before, after = factor(5 - 1e-7, rule), factor(5 + 1e-7, rule)
@@ -73,7 +78,7 @@ def test_steps_come_at_a_third_two_thirds_and_eight_ninths(epoch, expected):
 
 
 def test_past_the_end_holds_what_holds_at_the_end():
-    for decay in ("cosine", "steps", "none"):
+    for decay in ("cosine", "steps", "one-cycle", "none"):
         rule = rule_of(decay=decay)
         assert factor(200, rule) == factor(90, rule)
 
@@ -97,16 +102,102 @@ def test_each_scaling_rule_is_as_published(scaling, expected):
     assert scaled_rate(0.1, 128, 128, scaling) == 0.1
 
 
-@pytest.mark.parametrize(("base", "workers", "peak"), [(0.0125, 60, 0.75), (0.0125, 240, 3.0)])
-def test_linear_scaling_over_workers_gives_the_published_peak(base, workers, peak):
-    assert scaled_rate(base, 128, 128 * workers, "linear") == pytest.approx(peak)
+@pytest.mark.parametrize("one", GOLDEN["peak_lr"], ids=lambda one: str(one["N"]))
+def test_linear_scaling_over_workers_gives_the_published_peak(one):
+    peak = scaled_rate(one["base_lr"], 128, 128 * one["N"], "linear")
+    assert peak == pytest.approx(one["lr"])
 
 
-@pytest.mark.parametrize(
-    ("batch", "epochs", "warmup"), [(128, 30, 0), (64, 30, 0), (256, 30, 3), (256, 90, 5)]
+def test_a_gain_is_not_known_beforehand_so_the_plan_has_the_base_rate():
+    assert scaled_rate(0.1, 128, 1024, "gain") == 0.1
+    rule = make_rule(Job(scaling="gain"), 1024, 30)
+    assert (rule.peak, rule.warmup_epochs) == (rule.base, 0)
+
+
+@pytest.mark.parametrize("scaling", ["linear", "sqrt"])
+def test_a_warmup_left_open_is_as_long_as_the_poster_found_best(scaling):
+    job = Job(base_batch=128, scaling=scaling)
+    for batch, epochs, warmup in ((7680, 90, 5), (30720, 90, 10), (7680, 180, 10)):
+        assert make_rule(job, batch, epochs).warmup_epochs == warmup
+
+
+@pytest.mark.parametrize("batch", [1, 64, 128])
+def test_a_rate_that_is_not_scaled_up_has_no_warmup(batch):
+    assert make_rule(Job(), batch, 30).warmup_epochs == 0
+    assert make_rule(Job(scaling="none"), 64 * batch, 30).warmup_epochs == 0
+    assert fitted_warmup(batch / 128, 30) == (0, 0, 0)
+
+
+@given(first=st.floats(1.001, 1e6), second=st.floats(1.001, 1e6), epochs=st.integers(1, 1000))
+def test_a_larger_batch_never_warms_up_shorter_and_nothing_over_half_the_epochs(
+    first, second, epochs
+):
+    small, large = (fitted_warmup(ratio, epochs) for ratio in sorted((first, second)))
+    for shorter, longer in zip(small, large, strict=True):
+        assert 0 < shorter <= longer <= epochs / 2
+    for one in (small, large):
+        assert one.least <= one.epochs <= one.most
+
+
+def test_the_warmup_is_as_uncertain_as_the_posters_grid_is_coarse():
+    assert fitted_warmup(60, 90) == (5, 2.5, 7.5)
+    assert fitted_warmup(240, 90) == (10, 7.5, 15)
+    below, above = fitted_warmup(6, 90), fitted_warmup(2400, 90)
+    assert below.most / below.least > 7.5 / 2.5
+    assert above.most / above.least > 15 / 7.5
+
+
+def test_one_cycle_is_that_of_pytorch():
+    steps, peak = 400, 0.8
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = without_compiler(torch.optim.SGD)([weight], lr=1)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=steps)
+    rule = make_rule(Job(learning_rate=peak, decay="one-cycle"), 128, 90)
+    assert rule.warmup_epochs == 27
+    top = 0.3 * steps - 1  # of its steps, counted from 0, has the peak; its last one the end
+    for step in range(steps):
+        share = 0.3 * step / top if step < top else 0.3 + 0.7 * (step - top) / (steps - 1 - top)
+        ours = rule.peak * factor(90 * share, rule)
+        assert ours == pytest.approx(theirs.get_last_lr()[0], rel=1e-9, abs=1e-12)
+        optimizer.step()
+        if step < steps - 1:
+            theirs.step()
+
+
+def test_one_cycle_rises_as_long_as_asked_and_ends_far_below_its_start():
+    rule = make_rule(Job(decay="one-cycle", warmup_epochs=9), 1280, 90)
+    assert factor(0, rule) == pytest.approx(1 / 25)
+    assert factor(4.5, rule) == pytest.approx((1 + 1 / 25) / 2)
+    assert factor(9, rule) == 1
+    assert factor(90, rule) == factor(200, rule) == pytest.approx(1 / 250_000)
+    falling = make_rule(Job(decay="one-cycle", warmup_epochs=0), 1280, 90)
+    assert factor(0, falling) == 1
+
+
+@given(
+    epoch=st.floats(0, 200),
+    warmup=st.floats(0, 90),
+    peak=st.floats(1e-6, 1e6),
+    decay=st.sampled_from(["cosine", "steps", "one-cycle", "none"]),
 )
-def test_default_warmup_is_none_without_scaling_up_else_five_or_a_tenth(batch, epochs, warmup):
-    assert make_rule(Job(), batch, epochs).warmup_epochs == warmup
+def test_the_factor_is_a_share_at_any_moment(epoch, warmup, peak, decay):
+    rule = rule_of(peak=peak, warmup_epochs=warmup, decay=decay)
+    assert 0 <= factor(epoch, rule) <= 1
+
+
+def test_a_stage_of_a_cycle_has_its_own_rate_and_no_other_decay():
+    job = Job(
+        method="cyclic", resolutions=(24, 32), epochs=14, global_batch=1024, decay="one-cycle"
+    )
+    data = make_data(train_samples=50_000)
+    plan = plan_without_profile(job, data, make_network())
+    rule = plan.learning_rate
+    assert (rule.decay, rule.warmup_epochs) == ("none", fitted_warmup(8, 14).epochs)
+    for epoch in range(1, 14):  # the warm-up is over
+        stage = plan.stages[plan.stage_of(epoch)]
+        assert stage.learning_rate == pytest.approx(rule.peak / 10**stage.rate_stage)
+        assert factor(epoch, rule, epochs=14) == 1
+    assert factor(0, rule, epochs=14) * plan.stages[0].learning_rate == pytest.approx(rule.base)
 
 
 def test_default_rate_depends_on_the_optimizer_and_an_asked_one_is_kept():
@@ -119,3 +210,35 @@ def test_default_rate_depends_on_the_optimizer_and_an_asked_one_is_kept():
 def test_a_warmup_longer_than_the_training_is_refused():
     with pytest.raises(JobError, match="warmup_epochs=31"):
         make_rule(Job(warmup_epochs=31), 128, 30)
+
+
+@pytest.mark.parametrize("rate", ["0", "-0.1", "nan", "inf"])
+def test_a_rate_that_is_not_above_zero_and_finite_is_refused(rate):
+    with pytest.raises(JobError, match="job key learning_rate = "):
+        load_job(None, [f"learning_rate={rate}"])
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(1e308, 12800), (5e-324, 1)])
+def test_a_rate_that_scaling_makes_infinite_or_zero_is_refused(rate, batch):
+    with pytest.raises(JobError, match="give another rate"):
+        make_rule(Job(learning_rate=rate, scaling="linear"), batch, 30)
+
+
+@pytest.mark.parametrize(
+    ("job", "batch", "said"),
+    [
+        ({"scaling": "gain"}, 512, "512 / 128 = 4"),
+        ({"scaling": "gain"}, 64, "nothing to gain"),
+        ({"scaling": "linear"}, 64, "scaled down"),
+        ({"scaling": "sqrt"}, 1024, "leave 0.0616 to 2.5 epochs open"),
+        ({"decay": "one-cycle"}, 1024, "over 30% of the epochs"),
+        ({"warmup_epochs": 2}, 1024, "Asked for."),
+    ],
+)
+def test_the_plan_says_what_its_rate_is_made_of(job, batch, said):
+    job = Job(global_batch=batch, workers=2, **job)
+    plan = plan_without_profile(job, make_data(train_samples=50_000), make_network())
+    told = {one.choice: one for one in plan.reasons}
+    words = [told[choice].why for choice in ("learning rate", "warm-up", "decay")]
+    assert any(said in why for why in words)
+    assert told["warm-up"].value == f"{plan.learning_rate.warmup_epochs:g} epochs"

@@ -197,7 +197,7 @@ def test_the_rate_is_scaled_and_says_by_which_rule():
     assert linear.stages[0].learning_rate == pytest.approx(0.4)
     assert "512 / 128" in reason(linear, "learning rate").why
     assert "Goyal" in reason(linear, "learning rate").reference
-    assert linear.learning_rate.warmup_epochs == 3
+    assert linear.learning_rate.warmup_epochs == 0.43
     root = make_plan(profile_of(), job_of(global_batch=512))
     assert root.stages[0].learning_rate == pytest.approx(0.2)
     assert "Krizhevsky" in reason(root, "learning rate").reference

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
+from batchwright.prediction.contradictions import contradictions
 from batchwright.prediction.drift import ASSUMED_DRIFT
 from batchwright.prediction.overlap import combine
-from batchwright.prediction.step_time import contradictions, fit_step_time
+from batchwright.prediction.step_time import fit_step_time
 from batchwright.records import CollectiveTime, Link, StepTime
 
 BATCHES = (16, 32, 64, 128)

@@ -10,7 +10,7 @@ import pytest
 
 from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import make_plan
-from batchwright.prediction.step_time import contradictions
+from batchwright.prediction.contradictions import contradictions
 from batchwright.probing import commands
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from batchwright.records import DataFacts
 from batchwright.workload import reduced as module
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.reduced import area_mean, reduced, reduced_sizes
-from batchwright.workload.store import ImageStore, StoreWriter, open_store
+from batchwright.workload.store import open_store
+from batchwright.workload.store_writer import StoreWriter
 
 FACTS = DataFacts(
     name="test",

@@ -18,8 +18,8 @@ from batchwright import Session
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
 from batchwright.training.recalibration import recalibrated
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.store import ImageStore
 from samples import make_data, make_job, make_plan
 from test_session import summary_in, weights_of
 

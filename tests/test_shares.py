@@ -15,7 +15,7 @@ from torch.nn import functional
 from batchwright import Session
 from batchwright.errors import DeadlineReached, TrainingError
 from batchwright.training import all_reduce_run
-from batchwright.training.clock import StepClock
+from paced import PacedClock
 from test_session import FEATURES, Points, make_session, make_tiny_plan, summary_in
 
 pytestmark = pytest.mark.slow
@@ -30,26 +30,10 @@ class Numbered(Points):
         return (*super().__getitem__(index), index)
 
 
-class Pace(StepClock):
-    """A clock that books as computing what is slept, so that the speeds are not the machine's.
-
-    Waiting and exchanging are measured: the other worker really is late.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self._slept = 0.0
-
-    def sleep(self, rank, samples, epoch):
-        slow = rank == 1 and 1 <= epoch < 4
-        seconds = samples * SLOW_SAMPLE * (1 if slow else 0.5)
-        time.sleep(seconds)
-        self._slept += seconds
-
-    def lap(self, meter, part):
-        if part != "communication":
-            self._mark, self._slept = time.perf_counter() - self._slept, 0.0
-        return super().lap(meter, part)
+def pace(rank, samples, epoch):
+    """Seconds of a worker's step."""
+    slow = rank == 1 and 1 <= epoch < 4
+    return samples * SLOW_SAMPLE * (1 if slow else 0.5)
 
 
 def make_network():
@@ -72,7 +56,7 @@ def train(rank, batches, folder, *, paced=False, loaders=0, epochs=6, memory=10*
 
     with pytest.MonkeyPatch.context() as patch:
         if paced:
-            patch.setattr(all_reduce_run, "StepClock", Pace)
+            patch.setattr(all_reduce_run, "StepClock", PacedClock)
         session = Session(
             network, optimizer, Numbered(SAMPLES), plan=plan, run_folder=folder, loaders=loaders
         )
@@ -81,7 +65,7 @@ def train(rank, batches, folder, *, paced=False, loaders=0, epochs=6, memory=10*
             numbers.append([])
             for features, labels, indices in one.batches():
                 if paced:
-                    one._run._clock.sleep(rank, len(labels), epoch)
+                    one._run._clock.sleep(pace(rank, len(labels), epoch))
                 before = one._run.state.meter.repeated
                 updates += one.step(lambda x=features, y=labels: loss(x, y))
                 if one._run.state.meter.repeated == before:

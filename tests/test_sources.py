@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from batchwright.errors import DataError, JobError
 from batchwright.records import Job
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.sources import ImageData, open_data
-from batchwright.workload.store import ImageStore
 
 
 @pytest.fixture(autouse=True)

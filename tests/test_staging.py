@@ -11,9 +11,9 @@ from batchwright.errors import PlanError
 from batchwright.records import Plan
 from batchwright.training.feeding import DatasetFeed, PipelineFeed
 from batchwright.training.staging import StageSettings
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.networks import resnet8
 from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.store import ImageStore
 from samples import make_plan
 
 CPU = torch.device("cpu")

@@ -10,8 +10,10 @@ import torch
 
 from batchwright.errors import DataError, FileError
 from batchwright.records import DataFacts
-from batchwright.workload import store
-from batchwright.workload.store import ImageStore, StoreWriter, open_store
+from batchwright.workload import store_writer
+from batchwright.workload.image_store import ImageStore
+from batchwright.workload.store import open_store
+from batchwright.workload.store_writer import StoreWriter
 
 RECIPE = {"data": "made for a test"}
 FACTS = DataFacts(
@@ -109,7 +111,7 @@ def test_mean_and_deviation_are_those_of_the_training_pixels() -> None:
 
 def test_a_channel_that_never_changes_has_a_deviation_of_one_grey_level() -> None:
     def build(writer: StoreWriter) -> DataFacts:
-        for part in store.PARTS:
+        for part in store_writer.PARTS:
             writer.add(part, np.zeros((1, 4, 4, 3), np.uint8), np.array([0]))
         return FACTS
 
@@ -191,7 +193,7 @@ def test_a_full_disk_leaves_nothing_and_says_what_to_do(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store._HashedFile, "write", full)
+    monkeypatch.setattr(store_writer._HashedFile, "write", full)
     with pytest.raises(FileError, match=r"cache is full: .*stores: No space.*BATCHWRIGHT_CACHE"):
         open_store(RECIPE, build_uniform)
     assert [path.suffix for path in (cache / "stores").iterdir()] == [".lock"]
@@ -200,7 +202,7 @@ def test_a_full_disk_leaves_nothing_and_says_what_to_do(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_disk_that_fills_up_at_the_end_gives_the_same_line(cache: Path) -> None:
     def build(writer: StoreWriter) -> DataFacts:
-        writer._pixels["val"] = store._HashedFile(Path("/dev/full"))
+        writer._pixels["val"] = store_writer._HashedFile(Path("/dev/full"))
         return build_uniform(writer)  # so few bytes that they are written when the file is closed
 
     with pytest.raises(FileError, match="cache is full"):

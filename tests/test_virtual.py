@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
+from torch.nn import functional
 
 from batchwright import Session
 from batchwright.errors import DeadlineReached, Interrupted, JobError, PlanError
@@ -199,6 +201,21 @@ def test_momentum_is_each_workers_own_and_kept_or_reset_after_an_exchange(tmp_pa
     found = train(plan, tmp_path / momentum)[1]
     other = make_virtual_plan((8, 8), consistency="asp")
     assert same(found, train(other, tmp_path / "other")[1]) == (momentum == "keep")
+
+
+def test_updates_that_are_skipped_are_on_record_with_their_round(tmp_path):
+    plan, task = make_virtual_plan((8, 8), consistency="bsp", epochs=2), make_task()
+    calls = iter(range(1000))
+
+    def loss(outputs, labels):
+        value = functional.cross_entropy(outputs, labels)
+        return value * (float("nan") if next(calls) == 2 else 1)
+
+    train_task(plan, replace(task, loss=loss), CPU, tmp_path / "run", resume=False)
+    summary, _ = result_in(tmp_path / "run")
+    skipped = [(one.worker, one.skipped_steps) for one in summary.rounds[:3]]
+    assert skipped == [(0, 1), (1, 0), (0, 0)]
+    assert [epoch.skipped_steps for epoch in summary.epochs] == [1, 0]
 
 
 # ------------------------------------------------------------------------------ always the same

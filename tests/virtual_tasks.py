@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from batchwright.records import LearningRateRule, Plan, Stage
 from batchwright.training.loop import Task
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.store import ImageStore
 from batchwright.workload.task import build_optimizer
 from samples import make_data, make_job, make_plan
 from servers import make_rule

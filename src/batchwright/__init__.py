@@ -4,6 +4,7 @@
 >>> profile = bw.probe("data=digits")        # measure            # doctest: +SKIP
 >>> plan = bw.plan(profile)                  # decide             # doctest: +SKIP
 >>> check = bw.check(plan)                   # compare            # doctest: +SKIP
+>>> bw.schedule(plan).points                 # look ahead         # doctest: +SKIP
 >>> summary = bw.train(plan)                 # act                # doctest: +SKIP
 >>> bw.report(summary)                       # tell               # doctest: +SKIP
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from batchwright.prediction.memory import max_local_batch_size
     from batchwright.records import Check, Job, Plan, Profile, RunSummary
     from batchwright.training.session import Session
-    from batchwright.verbs import check, plan, probe, report, run, train
+    from batchwright.verbs import check, plan, probe, report, run, schedule, train
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _HOME = {
     "probe": "verbs",
     "report": "verbs",
     "run": "verbs",
+    "schedule": "verbs",
     "train": "verbs",
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "probe",
     "report",
     "run",
+    "schedule",
     "train",
 ]
 

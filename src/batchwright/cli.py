@@ -180,6 +180,40 @@ def check(
 
 
 @app.command()
+def schedule(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PLAN.json|RUN|PROFILE.json|JOB.yaml [KEY=VALUE]...",
+            help="A plan, a run folder, a profile, a job with its global batch, or - for stdin.",
+        ),
+    ],
+    figure: Annotated[
+        Path | None, typer.Option(help="File for a figure of the rate: .png, .pdf or .svg.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
+    from batchwright import verbs
+    from batchwright.reporting.schedule_figure import check_figure, write_schedule_figure
+    from batchwright.reporting.schedule_table import schedule_table
+
+    places, overrides = _files_and_keys(words)
+    if len(places) > 1:
+        raise PlanError(f"schedule shows one thing at a time, not {' and '.join(places)}")
+    if figure is not None:
+        check_figure(figure)
+    told = verbs.schedule(places[0] if places else None, overrides=overrides)
+    for doubt in told.doubts:
+        print(f"warning: {doubt}", file=sys.stderr)
+    _show(schedule_table(told))
+    if figure is not None:
+        print(f"figure: {write_schedule_figure(told, figure)}", file=sys.stderr)
+    if as_json:
+        print(told.model_dump_json(indent=2))
+
+
+@app.command()
 def train(
     plan: Annotated[
         str | None, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")

@@ -7,8 +7,9 @@ try. Writing is atomic: the old file stays until the new one is whole.
 from __future__ import annotations
 
 import difflib
+import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,7 +92,35 @@ def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
     Raises:
         FileError: missing, unreadable, not JSON, or not this kind of record.
     """
+    return _record_in(_read_text(path), _name_of(path), model)
+
+
+def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
+    """The record in a JSON file that may be of several kinds; its ``format`` says of which.
+
+    Raises:
+        FileError: missing, unreadable, not JSON, or none of these kinds.
+    """
     text, where = _read_text(path), _name_of(path)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FileError(
+            f"{where} is not JSON, as records are; a job's file ends in .yaml"
+        ) from None
+    told = values.get("format") if isinstance(values, dict) else None
+    for model in models:
+        if told == model.model_fields["format"].default:
+            return _record_in(text, where, model)
+    kinds = [_KINDS.get(model.__name__, model.__name__) for model in models]
+    what = f"its format is {_shorten(told)}" if told is not None else "it has no format"
+    raise FileError(
+        f"{where} is neither {', '.join(f'a {kind}' for kind in kinds[:-1])} nor a {kinds[-1]}: "
+        f"{what}"
+    )
+
+
+def _record_in(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
     kind = _KINDS.get(model.__name__, model.__name__)
     verb = _WRITTEN_BY.get(kind)
     hint = f"; `batchwright {verb}` writes a {kind}" if verb else ""

@@ -1,4 +1,4 @@
-"""The verbs as functions: probe, plan, check, train, report, and run, which is most in a row.
+"""The verbs as functions: probe, plan, check, schedule, train, report; run is most in a row.
 
 The command line calls these very functions. Whatever needs torch is imported inside, so that
 ``plan`` and ``report`` start without it.
@@ -26,6 +26,7 @@ from batchwright.errors import BatchwrightError, PlanError
 from batchwright.files import make_folder
 from batchwright.launch import run_workers
 from batchwright.planning.planner import make_plan, planning_job
+from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import (
     check_training,
     check_workload,
@@ -35,7 +36,16 @@ from batchwright.preparing import (
     tell_doubts,
     with_job,
 )
-from batchwright.records import Check, Job, Plan, Profile, RoundCheck, RunSummary
+from batchwright.records import (
+    Check,
+    Job,
+    Plan,
+    Profile,
+    RateSchedule,
+    RoundCheck,
+    RunSummary,
+)
+from batchwright.records.words import printable
 from batchwright.refitting import refit
 from batchwright.reporting.comparison import RunComparison, compared
 from batchwright.reporting.comparison_figure import write_comparison_figure
@@ -44,6 +54,7 @@ from batchwright.reporting.following import Tail
 from batchwright.reporting.page import write_page
 from batchwright.reporting.page_comparison import write_comparison_page
 from batchwright.reporting.progress import progress, steps
+from batchwright.reporting.schedule_words import start_lines
 from batchwright.run_folder import (
     existing_run,
     new_run_folder,
@@ -51,6 +62,7 @@ from batchwright.run_folder import (
     telling_how_to_resume,
     write_inputs,
 )
+from batchwright.scheduling import Source, plan_to_show
 from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
 from batchwright.supervision import run_with_server
 
@@ -153,6 +165,24 @@ def check(
                     settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
                     profile, rounds = settled.profile, settled.rounds
     return compare(plan, chosen, measured, profile, rounds=rounds)
+
+
+def schedule(source: Source = None, *, overrides: Iterable[str] = (), **keys: Any) -> RateSchedule:
+    """The learning rate against epochs: of a plan, a run, a profile, or a job. Trains nothing.
+
+    Args:
+        source: A plan, profile, summary or job, the path of its file, or a run folder. A profile
+            is planned first. A job needs its global batch; its data and network are opened.
+        overrides: ``key=value`` texts, as on the command line.
+        keys: Job keys to change; of a plan only those that do not change it.
+
+    Returns:
+        The rate's rule, its value at some 240 places, the plan's rows, and where all comes from.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line.
+    """
+    return rate_schedule(plan_to_show(source, keys, overrides))
 
 
 def train(
@@ -332,9 +362,18 @@ def _probe_in(folder: Path, job: Job) -> Profile:
         return measure(job, folder, progress=show)
 
 
+def _tell_rate(plan: Plan) -> None:
+    """Rate, batch, warm-up and decay, each with its source, before the first step."""
+    told = rate_schedule(plan)
+    lines = [*(f"warning: {doubt}" for doubt in told.doubts), *start_lines(told)]
+    for line in lines:
+        print(printable(line), file=sys.stderr)  # noqa: T201
+
+
 def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
     from batchwright.workload.host import worker_threads
 
+    _tell_rate(plan)
     logs = folder / "logs" / "train"
     logs.mkdir(parents=True, exist_ok=True)
     lines = Tail(folder / "metrics.jsonl", from_end=resume)

@@ -120,8 +120,9 @@ def rate_rule(job: Job, batch: int) -> LearningRateRule:
     preset = preset_of(job)
     if preset is not None and job.learning_rate == "auto":
         job = job.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
-    rule = make_rule(job, batch, job.epochs)
-    return rule.model_copy(update={"decay": "none"}) if job.method in CYCLED else rule
+    if job.method in CYCLED:
+        job = job.model_copy(update={"decay": "none"})
+    return make_rule(job, batch, job.epochs)
 
 
 def compose(

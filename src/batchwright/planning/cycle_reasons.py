@@ -257,4 +257,4 @@ def rate(
             source="published",
             reference=PAPER,
         )
-    return first, reasons.warmup(job, rule), decay
+    return first, reasons.warmup(job, rule, batch), decay

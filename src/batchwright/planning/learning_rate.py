@@ -1,23 +1,41 @@
 """The learning rate as a pure function of samples seen.
 
 Nothing here counts steps or holds state, so a resume, another batch or another number of workers
-cannot bend the schedule. The rate of a step is ``stage.learning_rate * rate_factor(...)``.
+cannot bend the schedule. The rate of a step is ``stage.learning_rate * rate_factor(...)``; with
+``scaling=gain`` the updater multiplies that by the gain that it measures.
 """
 
-from math import cos, pi, sqrt
-from typing import Literal
+from __future__ import annotations
+
+from math import cos, exp, isfinite, log, pi, sqrt
+from typing import Literal, NamedTuple
 
 from batchwright.errors import JobError
 from batchwright.records import Job, LearningRateRule
 
 DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001}  # at the base batch, per step
-LONGEST_DEFAULT_WARMUP = 5.0  # epochs; Goyal et al. 2017
 DECAY_SHARES = (1 / 3, 2 / 3, 8 / 9)  # of the epochs; Goyal et al. decay at 30, 60, 80 of 90
 DECAY_FACTOR = 0.1
 
+POSTER_EPOCHS = 90
+POSTER_OPTIMA = ((60.0, 5.0), (240.0, 10.0))
+"""Best warm-up of the poster (McCord and Dash, SC21), ResNet-50 on ImageNet: global over base batch
+(7,680 and 30,720 over 128, the local batch that its base rate is for), and epochs."""
+POSTER_RANGES = ((2.5, 7.5), (7.5, 15.0))
+"""Epochs around each optimum, half-way to its neighbours among the 0, 5, 10 and 20 tried."""
+MOST_WARMUP = 0.5
+"""Of the epochs, where the job leaves the warm-up open."""
+
+ONE_CYCLE_RISE = 0.3  # of the epochs; with the next two as torch.optim.lr_scheduler.OneCycleLR
+ONE_CYCLE_START = 1 / 25  # of the peak
+ONE_CYCLE_END = ONE_CYCLE_START / 10_000  # of the peak
+
 
 def scaled_rate(
-    base: float, base_batch: int, global_batch: int, scaling: Literal["linear", "sqrt", "none"]
+    base: float,
+    base_batch: int,
+    global_batch: int,
+    scaling: Literal["linear", "sqrt", "gain", "none"],
 ) -> float:
     r"""Rate for ``global_batch``, from the rate known to work at ``base_batch``.
 
@@ -27,7 +45,8 @@ def scaled_rate(
         base: Rate :math:`\eta_0` at the base batch, per step.
         base_batch: Global batch :math:`B_0` at which it holds, in samples.
         global_batch: Global batch :math:`B` wanted, in samples.
-        scaling: ``linear``, ``sqrt`` or ``none``.
+        scaling: ``linear``, ``sqrt`` or ``none``; ``gain`` is as ``none`` here, as it is known
+            only while training.
 
     Returns:
         Rate per step.
@@ -40,16 +59,99 @@ def scaled_rate(
         linear: Goyal et al. 2017, arXiv 1706.02677.  sqrt: Krizhevsky 2014, arXiv 1404.5997.
     """
     ratio = global_batch / base_batch
-    return base * {"linear": ratio, "sqrt": sqrt(ratio), "none": 1.0}[scaling]
+    return base * {"linear": ratio, "sqrt": sqrt(ratio), "gain": 1.0, "none": 1.0}[scaling]
 
 
-def default_warmup_epochs(base: float, peak: float, epochs: int) -> float:
-    """Warm-up length in epochs: none if the rate is not scaled up, else 5 or a tenth if less."""
-    return min(LONGEST_DEFAULT_WARMUP, epochs / 10) if peak > base else 0.0
+class FittedWarmup(NamedTuple):
+    """A warm-up by the fitted law, and what other laws through the same points would say.
+
+    Attributes:
+        epochs: Length.
+        least: Shortest that the poster's two optima allow, in epochs.
+        most: Longest that they allow, in epochs.
+    """
+
+    epochs: float
+    least: float
+    most: float
+
+
+def fitted_warmup(ratio: float, epochs: int) -> FittedWarmup:
+    r"""Warm-up as a function of the global batch, fitted to two published optima.
+
+    .. math:: W = E \cdot \tfrac{5}{90} \sqrt{(B / B_0) / 60}
+
+    A power law has as many unknowns as there are points: 5 epochs at 60 times the base batch and
+    10 at 240 times give the exponent 1/2. The poster tried 0, 5, 10 and 20 epochs, so either
+    optimum is known to half-way to its neighbours only, and the exponent lies between 0 and 1.3.
+    ``least`` and ``most`` are the ends over all power laws within that. The form is ours: the
+    authors read a straight line in the batch from the same two points.
+
+    Args:
+        ratio: Global batch over base batch, :math:`B / B_0`.
+        epochs: Length of the training :math:`E`, in epochs.
+
+    Returns:
+        At most half of the epochs; 0 where the batch is not above the base batch.
+
+    Example:
+        >>> fitted_warmup(60, 90).epochs, fitted_warmup(240, 90).epochs, fitted_warmup(8, 30).epochs
+        (5.0, 10.0, 0.609)
+
+    References:
+        McCord and Dash, warm-up and linear scaling of ResNet-50, poster, SC21.
+    """
+    if ratio <= 1:
+        return FittedWarmup(0.0, 0.0, 0.0)
+    (first, _), (second, _) = POSTER_OPTIMA
+    laws = [POSTER_OPTIMA]
+    laws += [((first, one), (second, two)) for one in POSTER_RANGES[0] for two in POSTER_RANGES[1]]
+    shares = [_power_law(law, ratio) / POSTER_EPOCHS for law in laws]
+    # Three figures: more would look as if the law knew them.
+    lengths = [min(float(f"{epochs * share:.3g}"), epochs * MOST_WARMUP) for share in shares]
+    return FittedWarmup(lengths[0], min(lengths), max(lengths))
+
+
+def _power_law(points: tuple[tuple[float, float], tuple[float, float]], x: float) -> float:
+    """The power law through two points, at ``x``."""
+    (x0, y0), (x1, y1) = points
+    return y0 * exp(log(y1 / y0) / log(x1 / x0) * log(x / x0))
+
+
+def warmup_epochs(job: Job, base: float, peak: float, global_batch: int, epochs: int) -> float:
+    """Length of the rise at the start: as asked, or by the rule that the job's decay has.
+
+    Args:
+        job: Its warm-up and decay.
+        base: Rate at the base batch, per step.
+        peak: Rate at ``global_batch``, per step.
+        global_batch: Samples per step over all workers.
+        epochs: Length of the training, in epochs.
+
+    Returns:
+        In epochs. For ``auto``: 30 % of them for ``one-cycle``; else none if the rate is not
+        scaled up, as it has nothing to rise from, or `fitted_warmup`.
+
+    Raises:
+        JobError: The warm-up asked for is longer than the training.
+    """
+    asked = job.warmup_epochs
+    if asked != "auto":
+        if asked > epochs:
+            raise JobError(
+                f"warmup_epochs={asked:g} is longer than epochs={epochs}: give at most {epochs}"
+            )
+        return asked
+    if job.decay == "one-cycle":
+        return ONE_CYCLE_RISE * epochs
+    return fitted_warmup(global_batch / job.base_batch, epochs).epochs if peak > base else 0.0
 
 
 def make_rule(job: Job, global_batch: int, epochs: int) -> LearningRateRule:
     """The rule for a job at the global batch that was chosen.
+
+    A batch below the base batch is not refused: both scaling rules hold in that direction, too, and
+    small data sets leave no other. The rate is then scaled down, and reasons and schedule say so.
 
     Args:
         job: Gives the base rate and batch, scaling, warm-up and decay.
@@ -57,27 +159,30 @@ def make_rule(job: Job, global_batch: int, epochs: int) -> LearningRateRule:
         epochs: Length of the training, in epochs.
 
     Raises:
-        JobError: The warm-up asked for is longer than the training.
+        JobError: The warm-up asked for is longer than the training, or the scaled rate is no
+            finite number above 0.
     """
     asked = job.learning_rate
     base = DEFAULT_RATE[job.optimizer] if asked == "auto" else asked
     peak = scaled_rate(base, job.base_batch, global_batch, job.scaling)
-    if job.warmup_epochs == "auto":
-        warmup = default_warmup_epochs(base, peak, epochs)
-    else:
-        warmup = job.warmup_epochs
-    if warmup > epochs:
+    if not (isfinite(peak) and peak > 0):
         raise JobError(
-            f"warmup_epochs={warmup:g} is longer than epochs={epochs}: give at most {epochs}"
+            f"learning_rate={base:g} with scaling={job.scaling} comes to {peak:g} at global batch "
+            f"{global_batch}: give another rate"
         )
     return LearningRateRule(
         base=base,
         base_batch=job.base_batch,
         scaling=job.scaling,
         peak=peak,
-        warmup_epochs=warmup,
+        warmup_epochs=warmup_epochs(job, base, peak, global_batch, epochs),
         decay=job.decay,
     )
+
+
+def drops(rule: LearningRateRule, epochs: int) -> tuple[float, ...]:
+    """Epochs at which the rate falls at once by `DECAY_FACTOR`."""
+    return tuple(share * epochs for share in DECAY_SHARES) if rule.decay == "steps" else ()
 
 
 def rate_factor(
@@ -92,6 +197,9 @@ def rate_factor(
 
     exactly 1 at :math:`e = W`, then ``cosine``: :math:`(1 + \cos(\pi (e - W) / (E - W))) / 2`;
     ``steps``: a tenth at each of 1/3, 2/3 and 8/9 of :math:`E` that has passed; ``none``: 1.
+    ``one-cycle`` rises over :math:`W` from :math:`s = 1/25` by half a cosine,
+    :math:`1 - (1 - s) (1 + \cos(\pi e / W)) / 2`, and falls as ``cosine`` does, to
+    :math:`s / 10\,000` instead of 0.
 
     Args:
         samples_seen: Training samples seen before the step, over all workers and epochs.
@@ -104,14 +212,24 @@ def rate_factor(
 
     References:
         Warm-up and steps: Goyal et al. 2017, arXiv 1706.02677. Cosine: Loshchilov and Hutter 2017,
-        arXiv 1608.03983, without restarts.
+        arXiv 1608.03983, without restarts. One cycle: Smith and Topin 2018, arXiv 1708.07120, with
+        the cosines and constants of PyTorch's `OneCycleLR`.
     """
     epoch = min(samples_seen / samples_per_epoch, float(epochs))
-    if epoch < rule.warmup_epochs:
+    warmup, one_cycle = rule.warmup_epochs, rule.decay == "one-cycle"
+    if epoch < warmup:
+        if one_cycle:
+            return 1.0 - (1.0 - ONE_CYCLE_START) * _falling(epoch / warmup)
         start = min(1.0, rule.base / rule.peak)
-        return start + (1.0 - start) * epoch / rule.warmup_epochs
+        return start + (1.0 - start) * epoch / warmup
     if rule.decay == "steps":
-        return DECAY_FACTOR ** sum(epoch >= share * epochs for share in DECAY_SHARES)
-    if rule.decay == "cosine" and epoch > rule.warmup_epochs:
-        return (1 + cos(pi * (epoch - rule.warmup_epochs) / (epochs - rule.warmup_epochs))) / 2
+        return DECAY_FACTOR ** sum(epoch >= place for place in drops(rule, epochs))
+    if epoch > warmup and rule.decay in ("cosine", "one-cycle"):
+        end = ONE_CYCLE_END if one_cycle else 0.0
+        return end + (1.0 - end) * _falling((epoch - warmup) / (epochs - warmup))
     return 1.0
+
+
+def _falling(share: float) -> float:
+    """Half a cosine from 1 to 0."""
+    return (1 + cos(pi * share)) / 2

@@ -40,7 +40,7 @@ from batchwright.prediction.fit import (
 )
 from batchwright.records import Estimate, GradientNoise, RunSummary
 
-Scaling = Literal["linear", "sqrt", "none"]
+Scaling = Literal["linear", "sqrt", "gain", "none"]
 
 PROBE_NOISE_ERROR = 0.7
 """Assumed standard error of the logarithm of a noise scale from the first steps: a factor of 2."""
@@ -56,7 +56,7 @@ digits, batches 32 to 512 and accuracies of 80 to 95 %, they were 0.03 to 0.3 of
 FORM_ERROR = 0.05
 """Assumed standard error of the form of the law, which no number of runs mends."""
 
-_POWER = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
+_POWER = {"linear": 1.0, "sqrt": 0.5, "gain": 1.0, "none": 0.0}  # a gain is linear at most
 _FAR_BETTER = 0.5
 _LEAST_DEGREES = 4  # fewer show too little of the scatter between runs
 _LEAST_SCATTER = 0.005  # of a held-out accuracy, a share
@@ -184,7 +184,7 @@ class ProgressModel:
             return interval_in_ratio(self._law.at(batch) / self._law.at(base), error)
         smaller, larger = min(base, batch), max(base, batch)
         worth = self._worth(smaller, larger)
-        if worth is None and self.scaling == "linear":
+        if worth is None and _POWER[self.scaling] == 1:
             return None
         power = _POWER[self.scaling]
         growth, least = larger / smaller, (larger / smaller) ** (1 - power)

@@ -15,14 +15,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import exp, hypot, log, log2, sqrt
+from math import exp, hypot, log, log2
 from typing import Protocol
 
 from batchwright.errors import PlanError
 from batchwright.prediction.collective import exchange_seconds, fit_collectives
+from batchwright.prediction.contradictions import (
+    Key,
+    contradictions,
+    grouped,
+    key_of,
+    place_of,
+    point_errors,
+)
 from batchwright.prediction.curve import (
     DOUBLING_ERROR,
     UNSEEN_BEND,
@@ -34,7 +41,6 @@ from batchwright.prediction.drift import (
     LATER_VISITS,
     level_error,
     median_share,
-    point_error,
     point_seconds,
     pooled_drift,
     pooled_skew,
@@ -46,11 +52,7 @@ from batchwright.prediction.fit import (
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
 
-_Key = tuple[int, int, int]  # workers, resolution in pixels, local batch
-
 _Z_975 = 1.96
-_CONTRADICTION = 2.0  # a larger batch may not take less than this part of a smaller one's time
-_CONTRADICTION_ERRORS = 4.0  # nor is it said of what scatter explains
 
 
 class _Law(Protocol):
@@ -340,9 +342,9 @@ def fit_step_time(
     """
     _refuse_duplicates(points)
     drift, degrees = pooled_drift(points)
-    groups = _grouped(points)
-    doubtful = list(_contradictions(groups, drift))
-    errors = _errors(points, drift, doubtful)
+    groups = grouped(points)
+    doubtful = contradictions(points, drift)
+    errors = point_errors(points, drift, doubtful)
     whole = _fit_all(groups, point_seconds, errors)
     overlap = _find_overlap(points, collectives, gradient_bytes, errors)
     return StepTimeModel(
@@ -361,61 +363,22 @@ def fit_step_time(
     )
 
 
-def contradictions(points: Sequence[StepTime]) -> list[tuple[StepTime, StepTime]]:
-    """Pairs that `fit_step_time` doubts: a batch, and a larger one that takes far less time.
-
-    Args:
-        points: Measured steps, in any order.
-    """
-    drift, _ = pooled_drift(points)
-    return list(_contradictions(_grouped(points), drift))
-
-
-def _errors(
-    points: Sequence[StepTime], drift: float, doubtful: Sequence[tuple[StepTime, StepTime]]
-) -> dict[_Key, float]:
-    """Relative standard error of each point's time.
-
-    Which of two that contradict each other is wrong cannot be told from them, so both get errors
-    that make their difference one standard error: the points around them decide, the intervals
-    are wide, and a disturbed probe still gives a plan.
-    """
-    errors = {_key(point): point_error(point, drift) for point in points}
-    for small, large in doubtful:
-        apart = log(point_seconds(small) / point_seconds(large)) / sqrt(2)
-        for point in (small, large):
-            errors[_key(point)] = max(errors[_key(point)], apart)
-    return errors
-
-
-def _key(point: StepTime) -> _Key:
-    return point.workers, point.resolution, point.local_batch_size
-
-
 def _computing_seconds(point: StepTime) -> float:
     """The part of a point's time that is computing, in seconds."""
     return point_seconds(point) * min(1.0, point.compute_seconds / point.step_seconds)
 
 
-def _grouped(points: Sequence[StepTime]) -> dict[tuple[int, int], list[StepTime]]:
-    """Points by workers and resolution, each by batch."""
-    groups: dict[tuple[int, int], list[StepTime]] = {}
-    for point in sorted(points, key=lambda p: (p.workers, p.resolution, p.local_batch_size)):
-        groups.setdefault((point.workers, point.resolution), []).append(point)
-    return groups
-
-
 def _fit_all(
     groups: Mapping[tuple[int, int], Sequence[StepTime]],
     seconds: Callable[[StepTime], float],
-    errors: Mapping[_Key, float],
+    errors: Mapping[Key, float],
 ) -> dict[tuple[int, int], Curve]:
     """A curve for each group; one with a single point borrows the nearest other's shape."""
     curves = {
         key: fit_curve(
             [point.local_batch_size for point in group],
             [seconds(point) for point in group],
-            [errors[_key(point)] for point in group],
+            [errors[key_of(point)] for point in group],
         )
         for key, group in groups.items()
         if len(group) > 1
@@ -431,7 +394,7 @@ def _fit_all(
                 shapes[near],
                 point.local_batch_size,
                 seconds(point),
-                errors[_key(point)],
+                errors[key_of(point)],
                 f"resolution {near[1]} with {near[0]} worker(s)",
             )
     return dict(sorted(curves.items()))
@@ -446,7 +409,7 @@ def _find_overlap(
     points: Sequence[StepTime],
     collectives: Sequence[CollectiveTime],
     gradient_bytes: int,
-    errors: Mapping[_Key, float],
+    errors: Mapping[Key, float],
 ) -> float | None:
     together = [point for point in points if point.workers > 1]
     if not (together and collectives and gradient_bytes):
@@ -458,7 +421,7 @@ def _find_overlap(
                 _computing_seconds(point),
                 model.seconds(gradient_bytes, point.workers),
                 point_seconds(point),
-                errors[_key(point)],
+                errors[key_of(point)],
             )
             for point in together
             if not model.assumed(point.workers)
@@ -476,7 +439,7 @@ def _notes(
     doubtful: Sequence[tuple[StepTime, StepTime]],
 ) -> list[str]:
     notes = [
-        f"{_place(large)} takes {point_seconds(large):.4g} s a step, but batch "
+        f"{place_of(large)} takes {point_seconds(large):.4g} s a step, but batch "
         f"{small.local_batch_size} takes {point_seconds(small):.4g} s: one was disturbed, and both "
         "count for little; probe again while the machine is quiet"
         for small, large in doubtful
@@ -503,36 +466,17 @@ def _refuse_duplicates(points: Sequence[StepTime]) -> None:
         raise PlanError("the profile has no step times; run probe first")
     seen = set()
     for point in points:
-        key = _key(point)
+        key = key_of(point)
         if key in seen:
-            raise PlanError(f"{_place(point)} is there twice; merge the profiles, or drop one")
+            raise PlanError(f"{place_of(point)} is there twice; merge the profiles, or drop one")
         seen.add(key)
-
-
-def _contradictions(
-    groups: Mapping[tuple[int, int], Sequence[StepTime]], drift: float
-) -> Iterator[tuple[StepTime, StepTime]]:
-    """A larger batch cannot take far less time than a smaller one."""
-    for group in groups.values():
-        for small, large in pairwise(group):
-            drop = log(point_seconds(small) / point_seconds(large))
-            error = hypot(point_error(small, drift), point_error(large, drift))
-            if drop > max(log(_CONTRADICTION), _CONTRADICTION_ERRORS * error):
-                yield small, large
 
 
 def _too_few(groups: Mapping[tuple[int, int], Sequence[StepTime]]) -> str:
     point = next(iter(groups.values()))[0]
     return (
-        f"{_place(point)} is the only batch measured there, which cannot tell a fixed part from "
+        f"{place_of(point)} is the only batch measured there, which cannot tell a fixed part from "
         f"growth; measure batch {2 * point.local_batch_size} too, with a larger probe.budget"
-    )
-
-
-def _place(point: StepTime) -> str:
-    return (
-        f"local batch {point.local_batch_size} at resolution {point.resolution} with "
-        f"{point.workers} worker(s)"
     )
 
 

@@ -17,9 +17,9 @@ from batchwright.probing.timing import now, on_any
 from batchwright.records import Job, MemoryParts, Precision
 from batchwright.reduction import Reducer, Tally, buffer_bytes, sqr_norms
 from batchwright.workload.host import autocast, is_out_of_memory
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.sources import ImageData
-from batchwright.workload.store import ImageStore
 from batchwright.workload.task import (
     build_loss,
     build_network,

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from batchwright.errors import PlanError
-from batchwright.prediction.step_time import StepTimeModel, contradictions, fit_step_time
+from batchwright.prediction.contradictions import contradictions
+from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.acquisition import (
     LEAST_POINTS,
     is_enough,

@@ -81,6 +81,7 @@ from batchwright.records.run import (
     RunSummary,
     WorkerTime,
 )
+from batchwright.records.schedule import RateSchedule, SchedulePoint, ScheduleRow
 
 __all__ = [
     "VIRTUAL_BANDWIDTH",
@@ -124,12 +125,15 @@ __all__ = [
     "Prediction",
     "ProbeSettings",
     "Profile",
+    "RateSchedule",
     "Reason",
     "Record",
     "Refit",
     "RoundCheck",
     "RoundRecord",
     "RunSummary",
+    "SchedulePoint",
+    "ScheduleRow",
     "Server",
     "ServerRule",
     "Source",

@@ -343,14 +343,16 @@ class Job(Record):
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
-        description="Epochs of linear warm-up. `auto`: none if the rate is not scaled up, else "
-        "5, or a tenth of the epochs if that is less.",
+        description="Epochs of linear warm-up, in fractions too. `auto`: none if the rate is not "
+        "scaled up, else by the batch: epochs x 5/90 x sqrt(global batch / `base_batch` / 60), "
+        "half of the epochs at most.",
     )
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         "cosine",
         description="After warm-up: half a cosine to 0; a tenth at 1/3, 2/3 and 8/9 of the epochs; "
-        "constant; or `one-cycle`, which has its own rise from a 25th over 30 % of the epochs and "
-        "then falls by half a cosine to a 10,000th of where it began.",
+        "constant; or `one-cycle`, which rises from a 25th by half a cosine, over 30 % of the "
+        "epochs unless `warmup_epochs` says otherwise, and falls by another to a 10,000th of where "
+        "it began. `cyclic` and `hybrid` have stages instead.",
     )
     clip_norm: Positive | None = Field(None, description="Largest global gradient norm.")
     batch_norm: Literal["worker", "synchronized"] = Field(

@@ -128,9 +128,11 @@ class LearningRateRule(Record):
         description="Growth with the batch; `gain` is measured, and multiplies the rate besides."
     )
     peak: Positive = Field(description="Rate at the planned batch, after warm-up, per step.")
-    warmup_epochs: NonNegative = Field(description="Length of the linear warm-up, in epochs.")
+    warmup_epochs: NonNegative = Field(
+        description="Length of the rise at the start, in epochs: a line, for `one-cycle` a cosine."
+    )
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
-        description="Shape after warm-up; `one-cycle` has its own."
+        description="Shape after warm-up; `one-cycle` begins its rise at its own rate, too."
     )
 
 

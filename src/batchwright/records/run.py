@@ -54,6 +54,12 @@ class RoundRecord(Record):
     evaluation_seconds: NonNegative = Field(
         0.0, description="Evaluating the merged model before the next round."
     )
+    skipped_steps: Index = Field(
+        0, description="Updates skipped because a gradient was not finite."
+    )
+    repeated_steps: Index = Field(
+        0, description="Steps done again in smaller micro-batches, for want of memory."
+    )
     lead: Index = Field(0, description="Rounds ahead of the slowest worker when it began.")
 
 

@@ -92,7 +92,7 @@ def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> li
     if not has_figure(plan):
         raise FileError(f"cannot write {path}: the plan holds no predictions to draw")
     numbers = path.with_suffix(".figure.json")
-    write_whole(path, _content(draw_plan(curves, plan), path.suffix.lower().removeprefix(".")))
+    write_whole(path, drawn_bytes(draw_plan(curves, plan), path.suffix.lower().removeprefix(".")))
     write_numbers(plan_figure_data(plan, profiles), numbers)
     return [path, numbers]
 
@@ -272,7 +272,7 @@ def _of(point: Any, quantity: Quantity) -> Range:
 # ---------------------------------------------------------------------------------- the file
 
 
-def _content(figure: Figure, kind: str) -> bytes:
+def drawn_bytes(figure: Figure, kind: str) -> bytes:
     """The file's bytes, with nothing in them that tells when or by which version they were made."""
     import matplotlib as mpl
 

@@ -138,7 +138,12 @@ def header_rows(plan: Plan) -> list[tuple[str, str]]:
         (
             "learning-rate rule",
             f"{rule.base:g} at batch {rule.base_batch}, {rule.scaling} scaling: peak "
-            f"{rule.peak:.4g}; warm-up {rule.warmup_epochs:g} epochs; decay {rule.decay}",
+            f"{rule.peak:.4g}{_gained(plan)}; warm-up {rule.warmup_epochs:g} epochs; decay "
+            f"{rule.decay}",
         ),
         ("seed", str(plan.job.seed)),
     ]
+
+
+def _gained(plan: Plan) -> str:
+    return " times the measured gain" if plan.learning_rate.scaling == "gain" else ""

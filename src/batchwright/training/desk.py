@@ -6,16 +6,16 @@ Each worker's connection has a thread of its own; whatever they share is here, u
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan, RoundRecord
+from batchwright.training.ended_rounds import EndedRounds
 from batchwright.training.link import Link
-from batchwright.training.merging import Entry, Weights
+from batchwright.training.merging import Entry, Weights, layout_difference
 from batchwright.training.pacing import Pace
 from batchwright.training.parameter_server import ParameterServer
 from batchwright.training.recorder import Recorder
@@ -49,18 +49,6 @@ class Answer:
     kind: str
     weights: Weights | None
     values: Mapping[str, Any]
-
-
-@dataclass
-class _Entered:
-    """A round that has ended and is not in the book yet: its worker has still to say how long the
-    exchange took. The book takes rounds in the order in which they ended.
-    """
-
-    record: RoundRecord
-    rate: float
-    committed: int
-    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +90,7 @@ class Desk:
         self._plan, self._recorder = plan, recorder
         self._samples = plan.data.train_samples
         self.book = RoundBook(recorder, plan, self._samples, [""] * plan.workers)
+        self._ended = EndedRounds(self.book)
         self._pace = Pace()
         self._links: dict[int, Link] = {}
         self._lost: set[int] = set()
@@ -113,7 +102,6 @@ class Desk:
         self._idle: dict[int, float] = {}  # since when there has been nothing left to do
         self._answers: dict[int, Answer] = {}
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # when, and how far ahead
-        self._entered: deque[_Entered] = deque()
         self._due: dict[int, int] = {}  # epochs that workers are to evaluate, by worker
         self._examined: dict[int, _Examined] = {}
         self._scores: dict[str, float] = {}
@@ -219,7 +207,8 @@ class Desk:
         Args:
             rank: The worker.
             weights: Its model.
-            told: ``steps``, ``loss``, ``rate`` and ``compute``, in seconds, of the round.
+            told: ``steps``, those of them ``skipped`` and ``repeated``, ``loss``, ``rate`` and
+                ``compute``, in seconds, of the round.
             seconds: That the message took to come in.
         """
         with self.lock:
@@ -253,7 +242,7 @@ class Desk:
                 score = next(iter(self._scores.values()))
                 if score > self.best_score:
                     self.best_score, self._best = score, examined
-            self._complete(
+            self._ended.complete(
                 rank, exchange_seconds=told["exchange"], evaluation_seconds=told["evaluation"]
             )
             self.lock.notify_all()
@@ -319,9 +308,7 @@ class Desk:
     def close_book(self) -> None:
         """Enter all rounds that have ended, whatever is still missing of them."""
         with self.lock:
-            for one in self._entered:
-                one.complete = True
-            self._enter_complete()
+            self._ended.complete_all()
 
     def values(self) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint."""
@@ -331,9 +318,7 @@ class Desk:
                 **self.server.state_dict(),
                 "layout": [asdict(entry) for entry in self.entries],
                 "book": self.book.values(),
-                "entered": [
-                    (one.record.model_dump_json(), one.rate, one.committed) for one in self._entered
-                ],
+                "entered": self._ended.values(),
                 "scores": dict(self._scores),
             }
 
@@ -348,9 +333,7 @@ class Desk:
             )
             self.server.load_state_dict(values)
             self.book.restore(values["book"])
-            for text, rate, committed in values["entered"]:
-                record = RoundRecord.model_validate_json(text)
-                self.book.add(record, rate=rate, committed=committed)
+            self._ended.restore(values["entered"])
             self._scores = dict(values["scores"])
             self.steps, self.best_score = steps, best_score
 
@@ -365,7 +348,7 @@ class Desk:
                 f"worker {rank} has {arrival.samples} training samples and the plan "
                 f"{self._samples}: give all workers the same data"
             )
-        difference = _difference(self.entries, arrival.entries) if self.entries else ""
+        difference = layout_difference(self.entries, arrival.entries) if self.entries else ""
         if difference:
             raise PlanError(
                 f"the model of worker {rank} is not that of the others: {difference}; build the "
@@ -377,7 +360,7 @@ class Desk:
         self._asked.pop(rank, None)
         self._idle.pop(rank, None)
         self._answers.pop(rank, None)
-        self._complete(rank)
+        self._ended.complete(rank)
         examined = self._examined.pop(rank, None)
         epoch = self._due.pop(rank, examined.epoch if examined else None)
         others = set(self._links) - self._left - {rank}
@@ -423,7 +406,7 @@ class Desk:
         epoch = self._due.pop(rank, None)
         if epoch is not None:
             self._examined[rank] = _Examined(epoch, server.weights)
-        self._note(rank, wait_seconds=waited)
+        self._ended.note(rank, wait_seconds=waited)
         told = {
             "evaluate": epoch is not None,
             "scores": self._scores,
@@ -470,6 +453,8 @@ class Desk:
             local_batch_size=stage.local_batch_sizes[ticket.worker],
             samples=ticket.samples,
             steps=told["steps"],
+            skipped_steps=told["skipped"],
+            repeated_steps=told["repeated"],
             update_factor=ticket.factor,
             loss=told["loss"],
             start=start,
@@ -478,38 +463,4 @@ class Desk:
             wait_seconds=0.0,
             lead=lead,
         )
-        self._entered.append(_Entered(record, told["rate"], self.server.rounds.committed))
-
-    def _note(self, rank: int, **known: float) -> _Entered | None:
-        """Something is known of a worker's last round."""
-        for one in self._entered:
-            if one.record.worker == rank and not one.complete:
-                one.record = one.record.model_copy(update=known)
-                return one
-        return None
-
-    def _complete(self, rank: int, **known: float) -> None:
-        """All is known that ever will be."""
-        one = self._note(rank, **known)
-        if one is not None:
-            one.complete = True
-        self._enter_complete()
-
-    def _enter_complete(self) -> None:
-        while self._entered and self._entered[0].complete:
-            one = self._entered.popleft()
-            self.book.add(one.record, rate=one.rate, committed=one.committed)
-
-
-def _difference(ours: Sequence[Entry], theirs: Sequence[Entry]) -> str:
-    """The first difference between two layouts, in words; empty if there is none."""
-    for own, other in zip(ours, theirs, strict=False):
-        if own != other:
-            return f"{_named(other)} where they have {_named(replace(own))}"
-    if len(ours) != len(theirs):
-        return f"{len(theirs)} tensors where they have {len(ours)}"
-    return ""
-
-
-def _named(entry: Entry) -> str:
-    return f"{entry.name} {list(entry.shape)} {entry.dtype.removeprefix('torch.')}"
+        self._ended.add(record, told["rate"], self.server.rounds.committed)

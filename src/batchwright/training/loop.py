@@ -28,9 +28,9 @@ from batchwright.training.sampler import balancing_weights
 from batchwright.training.session import Images, Session
 from batchwright.workload.host import resolve_device, worker_threads
 from batchwright.workload.image_files import FilePipeline, ImageFiles
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
 from batchwright.workload.sources import ImageData, open_data
-from batchwright.workload.store import ImageStore
 from batchwright.workload.task import (
     Loss,
     build_loss,

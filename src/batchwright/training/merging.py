@@ -165,3 +165,17 @@ def _flat(tensors: Sequence[Tensor], empty: torch.dtype) -> Tensor:
     # Memory formats differ (channels last); `reshape` reads all in the logical order.
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     return flat.cpu()  # in one piece: a GPU's many small tensors would each take a journey
+
+
+def layout_difference(ours: Sequence[Entry], theirs: Sequence[Entry]) -> str:
+    """The first difference between two layouts, in words; empty if there is none."""
+    for own, other in zip(ours, theirs, strict=False):
+        if own != other:
+            return f"{_named(other)} where they have {_named(own)}"
+    if len(ours) != len(theirs):
+        return f"{len(theirs)} tensors where they have {len(ours)}"
+    return ""
+
+
+def _named(entry: Entry) -> str:
+    return f"{entry.name} {list(entry.shape)} {entry.dtype.removeprefix('torch.')}"

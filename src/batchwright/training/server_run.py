@@ -206,6 +206,8 @@ class ServerRun:
             pack(self._model),
             {
                 "steps": meter.steps,
+                "skipped": meter.skipped,
+                "repeated": meter.repeated,
                 "loss": meter.mean_loss,
                 "rate": meter.rate,
                 "compute": meter.training,

@@ -40,6 +40,7 @@ class _Round:
         finish: When the worker was done.
         merged: When its model was merged.
         steps: Updates asked for.
+        skipped: Those left out because a gradient was not finite.
         loss: Mean training loss; ``None`` if it is not finite.
         rate: Learning rate of the last step.
         lead: Rounds ahead of the slowest worker when it began.
@@ -49,6 +50,7 @@ class _Round:
     start: float
     finish: float
     steps: int
+    skipped: int
     loss: float | None
     rate: float
     lead: int
@@ -176,9 +178,8 @@ class VirtualRounds:
         with self._randomness.of(worker):
             work, trained = self._train(worker, ticket)
         finish = run.cluster.workers[worker].finish(start, work)
-        steps, loss, rate = trained
         self._pending[worker] = pack(self._network)
-        self._trained[worker] = _Round(ticket, start, finish, steps, loss, rate, lead)
+        self._trained[worker] = _Round(ticket, start, finish, *trained, lead)
         self._seconds[worker] = ticket.stage, (finish - start) / ticket.samples
         arrival = finish + run.cluster.transfer_seconds(worker, self._size)
         self._events.add(arrival, worker, "door")
@@ -228,11 +229,13 @@ class VirtualRounds:
 
     # ------------------------------------------------------------------------------------ training
 
-    def _train(self, worker: int, ticket: Ticket) -> tuple[float, tuple[int, float | None, float]]:
+    def _train(
+        self, worker: int, ticket: Ticket
+    ) -> tuple[float, tuple[int, int, float | None, float]]:
         """Train a round from the server's weights; the network has what comes of it.
 
         Returns:
-            Seconds of work, and (steps, mean loss, rate of the last step).
+            Seconds of work, and (steps, skipped ones, mean loss, rate of the last step).
         """
         run = self._run
         stage, times = run.plan.stages[ticket.stage], run.times[ticket.stage]
@@ -240,7 +243,7 @@ class VirtualRounds:
             self._optimizers[worker].state.clear()
         run.settings.enter(stage)
         unpack(self._server.weights, self._network)
-        work, loss, done, steps = 0.0, 0.0, 0, 0
+        work, loss, done, steps, skipped = 0.0, 0.0, 0, 0, 0
         batch = stage.local_batch_sizes[worker]
         for epoch, first, last in segments(ticket, run.samples):
             sizes = step_sizes(last - first, batch, workers=1, least=run.least)
@@ -250,12 +253,12 @@ class VirtualRounds:
             for size, micros in zip(sizes, cut, strict=True):
                 for samples in micros:
                     loss += self._backward(next(fed), samples, size) * samples
-                self._update(worker, ticket, ticket.samples_seen(done))
+                skipped += not self._update(worker, ticket, ticket.samples_seen(done))
                 work += times.work(size)
                 done, steps = done + size, steps + 1
         mean = loss / done
         known = mean if mean - mean == 0 else None
-        return work, (steps, known, self._updaters[worker].rate)
+        return work, (steps, skipped, known, self._updaters[worker].rate)
 
     def _backward(self, batch: Any, samples: int, size: int) -> float:
         """A micro-batch's part of a step's gradient; returns its mean loss."""
@@ -273,7 +276,8 @@ class VirtualRounds:
                 f"{max(1, samples // 2)} or less"
             ) from error
 
-    def _update(self, worker: int, ticket: Ticket, samples_seen: float) -> None:
+    def _update(self, worker: int, ticket: Ticket, samples_seen: float) -> bool:
+        """Whether the weights changed."""
         updater = self._updaters[worker]
         updated = updater.apply(
             updater.rescale(1.0), samples_seen, self._run.plan.stages[ticket.stage]
@@ -286,6 +290,7 @@ class VirtualRounds:
                 f"(epoch {ticket.epoch + 1}, worker {worker}): lower learning_rate, now "
                 f"{updater.rate:.3g}, or set clip_norm"
             )
+        return updated
 
     # ------------------------------------------------------------------------------------- records
 
@@ -305,6 +310,7 @@ class VirtualRounds:
             local_batch_size=stage.local_batch_sizes[worker],
             samples=ticket.samples,
             steps=one.steps,
+            skipped_steps=one.skipped,
             update_factor=ticket.factor,
             loss=one.loss,
             start=one.start,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchwright.errors import DataError
-from batchwright.workload.store import Part
+from batchwright.workload.store_writer import Part
 
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 """Images, uint8 (N, height, width, 3), and their labels, int64 (N,)."""

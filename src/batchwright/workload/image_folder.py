@@ -30,7 +30,8 @@ from batchwright.workload.decoding import (
     stored_size,
 )
 from batchwright.workload.host import usable_cores
-from batchwright.workload.store import PARTS, Part, Progress, StoreWriter
+from batchwright.workload.store import Progress
+from batchwright.workload.store_writer import PARTS, Part, StoreWriter
 
 _HELD_OUT = ("val", "test")  # in order of preference
 _USUAL_SIDE = 160  # pixels: enough to learn from photographs at a bearable cost

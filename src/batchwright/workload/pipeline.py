@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchwright.records import Augmentation
+from batchwright.workload.image_store import ImageStore
 from batchwright.workload.reduced import is_well_below, reduced
-from batchwright.workload.store import ImageStore, Progress
+from batchwright.workload.store import Progress
 
 RESIDENT_BYTES = 4 * 2**30
 """Largest store, in bytes, that is kept whole in the memory of a GPU."""

@@ -18,15 +18,9 @@ import torch
 from torch import Tensor
 
 from batchwright.records import DataFacts
-from batchwright.workload.store import (
-    ImageStore,
-    Progress,
-    StoreWriter,
-    cache_folder,
-    free_bytes,
-    open_part,
-    shape_of,
-)
+from batchwright.workload.image_store import ImageStore, shape_of
+from batchwright.workload.store import Progress, cache_folder, free_bytes, open_part
+from batchwright.workload.store_writer import StoreWriter
 
 WELL_BELOW = 0.8
 """Largest share of the top resolution that is read from a copy; above, images are resized."""

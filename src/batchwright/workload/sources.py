@@ -20,17 +20,9 @@ from batchwright.records import DataFacts, Job
 from batchwright.workload import cifar, image_folder
 from batchwright.workload.cifar import Arrays
 from batchwright.workload.image_files import ImageFiles, fits_the_disk
-from batchwright.workload.store import (
-    PARTS,
-    ImageStore,
-    Part,
-    Progress,
-    StoreWriter,
-    bytes_of,
-    is_stored,
-    open_index,
-    open_store,
-)
+from batchwright.workload.image_store import ImageStore
+from batchwright.workload.store import Progress, is_stored, open_index, open_store
+from batchwright.workload.store_writer import PARTS, Part, StoreWriter, bytes_of
 from batchwright.workload.task import import_object
 
 _FORMS = ("digits", "cifar10:PATH", "cifar100:PATH", "imagefolder:PATH", "package.module:function")

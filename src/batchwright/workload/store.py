@@ -12,7 +12,6 @@ It is written aside under a lock, synced and renamed, so that a store is either 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -20,146 +19,34 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
 from platformdirs import user_cache_path
-from pydantic import Field
 
 from batchwright.errors import FileError
-from batchwright.records import DataFacts, Record
+from batchwright.records import DataFacts
+from batchwright.workload.image_store import ImageStore, Origin
+from batchwright.workload.store_writer import (
+    CACHE_VARIABLE,
+    PARTS,
+    Header,
+    Part,
+    StoredFile,
+    StoreWriter,
+    clear_errors,
+    sync,
+)
 
-Part = Literal["train", "val"]
 Progress = Callable[[int, int, str], None]
 """Called as progress(done, total, what): images done, images in all, what is being done."""
 
 _Mapped = TypeVar("_Mapped")
 _Mapping = Callable[[Path, Part, "Header"], _Mapped]
-_Triple = tuple[float, float, float]
-PARTS: tuple[Part, Part] = ("train", "val")
-_CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the images of a store come from.
-
-    Attributes:
-        digest: SHA-256 of pixels and index: equal where the images and labels are.
-        facts: Of the data set.
-    """
-
-    digest: str
-    facts: DataFacts
-
-
-def shape_of(sizes: torch.Tensor) -> tuple[int, int] | None:
-    """Height and width in pixels if all of ``sizes`` (n, 2) agree, else `None`."""
-    if not bool((sizes == sizes[0]).all()):
-        return None
-    height, width = sizes[0].tolist()
-    return height, width
-
-
-class ImageStore:
-    """The images of one part (training or held-out) of a data set. Not to be written to.
-
-    All workers share the one copy in the page cache; a copy in each worker's own memory would gain
-    nothing. Gathering random CIFAR images takes 1.5 us an image from either; 10 us in the first
-    epoch if the file must come from the disk, which checking its digest has done already.
-
-    Args:
-        pixels: uint8, flat: image after image, each of height x width x 3 values.
-        labels: int64 (N,), class of each image.
-        sizes: int64 (N, 2), height and width of each image, in pixels.
-        origin: Where they come from; ``None`` for images in memory.
-
-    Attributes:
-        origin: As given.
-        labels: int64 (N,), on the CPU.
-        sizes: int64 (N, 2), height and width of each image, in pixels.
-        shape: Height and width in pixels if all images agree, else `None`.
-        images: uint8 (N, height, width, 3), a view of the pixels, if all images agree, else `None`.
-    """
-
-    def __init__(
-        self,
-        pixels: torch.Tensor,
-        labels: torch.Tensor,
-        sizes: torch.Tensor,
-        origin: Origin | None = None,
-    ) -> None:
-        self.labels = labels
-        self.sizes = sizes
-        self.origin = origin
-        self._pixels = pixels
-        ends = (sizes[:, 0] * sizes[:, 1] * 3).cumsum(0)
-        if len(labels) != len(sizes) or int(ends[-1]) != len(pixels):
-            raise ValueError(f"{len(pixels)} pixel values do not make {len(labels)} such images")
-        self._starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-        self.shape = shape_of(sizes)
-        self.images: torch.Tensor | None = None
-        if self.shape is not None:
-            self.images = pixels.view(len(labels), *self.shape, 3)
-
-    @classmethod
-    def from_images(cls, images: torch.Tensor, labels: torch.Tensor) -> ImageStore:
-        """A store over uint8 ``images`` (N, height, width, 3) that are in memory already."""
-        sizes = torch.tensor(images.shape[1:3]).expand(len(images), 2)
-        return cls(images.reshape(-1), labels, sizes)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def image(self, index: int) -> torch.Tensor:
-        """Image ``index`` as uint8 (height, width, 3), a view of the store."""
-        height, width = self.sizes[index].tolist()
-        start = int(self._starts[index])
-        return self._pixels[start : start + height * width * 3].view(height, width, 3)
-
-    def squares(
-        self, indices: torch.Tensor, tops: torch.Tensor, lefts: torch.Tensor, side: int
-    ) -> torch.Tensor:
-        """A square out of each of some images: uint8 (n, side, side, 3).
-
-        All rows of all squares are copied at once, as stretches of bytes: for 128 squares of 160
-        px, 6 ms instead of 20 ms image by image, and 0.6 ms instead of 5 ms at 88 px.
-
-        Args:
-            indices: Of the images, int64 (n,).
-            tops: First row in each image, int64 (n,).
-            lefts: First column, likewise.
-            side: In pixels; the squares lie inside their images.
-        """
-        row_bytes = self.sizes[indices, 1] * 3
-        firsts = self._starts[indices] + tops * row_bytes + lefts * 3
-        rows = firsts[:, None] + torch.arange(side) * row_bytes[:, None]
-        stretches = self._pixels.unfold(0, side * 3, 1)
-        return stretches.index_select(0, rows.view(-1)).view(len(indices), side, side, 3)
-
-
-class _File(Record):
-    """Size and digest by which a file of a store is checked."""
-
-    bytes: int = Field(ge=0)
-    sha256: str
-
-
-class Header(Record):
-    """What a store says of itself."""
-
-    format: Literal["batchwright-store/1"] = "batchwright-store/1"
-    facts: DataFacts
-    mean: tuple[float, float, float] = Field(description="Over training pixels in [0, 1].")
-    std: tuple[float, float, float] = Field(description="As `mean`; at least one grey level.")
-    files: dict[str, _File]
 
 
 def open_store(
@@ -249,7 +136,7 @@ def _key(recipe: Mapping[str, object]) -> str:
 
 def cache_folder() -> Path:
     """Where decoded images are kept: BATCHWRIGHT_CACHE, or the user's cache folder."""
-    chosen = os.environ.get(_CACHE_VARIABLE)
+    chosen = os.environ.get(CACHE_VARIABLE)
     return Path(chosen).expanduser() if chosen else user_cache_path("batchwright")
 
 
@@ -259,29 +146,15 @@ def free_bytes() -> int:
     Raises:
         FileError: There can be no cache.
     """
-    with _clear_errors(_stores_folder()):
+    with clear_errors(_stores_folder()):
         return shutil.disk_usage(_stores_folder()).free
 
 
 def _stores_folder() -> Path:
     folder = cache_folder() / "stores"
-    with _clear_errors(folder):
+    with clear_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
-
-
-@contextmanager
-def _clear_errors(folder: Path) -> Iterator[None]:
-    """Turn an error of the file system into one line that names the cache and the way out."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "is full" if full else "cannot be used"
-        raise FileError(
-            f"the image cache {what}: {folder}: {error.strerror or error}; "
-            f"set {_CACHE_VARIABLE} to a folder that you can write, with enough room"
-        ) from error
 
 
 @contextmanager
@@ -291,10 +164,10 @@ def _lock(folder: Path, progress: Progress | None) -> Iterator[None]:
     The lock file stays: removing it would let two processes lock two files of the same name. The
     kernel frees the lock of a process that dies.
     """
-    with _clear_errors(folder.parent):
+    with clear_errors(folder.parent):
         lock = folder.with_suffix(".lock").open("w")
     with lock:
-        with _clear_errors(folder.parent):  # some network file systems cannot lock
+        with clear_errors(folder.parent):  # some network file systems cannot lock
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -316,7 +189,7 @@ def _read(
     tell: bool = False,
 ) -> tuple[dict[Part, _Mapped], Header] | None:
     """The store in ``folder``, or `None` if there is none or it is damaged."""
-    with _clear_errors(folder.parent):
+    with clear_errors(folder.parent):
         if not folder.exists():
             return None
     try:
@@ -332,7 +205,7 @@ def _read(
     return found, header
 
 
-def _check(path: Path, file: _File, *, verify: bool) -> None:
+def _check(path: Path, file: StoredFile, *, verify: bool) -> None:
     size = path.stat().st_size
     if size != file.bytes:
         raise ValueError(f"{path.name} has {size:,} bytes instead of {file.bytes:,}")
@@ -370,16 +243,16 @@ def _write(
     """Build the store aside, then put it in place; on any failure nothing is left of it."""
     aside = folder.with_suffix(".part")
     try:
-        with _clear_errors(folder.parent):
+        with clear_errors(folder.parent):
             shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
             aside.mkdir(mode=0o700)
         with StoreWriter(aside, parts) as writer:
             writer.finish(build(writer))
-        with _clear_errors(folder.parent):
+        with clear_errors(folder.parent):
             if folder.exists():
                 shutil.rmtree(folder)
             aside.rename(folder)
-            _sync(folder.parent)
+            sync(folder.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -387,132 +260,3 @@ def _write(
     if found is None:
         raise FileError(f"the image cache changes what is written to it: {folder}")
     return found
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def bytes_of(values: npt.NDArray[np.generic]) -> memoryview:
-    """The bytes of an array in row-major order, copied only if it is laid out otherwise."""
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-
-
-class _HashedFile:
-    """A file that knows the digest of what was written to it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._stream: IO[bytes] = path.open("wb")
-        self._digest = hashlib.sha256()
-        self._bytes = 0
-
-    def write(self, values: npt.NDArray[np.generic]) -> None:
-        data = bytes_of(values)
-        self._stream.write(data)
-        self._digest.update(data)
-        self._bytes += len(data)
-
-    def finish(self) -> _File:
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self._stream.close()
-        return _File(bytes=self._bytes, sha256=self._digest.hexdigest())
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-class StoreWriter:
-    """Takes the decoded images of a data set, part by part, in the order they will have."""
-
-    def __init__(self, folder: Path, parts: Sequence[Part] = PARTS) -> None:
-        self._folder = folder
-        with _clear_errors(folder.parent):
-            self._pixels = {part: _HashedFile(folder / f"{part}.pixels") for part in parts}
-        self._index: dict[Part, list[npt.NDArray[np.int64]]] = {part: [] for part in parts}
-        # Times each grey level occurs in the red, green and blue of the training images.
-        self._histogram = np.zeros((3, 256), np.int64)
-
-    def __enter__(self) -> StoreWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._pixels.values():
-            with suppress(OSError):  # still open after a failure, which has been told already
-                file.close()
-
-    def add(
-        self, part: Part, pixels: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer]
-    ) -> None:
-        """Append images of one size.
-
-        Args:
-            part: Where they belong.
-            pixels: uint8 (n, height, width, 3), RGB.
-            labels: int (n,), their classes.
-        """
-        count, height, width, _ = pixels.shape
-        rows = np.empty((count, 3), "<i8")
-        rows[:, 0], rows[:, 1], rows[:, 2] = labels, height, width
-        self._index[part].append(rows)
-        if part == "train":
-            self._histogram += _histogram(pixels)
-        with _clear_errors(self._folder.parent):
-            self._pixels[part].write(pixels)
-
-    def add_file(self, part: Part, label: int, height: int, width: int) -> None:
-        """Append an image that stays in its file: its class, and its size as its header says."""
-        self._index[part].append(np.array([[label, height, width]], "<i8"))
-
-    def look(self, pixels: npt.NDArray[np.uint8]) -> None:
-        """Count some training pixels, (n, height, width, 3), for their mean and deviation."""
-        self._histogram += _histogram(pixels)
-
-    def labels(self, part: Part) -> npt.NDArray[np.int64]:
-        """Classes of the images added to ``part`` so far: int64 (n,)."""
-        return np.concatenate([rows[:, 0] for rows in self._index[part]] or [np.empty(0, np.int64)])
-
-    def finish(self, facts: DataFacts) -> None:
-        """Write the index and, last, the header; sync all."""
-        mean, std = _mean_and_std(self._histogram)
-        with _clear_errors(self._folder.parent):
-            files = {file.path.name: file.finish() for file in self._pixels.values()}
-            for part in self._index:
-                index = _HashedFile(self._folder / f"{part}.index")
-                index.write(np.concatenate(self._index[part]))
-                files[index.path.name] = index.finish()
-            header = Header(facts=facts, mean=mean, std=std, files=files)
-            with (self._folder / "header.json").open("w") as stream:
-                stream.write(header.model_dump_json(indent=1))
-                stream.flush()
-                os.fsync(stream.fileno())
-            _sync(self._folder)
-
-
-def _histogram(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Times each grey level occurs in each channel: int64 (3, 256). Pillow counts fastest."""
-    rows = np.ascontiguousarray(pixels).reshape(-1, pixels.shape[2], 3)
-    return np.array(Image.fromarray(rows).histogram(), np.int64).reshape(3, 256)
-
-
-def _mean_and_std(histogram: npt.NDArray[np.int64]) -> tuple[_Triple, _Triple]:
-    """Mean and standard deviation of each channel, for pixels scaled to [0, 1].
-
-    Summed in whole numbers, so the order of the images does not show. The deviation is at least
-    one grey level: a channel that never changes can still be divided by it.
-    """
-    level = np.arange(256)
-    count = histogram.sum(1)
-    mean = histogram @ level / count
-    variance = np.maximum(histogram @ level**2 / count - mean**2, 1.0)
-    return _triple(mean / 255), _triple(np.sqrt(variance) / 255)
-
-
-def _triple(values: npt.NDArray[np.float64]) -> _Triple:
-    red, green, blue = values.tolist()
-    return red, green, blue

@@ -1,0 +1,191 @@
+"""A plan's learning rate laid out over the whole training, for tables, figures and the first lines.
+
+batchwright schedule PLAN.json --figure rate.png
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import ceil, isclose
+
+from batchwright.planning.batch_size import steps_per_epoch
+from batchwright.planning.inputs import least_local
+from batchwright.planning.learning_rate import drops, rate_factor, scaled_rate
+from batchwright.records import Plan, RateSchedule, SchedulePoint, ScheduleRow
+
+POINTS = 240
+"""Of a schedule, or a few more: where something happens there are points, too."""
+
+_BEFORE = 1e-9  # of the epochs: just before something happens
+_TOLD = ("learning rate", "warm-up", "decay", "global batch", "stages", "preset")  # reasons kept
+
+
+def rate_schedule(plan: Plan) -> RateSchedule:
+    """The rate of a plan against epochs.
+
+    The points are those of a smooth curve: a step's own rate is that of the samples seen before it.
+
+    Args:
+        plan: Any.
+    """
+    rule = plan.learning_rate
+    rows = _rows(plan)
+    until = min(rule.warmup_epochs, float(plan.epochs))
+    return RateSchedule(
+        name=f"{plan.network.name} on {plan.data.name}",
+        rule=rule,
+        scaled_to=_scaled_to(plan),
+        served=plan.server is not None,
+        ags=plan.ags,
+        epochs=plan.epochs,
+        samples_per_epoch=plan.data.train_samples,
+        warmup_steps=_steps_before(rows, until, plan.data.train_samples),
+        rows=rows,
+        points=_points(plan, rows),
+        reasons=tuple(one for one in plan.reasons if one.choice in _TOLD),
+        doubts=_doubts(plan),
+    )
+
+
+def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
+    ends = list(accumulate(stage.epochs for stage in plan.stages))
+    base, least = plan.learning_rate.base_batch, least_local(plan.network)
+    found = []
+    for stage, end in zip(plan.stages, ends, strict=True):
+        batch, steps = stage.global_batch_size, None
+        if plan.server is None:
+            samples = plan.data.train_samples
+            steps = max(1, steps_per_epoch(samples, batch, least * stage.workers)[0])
+        gains = plan.learning_rate.scaling == "gain" and plan.server is None
+        found.append(
+            ScheduleRow(
+                start=end - stage.epochs,
+                end=end,
+                rate_stage=stage.rate_stage,
+                resolution=stage.resolution,
+                local_batch_sizes=stage.local_batch_sizes,
+                micro_batch_size=stage.micro_batch_size,
+                steps_per_epoch=steps,
+                most_gain=max(1.0, batch / base) if gains else 1.0,
+            )
+        )
+    return tuple(found)
+
+
+def _scaled_to(plan: Plan) -> int | None:
+    """The samples of the step that the peak is for: those at the highest resolution."""
+    rule, batch = plan.learning_rate, _top_batch(plan)
+    meant = scaled_rate(rule.base, rule.base_batch, batch, rule.scaling)
+    return batch if isclose(meant, rule.peak, rel_tol=1e-3) else None
+
+
+def _top_batch(plan: Plan) -> int:
+    """Samples of a step at the highest resolution, of a large-batch worker under a server."""
+    top = max(plan.stages, key=lambda stage: stage.resolution)
+    return top.global_batch_size if plan.server is None else max(top.local_batch_sizes)
+
+
+def _steps_before(rows: Sequence[ScheduleRow], epoch: float, samples: int) -> int | None:
+    """Updates that begin before so many epochs have been seen."""
+    steps = 0
+    for row in rows:
+        if row.steps_per_epoch is None:
+            return None
+        if epoch <= row.start:
+            break
+        whole, part = divmod(min(epoch, row.end) - row.start, 1)
+        # A whole number of steps may come out a little above it.
+        begun = ceil(part * samples / row.global_batch_size - 1e-6)
+        steps += int(whole) * row.steps_per_epoch + min(begun, row.steps_per_epoch)
+    return steps
+
+
+def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...]:
+    happens, samples = _happens(plan, rows), plan.data.train_samples
+    found: list[SchedulePoint] = []
+    for start, end in pairwise(sorted(happens)):
+        row = next(index for index, one in enumerate(rows) if one.start <= start < one.end)
+        first = _point(plan, rows, row, start, happens[start])
+        if found and _same(found[-1], first):
+            found.pop()  # nothing falls at once
+        found.append(first)
+        count = ceil(POINTS * (end - start) / plan.epochs)
+        between = (start + (end - start) * n / count for n in range(1, count))
+        found += [_point(plan, rows, row, epoch) for epoch in between]
+        last = end if end == plan.epochs else end - _BEFORE * plan.epochs
+        step = _steps_before(rows, end, samples)
+        place = {"epoch": end, "samples": round(end * samples), "step": step}
+        found.append(_point(plan, rows, row, last).model_copy(update=place))
+    found[-1] = found[-1].model_copy(update={"what": happens[float(plan.epochs)]})
+    return tuple(found)
+
+
+def _same(before: SchedulePoint, after: SchedulePoint) -> bool:
+    return isclose(before.learning_rate, after.learning_rate, rel_tol=1e-6)
+
+
+def _happens(plan: Plan, rows: Sequence[ScheduleRow]) -> dict[float, str]:
+    """What happens after how many epochs."""
+    rule, last = plan.learning_rate, float(plan.epochs)
+    found: dict[float, list[str]] = {0.0: ["start"]}
+    for before, row in pairwise(rows):
+        words = found.setdefault(float(row.start), [])
+        if row.rate_stage != before.rate_stage:
+            words.append(f"stage {row.rate_stage + 1}")
+        if row.resolution != before.resolution:
+            words.append(f"{row.resolution} px")
+        if not words:
+            words.append("another batch")
+    if 0 < rule.warmup_epochs <= last:
+        top = "peak" if rule.decay == "one-cycle" else "end of warm-up"
+        found.setdefault(rule.warmup_epochs, []).append(top)
+    for place in drops(rule, plan.epochs):
+        if place >= rule.warmup_epochs:  # those before have passed unseen when the warm-up ends
+            found.setdefault(place, []).append("a tenth")
+    found.setdefault(last, []).append("end")
+    return {epoch: ", ".join(words) for epoch, words in found.items()}
+
+
+def _point(
+    plan: Plan, rows: Sequence[ScheduleRow], row: int, epoch: float, what: str = ""
+) -> SchedulePoint:
+    samples = plan.data.train_samples
+    factor = rate_factor(
+        epoch * samples, rule=plan.learning_rate, samples_per_epoch=samples, epochs=plan.epochs
+    )
+    return SchedulePoint(
+        epoch=epoch,
+        samples=round(epoch * samples),
+        step=_steps_before(rows, epoch, samples),
+        learning_rate=plan.stages[row].learning_rate * factor,
+        row=row,
+        what=what,
+    )
+
+
+def _doubts(plan: Plan) -> tuple[str, ...]:
+    """What was asked for and may not be meant; a plan's own choice has its reason instead."""
+    rule, job, served = plan.learning_rate, plan.job, plan.server is not None
+    asked = job.global_batch != "auto" or (served and job.dual.large_batches != "auto")
+    batch = _top_batch(plan)
+    found = []
+    if asked and batch < rule.base_batch and rule.scaling in ("linear", "sqrt"):
+        what = f"a local batch of {batch}" if served else f"global_batch={batch}"
+        found.append(
+            f"{what} is below base_batch={rule.base_batch}: the rate is scaled down from "
+            f"{rule.base:g} to {rule.peak:.3g}; give base_batch= the batch that "
+            f"learning_rate={rule.base:g} was found with"
+        )
+    if rule.warmup_epochs > plan.epochs:  # a plan written by hand
+        found.append(
+            f"the warm-up of {rule.warmup_epochs:g} epochs does not end within the plan's "
+            f"{plan.epochs}: the rate stays below {rule.peak:.3g}"
+        )
+    largest = max(stage.global_batch_size for stage in plan.stages)
+    if rule.scaling == "gain" and largest <= rule.base_batch:
+        found.append(
+            f"scaling=gain has nothing to gain: the global batch {largest} is not above "
+            f"base_batch={rule.base_batch}"
+        )
+    return tuple(found)

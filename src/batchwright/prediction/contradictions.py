@@ -1,0 +1,88 @@
+"""Measured step times that cannot both be right, and what is believed of them.
+
+A larger batch cannot take far less time than a smaller one. On a busy machine a few visits to a
+point can fall into one slow stretch, and then it seems to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import hypot, log, sqrt
+
+from batchwright.prediction.drift import point_error, point_seconds, pooled_drift
+from batchwright.records import StepTime
+
+Key = tuple[int, int, int]
+"""Of a measured point: workers, resolution in pixels, local batch in samples."""
+
+_LEAST_RATIO = 2.0  # a larger batch may not take less than this part of a smaller one's time
+_LEAST_ERRORS = 4.0  # nor is it said of what scatter explains
+
+
+def contradictions(
+    points: Sequence[StepTime], drift: float | None = None
+) -> list[tuple[StepTime, StepTime]]:
+    """Pairs of a batch and the next larger one measured, which takes far less time.
+
+    Args:
+        points: Measured steps, in any order.
+        drift: Relative standard deviation of a visit; unset: as the points show it.
+    """
+    if drift is None:
+        drift, _ = pooled_drift(points)
+    return list(_contradictions(points, drift))
+
+
+def point_errors(
+    points: Sequence[StepTime], drift: float, doubtful: Sequence[tuple[StepTime, StepTime]]
+) -> dict[Key, float]:
+    """Relative standard error of each point's time.
+
+    Which of two that contradict each other is wrong cannot be told from them, so both get errors
+    that make their difference one standard error: the points around them decide, the intervals
+    are wide, and a disturbed probe still gives a plan.
+
+    Args:
+        points: Measured steps, each point once.
+        drift: Relative standard deviation of a visit.
+        doubtful: What `contradictions` says of them.
+    """
+    errors = {key_of(point): point_error(point, drift) for point in points}
+    for small, large in doubtful:
+        apart = log(point_seconds(small) / point_seconds(large)) / sqrt(2)
+        for point in (small, large):
+            errors[key_of(point)] = max(errors[key_of(point)], apart)
+    return errors
+
+
+def grouped(points: Sequence[StepTime]) -> dict[tuple[int, int], list[StepTime]]:
+    """Points by workers and resolution, each by batch."""
+    groups: dict[tuple[int, int], list[StepTime]] = {}
+    for point in sorted(points, key=key_of):
+        groups.setdefault((point.workers, point.resolution), []).append(point)
+    return groups
+
+
+def key_of(point: StepTime) -> Key:
+    """What tells a point from others."""
+    return point.workers, point.resolution, point.local_batch_size
+
+
+def place_of(point: StepTime) -> str:
+    """A point in words."""
+    return (
+        f"local batch {point.local_batch_size} at resolution {point.resolution} with "
+        f"{point.workers} worker(s)"
+    )
+
+
+def _contradictions(
+    points: Sequence[StepTime], drift: float
+) -> Iterator[tuple[StepTime, StepTime]]:
+    for group in grouped(points).values():
+        for small, large in pairwise(group):
+            drop = log(point_seconds(small) / point_seconds(large))
+            error = hypot(point_error(small, drift), point_error(large, drift))
+            if drop > max(log(_LEAST_RATIO), _LEAST_ERRORS * error):
+                yield small, large

@@ -1,0 +1,28 @@
+"""A worker's clock that goes by what a test says, so that speeds are not the machine's."""
+
+from __future__ import annotations
+
+import time
+
+from batchwright.training.clock import StepClock
+
+
+class PacedClock(StepClock):
+    """Books as computing what is slept; takes the place of a run's own clock.
+
+    Waiting and exchanging are measured: the other workers really are late.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._slept = 0.0
+
+    def sleep(self, seconds):
+        """The step in progress takes so long."""
+        time.sleep(seconds)
+        self._slept += seconds
+
+    def lap(self, meter, part):
+        if part != "communication":
+            self._mark, self._slept = time.perf_counter() - self._slept, 0.0
+        return super().lap(meter, part)
