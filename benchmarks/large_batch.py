@@ -1,12 +1,13 @@
 """What a large batch costs in accuracy at equal epochs, and what wins it back.
 
-Four tasks, each with a small batch and one 15 or 16 times as large, float32, one worker in one
-process on one core; a large batch goes through the network in 8 equal parts in every arm, so batch
-normalization sees an eighth of it, and norms of 8 partial gradients are at hand:
+Four tasks, each with a small batch and one 15 or 16 times as large, one worker in one process on
+one core, bfloat16 where the processor computes in it (digits in float32); a large batch goes
+through the network in 8 equal parts in every arm, so batch normalization sees an eighth of it, and
+norms of 8 partial gradients are at hand:
 
     digits              resnet8,  8 px, all  1,437 images,  5 epochs, batch 479 against 32
-    cifar-resnet8       resnet8, 32 px,     12,288 images,  8 epochs, batch 1,024 against 64
-    cifar-vgg8          vgg8,    32 px,     12,288 images,  8 epochs, batch 1,024 against 64
+    cifar-resnet8       resnet8, 32 px,     20,480 images,  8 epochs, batch 1,024 against 64
+    cifar-vgg8          vgg8,    32 px,     20,480 images,  8 epochs, batch 1,024 against 64
     imagenette-resnet8  resnet8, 64 px,      2,560 images, 10 epochs, batch 512 against 32
 
 The CIFAR tasks are CIFAR-100's 100 classes; imagenette2-160 is ten classes of ImageNet. Training

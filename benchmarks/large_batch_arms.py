@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import resolve
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan
+from batchwright.workload.host import computes_in_bfloat16
 from batchwright.workload.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.kept_runs import TRAIN, Wanted
@@ -51,8 +54,8 @@ class Task:
 
 TASKS = {
     "digits": Task("digits", "resnet8", 8, 1437, 5, small=32, large=479, rate=0.1),
-    "cifar-resnet8": Task("cifar100", "resnet8", 32, 12_288, 8, small=64, large=1024, rate=0.05),
-    "cifar-vgg8": Task("cifar100", "vgg8", 32, 12_288, 8, small=64, large=1024, rate=0.05),
+    "cifar-resnet8": Task("cifar100", "resnet8", 32, 20_480, 8, small=64, large=1024, rate=0.05),
+    "cifar-vgg8": Task("cifar100", "vgg8", 32, 20_480, 8, small=64, large=1024, rate=0.05),
     "imagenette-resnet8": Task(
         "imagenette", "resnet8", 64, 2560, 10, small=32, large=512, rate=0.05
     ),
@@ -176,7 +179,7 @@ def open_task(task: Task, data: Path | None, folder: Path) -> Opened:
 
 
 def plan_of(task: Task, arm: Arm, seed: int, opened: Opened) -> Plan:
-    """The plan of an arm: one worker, in float32, evaluated after the last epoch only.
+    """The plan of an arm: one worker, evaluated after the last epoch only.
 
     Args:
         task: What is trained.
@@ -188,7 +191,7 @@ def plan_of(task: Task, arm: Arm, seed: int, opened: Opened) -> Plan:
         {
             "data": opened.data,
             "network": task.network,
-            "precision": "float32",
+            "precision": precision_of(task),
             "device": "cpu",
             "launch": "in-process",
             "workers": 1,
@@ -201,6 +204,12 @@ def plan_of(task: Task, arm: Arm, seed: int, opened: Opened) -> Plan:
     )
     plan = plan_without_profile(resolve(job, opened.facts), opened.facts, opened.network)
     return plan if arm.rate_factor == 1 else with_rates(plan, arm.rate_factor)
+
+
+def precision_of(task: Task) -> Literal["float32", "bfloat16"]:
+    """Bfloat16 where the processor computes in it; a step of digits is mostly overhead anyway."""
+    quick = task.data != "digits" and computes_in_bfloat16(torch.device("cpu"))
+    return "bfloat16" if quick else "float32"
 
 
 def with_rates(plan: Plan, factor: float) -> Plan:
