@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -123,6 +124,7 @@ class KeptRuns:
     def _carry_out(self, todo: Iterator[Wanted]) -> None:
         cores = sorted(os.sched_getaffinity(0))[:AT_A_TIME]
         busy: dict[int, tuple[subprocess.Popen[bytes], Wanted]] = {}
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
         try:
             while True:
                 for core in cores:
