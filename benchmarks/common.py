@@ -198,11 +198,26 @@ def difference_figure(
     interval: it is a check, without a goal.
     """
     differences = [a - b for a, b in zip(values, reference, strict=True)]
-    mean, count = fmean(differences), len(differences)
-    if count == 1:
-        return Figure(name, mean, unit, mean, mean, 1)
-    half = float(student.ppf(0.975, count - 1)) * stdev(differences) / math.sqrt(count)
-    return Figure(name, mean, unit, mean - half, mean + half, count, -margin, mean - half > -margin)
+    figure = interval_figure(name, differences, unit)
+    if len(differences) == 1:
+        return figure
+    return replace(figure, goal=-margin, met=figure.low > -margin)
+
+
+def interval_figure(
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Figure:
+    """Mean, and Student's 95 % interval as spread, none for one value; the goal is on the mean."""
+    mean, count, half = fmean(values), len(values), 0.0
+    if count > 1:
+        half = float(student.ppf(0.975, count - 1)) * stdev(values) / math.sqrt(count)
+    goal, met = _held(mean, at_least, at_most)
+    return Figure(name, mean, unit, mean - half, mean + half, count, goal, met)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -309,7 +324,7 @@ def make_report(
 
 def environment(seeds: Iterable[int]) -> dict[str, Any]:
     """Where the run took place: enough to repeat it, nothing that names the machine or its user."""
-    packages = ("torch", "numpy", "lightning", "accelerate")
+    packages = ("torch", "numpy", "lightning", "accelerate", "pytorch-optimizer")
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

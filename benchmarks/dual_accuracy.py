@@ -44,26 +44,18 @@ with seed 0 again as a check. Without the CIFAR-100 folder nothing is measured.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from batchwright.documents import read_record, write_record
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import resolve
-from batchwright.records import DataFacts, Job, NetworkFacts, Plan, RunSummary
+from batchwright.records import DataFacts, Job, NetworkFacts, Plan
 from batchwright.workload.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.common import (
-    ROOT,
     Arguments,
     Figure,
     difference_figure,
@@ -72,6 +64,7 @@ from benchmarks.common import (
     run_benchmark,
     say,
 )
+from benchmarks.kept_runs import KeptRuns, Run, Wanted
 
 NETWORK, WORKERS, EPOCHS, SEEDS = "resnet8", 4, 12, tuple(range(5))
 LARGE_BATCH = 500
@@ -79,8 +72,6 @@ SAMPLE_SECONDS, STEP_SECONDS = 0.00056607, 0.014041204  # the paper's a and b
 SIDE, SIDES = 32, (24, 32)
 EXTRA_TIMES = {"k105": 1.05, "k110": 1.1}
 CHECKED = ("large", "k105-3")
-AT_A_TIME = 2
-POLL_SECONDS = 0.5
 
 Keys = Mapping[str, Any]  # of a job
 
@@ -162,23 +153,8 @@ def plan_of(keys: Keys, seed: int, data: Path, facts: DataFacts, network: Networ
 # ------------------------------------------------------------------------------------------- runs
 
 
-@dataclass(frozen=True)
-class Run:
-    """One finished run.
-
-    Attributes:
-        accuracy: Held out, after the last epoch, in percent.
-        seconds: Simulated, of training.
-        batches: Local batches in the last row.
-    """
-
-    accuracy: float
-    seconds: float
-    batches: tuple[int, ...]
-
-
 class Runner:
-    """Makes runs, two at a time, each on a core of its own, and keeps what came of them.
+    """Makes the runs of arms.
 
     Args:
         data: Holds ``cifar-100-python/``.
@@ -187,106 +163,22 @@ class Runner:
     """
 
     def __init__(self, data: Path, keep: Path, folder: Path) -> None:
-        self._data, self._keep, self._folder = data, keep, folder
-        keep.mkdir(parents=True, exist_ok=True)
-        job = Job(data=f"cifar100:{data}")
-        self._facts = open_data(job).facts
+        self._data, self._runs = data, KeptRuns(keep, folder)
+        self._facts = open_data(Job(data=f"cifar100:{data}")).facts
         network = build_network(NETWORK, classes=len(self._facts.classes), side=SIDE)
         self._network = network_facts(NETWORK, network, SIDE)
 
     def run(self, arms: Mapping[str, Keys], seeds: Iterable[int]) -> dict[str, list[Run]]:
         """By arm, a run for each seed; what is kept is not run again."""
-        seeds = list(seeds)
         wanted = [
-            (name, seed, plan_of(keys, seed, self._data, self._facts, self._network))
+            Wanted(name, seed, plan_of(keys, seed, self._data, self._facts, self._network))
             for seed in seeds
             for name, keys in arms.items()
         ]
-        todo = [one for one in wanted if self._kept(*one) is None]
-        self._carry_out(iter(todo))
         found: dict[str, list[Run]] = {name: [] for name in arms}
-        for one in wanted:
-            kept = self._kept(*one)
-            assert kept is not None  # it has just been made
-            found[one[0]].append(kept)
+        for one, run in zip(wanted, self._runs.make(wanted), strict=True):
+            found[one.name].append(run)
         return found
-
-    def _carry_out(self, todo: Iterator[tuple[str, int, Plan]]) -> None:
-        cores = sorted(os.sched_getaffinity(0))[:AT_A_TIME]
-        busy: dict[int, tuple[subprocess.Popen[bytes], str, int, Plan]] = {}
-        try:
-            while True:
-                for core in cores:
-                    if core not in busy and (one := next(todo, None)) is not None:
-                        busy[core] = (self._started(core, *one), *one)
-                if not busy:
-                    return
-                time.sleep(POLL_SECONDS)
-                for core, (process, name, seed, plan) in list(busy.items()):
-                    if process.poll() is not None:
-                        del busy[core]
-                        self._finish(process.returncode, name, seed, plan)
-        finally:
-            for process, *_ in busy.values():
-                process.terminate()
-                process.wait()
-
-    def _started(self, core: int, name: str, seed: int, plan: Plan) -> subprocess.Popen[bytes]:
-        write_record(plan, self._folder / f"{name}-{seed}.json")
-        words = ["train", str(self._folder / f"{name}-{seed}.json"), "--out", self._run(name, seed)]
-        with (self._folder / f"{name}-{seed}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "batchwright.cli", *map(str, words)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-            )
-        os.sched_setaffinity(process.pid, {core})  # before it has any threads
-        return process
-
-    def _finish(self, code: int, name: str, seed: int, plan: Plan) -> None:
-        if code:
-            log = (self._folder / f"{name}-{seed}.log").read_text(errors="replace")
-            raise SystemExit(f"{name}, seed {seed}, ended with exit code {code}:\n{log[-2000:]}")
-        summary = read_record(self._run(name, seed) / "summary.json", RunSummary)
-        assert summary.test_accuracy is not None
-        run = Run(
-            accuracy=100 * summary.test_accuracy,
-            seconds=sum(epoch.training_seconds for epoch in summary.epochs),
-            batches=plan.stages[-1].local_batch_sizes,
-        )
-        values = {"plan": digest(plan), **run.__dict__}
-        aside = self._keep / f".{name}-{seed}.writing"
-        aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-        aside.replace(self._file(name, seed))
-        say(f"{name}, seed {seed}: {run.accuracy:.2f} % in {run.seconds:.0f} simulated s")
-
-    def _kept(self, name: str, seed: int, plan: Plan) -> Run | None:
-        """The run if it is kept and was made by this very plan."""
-        try:
-            values = json.loads(self._file(name, seed).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        if values.pop("plan") != digest(plan):
-            return None
-        return Run(**{**values, "batches": tuple(values["batches"])})
-
-    def _file(self, name: str, seed: int) -> Path:
-        return self._keep / f"{name}-{seed}.json"
-
-    def _run(self, name: str, seed: int) -> Path:
-        return self._folder / f"run-{name}-{seed}"
-
-
-def digest(plan: Plan) -> str:
-    """Names what a plan does, wherever its data are: SHA-256, in hex.
-
-    What is as it is by default does not enter, so runs stay kept when jobs and plans gain a field.
-    """
-    job = plan.job.model_copy(update={"data": plan.data.name})
-    told = plan.model_copy(update={"job": job, "reasons": ()})
-    return hashlib.sha256(told.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------- figures

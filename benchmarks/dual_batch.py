@@ -34,8 +34,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -51,6 +49,7 @@ from benchmarks.common import Arguments, Figure, median_figure, quartiles, run_b
 from benchmarks.pinned import RESNET8
 from benchmarks.pushes import pushes_per_second
 from benchmarks.served_arms import ENDLESS, served_rounds
+from benchmarks.smaller import smaller_cifar100
 from benchmarks.turns import LIMIT_SECONDS, Arm, started
 
 LARGE_BATCH, WORKERS = 500, 2
@@ -121,7 +120,7 @@ class Round:
 
 def _round_figures(data: Path, folder: Path, *, full: bool) -> Found:
     turns = COLD_TURNS + TURNS[full] + 1  # the last exchange is never told of
-    write_subset(data / "cifar-100-python", folder / "cifar-100-python")
+    smaller_cifar100(data, IMAGES, folder, held_out=HELD_OUT)
     say("probing")
     profile = verbs.probe(_job(folder))
     settled = _settled(profile, folder)
@@ -158,16 +157,6 @@ def _round_figures(data: Path, folder: Path, *, full: bool) -> Found:
         "rounds": [{name: asdict(one) for name, one in turn.items()} for turn in rounds],
     }
     return round_figures(rounds), measurements
-
-
-def write_subset(whole: Path, folder: Path) -> None:
-    """Write CIFAR-100 files with the first images of those in ``whole``."""
-    folder.mkdir(parents=True)
-    shutil.copy(whole / "meta", folder)
-    for name, count in (("train", IMAGES), ("test", HELD_OUT)):
-        values = pickle.loads((whole / name).read_bytes(), encoding="bytes")  # noqa: S301 - the user's own
-        some = {key: value[:count] for key, value in values.items() if key != b"batch_label"}
-        (folder / name).write_bytes(pickle.dumps(some))
 
 
 def round_figures(turns: Sequence[Mapping[str, Round]]) -> list[Figure]:

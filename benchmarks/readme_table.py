@@ -98,6 +98,23 @@ MEANINGS = {
         "dual_over_uniform_points": "the same less one smaller batch for all, in the same time",
         "hybrid_accuracy_gain": "accuracy of `hybrid` less that of large batches at 32 px",
     },
+    "large_batch": {
+        "ags_over_plain_points": "test accuracy with adaptive gradient scaling less plain training "
+        "with the large batch",
+        "ags_least_over_plain_points": "the same on the task where it gains least",
+        "ags_over_best_untuned_points": "the same less the best other way without tuning: linear "
+        "or sqrt scaling, warm-up, LARS, LAMB, AdaScale",
+        "gap_closed": "share of the gap to small-batch training that it closes",
+        "picked_gap_closed": "the same for what the plan picks by itself",
+        "picked_rate_spread_points": "what a factor of 3 in its base rate changes",
+        "picked_under_best_small_points": "small-batch training with the best optimizer less what "
+        "the plan picks",
+        "muon_over_plain_points": "`optimizer=muon` less plain",
+    },
+    "gradient_overhead": {
+        "noise_scale_overhead": "what measuring the gradient noise scale adds to a step",
+        "ags_overhead": "what adaptive gradient scaling adds to a step",
+    },
 }
 """What a figure is, for a reader of the README; figures without a line here are left out."""
 
@@ -114,6 +131,9 @@ REMARKS = {
     "data_path": "imagenette2-160, `resnet8`, one worker; JPEG files of 500 x 375 px",
     "dual_accuracy": "CIFAR-100, `resnet8`, 12 epochs, four workers of a virtual cluster with the "
     "published times of a step, five paired seeds",
+    "large_batch": "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), "
+    "batches 479 to 1,024 against 32 and 64, equal epochs, five paired seeds",
+    "gradient_overhead": "`resnet8` on one worker; arms took turns in one run",
 }
 
 

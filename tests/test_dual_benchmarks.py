@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import dual_accuracy, dual_batch
+from benchmarks import dual_accuracy
 from benchmarks.dual_accuracy import (
     SEEDS,
-    Run,
-    Runner,
     accuracy_figures,
     best_of,
-    digest,
     first_arms,
     later_arms,
     names_of_figures,
@@ -28,9 +21,8 @@ from benchmarks.dual_accuracy import (
     uniform_beside,
 )
 from benchmarks.dual_batch import Round, round_figures
+from benchmarks.kept_runs import Run
 
-from batchwright.records import Job
-from batchwright.workload.sources import open_data
 from samples import make_data, make_network
 
 # ----------------------------------------------------------------------------------------- rounds
@@ -56,26 +48,6 @@ def test_rounds_are_held_against_large_ones_of_the_same_turn() -> None:
     share = figures["server_share_of_round"]
     assert (share.repeats, share.met) == (12, False)
     assert share.high == pytest.approx(0.5 / 10.6, rel=0.1)
-
-
-def test_a_subset_of_cifar_is_its_first_images(tmp_path: Path, monkeypatch) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    numbers = np.arange(30 * 3072, dtype=np.int64).astype(np.uint8).reshape(30, 3072)
-    for name in ("train", "test"):
-        values = {b"data": numbers, b"fine_labels": [n % 100 for n in range(30)]}
-        (whole / name).write_bytes(pickle.dumps(values))
-    names = [f"class{n}".encode() for n in range(100)]
-    (whole / "meta").write_bytes(pickle.dumps({b"fine_label_names": names}))
-    monkeypatch.setattr(dual_batch, "IMAGES", 20)
-    monkeypatch.setattr(dual_batch, "HELD_OUT", 10)
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
-    dual_batch.write_subset(whole, tmp_path / "some")
-    data = open_data(Job(data=f"cifar100:{tmp_path / 'some'}"))
-    assert (len(data.train), len(data.val)) == (20, 10)
-    assert data.train.labels.tolist() == list(range(20))
-    red = data.train.image(3)[..., 0].flatten()
-    assert torch.equal(red, torch.from_numpy(numbers[3, :1024]))
 
 
 # --------------------------------------------------------------------------------------- accuracy
@@ -127,22 +99,3 @@ def test_gains_are_paired_and_only_a_clear_one_reaches_its_goal() -> None:
     assert (uniform.value, uniform.goal, uniform.met) == (pytest.approx(-2.0), None, None)
     assert figures["hybrid_accuracy_gain"].met is False
     assert figures["seconds_over_large_k105-3"].value == pytest.approx(1.05)
-
-
-def test_a_kept_run_counts_only_for_the_very_plan_that_made_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Runner, "__init__", lambda self: None)
-    runner = Runner()
-    runner._keep = tmp_path
-    data = make_data(name="cifar100", train_samples=50_000)
-    one, other = (
-        plan_of(first_arms()["k105-3"], seed, Path("here"), data, make_network()) for seed in (0, 1)
-    )
-    assert runner._kept("k105-3", 0, one) is None
-    run = {"accuracy": 33.0, "seconds": 1.0, "batches": [500, 205, 205, 205]}
-    (tmp_path / "k105-3-0.json").write_text(json.dumps({"plan": digest(one), **run}))
-    assert runner._kept("k105-3", 0, one) == Run(33.0, 1.0, (500, 205, 205, 205))
-    elsewhere = plan_of(first_arms()["k105-3"], 0, Path("there"), data, make_network())
-    assert runner._kept("k105-3", 0, elsewhere) is not None
-    assert runner._kept("k105-3", 0, other) is None
