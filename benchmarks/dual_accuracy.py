@@ -3,10 +3,10 @@
 CIFAR-100, `resnet8`, float32, four virtual workers and a parameter server; 12 epochs, so 12 rounds
 of each worker; local batch 500 (the paper's) of large-batch workers at every resolution; a step of
 x samples takes 0.00056607 x + 0.014041204 s (the paper's line, whose ratio makes its small batches:
-83 to 242), over the link that is assumed where a job states none. Everything else as a job has it
-by default: SGD, rate 0.1 at batch 128 and sqrt scaling to the local batch of 500, a tenth of the
-epochs warm-up, half a cosine; asynchronous (`asp`), rule `journal`, factor `ratio`. Accuracy is of
-the last epoch, over 10,000 held-out images; times are simulated. Seeds 0 to 4, paired: the same
+83 to 242), over the link that is assumed where a job states none. SGD, rate 0.1 at batch 128 and
+sqrt scaling to the local batch of 500, a tenth of the epochs warm-up, half a cosine; asynchronous
+(`asp`), rule `journal`, factor `ratio`, and the rest as a job has it by default. Accuracy is of the
+last epoch, over 10,000 held-out images; times are simulated. Seeds 0 to 4, paired: the same
 first weights and order of samples.
 
 The arms:
@@ -142,6 +142,11 @@ def plan_of(keys: Keys, seed: int, data: Path, facts: DataFacts, network: Networ
             "resolutions": (SIDE,),
             "epochs": EPOCHS,
             "evaluate_epochs": EPOCHS,
+            "learning_rate": 0.1,
+            "base_batch": 128,
+            "scaling": "sqrt",
+            "warmup_epochs": EPOCHS / 10,
+            "decay": "cosine",
             "seed": seed,
             "virtual": {"sample_seconds": SAMPLE_SECONDS, "step_seconds": STEP_SECONDS},
             **keys,
