@@ -71,7 +71,6 @@ class Bench:
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train, self._val = self._source(data, data.train), self._source(data, data.val)
-        self._first_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self.join(group)
@@ -192,8 +191,8 @@ class Bench:
         samples = len(batch[1])
         # Batches here may be tiny, and at the base batch's rate the weights would soon be infinite.
         share = min(1.0, samples * self.group.size / self.job.base_batch)
-        for parameters, first in zip(self.optimizer.param_groups, self._first_rates, strict=True):
-            parameters["lr"] = share * first
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = share * parameters.setdefault("initial_lr", parameters["lr"])
         return Tally(weight=samples, loss=float(loss.detach()) * samples)
 
     def _finish(self, own: Tally, share: float) -> float:
