@@ -1,11 +1,11 @@
 """Two batch sizes at once: what a round takes, whether all end it together, and what is lost.
 
 10,000 training images of CIFAR-100, evenly drawn, 32 px, `resnet8`, float32, SGD as the job's
-defaults have it, seed 0; one worker with local batch 500 and one with a small batch, real processes with one
-thread each on a core of their own, and the parameter server besides, under `asp` with shares that
-follow the measured speeds (the defaults). The job is probed once; then the plan for extra time
-k = 1.05, and that for 1.1, is made, its pair of batches measured side by side, and made again until
-the rounds agree. With them runs an arm with two large batches and the same server.
+defaults have it, seed 0; one worker with local batch 500 and one with a small batch, real processes
+with one thread each on a core of their own, and the parameter server besides, under `asp` with
+shares that follow the measured speeds (the defaults). The job is probed once; then the plan for
+extra time k = 1.05, and that for 1.1, is made, its pair of batches measured side by side, and made
+again until the rounds agree. With them runs an arm with two large batches and the same server.
 
 All three arms are alive in one run and take turns; a turn is one round of both workers of each arm,
 which begin it at the same moment, some ten seconds; the order is reversed from turn to turn. A
