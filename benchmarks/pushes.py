@@ -30,7 +30,7 @@ SAMPLES, ENDLESS = 50_000, 1_000_000
 LEAD_IN = 2
 TIMEOUT_SECONDS = 120.0
 
-TOLD = {"steps": 1, "loss": 1.0, "rate": 0.1, "compute": 0.01}
+TOLD = {"steps": 1, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1, "compute": 0.01}
 
 
 def pushes_per_second(workers: int, seconds: float) -> float:

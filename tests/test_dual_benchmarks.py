@@ -21,6 +21,7 @@ from benchmarks.dual_accuracy import (
     uniform_beside,
 )
 from benchmarks.dual_batch import Round, round_figures
+from benchmarks.pushes import pushes_per_second
 from benchmarks.kept_runs import Run
 
 from samples import make_data, make_network
@@ -48,6 +49,12 @@ def test_rounds_are_held_against_large_ones_of_the_same_turn() -> None:
     share = figures["server_share_of_round"]
     assert (share.repeats, share.met) == (12, False)
     assert share.high == pytest.approx(0.5 / 10.6, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_pushes_are_counted_while_two_processes_push_and_pull() -> None:
+    assert pushes_per_second(2, 0.2) > 0
 
 
 # --------------------------------------------------------------------------------------- accuracy
