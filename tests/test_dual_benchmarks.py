@@ -21,8 +21,8 @@ from benchmarks.dual_accuracy import (
     uniform_beside,
 )
 from benchmarks.dual_batch import Round, round_figures
-from benchmarks.pushes import pushes_per_second
 from benchmarks.kept_runs import Run
+from benchmarks.pushes import pushes_per_second
 
 from samples import make_data, make_network
 
