@@ -261,6 +261,8 @@ def test_the_readmes_commands_run_in_order(followed):
     assert next(iter(printed)) == "batchwright run"
     for name in ("digits", "cifar", "flowers", "b64", "piped", "uneven", "dual", "hybrid"):
         assert (folder / "runs" / name / "summary.json").exists()
+    for name in ("schedule.png", "runs/sweep/sweep.html", "runs/compared/comparison.html"):
+        assert (folder / name).exists()
     accuracy = json.loads((folder / "runs/digits/summary.json").read_text())["epochs"][-1]
     assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]
     assert "accuracy" in printed["batchwright run"]
