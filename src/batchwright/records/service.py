@@ -1,0 +1,215 @@
+"""What travels between the service, those who report to it, and its agents.
+
+    reporter --RunIntroduction, RecordBatch, RunEnd--> service --RecordsTaken, Advice--> reporter
+    submit   --JobSubmission--> service --Lease--> agent --JobProgress--> service --JobOrders--> agent
+
+Identifiers that a client chooses are UUIDs in lower-case hex with dashes; times are seconds of Unix
+time by the server's clock.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from batchwright.records.base import Count, Index, NonNegative, Positive, Record
+from batchwright.records.plan import Plan
+from batchwright.records.profile import Profile
+from batchwright.records.run import RunSummary
+
+MOST_RECORDS = 1000
+"""Records in one message."""
+
+Name = Annotated[
+    str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+Identifier = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
+]
+OneLine = Annotated[str, StringConstraints(max_length=2000)]
+Scope = Literal["read", "report", "submit", "admin"]
+RunState = Literal["running", "finished", "stopped", "failed", "silent"]
+RunOutcome = Literal["finished", "stopped", "failed"]
+JobState = Literal["queued", "probing", "planned", "training", "done", "failed", "cancelled"]
+
+
+# ------------------------------------------------------------------------------------------- runs
+
+
+class RunIntroduction(Record):
+    """A run tells that it is there; telling it again changes nothing."""
+
+    name: Name = Field(description="For people; need not be unique.")
+    plan: Plan = Field(description="The plan that is followed.")
+    profile: Profile | None = Field(None, description="What it was made from, if kept.")
+    follows_advice: bool = Field(
+        False, description="Whether it takes a new plan at the end of an epoch."
+    )
+    job: Identifier | None = Field(None, description="Job of the service that it carries out.")
+
+
+class RecordBatch(Record):
+    """Lines of a run's metrics.jsonl, in order and without a gap."""
+
+    first: Index = Field(description="Sequence number of the first: its line, zero-based.")
+    records: tuple[dict[str, Any], ...] = Field(
+        min_length=1, max_length=MOST_RECORDS, description="The lines."
+    )
+
+
+class RecordsTaken(Record):
+    """Everything before `next` is stored for good."""
+
+    next: Index = Field(description="Sequence number of the record that is wanted next.")
+    advice: Index = Field(0, description="Number of the newest advice; 0 if there is none.")
+
+
+class RunEnd(Record):
+    """How a run ended. It may be told again, and a run that was stopped may go on."""
+
+    outcome: RunOutcome = Field(description="`stopped` can be resumed.")
+    summary: RunSummary | None = Field(None, description="Of a finished run.")
+    error: OneLine | None = Field(None, description="The line that the user saw, if it failed.")
+
+
+class Advice(Record):
+    """A new plan for a run that missed its prediction."""
+
+    number: Count = Field(description="Counts the advice to this run, from 1.")
+    epoch: Index = Field(description="First epoch that the new plan is for, zero-based.")
+    reason: OneLine = Field(description="Measured against predicted, and what would change.")
+    plan: Plan = Field(description="Rows up to `epoch` are those that were followed.")
+    taken: Index | None = Field(None, description="Epoch from which it is followed, if it is.")
+
+
+class RunInfo(Record):
+    """A run, without its records."""
+
+    id: Identifier
+    name: str
+    state: RunState
+    created: NonNegative = Field(description="When it was introduced, Unix time in seconds.")
+    changed: NonNegative = Field(description="When it was last heard of, Unix time in seconds.")
+    records: Index = Field(description="How many are stored.")
+    epochs: Count = Field(description="Planned.")
+    epochs_done: Index = Field(description="Finished.")
+    top1: float | None = Field(description="Newest held-out accuracy, in [0, 1].")
+    method: str
+    workers: Count
+    global_batch_size: Count = Field(description="Of the newest epoch; else as planned.")
+    network: str
+    data: str
+    follows_advice: bool
+    demo: bool = Field(description="Whether it is the example that comes with the service.")
+    job: Identifier | None
+    error: str | None
+
+
+class RecordPage(Record):
+    """Some records of a run, evenly spaced where there are more than were asked for."""
+
+    kind: str = Field(description="Of all of them.")
+    total: Index = Field(description="Records of this kind that are stored.")
+    stride: Count = Field(description="Every so many of them is here; the newest always is.")
+    sequences: tuple[Index, ...] = Field(description="Their sequence numbers.")
+    records: tuple[dict[str, Any], ...]
+
+
+# ------------------------------------------------------------------------------------------- jobs
+
+
+class JobSubmission(Record):
+    """A job to be carried out by some agent."""
+
+    name: Name = Field(description="For people; need not be unique.")
+    job: dict[str, Any] = Field(description="Keys as in a job file, nested or with dots.")
+    auto: bool = Field(False, description="Train without waiting for the plan to be approved.")
+
+
+class JobInfo(Record):
+    """A job and where it stands."""
+
+    id: Identifier
+    name: str
+    state: JobState
+    auto: bool
+    approved: bool
+    created: NonNegative = Field(description="Unix time in seconds.")
+    changed: NonNegative = Field(description="Unix time in seconds.")
+    job: dict[str, Any] = Field(description="All keys, resolved as far as the server can.")
+    run: Identifier | None = Field(description="The run that carries it out.")
+    agent: str | None = Field(description="Name of the agent that has it.")
+    attempts: Index = Field(description="How often it was leased.")
+    cancelling: bool = Field(description="Whether the agent has been told to stop.")
+    error: str | None = Field(description="The line that the user would have seen.")
+    has_profile: bool
+    has_plan: bool
+
+
+class AgentIntroduction(Record):
+    """What an agent is and does."""
+
+    name: Name = Field(description="Unique; an agent that comes back under it is the same one.")
+    allow: tuple[Annotated[str, StringConstraints(max_length=500)], ...] = Field(
+        max_length=100, description="What it carries out: `data=PATTERN`, `network=PATTERN`."
+    )
+
+
+class AgentInfo(Record):
+    """An agent as the service knows it."""
+
+    name: str
+    allow: tuple[str, ...]
+    seen: NonNegative = Field(description="When it was last heard of, Unix time in seconds.")
+    job: Identifier | None = Field(description="What it works on.")
+
+
+class Lease(Record):
+    """A job handed to an agent. All it says of the job carries `key`; an older key is refused."""
+
+    key: Identifier
+    seconds: Positive = Field(description="It is lost when the agent is silent for so long.")
+    job: JobInfo
+    profile: Profile | None = Field(description="From an earlier agent, if it got so far.")
+    plan: Plan | None = Field(description="The approved plan, or one that waits to be.")
+
+
+class JobProgress(Record):
+    """What an agent has to say of its job; nothing more than `key` is a heartbeat."""
+
+    key: Identifier
+    state: Literal["probing", "planned", "training", "done", "failed", "cancelled"] | None = Field(
+        None, description="The state that it is in now; left out if as before."
+    )
+    profile: Profile | None = None
+    plan: Plan | None = None
+    run: Identifier | None = None
+    error: OneLine | None = None
+
+
+class JobOrders(Record):
+    """What the service wants of the agent."""
+
+    state: JobState
+    stop: bool = Field(description="The job was cancelled: stop, and say so.")
+
+
+# ------------------------------------------------------------------------------------------ plans
+
+
+class PlanRequest(Record):
+    """What `batchwright plan` takes from files and its command line."""
+
+    profiles: tuple[Profile, ...] = Field(min_length=1, max_length=20)
+    runs: tuple[RunSummary, ...] = Field((), max_length=50, description="To learn epochs from.")
+    keys: dict[str, Any] = Field(
+        default_factory=dict, description="Job keys to change, nested or with dots."
+    )
+
+
+class Problem(Record):
+    """What is wrong, in one line."""
+
+    detail: str

@@ -1,0 +1,1 @@
+"""Tables, their migrations, and how a database is opened."""

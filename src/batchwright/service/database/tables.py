@@ -1,0 +1,159 @@
+"""The tables. Documents (plans, profiles, summaries) are stored as the JSON text they came as.
+
+Times are seconds of Unix time. Secrets are stored as the SHA-256 of what the client holds: they are
+random and long, so a slow hash would protect nothing.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(120), nullable=False, unique=True),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("scopes", String(100), nullable=False),  # words, separated by blanks
+    Column("created", Float, nullable=False),
+    Column("used", Float),
+    Column("revoked", Float),
+)
+
+links = Table(  # one-time sign-in links for browsers
+    "links",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("scopes", String(100), nullable=False),
+    Column("expires", Float, nullable=False),
+)
+
+sessions = Table(  # browsers that are signed in
+    "sessions",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("scopes", String(100), nullable=False),
+    Column("created", Float, nullable=False),
+    Column("expires", Float, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("owner", String(120), nullable=False),  # name of the token that introduced it
+    Column("outcome", String(20)),  # null while it runs, else as in `RunOutcome`
+    Column("created", Float, nullable=False, index=True),
+    Column("changed", Float, nullable=False),
+    Column("next_sequence", BigInteger, nullable=False),
+    Column("counts", Text, nullable=False),  # JSON: records stored of each kind
+    Column("epochs_done", Integer, nullable=False),
+    Column("top1", Float),
+    Column("global_batch_size", Integer, nullable=False),
+    Column("follows_advice", Boolean, nullable=False),
+    Column("demo", Boolean, nullable=False),
+    Column("job_id", String(36), index=True),
+    Column("error", Text),
+    Column("plan", Text, nullable=False),
+    Column("profile", Text),
+    Column("summary", Text),
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("run_id", String(36), ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True),
+    Column("kind", String(20), nullable=False),
+    # How often the record's place among those of its kind, from 1, can be halved: those of level L
+    # and above are every 2^L-th, so a long run is drawn from few of its records.
+    Column("level", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("ix_records_level", "run_id", "kind", "level", "sequence"),
+)
+
+advice = Table(
+    "advice",
+    metadata,
+    Column("run_id", String(36), ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("created", Float, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("taken", Integer),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("owner", String(120), nullable=False),
+    Column("state", String(20), nullable=False, index=True),
+    Column("auto", Boolean, nullable=False),
+    Column("approved", Boolean, nullable=False),
+    Column("cancelling", Boolean, nullable=False),
+    Column("created", Float, nullable=False, index=True),
+    Column("changed", Float, nullable=False),
+    Column("job", Text, nullable=False),  # JSON of the whole `Job`
+    Column("profile", Text),
+    Column("plan", Text),
+    Column("run_id", String(36)),
+    Column("agent", String(120)),
+    Column("lease_key", String(36)),
+    Column("lease_expires", Float),
+    Column("attempts", Integer, nullable=False),
+    Column("error", Text),
+)
+
+agents = Table(
+    "agents",
+    metadata,
+    Column("name", String(120), primary_key=True),
+    Column("owner", String(120), nullable=False),
+    Column("allow", Text, nullable=False),  # JSON list
+    Column("seen", Float, nullable=False),
+)
+
+profiles = Table(  # uploaded on the planner's page
+    "profiles",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("created", Float, nullable=False),
+    Column("body", Text, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("at", Float, nullable=False, index=True),
+    Column("who", String(120), nullable=False),  # a token's name, or `browser`, or `operator`
+    Column("action", String(40), nullable=False),  # such as `run.end`, `job.cancel`
+    Column("subject", String(120), nullable=False),
+    Column("detail", Text, nullable=False),
+)

@@ -1,0 +1,44 @@
+"""What an operator decides about a service."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from batchwright.records.base import Count, Positive, Record
+
+DAY = 24 * 3600.0
+MIB = 2**20
+
+
+class Limits(Record):
+    """What is refused, so that no client can bring the service down."""
+
+    body_bytes: Count = Field(8 * MIB, description="Of a request.")
+    nesting: Count = Field(32, description="Levels of lists and objects in a body.")
+    requests_per_second: Positive = Field(50.0, description="Of one token or address, sustained.")
+    burst: Count = Field(200, description="Requests beyond that at once.")
+    runs: Count = Field(100_000, description="Stored in all.")
+    records_per_run: Count = Field(20_000_000, description="Stored of one run.")
+    open_jobs: Count = Field(1000, description="Neither done, failed nor cancelled.")
+
+
+class Settings(Record):
+    """How a service is run; the options of ``batchwright serve``."""
+
+    database: str = Field(description="SQLAlchemy's URL.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8400, ge=0, le=65535, description="0: any that is free.")
+    allowed_hosts: tuple[str, ...] = Field(
+        (), description="Names in the Host header beside loopback's and `host`."
+    )
+    secure_cookies: bool = Field(
+        False, description="Whether browsers may send the cookie over HTTPS only."
+    )
+    retention_days: Positive | None = Field(
+        None, description="Ended runs are deleted when so old; null: kept."
+    )
+    lease_seconds: Positive = Field(30.0, description="An agent silent for so long loses its job.")
+    silent_seconds: Positive = Field(60.0, description="A run silent for so long is shown as such.")
+    session_seconds: Positive = Field(7 * DAY, description="How long a browser stays signed in.")
+    link_seconds: Positive = Field(600.0, description="How long a sign-in link works.")
+    limits: Limits = Limits()
