@@ -180,8 +180,12 @@ class JobProgress(Record):
     """What an agent has to say of its job; nothing more than `key` is a heartbeat."""
 
     key: Identifier
-    state: Literal["probing", "planned", "training", "done", "failed", "cancelled"] | None = Field(
-        None, description="The state that it is in now; left out if as before."
+    state: (
+        Literal["queued", "probing", "planned", "training", "done", "failed", "cancelled"] | None
+    ) = Field(
+        None,
+        description="The state that it is in now; left out if as before. `queued` gives the job "
+        "back, for an agent that is being stopped.",
     )
     profile: Profile | None = None
     plan: Plan | None = None
@@ -192,7 +196,10 @@ class JobProgress(Record):
 class JobOrders(Record):
     """What the service wants of the agent."""
 
-    state: JobState
+    state: JobState = Field(
+        description="Where the job stands. The agent has it still while that is `probing` or "
+        "`training`, or `planned` and the job need not wait for approval."
+    )
     stop: bool = Field(description="The job was cancelled: stop, and say so.")
 
 

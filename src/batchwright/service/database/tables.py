@@ -125,7 +125,8 @@ jobs = Table(
     Column("agent", String(120)),
     Column("lease_key", String(36)),
     Column("lease_expires", Float),
-    Column("attempts", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),  # how often it was leased
+    Column("lost", Integer, nullable=False),  # how often its agent fell silent
     Column("error", Text),
 )
 
