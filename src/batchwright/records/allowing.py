@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from batchwright.errors import JobError
 from batchwright.records.job import Job
 
 DEFAULTS = {
@@ -29,13 +28,13 @@ def rules_of(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
             shell.
 
     Raises:
-        JobError: A text is not of that form.
+        ValueError: A text is not of that form.
     """
     named: dict[str, list[str]] = {}
     for text in texts:
         key, equals, pattern = text.partition("=")
         if key not in DEFAULTS or not equals or not pattern:
-            raise JobError(
+            raise ValueError(
                 f"allow {text!r}: write KEY=PATTERN with one of {', '.join(DEFAULTS)}, such as "
                 "data=imagefolder:/sets/*"
             )
@@ -47,7 +46,7 @@ def not_allowed(texts: Iterable[str], job: Job) -> str:
     """Why an agent with these rules does not carry out a job, in a line; empty if it does.
 
     Raises:
-        JobError: A rule is not of the form that `rules_of` takes.
+        ValueError: A rule is not of the form that `rules_of` takes.
     """
     for key, patterns in rules_of(texts).items():
         value = getattr(job, key)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
+from batchwright.records.allowing import rules_of
 from batchwright.records.base import Count, Index, NonNegative, Positive, Record
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
@@ -156,6 +157,12 @@ class AgentIntroduction(Record):
         max_length=100, description="What it carries out: `data=PATTERN`, `network=PATTERN`."
     )
 
+    @field_validator("allow")
+    @classmethod
+    def _are_rules(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        rules_of(allow)
+        return allow
+
 
 class AgentInfo(Record):
     """An agent as the service knows it."""
@@ -214,6 +221,12 @@ class PlanRequest(Record):
     keys: dict[str, Any] = Field(
         default_factory=dict, description="Job keys to change, nested or with dots."
     )
+
+
+class AdviceTaken(Record):
+    """A run follows an advice from here on."""
+
+    epoch: Index = Field(description="First epoch that is trained by its plan, zero-based.")
 
 
 class Problem(Record):
