@@ -87,7 +87,15 @@ def test_scopes_that_a_route_names_are_scopes(service):
 
 @pytest.mark.parametrize(
     "header",
-    ["", "Bearer", "Bearer ", "Bearer bw_nobody", "Basic YWRtaW46YWRtaW4=", "bw_x", "Bearer " + "x" * 9000],
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer bw_nobody",
+        "Basic YWRtaW46YWRtaW4=",
+        "bw_x",
+        "Bearer " + "x" * 9000,
+    ],
 )
 def test_without_a_known_token_the_answer_is_401_and_how_to_send_one(service, header):
     answer = service.get(None, "/v1/runs", headers={"authorization": header} if header else {})
@@ -169,7 +177,10 @@ def test_a_form_is_taken_with_the_sessions_own_token_only(service):
     for wrong in ({}, {"csrf": ""}, {"csrf": others}, {"csrf": own[:-1]}, {"csrf": "\u00e9"}):
         assert browser.post("/page", data=wrong).status_code == 403, wrong
     assert browser.post("/page", files={"csrf": ("name", own)}).status_code == 403
-    assert TestClient(service.app, base_url=ADDRESS).post("/page", data={"csrf": own}).status_code == 401
+    assert (
+        TestClient(service.app, base_url=ADDRESS).post("/page", data={"csrf": own}).status_code
+        == 401
+    )
 
 
 def test_a_page_needs_the_scope_of_the_link(service):
