@@ -75,6 +75,7 @@ ARROWS = {
         "planning",
         "reporting",
         "checking",
+        "deciding",
         "preparing",
         "refitting",
         "verbs",
@@ -91,11 +92,13 @@ ARROWS = {
 }
 ASSEMBLY = {  # put everything together
     *("__init__", "cli", "verbs", "doctor"),
-    *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
+    *("checking", "deciding", "preparing", "refitting", "run_folder", "scheduling"),
+    *("settling", "sweeping"),
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
-    *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
+    *("checking", "deciding", "preparing", "refitting", "run_folder", "scheduling"),
+    *("settling", "sweeping"),
     *("server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),
     *("simulation", "service", "client"),

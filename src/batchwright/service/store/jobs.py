@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, select, update
 
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.allowing import not_allowed
@@ -24,7 +24,7 @@ from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs
 from batchwright.service.job_states import ENDED, Standing
 from batchwright.service.problems import Conflict, NotFound, TooMany
-from batchwright.service.settings import Settings
+from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.clock import Clock
 
 _DOCUMENTS = {"profile": Profile, "plan": Plan}
@@ -265,6 +265,15 @@ class Jobs:
                 .where(jobs.c.lease_expires.is_not(None))
                 .values(lease_expires=now + self._settings.lease_seconds)
             )
+
+    def delete_old(self) -> None:
+        """Delete jobs that ended longer ago than `Settings.retention_days`."""
+        days = self._settings.retention_days
+        if days is None:
+            return
+        old = and_(jobs.c.state.in_(ENDED), jobs.c.changed < self._clock() - days * DAY)
+        with self._database.writing() as connection:
+            connection.execute(delete(jobs).where(old))
 
     # ---------------------------------------------------------------------------------- storing
 
