@@ -91,15 +91,14 @@ ARROWS = {
     },
 }
 ASSEMBLY = {  # put everything together
-    *("__init__", "cli", "verbs", "doctor"),
-    *("checking", "deciding", "preparing", "refitting", "run_folder", "scheduling"),
-    *("settling", "sweeping"),
+    *("__init__", "cli", "cli_service", "verbs", "doctor"),
+    *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
+    "deciding",
 }
 WITHOUT_TORCH = {
-    *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
-    *("checking", "deciding", "preparing", "refitting", "run_folder", "scheduling"),
-    *("settling", "sweeping"),
-    *("server_child", "supervision"),
+    *("__init__", "cli", "cli_service", "verbs", "documents", "files", "launch", "processes"),
+    *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
+    *("deciding", "server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),
     *("simulation", "service", "client"),
 }
