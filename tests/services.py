@@ -172,5 +172,7 @@ def service(tmp_path, clock: HandClock) -> Iterator[Service]:
     (tmp_path / "service.sqlite").write_bytes(empty_database())
     settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", limits=limits)
     store = Store.open(settings, clock)
-    yield Service(store, settings, clock)
+    made = Service(store, settings, clock)
+    yield made
+    made.app.state.adviser.close()
     store.close()
