@@ -72,13 +72,13 @@ def test_where_no_small_batch_comes_of_any_pair_it_is_said():
         raise PlanError(f"none of {line}")
 
     with pytest.raises(PlanError, match="none of"):
-        solved_line([pair_of(83)], LARGE, refuse)
+        solved_line([pair_of(83)], refuse)
 
 
 def test_the_line_goes_through_the_small_batch_that_it_makes():
     def small_batch_of(a, b):
         return round(4 * b / a)  # 100 where the fixed time is 25 samples
 
-    line, near = solved_line([pair_of(60), pair_of(110)], LARGE, small_batch_of)
+    line, near = solved_line([pair_of(60), pair_of(110)], small_batch_of)
     assert line == pytest.approx((A, A * FIXED))
     assert near.small_batch == 110

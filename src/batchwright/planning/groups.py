@@ -177,7 +177,7 @@ def _solved(
             return sought.pair((line[0], line[1]), pace.least).small_batch or sought.large_batch
 
         try:
-            line, near = solved_line(fitting, sought.large_batch, small_batch_of)
+            line, near = solved_line(fitting, small_batch_of)
             return sought.pair(line, pace.least), line, near
         except PlanError:  # then as if nobody had measured it
             pass

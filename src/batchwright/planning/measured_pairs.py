@@ -6,8 +6,8 @@ their rounds together. A pair with the ratio :math:`\rho = t(B_S) / t(B_L)` tell
 
 .. math:: \beta = \frac{\rho B_L - B_S}{1 - \rho}
 
-with the error of its ratio, which on a shared machine moves the small batch by a tenth. So the pairs
-are averaged, each by its own error and by how far it is: step times bend, and a pair of other
+with the error of its ratio, which on a shared machine moves the small batch by a tenth. So the
+pairs are averaged, each by its own error and by how far it is: step times bend, and a pair of other
 batches tells another chord.
 """
 
@@ -57,13 +57,12 @@ def expected_ratio(pairs: Sequence[PairTime], large_batch: int, small_batch: int
 
 
 def solved_line(
-    pairs: Sequence[PairTime], large_batch: int, small_batch_of: Callable[[float, float], int]
+    pairs: Sequence[PairTime], small_batch_of: Callable[[float, float], int]
 ) -> tuple[tuple[float, float], PairTime]:
     """The chord through the large batch and the small one that it makes itself.
 
     Args:
         pairs: As for `fixed_samples`.
-        large_batch: In samples.
         small_batch_of: f(seconds per sample, fixed seconds) -> the small batch; raises `PlanError`
             where there is none.
 
@@ -73,30 +72,28 @@ def solved_line(
     Raises:
         PlanError: As ``small_batch_of``.
     """
-    batch = _start(pairs, large_batch, small_batch_of)
-    line, seen = _line(pairs, large_batch, batch), set()
+    batch = _start(pairs, small_batch_of)
+    line, seen = _line(pairs, batch), set()
     for _ in range(_TURNS):
         seen.add(batch)
         batch = small_batch_of(*line)
-        line = _line(pairs, large_batch, batch)
+        line = _line(pairs, batch)
         if batch in seen:
             break
     return line, _nearest(pairs, batch)
 
 
-def _start(
-    pairs: Sequence[PairTime], large_batch: int, small_batch_of: Callable[[float, float], int]
-) -> int:
+def _start(pairs: Sequence[PairTime], small_batch_of: Callable[[float, float], int]) -> int:
     """What the pair that lies nearest to its own answer says; of some no small batch comes."""
     found: list[tuple[float, int]] = []
     for pair in pairs:
         with suppress(PlanError):
-            batch = small_batch_of(*_line([pair], large_batch, pair.small_batch))
+            batch = small_batch_of(*_line([pair], pair.small_batch))
             found.append((abs(log(batch / pair.small_batch)), batch))
-    return min(found)[1] if found else small_batch_of(*_line(pairs, large_batch, large_batch))
+    return min(found)[1] if found else small_batch_of(*_line(pairs, pairs[0].small_batch))
 
 
-def _line(pairs: Sequence[PairTime], large_batch: int, small_batch: int) -> tuple[float, float]:
+def _line(pairs: Sequence[PairTime], small_batch: int) -> tuple[float, float]:
     """Seconds per sample, and fixed seconds; on the clock of the nearest pair."""
     fixed = fixed_samples(pairs, small_batch)
     near = _nearest(pairs, small_batch)
