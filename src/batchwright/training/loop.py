@@ -130,7 +130,7 @@ def open_task(plan: Plan, device: torch.device, *, resume: bool) -> Task:
     set_training(network)
     return Task(
         network,
-        build_optimizer(network, job, plan.learning_rate.base),
+        build_optimizer(network, job, plan.learning_rate.base, name=plan.update),
         build_loss(job),
         training,
         held_out,
