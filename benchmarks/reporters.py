@@ -94,7 +94,9 @@ class Reporter:
 async def report(url: str, tokens: list[str], plan: Any, records: int, at_once: int) -> Any:
     """All reporters at once, one for each token."""
     limits = httpx.Limits(max_connections=len(tokens), max_keepalive_connections=len(tokens))
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        base_url=url, limits=limits, timeout=60, trust_env=False
+    ) as client:
         reporters = [Reporter(client, token, plan) for token in tokens]
         await asyncio.gather(*(one.introduce() for one in reporters))
         for one in reporters:

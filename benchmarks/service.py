@@ -12,8 +12,8 @@
                                     the API at most 1,000 of them, whichever is slower; median of
                                     20 each; below 1
     fuzz_server_errors              requests made by schemathesis from the service's own OpenAPI
-                                    description, with a token of every scope, that end in a status of
-                                    500 or above, or in an answer that is not declared; 0
+                                    description, with a token of every scope, that end in a status
+                                    of 500 or above, or in an answer that is not declared; 0
 
 Reporters run in one process of their own, beside the service, so both share the cores. With --quick
 a tenth of the records, two kills, 100,000 records on the page and 10 cases for each operation
@@ -126,7 +126,10 @@ def figures_of(
     return [
         _count("records_lost", sum(one.lost for one in kept), "records", sum(k.sent for k in kept)),
         _count(
-            "records_doubled", sum(one.doubled for one in kept), "records", sum(k.sent for k in kept)
+            "records_doubled",
+            sum(one.doubled for one in kept),
+            "records",
+            sum(k.sent for k in kept),
         ),
         *(
             Figure(f"records_per_second_{name}", one.rate, "records/s", one.rate, one.rate, 1)
@@ -228,8 +231,10 @@ def reporting(url: str, tokens: list[str], plan: Plan, records: int, folder: Pat
     )
     each = records // REPORTERS
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.reporters"]
-        + [url, str(given), str(each), str(AT_ONCE), str(out)],
+        [
+            *(sys.executable, "-m", "benchmarks.reporters"),
+            *(url, str(given), str(each), str(AT_ONCE), str(out)),
+        ],
         cwd=ROOT,
     )
 
@@ -264,17 +269,19 @@ def killed(database: str, plan: Plan, extent: Extent, folder: Path) -> Kept:
     folder.mkdir()
     tokens = make_tokens(database, REPORTERS, ("report",))
     draws = random.Random(0)
-    with Service(database, folder, free_port()) as service:
-        with reporting(service.url, tokens, plan, extent.records, folder) as (process, told):
-            kills = 0
-            while kills < extent.kills and process.poll() is None:
-                time.sleep(draws.uniform(0.3, 1.5))
-                service.kill()
-                service.start()
-                kills += 1
-            if kills < extent.kills:
-                raise SystemExit(f"all records were there after {kills} kills: give more of them")
-            found = told()
+    with (
+        Service(database, folder, free_port()) as service,
+        reporting(service.url, tokens, plan, extent.records, folder) as (process, told),
+    ):
+        kills = 0
+        while kills < extent.kills and process.poll() is None:
+            time.sleep(draws.uniform(0.3, 1.5))
+            service.kill()
+            service.start()
+            kills += 1
+        if kills < extent.kills:
+            raise SystemExit(f"all records were there after {kills} kills: give more of them")
+        found = told()
     return what_is_kept(database, found.acknowledged)
 
 
@@ -321,17 +328,19 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
     finally:
         store.close()
     (folder / "page").mkdir()
-    with Service(settings.database, folder / "page", free_port()) as service:
-        with httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client:
-            api = {"authorization": f"Bearer {token}"}
-            browser = {"cookie": f"{COOKIE}={session}"}
-            return {
-                "page": [_look(client, f"/runs/{run}", browser) for _ in range(LOOKS)],
-                "api": [
-                    _look(client, f"/v1/runs/{run}/records?kind=step&most=1000", api)
-                    for _ in range(LOOKS)
-                ],
-            }
+    api = {"authorization": f"Bearer {token}"}
+    browser = {"cookie": f"{COOKIE}={session}"}
+    with (
+        Service(settings.database, folder / "page", free_port()) as service,
+        httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client,
+    ):
+        return {
+            "page": [_look(client, f"/runs/{run}", browser) for _ in range(LOOKS)],
+            "api": [
+                _look(client, f"/v1/runs/{run}/records?kind=step&most=1000", api)
+                for _ in range(LOOKS)
+            ],
+        }
 
 
 def _look(client: httpx.Client, path: str, headers: dict[str, str]) -> float:

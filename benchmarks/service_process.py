@@ -133,7 +133,16 @@ def postgres(programs: Path, folder: Path) -> Iterator[str]:
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     with (folder / "postgres.log").open("ab") as log:
         subprocess.run(
-            [*prefix, str(programs / "initdb"), "-D", str(data), "-U", "batchwright", "-A", "trust"],
+            [
+                *prefix,
+                str(programs / "initdb"),
+                "-D",
+                str(data),
+                "-U",
+                "batchwright",
+                "-A",
+                "trust",
+            ],
             check=True,
             stdout=log,
             stderr=log,
@@ -141,8 +150,10 @@ def postgres(programs: Path, folder: Path) -> Iterator[str]:
             cwd=data,
         )
         server = subprocess.Popen(
-            [*prefix, str(programs / "postgres"), "-D", str(data), "-p", str(port)]
-            + ["-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={data}"],
+            [
+                *(*prefix, str(programs / "postgres"), "-D", str(data), "-p", str(port)),
+                *("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={data}"),
+            ],
             stdout=log,
             stderr=log,
             env=environment,
