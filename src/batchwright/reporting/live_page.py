@@ -137,7 +137,7 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
         done = f"{summary.epochs[-1].epoch + 1:,} of {plan.epochs:,}"
     now = story.now
     if now is not None:
-        more = f"in epoch {now.epoch + 1:,}: step {now.step:,} of {now.steps:,}"
+        more = f"in epoch {now.epoch + 1:,}: {now.unit} {now.step:,} of {now.steps:,}"
     elif story.ended:
         more = f"{counted(summary.resumed, 'resume')}" if summary.resumed else "no more to come"
     else:

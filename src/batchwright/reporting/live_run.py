@@ -70,15 +70,17 @@ class EpochNow:
 
     Attributes:
         epoch: Zero-based.
-        step: Steps done in it.
+        step: Steps done in it; under a parameter server samples that were committed.
         steps: Of how many.
-        seconds: Of training in it so far.
+        seconds: Of training in it so far; 0 where nothing tells.
+        unit: What is counted: ``step`` or ``sample``.
     """
 
     epoch: int
     step: int
     steps: int
     seconds: float
+    unit: str = "step"
 
     @property
     def share(self) -> float:
@@ -87,8 +89,8 @@ class EpochNow:
 
     @property
     def expected_seconds(self) -> float | None:
-        """What the whole epoch would take at its pace so far; `None` before its first step."""
-        return self.seconds / self.share if self.step else None
+        """What the whole epoch would take at its pace so far; `None` before there is one."""
+        return self.seconds / self.share if self.step and self.seconds else None
 
 
 def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLines) -> RunSummary:
@@ -116,7 +118,9 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
 
 
 def epoch_now(plan: Plan, lines: RunLines) -> EpochNow | None:
-    """The epoch that the newest step is of; `None` between epochs, and without step lines."""
+    """The epoch that the newest step or round is of; `None` between epochs, and without such."""
+    if plan.server is not None:
+        return _epoch_of_rounds(plan, lines)
     newest = _newest_step(lines)
     if newest is None:
         return None
@@ -127,6 +131,15 @@ def epoch_now(plan: Plan, lines: RunLines) -> EpochNow | None:
     if epoch <= done:
         return None
     return EpochNow(epoch, min(step, steps), steps, amount(newest, "time/train_s") or 0.0)
+
+
+def _epoch_of_rounds(plan: Plan, lines: RunLines) -> EpochNow | None:
+    newest: Line = next(reversed(lines.rounds), {})
+    committed, samples = whole(newest, "committed"), plan.data.train_samples
+    if committed is None or committed >= plan.epochs * samples:
+        return None
+    epoch, done = divmod(committed, samples)
+    return EpochNow(epoch, done, samples, 0.0, "sample")
 
 
 def workers_now(lines: RunLines) -> list[WorkerNow]:

@@ -57,6 +57,11 @@ def origin_of(request: Request) -> str:
     return f"{request.url.scheme}://{request.url.netloc}"
 
 
+def piece(template: str, **values: Any) -> str:
+    """A part of a page as markup; escaped as in `render`."""
+    return _environment().get_template(template).render(**values)
+
+
 def drawn(markup: str) -> Markup:
     """What `batchwright.reporting` drew: it has escaped every word from outside."""
     return Markup(markup)  # noqa: S704 - escaped where it was made
