@@ -104,7 +104,7 @@ def _shown(value: object) -> object:
 
 def _lines(text: str) -> Markup:
     """Text that keeps its line ends, as in a text area."""
-    return Markup("\n").join(escape(printable(line)) for line in text.split("\n"))
+    return Markup("\n").join(escape(printable(line)) for line in text.splitlines())
 
 
 def time_element(at: float) -> Markup:
