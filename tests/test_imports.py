@@ -75,6 +75,7 @@ ARROWS = {
         "planning",
         "reporting",
         "checking",
+        "deciding",
         "preparing",
         "refitting",
         "verbs",
@@ -92,11 +93,12 @@ ARROWS = {
 ASSEMBLY = {  # put everything together
     *("__init__", "cli", "cli_service", "verbs", "doctor"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
+    "deciding",
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "cli_service", "verbs", "documents", "files", "launch", "processes"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
-    *("server_child", "supervision"),
+    *("deciding", "server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),
     *("simulation", "service", "client"),
 }

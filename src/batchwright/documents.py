@@ -152,7 +152,12 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
 
 def write_record(record: Record, path: str | Path) -> None:
     """Write a record as JSON; ``-`` writes to stdout."""
-    write_text(record.model_dump_json(indent=2) + "\n", path)
+    write_text(record_text(record), path)
+
+
+def record_text(record: Record) -> str:
+    """What a file with the record holds."""
+    return record.model_dump_json(indent=2) + "\n"
 
 
 def write_text(text: str, path: str | Path) -> None:
@@ -210,6 +215,15 @@ def _override(text: str) -> tuple[str, str]:
     return key.strip(), raw.strip()
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Of YAML what a table needs: without references, by which a short text could grow long."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "a reference", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
 def _as_list(value: Any) -> Any:
     """What ``24,32`` or a single value means for a key that takes several."""
     if isinstance(value, str) and value != "auto":
@@ -225,8 +239,8 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     items = value
     if isinstance(value, str):
         try:
-            items = yaml.safe_load(value)
-        except yaml.YAMLError:
+            items = yaml.load(value, _PlainLoader)  # noqa: S506 - a safe loader, and less
+        except (yaml.YAMLError, RecursionError):
             items = value
     if items is None:
         return []

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.checking import chosen_points, compare, open_again
+from batchwright.deciding import decide
 from batchwright.documents import (
     change_job,
     job_yaml,
@@ -25,7 +26,7 @@ from batchwright.documents import (
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.files import make_folder
 from batchwright.launch import run_workers
-from batchwright.planning.planner import make_plan, planning_job
+from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import (
     check_training,
@@ -116,8 +117,7 @@ def plan(
     told: list[RunSummary] = []
     for one in runs:
         told += [one] if isinstance(one, RunSummary) else read_summaries(one)
-    job = change_job(planning_job(profiles[0]), keys, overrides)
-    decided = make_plan(profiles, job, runs=told)
+    decided = decide(profiles, keys, overrides, runs=told)
     tell_doubts(decided.job, decided.data)
     return decided
 
