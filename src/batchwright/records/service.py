@@ -230,6 +230,12 @@ class AdviceTaken(Record):
 
 
 class Problem(Record):
-    """What is wrong, in one line."""
+    """What is wrong, in one line, and what a program may do about it."""
 
     detail: str
+    next: Index | None = Field(
+        None, description="With 409 to records: sequence number of the one that is wanted next."
+    )
+    retry_after: NonNegative | None = Field(
+        None, description="With 429: seconds after which to come again."
+    )

@@ -17,6 +17,8 @@ from batchwright.service.middleware.identify import caller_of
 log = logging.getLogger("batchwright.service")
 
 REQUEST_ID = "x-request-id"
+OURS = 500
+"""The least status that is a mistake of the service's."""
 UNKNOWN_ROUTE = "none"
 """Route of requests that no route is for; what they asked for would let anybody make up labels."""
 
@@ -51,7 +53,8 @@ class Observe:
             await self._app(scope, receive, watched)
         except Exception as error:  # noqa: BLE001 - told in the log, and as a problem
             problem = problem_of(error)
-            log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})
+            if problem.status >= OURS:
+                log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})
             if not status:
                 await answer(Request(scope), problem)(scope, receive, watched)
         finally:
