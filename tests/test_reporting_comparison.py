@@ -119,7 +119,9 @@ def test_simulated_seconds_say_so_and_have_a_chart_of_their_own(mixed):
     assert list(charts) == [
         "Accuracy against epochs",
         "Accuracy against real time",
+        "Accuracy against cost",
         "Accuracy against simulated time",
+        "Accuracy against simulated cost",
     ]
     lines = [chart.count("<polyline") for chart in charts.values()]
     assert lines == [3, 2, 1]

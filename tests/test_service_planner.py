@@ -93,7 +93,7 @@ def test_other_keys_are_those_of_a_job():
     ("fields", "field"),
     [
         ({"goal__deadline": "1 ms"}, "goal.deadline"),
-        ({"goal__objective": "cost"}, "goal.price"),
+        ({"goal__objective": "cost"}, "goal.objective"),
         ({"keys": "epoch=3"}, "keys"),
         ({"keys": "data=cifar10:/x"}, "keys"),
     ],

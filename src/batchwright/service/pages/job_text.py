@@ -56,6 +56,8 @@ def keys_of_text(text: str) -> dict[str, Any]:
         where = f" in line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it cannot be read"
         raise JobTextError(f"This is not YAML{where}: {problem}.") from None
+    except JobTextError:
+        raise
     except (ValueError, RecursionError):  # such as a date of the 40th of May
         raise JobTextError("This is not YAML: a value in it cannot be read.") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

@@ -127,11 +127,13 @@ def answer_form(profile: Profile, asked: Asked) -> Plan | None:
 def _field_of(words: str, asked: Asked) -> str:
     """The field that a message is about: the first one that it names, of those filled in first."""
     names = [one.name for one in ALL_FIELDS if one.kind != "keys"]
-    found = [(words.find(name), name) for name in names if _names(words, name)]
-    filled = [place for place in found if asked.words[place[1]]]
-    if filled or found:
-        return min(filled or found)[1]
-    return "keys" if any(_names(words, key) for key, _ in asked.texts) else ""
+    found = sorted((words.find(name), name) for name in names if _names(words, name))
+    filled = [name for _, name in found if asked.words[name]]
+    if filled:
+        return filled[0]
+    if any(_names(words, key) for key, _ in asked.texts):
+        return "keys"
+    return found[0][1] if found else ""
 
 
 def _value(raw: str) -> str | None:
