@@ -13,7 +13,7 @@ from batchwright.planning.schedule import rate_schedule
 from batchwright.records import KindCount, Plan
 from batchwright.reporting.live_page import RunStory, happened, plan_parts, run_parts, tiles
 from batchwright.reporting.live_run import RunLines, epoch_now, rounds_of, summary_so_far, workers_now
-from batchwright.reporting.pareto_chart import pareto_chart
+from batchwright.reporting.pareto_chart import pareto_part
 from batchwright.reporting.spending import hourly_price, spending
 from clusters import make_choice
 from samples import EPOCHS, TRAIN, VAL, make_dual_plan, make_hybrid_plan, make_job, make_plan, make_summary
@@ -257,7 +257,7 @@ def test_kinds_of_workers_have_their_own_prices():
 
 def test_the_frontier_rises_in_time_and_falls_in_cost():
     plan = make_choice()
-    text = pareto_chart(plan)
+    text = pareto_part(plan)
     document = Document(text)
     titles = document.text("title")
     assert "chosen: " in titles
@@ -270,6 +270,6 @@ def test_the_frontier_rises_in_time_and_falls_in_cost():
 
 
 def test_a_plan_without_candidates_has_no_pareto_chart():
-    assert pareto_chart(make_plan(considered=())) == ""
+    assert pareto_part(make_plan(considered=())) == ""
 
 

@@ -106,7 +106,7 @@ def test_a_plan_is_looked_at_and_approved(service):
     job = planned(service)
     browser = service.sign_in("read", "submit")
     listed = browse(browser, "/jobs")
-    assert "Look at the plan" in listed.source
+    assert "See the plan" in listed.source
     assert "1 plan" in next(one["data-says"] for _, one in listed.seen if "data-says" in one)
     page = browse(browser, f"/jobs/{job}")
     assert "Approve the plan" in page.source

@@ -15,7 +15,7 @@ from typing import Literal
 from batchwright.reporting.axes import Axis, linear_axis
 
 WIDTH, HEIGHT = 440, 290
-LEFT, RIGHT, TOP = 56, 26, 12
+LEFT, RIGHT, TOP = 68, 26, 12
 ROW, LINE = 34, 15
 LEAST = 0.8  # width of a box: narrower ones would not be seen
 MARK = 14  # above lanes, for the words of marks
@@ -207,7 +207,7 @@ def _grid(x: Axis, y: Axis | None, height: int) -> list[str]:
     if y:
         middle = (TOP + floor_line) / 2
         drawn.append(
-            f'<text class="axis" text-anchor="middle" transform="translate(13 {middle:.1f}) '
+            f'<text class="axis" text-anchor="middle" transform="translate(12 {middle:.1f}) '
             f'rotate(-90)">{escape(y.label)}</text>'
         )
     return drawn

@@ -152,6 +152,8 @@ def _speed_chart(plan: Plan, epochs: Sequence[EpochRecord], lines: RunLines) -> 
         for one in epochs
         if one.training_seconds
     ]
+    if not of_steps and not of_epochs:
+        return ""
     series = [
         Series("so far in the epoch", "grey", _thinned(of_steps), "circle", line=False),
         Series("whole epochs", "green", _thinned(of_epochs), "square"),
@@ -203,8 +205,8 @@ def workers_now_part(workers: Sequence[WorkerNow], clock: str = "") -> str:
     if not workers:
         return ""
     table = markup.table(
-        "Workers now",
-        ["worker", "place", "local batch", "share", f"compute, {clock}s / step", "wait"],
+        f"Workers now, {clock}seconds per step",
+        ["worker", "place", "local batch", "share", "compute (s)", "wait (s)"],
         [
             [
                 str(one.rank),

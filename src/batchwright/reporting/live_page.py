@@ -103,7 +103,7 @@ def run_parts(story: RunStory) -> list[Part]:
         Part("workers", "Workers", workers),
         Part("rounds", "Rounds", _rounds(story)),
         Part("cost", "Cost", spending_part(story.spending, clock)),
-        Part("time", "Where the time went", time_part(summary) if summary.epochs else ""),
+        Part("time", "Where the time went", time_part(summary, by_epoch=False) if summary.epochs else ""),
         Part("notes", "Notes", _notes(story.lines)),
     ]
     return [one for one in told if one.content]
@@ -199,7 +199,7 @@ def _pace_words(story: RunStory) -> str:
     if whole.predicted is None:
         return "the plan holds no prediction"
     if whole.measured is None:
-        return f"{number(whole.predicted.value)} s an epoch predicted, none measured yet"
+        return f"{number(whole.predicted.value)} s an epoch predicted"
     inside = "inside" if whole.inside else "outside"
     return (
         f"{number(whole.predicted.value)} s an epoch predicted, {number(whole.measured)} s "
@@ -211,17 +211,16 @@ def _predicted(story: RunStory) -> str:
     note = f'<p class="note">{markup.safe(SIMULATED)}</p>' if story.so_far.simulated else ""
     if not story.so_far.epochs and (story.now is None or not story.now.step):
         words = overall(story.so_far)
+        done = "No epoch was finished." if story.ended else "The first one is not finished yet."
         if words.predicted is None:
-            return note + "<p>The plan holds no prediction, and no epoch is finished yet.</p>"
-        return note + (
-            f"<p>Predicted: {markup.safe(number(words.predicted.value))} s an epoch. The first "
-            "one is not finished yet.</p>"
-        )
+            return f"{note}<p>The plan holds no prediction. {done}</p>"
+        value = markup.safe(number(words.predicted.value))
+        return f"{note}<p>Predicted: {value} s an epoch. {done}</p>"
     return note + predicted_part(story.so_far, story.now)
 
 
 def _accuracy(story: RunStory) -> str:
-    if not story.so_far.epochs:
+    if not story.so_far.epochs and not story.ended:
         return "<p>There is no finished epoch yet: it will show here when it is evaluated.</p>"
     return accuracy_part(story.so_far)
 

@@ -253,8 +253,13 @@ def accuracy_part(summary: RunSummary) -> str:
     return text + markup.pair(*learning_charts(summary))
 
 
-def time_part(summary: RunSummary) -> str:
-    """Where the time went, of all and worker by worker."""
+def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
+    """Where the time went, of all and worker by worker.
+
+    Args:
+        summary: The run, or its finished epochs.
+        by_epoch: Whether to draw the workers over the epochs, too.
+    """
     parts = accounting(summary)
     total = sum(seconds for _, seconds in parts)
     whole = "training, simulated time" if summary.simulated else "wall time"
@@ -271,4 +276,5 @@ def time_part(summary: RunSummary) -> str:
     )
     if not worker_curves(summary):
         return table
-    return markup.pair(worker_chart(summary), f"<div>{table}</div>") + workers_charts(summary)
+    over_epochs = workers_charts(summary) if by_epoch else ""
+    return markup.pair(worker_chart(summary), f"<div>{table}</div>") + over_epochs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from batchwright.files import make_folder, write_whole
@@ -22,6 +23,7 @@ from batchwright.reporting.spending import hourly_price
 _STYLES = ("blue", "red", "green", "purple", "orange")
 _MARKERS: tuple[Marker, ...] = ("circle", "square", "diamond")
 _MOST_MARKS = 40  # on one line
+_LONGEST = 60  # letters of a name in a legend
 
 _Place = tuple[int, float, float]  # epoch, seconds, accuracy
 
@@ -46,13 +48,24 @@ def comparison_page(told: RunComparison) -> str:
     return markup.document(f"{told.title} - Batchwright comparison", "\n".join(body))
 
 
-def comparison_parts(told: RunComparison) -> list[str]:
-    """The comparison's sections: charts, run by run, setting by setting where seeds differ."""
+def comparison_parts(told: RunComparison, *, by_run: bool = False) -> list[str]:
+    """The comparison's sections: charts, run by run, setting by setting where seeds differ.
+
+    Args:
+        told: The runs.
+        by_run: Whether each run has a colour of its own, or each setting.
+    """
+    drawn = told
+    if by_run:
+        runs_alone = [
+            replace(one, setting=at, label=one.name[:_LONGEST]) for at, one in enumerate(told.runs)
+        ]
+        drawn = replace(told, runs=tuple(runs_alone))
     head, *rows = comparison_rows(told)
     means_head, *means = setting_rows(told)
     runs = markup.table("Runs; training time is without evaluation", head, rows)
     parts = [
-        markup.section("Accuracy", _charts(told)),
+        markup.section("Accuracy", _charts(drawn)),
         markup.section("Run by run", runs + _common_words(told)),
     ]
     if means:

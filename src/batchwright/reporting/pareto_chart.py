@@ -13,6 +13,7 @@ from batchwright.records.words import duration, number
 from batchwright.reporting import markup
 from batchwright.reporting.axes import linear_axis
 from batchwright.reporting.charts import Marker, Point, Series
+from batchwright.reporting.page_plan import candidates_table
 from batchwright.reporting.plan_curves import (
     ClusterCurve,
     CurvePoint,
@@ -32,8 +33,8 @@ _LOOKS: tuple[tuple[str, Marker], ...] = (
 _Placed = tuple[ClusterCurve, CurvePoint]
 
 
-def pareto_chart(plan: Plan) -> str:
-    """The chart, and the table of the frontier behind it; empty without candidates."""
+def pareto_part(plan: Plan) -> str:
+    """The chart with all candidates behind it, and the frontier beside it; empty without any."""
     curves = plan_curves(plan)
     if not curves.clusters:
         return ""
@@ -51,8 +52,13 @@ def pareto_chart(plan: Plan) -> str:
     series: list[Series] = [_line([one for _, one in sorted(inside, key=_seconds)])]
     for cluster, (style, marker) in zip(curves.clusters, _LOOKS, strict=False):
         ones = [one for of, one in drawn if of is cluster]
-        points = tuple(_point(cluster, one, best=(cluster, one) in best) for one in ones)
-        series.append(Series(cluster.label, style, points, marker, line=False))
+        for name, look, refused in ((cluster.label, style, False), ("refused", "hollow", True)):
+            points = tuple(
+                _point(cluster, one, best=(cluster, one) in best)
+                for one in ones
+                if bool(one.refused) is refused
+            )
+            series.append(Series(name, look, points, marker, line=False))
         series.append(Series("knee", style, _knee(cluster, ones), "star", line=False))
     chosen = tuple(
         Point(one.seconds[0], one.cost[0], f"chosen: {_words(cluster, one)}")
@@ -62,14 +68,15 @@ def pareto_chart(plan: Plan) -> str:
     series.append(Series("chosen", "ink", chosen, "ring", line=False))
     scaled = [_scaled(one, second, worth) for one in series]
     ends = ([right / second], [top / worth])
-    return markup.xy_figure(
+    chart = markup.xy_figure(
         "Cost over time: every candidate",
         linear_axis(f"training ({unit})", ends[0]),
         linear_axis(f"cost ({currency})", ends[1]),
         scaled,
         [],
-        _table(best, second, worth, (unit, currency)),
+        candidates_table(plan),
     )
+    return markup.pair(chart, f"<div>{_table(best, second, worth, (unit, currency))}</div>")
 
 
 def frontier(placed: Sequence[_Placed]) -> list[_Placed]:
@@ -137,8 +144,8 @@ def _scaled(one: Series, second: float, worth: float) -> Series:
 def _table(best: Sequence[_Placed], second: float, worth: float, units: tuple[str, str]) -> str:
     unit, currency = units
     return markup.table(
-        "The frontier: no candidate is better in both",
-        ["cluster", "global batch", f"training ({unit})", f"cost ({currency})", ""],
+        "The frontier: no other candidate is better in both, with 95 % intervals",
+        ["cluster", "batch", f"training ({unit})", f"cost ({currency})", "it is"],
         [
             [
                 cluster.label,

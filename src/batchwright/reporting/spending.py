@@ -91,7 +91,7 @@ def spending_part(told: Spending, clock: str = "") -> str:
     expected = told.expected
     return markup.table(
         "Time and cost of the training",
-        ["", "planned (95 %)", "so far", "expected at the end"],
+        ["of the training", "planned (95 %)", "so far", "expected at the end"],
         [
             [
                 f"{clock}time",

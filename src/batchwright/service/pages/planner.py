@@ -22,7 +22,7 @@ from batchwright.records.service import Name
 from batchwright.records.words import between, counted, duration, in_seconds
 from batchwright.reporting.page import plan_part
 from batchwright.reporting.page_facts import profile_facts
-from batchwright.reporting.pareto_chart import pareto_chart
+from batchwright.reporting.pareto_chart import pareto_part
 from batchwright.reporting.plan_words import batches_words, decided_words
 from batchwright.service.access import check_form, need_page, store_of
 from batchwright.service.caller import Caller
@@ -223,7 +223,7 @@ def _shown(told: Answer, given: dict[str, str]) -> dict[str, object]:
         "errors": told.asked.errors,
         "words": told.asked.words,
         "address": f"/planner/plan.json?{urlencode({k: v for k, v in given.items() if v})}",
-        "pareto": drawn(pareto_chart(plan)) if plan else "",
+        "pareto": drawn(pareto_part(plan)) if plan else "",
         "plan": drawn(plan_part(plan, told.profile)) if plan else "",
         "measured": drawn(profile_facts(told.profile)) if told.profile else "",
     }
