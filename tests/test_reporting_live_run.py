@@ -12,11 +12,26 @@ from hypothesis import strategies as st
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import KindCount, Plan
 from batchwright.reporting.live_page import RunStory, happened, plan_parts, run_parts, tiles
-from batchwright.reporting.live_run import RunLines, epoch_now, rounds_of, summary_so_far, workers_now
+from batchwright.reporting.live_run import (
+    RunLines,
+    epoch_now,
+    rounds_of,
+    summary_so_far,
+    workers_now,
+)
 from batchwright.reporting.pareto_chart import pareto_part
 from batchwright.reporting.spending import hourly_price, spending
 from clusters import make_choice
-from samples import EPOCHS, TRAIN, VAL, make_dual_plan, make_hybrid_plan, make_job, make_plan, make_summary
+from samples import (
+    EPOCHS,
+    TRAIN,
+    VAL,
+    make_dual_plan,
+    make_hybrid_plan,
+    make_job,
+    make_plan,
+    make_summary,
+)
 from test_reporting_page import HOSTILE, Document
 from services import epoch, step
 
@@ -75,7 +90,9 @@ def test_epoch_lines_become_the_epochs_of_a_summary():
 
 def test_an_epoch_that_was_told_twice_counts_as_told_last():
     lines = RunLines(epochs=[epoch(0), epoch(1), epoch(1, **{"time/epoch_s": 9.0})])
-    assert [one.training_seconds for one in summary_so_far("a", make_plan(), None, lines).epochs] == [
+    assert [
+        one.training_seconds for one in summary_so_far("a", make_plan(), None, lines).epochs
+    ] == [
         0.5,
         9.0,
     ]
@@ -96,7 +113,9 @@ def test_local_batches_hold_until_the_next_line_about_them():
 
 
 def test_the_epoch_in_progress_is_that_of_the_newest_step():
-    now = epoch_now(make_plan(), RunLines(epochs=[epoch(0)], steps=[step(9, 1, **{"time/train_s": 2.0})]))
+    now = epoch_now(
+        make_plan(), RunLines(epochs=[epoch(0)], steps=[step(9, 1, **{"time/train_s": 2.0})])
+    )
     assert (now.epoch, now.step, now.steps, now.seconds) == (1, 9, 45, 2.0)
     assert now.expected_seconds == pytest.approx(2.0 * 45 / 9)
     assert epoch_now(make_plan(), RunLines(epochs=[epoch(0)], steps=[step(44, 0)])) is None
@@ -271,5 +290,3 @@ def test_the_frontier_rises_in_time_and_falls_in_cost():
 
 def test_a_plan_without_candidates_has_no_pareto_chart():
     assert pareto_part(make_plan(considered=())) == ""
-
-

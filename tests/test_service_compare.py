@@ -40,7 +40,11 @@ def test_accuracy_is_drawn_against_epochs_time_and_cost(service):
     service.report(runs[1], epoch(0, **{"time/epoch_s": 2.0}))
     page = browse(service.sign_in(), address(*runs))
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
-    assert titles == ["Accuracy against epochs", "Accuracy against real time", "Accuracy against cost"]
+    assert titles == [
+        "Accuracy against epochs",
+        "Accuracy against real time",
+        "Accuracy against cost",
+    ]
     assert "worker-seconds of training" in page.source
     assert "data-over" not in page.source
 

@@ -80,7 +80,12 @@ def test_a_job_is_submitted_by_form(service):
     assert answer.status_code == 303
     (job,) = service.store.jobs.list()
     assert answer.headers["location"] == f"/jobs/{job.id}"
-    assert (job.name, job.auto, job.job["epochs"], job.state) == ("vgg8 on digits", True, 3, "queued")
+    assert (job.name, job.auto, job.job["epochs"], job.state) == (
+        "vgg8 on digits",
+        True,
+        3,
+        "queued",
+    )
     page = browse(browser, f"/jobs/{job.id}")
     assert "waits for an agent" in page.source
     assert "network: vgg8" in page.source

@@ -222,7 +222,9 @@ def test_a_run_that_goes_on_is_shown_with_all_its_parts(service):
     ]
     assert "data-over" not in page.source
     assert "in epoch 4: step 5 of 45" in page.source
-    marks = re.findall(r'<(?:circle|rect|polygon) class="(?:mark|ring|bar)[^>]*>(.*?)</', page.source)
+    marks = re.findall(
+        r'<(?:circle|rect|polygon) class="(?:mark|ring|bar)[^>]*>(.*?)</', page.source
+    )
     assert marks
     assert all(mark.startswith("<title>") for mark in marks if "swatch" not in mark and mark)
     assert page.source.count("<figure>") == page.source.count("The numbers</summary>")
@@ -340,7 +342,9 @@ def test_the_demo_run_is_loaded_with_one_click_and_once(service):
 # ------------------------------------------------------------------------------------ hostile words
 
 
-@pytest.mark.parametrize("name", [NASTY[:120], LONG, "{% raw %}", "a\u0000b".replace("\u0000", "\u2028")])
+@pytest.mark.parametrize(
+    "name", [NASTY[:120], LONG, "{% raw %}", "a\u0000b".replace("\u0000", "\u2028")]
+)
 def test_names_are_only_names(service, name):
     run = a_named_run(service, name)
     other = a_named_run(service, name)
@@ -380,5 +384,3 @@ def test_a_method_that_a_page_has_not_is_told_as_a_page(service):
     answer = service.sign_in().delete("/runs")
     assert answer.status_code == 405
     assert "text/html" in answer.headers["content-type"]
-
-

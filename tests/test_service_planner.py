@@ -188,7 +188,9 @@ def test_the_profile_of_a_run_can_be_planned_from(service):
     assert "Cost over time" in page.source
 
 
-@pytest.mark.parametrize("profile", ["x", "run:x", "tree:1", "00000000-0000-4000-8000-000000000000"])
+@pytest.mark.parametrize(
+    "profile", ["x", "run:x", "tree:1", "00000000-0000-4000-8000-000000000000"]
+)
 def test_a_profile_that_is_not_there_is_said_so(service, stored, profile):
     page = browse(service.sign_in(), f"/planner?profile={profile}")
     assert "no such profile" in page.source.lower() or "no profile" in page.source.lower()

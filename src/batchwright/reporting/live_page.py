@@ -103,7 +103,11 @@ def run_parts(story: RunStory) -> list[Part]:
         Part("workers", "Workers", workers),
         Part("rounds", "Rounds", _rounds(story)),
         Part("cost", "Cost", spending_part(story.spending, clock)),
-        Part("time", "Where the time went", time_part(summary, by_epoch=False) if summary.epochs else ""),
+        Part(
+            "time",
+            "Where the time went",
+            time_part(summary, by_epoch=False) if summary.epochs else "",
+        ),
         Part("notes", "Notes", _notes(story.lines)),
     ]
     return [one for one in told if one.content]

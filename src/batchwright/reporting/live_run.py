@@ -263,9 +263,7 @@ def _epochs(plan: Plan, lines: RunLines) -> list[EpochRecord]:
     return found
 
 
-def _epoch(
-    plan: Plan, epoch: int, line: Line, steps: int | None, shares: _Shares
-) -> EpochRecord:
+def _epoch(plan: Plan, epoch: int, line: Line, steps: int | None, shares: _Shares) -> EpochRecord:
     stage = plan.stages[plan.stage_of(epoch)]
     batch = whole(line, "batch/global") or stage.global_batch_size
     seconds = amount(line, "time/epoch_s") or 0.0

@@ -44,9 +44,7 @@ def pareto_part(plan: Plan) -> str:
     # What lies far out would press the foot of the curves, which matters, into a corner.
     right, top = (top_of(curves, quantity) for quantity in ("seconds", "cost"))
     drawn = [
-        (cluster, one)
-        for cluster, one in placed
-        if one.seconds[0] <= right and one.cost[0] <= top
+        (cluster, one) for cluster, one in placed if one.seconds[0] <= right and one.cost[0] <= top
     ]
     inside = [one for one in drawn if one in best]
     series: list[Series] = [_line([one for _, one in sorted(inside, key=_seconds)])]
@@ -144,8 +142,8 @@ def _scaled(one: Series, second: float, worth: float) -> Series:
 def _table(best: Sequence[_Placed], second: float, worth: float, units: tuple[str, str]) -> str:
     unit, currency = units
     return markup.table(
-        "The frontier: no other candidate is better in both, with 95 % intervals",
-        ["cluster", "batch", f"training ({unit})", f"cost ({currency})", "it is"],
+        f"The frontier, with 95 % intervals; training in {unit}, cost {_in(currency)}",
+        ["cluster", "batch", "training", "cost", "it is"],
         [
             [
                 cluster.label,
@@ -166,6 +164,10 @@ def _table(best: Sequence[_Placed], second: float, worth: float, units: tuple[st
             for cluster, one in best
         ],
     )
+
+
+def _in(currency: str) -> str:
+    return currency if currency.startswith("in ") else f"in {currency}"
 
 
 def _is_knee(cluster: ClusterCurve, one: CurvePoint) -> bool:

@@ -112,7 +112,9 @@ def _parts(store: Store, runs: list[RunInfo]) -> list[Part]:
     if all(not one.curve for one in told.runs):
         words = "none of these runs has finished and evaluated an epoch yet"
         return [Part("comparison", "", piece("compare_none.html", count=2, problem=words))]
-    return [Part("comparison", "", clock_note(told) + "\n".join(comparison_parts(told, by_run=True)))]
+    return [
+        Part("comparison", "", clock_note(told) + "\n".join(comparison_parts(told, by_run=True)))
+    ]
 
 
 def _summary(store: Store, info: RunInfo, runs: list[RunInfo]) -> RunSummary:

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, File, Form, Request, Response, UploadFile
@@ -216,7 +216,7 @@ def _name_of(store: Store, kind: str, identifier: str) -> str:
         return identifier[:36]
 
 
-def _shown(told: Answer, given: dict[str, str]) -> dict[str, object]:
+def _shown(told: Answer, given: dict[str, str]) -> dict[str, Any]:
     plan = told.plan
     return {
         "answer": told,
