@@ -1,15 +1,18 @@
 """A service in the test's own process, over a SQLite file; for all tests of the service.
 
-    from services import service  # a fixture: what a test names, it gets
+from services import service  # a fixture: what a test names, it gets
 
-    def test_something(service):
-        assert service.get("read", "/v1/runs").json() == []
+def test_something(service):
+    assert service.get("read", "/v1/runs").json() == []
 """
 
 from __future__ import annotations
 
+import functools
+import tempfile
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,10 +157,19 @@ def clock() -> HandClock:
     return HandClock()
 
 
+@functools.cache
+def empty_database() -> bytes:
+    """A database with all tables and nothing in them: made once, for that takes a while."""
+    with tempfile.TemporaryDirectory() as folder:
+        Store.open(Settings(database=f"sqlite:///{folder}/service.sqlite")).close()
+        return (Path(folder) / "service.sqlite").read_bytes()
+
+
 @pytest.fixture
 def service(tmp_path, clock: HandClock) -> Iterator[Service]:
     """A service with limits that no test meets by accident."""
     limits = Limits(requests_per_second=100_000.0, burst=100_000)
+    (tmp_path / "service.sqlite").write_bytes(empty_database())
     settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", limits=limits)
     store = Store.open(settings, clock)
     made = Service(store, settings, clock)

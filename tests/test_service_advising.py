@@ -92,7 +92,7 @@ def test_lines_without_times_or_epochs_tell_nothing():
         line["time/epoch_s"] = None
     assert drift_of(PLAN, told) is None
     assert drift_of(PLAN, [{"kind": "epoch"}, {"kind": "epoch", "epoch": None}]) is None
-    assert drift_of(PLAN, lines(PLAN, 3) + [{"kind": "epoch", "epoch": 99}]) is None
+    assert drift_of(PLAN, [*lines(PLAN, 3), {"kind": "epoch", "epoch": 99}]) is None
 
 
 def test_after_a_change_only_epochs_of_the_new_row_count():
@@ -107,7 +107,9 @@ def test_after_a_change_only_epochs_of_the_new_row_count():
 # ---------------------------------------------------------------------------------------- the level
 
 
-@pytest.mark.parametrize(("computing", "exchange"), [(1.5, 0.0), (1.0, 0.2), (0.7, 0.05), (2.0, 0.3)])
+@pytest.mark.parametrize(
+    ("computing", "exchange"), [(1.5, 0.0), (1.0, 0.2), (0.7, 0.05), (2.0, 0.3)]
+)
 def test_what_was_measured_is_brought_to_what_the_epochs_show(computing, exchange):
     stage = PLAN.stages[0]
     times = drift_of(PLAN, lines(PLAN, 4, computing=computing, exchange=exchange)).times
@@ -127,8 +129,8 @@ def test_a_machine_that_is_as_it_was_leaves_the_profile_as_it_is():
 
 
 def test_one_worker_has_no_exchange_to_wait_for():
-    profile = profile_of(workers=1)
-    plan = make_plan(profile)
+    profile = profile_of()
+    plan = make_plan(profile, profile.job.model_copy(update={"workers": 1}))
     level = at_level_of([EpochTime(200.0, 120.0)], profile, plan, plan.stages[0])
     assert level.exchange_seconds == 0
     assert epoch_seconds(level.profile, plan, plan.stages[0]).value == pytest.approx(200, rel=0.02)
@@ -310,7 +312,10 @@ def test_taken_advice_is_the_plan_of_the_run_from_the_epoch_that_it_was_taken_at
         assert service.store.runs.plan(run) == spliced(PLAN, advice.plan, 7)
     assert service.store.audit.list()[0].action == "advice.take"
     assert service.put("report", path, json={"epoch": 30}).status_code == 422
-    assert service.put("report", f"/v1/runs/{run}/advice/2/taken", json={"epoch": 7}).status_code == 404
+    assert (
+        service.put("report", f"/v1/runs/{run}/advice/2/taken", json={"epoch": 7}).status_code
+        == 404
+    )
 
 
 def test_advice_is_taken_by_whom_the_run_belongs_to(service):

@@ -7,7 +7,7 @@ import uuid
 
 from batchwright.records.service import RunEnd, RunIntroduction
 from samples import make_data, make_job, make_plan, make_summary
-from services import clock, epoch, service  # noqa: F401
+from services import epoch
 from test_service_pages import browse
 
 

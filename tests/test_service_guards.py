@@ -7,6 +7,7 @@ import json
 import logging
 
 import pytest
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from batchwright.service.middleware.headers import HEADERS
 from batchwright.service.middleware.identify import MOST_KEYS, Rates
 from batchwright.service.problems import Refused
 from batchwright.service.settings import Limits
-from fastapi.testclient import TestClient
 from services import ADDRESS, step
 
 LOOPBACK = ["127.0.0.1", "127.0.0.1:8400", "127.8.8.8", "localhost", "LOCALHOST:1", "[::1]:8400"]
@@ -206,7 +206,9 @@ def test_what_is_sound_passes_and_its_levels_are_counted(value, escaped):
             check_json(body, levels - 1)
 
 
-@pytest.mark.parametrize("text", ["\\u0000", "a\\\\\\u0000", "\\uD800", "\\ud83d\\u0041", "\\uDE00"])
+@pytest.mark.parametrize(
+    "text", ["\\u0000", "a\\\\\\u0000", "\\uD800", "\\ud83d\\u0041", "\\uDE00"]
+)
 def test_escapes_of_what_cannot_be_stored_are_refused(text):
     with pytest.raises(Refused, match="NUL or half"):
         check_json(f'"{text}"'.encode(), 1)
@@ -278,7 +280,12 @@ def test_who_guesses_tokens_is_slowed_down_and_nobody_else(service):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/v1/nothing", 404), ("GET", "/v1", 404), ("PATCH", "/v1/runs", 405), ("GET", "/v1/runs/", 404)],
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1", 404),
+        ("PATCH", "/v1/runs", 405),
+        ("GET", "/v1/runs/", 404),
+    ],
 )
 def test_what_is_not_there_is_told_as_any_problem(service, method, path, status):
     answer = service.request(method, "admin", path)
@@ -289,7 +296,8 @@ def test_what_is_not_there_is_told_as_any_problem(service, method, path, status)
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/runs/..%2f..%2fetc%2fpasswd", "/v1/runs/%00", "/v1/runs/' OR 1=1 --", "/v1/runs/%ff"]
+    "path",
+    ["/v1/runs/..%2f..%2fetc%2fpasswd", "/v1/runs/%00", "/v1/runs/' OR 1=1 --", "/v1/runs/%ff"],
 )
 def test_hostile_identifiers_are_refused(service, path):
     assert service.get("admin", path).status_code in (404, 422)

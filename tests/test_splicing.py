@@ -5,18 +5,23 @@ from __future__ import annotations
 import pytest
 
 from batchwright.errors import PlanError
+from batchwright.planning.schedule import rate_schedule
 from batchwright.planning.splicing import spliced
 from samples import EPOCHS, make_cyclic_plan, make_data, make_plan, make_summary
 
 
 def other(epochs=EPOCHS, batch=64, **changes):
-    stage = make_plan().stages[0].model_copy(
-        update={
-            "epochs": epochs,
-            "local_batch_sizes": (batch, batch),
-            "micro_batch_size": batch,
-            "learning_rate": 0.1,
-        }
+    stage = (
+        make_plan()
+        .stages[0]
+        .model_copy(
+            update={
+                "epochs": epochs,
+                "local_batch_sizes": (batch, batch),
+                "micro_batch_size": batch,
+                "learning_rate": 0.1,
+            }
+        )
     )
     return make_plan(stages=(stage,), considered=(), **changes)
 
@@ -73,15 +78,18 @@ def test_plans_that_do_not_go_together_are_refused():
             spliced(make_plan(), new, 2)
 
 
-def test_a_spliced_plan_is_explained_and_reported_as_any_other(tmp_path):
-    from batchwright.reporting.figures import write_figures
-    from batchwright.reporting.page import write_page
-    from batchwright.scheduling import rate_schedule
-
+def test_a_spliced_plan_is_explained_as_any_other():
     plan = spliced(make_plan(), other(), 7)
     assert "23 (to 30)" in plan.explain()
     assert len(rate_schedule(plan).rows) == 2
-    summary = make_summary(plan=plan)
+
+
+@pytest.mark.slow
+def test_a_spliced_plan_is_reported_as_any_other(tmp_path):
+    from batchwright.reporting.figures import write_figures
+    from batchwright.reporting.page import write_page
+
+    summary = make_summary(plan=spliced(make_plan(), other(), 7))
     write_figures(summary, tmp_path / "figures")
     write_page(summary, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size > 10_000

@@ -41,6 +41,9 @@ _LISTS = (  # keys that take several values, separated by commas
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )
+_MOST_BRACKETS = 500
+"""In the text of a table: a parser's time grows with the square of those that are open."""
+
 _TABLES = {  # keys that take several items
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
     "virtual.disturbances": "[{worker: 0, start: 10, end: 20, slowdown: 3}]",
@@ -220,7 +223,7 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "a reference", self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(None, None, "a reference", None)
         return super().compose_node(parent, index)
 
 
@@ -237,7 +240,7 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     A single item need not stand in brackets. What is in the items, the record checks.
     """
     items = value
-    if isinstance(value, str):
+    if isinstance(value, str) and value.count("[") + value.count("{") < _MOST_BRACKETS:
         try:
             items = yaml.load(value, _PlainLoader)  # noqa: S506 - a safe loader, and less
         except (yaml.YAMLError, RecursionError):

@@ -155,8 +155,10 @@ def at_level_of(
 def _moved(point: StepTime, times: float, longer: float) -> StepTime:
     """A measured step with so many times the computing, and so much more exchange."""
     computing = times * point.compute_seconds
-    whole = point.step_seconds + computing - point.compute_seconds
-    whole = max(computing, whole + (longer if point.workers > 1 else 0.0))
+    if point.workers == 1:  # exchanges nothing
+        whole = times * point.step_seconds
+    else:
+        whole = max(computing, point.step_seconds + computing - point.compute_seconds + longer)
     growth = whole / point.step_seconds
     return point.model_copy(
         update={

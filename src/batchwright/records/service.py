@@ -1,7 +1,8 @@
 """What travels between the service, those who report to it, and its agents.
 
     reporter --RunIntroduction, RecordBatch, RunEnd--> service --RecordsTaken, Advice--> reporter
-    submit   --JobSubmission--> service --Lease--> agent --JobProgress--> service --JobOrders--> agent
+    submit   --JobSubmission--> service --Lease--> agent
+    agent    --JobProgress--> service --JobOrders--> agent
 
 Identifiers that a client chooses are UUIDs in lower-case hex with dashes; times are seconds of Unix
 time by the server's clock.

@@ -76,7 +76,11 @@ class Adviser:
             return None
         plan, epochs = self._store.runs.plan(run), self._store.records.epochs(run)
         drift = drift_of(plan, epochs)
-        if drift is None or not drift.beyond or not self._is_news(run, str(drift.stage), drift.measured):
+        if (
+            drift is None
+            or not drift.beyond
+            or not self._is_news(run, str(drift.stage), drift.measured)
+        ):
             return None
         profile, offered = self._store.runs.profile(run), self._store.advice.list(run)
         if profile is None:

@@ -185,9 +185,7 @@ def _can_change(plan: Plan) -> bool:
     )
 
 
-def _planned_again(
-    plan: Plan, profile: Profile, epoch: int, spent: float
-) -> tuple[Plan, str]:
+def _planned_again(plan: Plan, profile: Profile, epoch: int, spent: float) -> tuple[Plan, str]:
     """The rest of the run, planned anew; and what of its limits cannot be kept, in words.
 
     Args:
@@ -223,7 +221,9 @@ def _spent(epochs: Sequence[Line], drift: Drift) -> float:
     """Seconds of training, evaluation and checkpoints until the epoch in progress has ended."""
     parts = ("time/epoch_s", "time/eval_s", "time/checkpoint_s")
     by_epoch = [sum(_number(line.get(part)) for part in parts) for line in epochs]
-    beside = [total - _number(line.get(parts[0])) for total, line in zip(by_epoch, epochs, strict=True)]
+    beside = [
+        total - _number(line.get(parts[0])) for total, line in zip(by_epoch, epochs, strict=True)
+    ]
     return sum(by_epoch) + drift.measured + median(beside)
 
 
@@ -268,4 +268,3 @@ def _found(level: Level, stage: Stage) -> str:
             f"{duration(abs(level.exchange_seconds))} {more} a step"
         )
     return told
-

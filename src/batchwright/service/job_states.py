@@ -67,7 +67,9 @@ class Standing:
     @property
     def leasable(self) -> bool:
         """Whether an agent may have it now."""
-        return not self.held and (self.state == "queued" or (self.state == "planned" and self.goes_on))
+        return not self.held and (
+            self.state == "queued" or (self.state == "planned" and self.goes_on)
+        )
 
 
 # --------------------------------------------------------------------------------- what users do
@@ -166,7 +168,9 @@ def report(
             return _ended(job, "failed", error or f"agent {job.agent} gave no reason")
         case "cancelled" if job.cancelling:
             return _ended(job, "cancelled")
-    raise Conflict(f"the job is {_doing(job)}: it cannot become {state} from there{_hint(job, state)}")
+    raise Conflict(
+        f"the job is {_doing(job)}: it cannot become {state} from there{_hint(job, state)}"
+    )
 
 
 def settled(job: Standing, now: float) -> Standing:

@@ -49,6 +49,7 @@ class Bodies:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, then go on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -75,7 +76,9 @@ class Bodies:
             most = min(most, STRANGERS_BYTES)
             too_large = _too_large(most)
             if is_for_programs(request):
-                too_large = Unauthorized("a known token is needed, as `Authorization: Bearer TOKEN`")
+                too_large = Unauthorized(
+                    "a known token is needed, as `Authorization: Bearer TOKEN`"
+                )
         told = request.headers.get("content-length", "")
         if told.isdecimal() and len(told) < 20 and int(told) > most:
             raise too_large

@@ -34,6 +34,7 @@ class Observe:
         self._meters = meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go on, and note what came of it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -51,7 +52,7 @@ class Observe:
         self._meters.in_progress.inc()
         try:
             await self._app(scope, receive, watched)
-        except Exception as error:  # noqa: BLE001 - told in the log, and as a problem
+        except Exception as error:
             problem = problem_of(error)
             if problem.status >= OURS:
                 log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
-from sqlalchemy import and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from batchwright.records.service import AgentInfo, AgentIntroduction
@@ -49,7 +50,9 @@ class Agents:
                 if (connection.execute(select(func.count()).select_from(agents)).scalar() or 0) >= (
                     MOST_AGENTS
                 ):
-                    raise TooMany(f"{MOST_AGENTS} agents are known: give yours a fixed --name", 60.0)
+                    raise TooMany(
+                        f"{MOST_AGENTS} agents are known: give yours a fixed --name", 60.0
+                    )
                 try:
                     connection.execute(
                         insert(agents).values(name=introduction.name, owner=owner, **told)
@@ -74,7 +77,7 @@ class Agents:
 
     def list(self) -> list[AgentInfo]:
         """All agents, by name."""
-        return self._infos()
+        return [*self._infos()]
 
     def owner(self, name: str) -> str:
         """Name of the token that speaks for an agent.
@@ -88,7 +91,7 @@ class Agents:
             raise _missing(name)
         return str(found)
 
-    def _infos(self, *which: object) -> list[AgentInfo]:
+    def _infos(self, *which: ColumnElement[bool]) -> Sequence[AgentInfo]:
         at_work = (
             select(func.min(jobs.c.id))
             .where(
@@ -100,7 +103,7 @@ class Agents:
         )
         wanted = (
             select(agents.c.name, agents.c.allow, agents.c.seen, at_work.label("job"))
-            .where(*which)  # type: ignore[arg-type]
+            .where(*which)
             .order_by(agents.c.name)
         )
         with self._database.reading() as connection:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, select, update
 
-from batchwright.records import Job, Plan, Profile
+from batchwright.records import Job, Plan, Profile, Record
 from batchwright.records.allowing import not_allowed
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
 from batchwright.records.words import printable
@@ -27,7 +27,7 @@ from batchwright.service.problems import Conflict, NotFound, TooMany
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.clock import Clock
 
-_DOCUMENTS = {"profile": Profile, "plan": Plan}
+_DOCUMENTS: dict[str, type[Record]] = {"profile": Profile, "plan": Plan}
 _SHOWN = [
     *(column for column in jobs.c if column.name not in _DOCUMENTS),
     jobs.c.profile.is_not(None).label("has_profile"),
@@ -186,7 +186,10 @@ class Jobs:
         with self._database.writing() as connection:
             # In SQLite everybody else waits, in PostgreSQL whoever asks for the same agent.
             allow = connection.execute(
-                update(agents).where(agents.c.name == agent).values(seen=now).returning(agents.c.allow)
+                update(agents)
+                .where(agents.c.name == agent)
+                .values(seen=now)
+                .returning(agents.c.allow)
             ).scalar()
             if allow is None:
                 raise NotFound(f"no agent {printable(agent)} has introduced itself")
@@ -306,18 +309,14 @@ class Jobs:
         """Store where a job stands; a mere heartbeat leaves the time of its last change alone."""
         before = _standing(row)
         values = documents | {
-            name: value
-            for name, value in _columns(job).items()
-            if value != _columns(before)[name]
+            name: value for name, value in _columns(job).items() if value != _columns(before)[name]
         }
         if values.keys() - {"lease_expires"}:
             values["changed"] = self._clock()
         if values:
             connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
 
-    def _lease(
-        self, connection: Connection, identifier: str, agent: str, key: str
-    ) -> Lease | None:
+    def _lease(self, connection: Connection, identifier: str, agent: str, key: str) -> Lease | None:
         """The job, if nobody else has just got it."""
         row = _locked(connection, identifier)
         if row is None or not (job := _standing(row)).leasable:
@@ -330,15 +329,13 @@ class Jobs:
             .mappings()
             .one()
         )
-        documents = {
+        documents: dict[str, Any] = {
             name: None if texts[name] is None else model.model_validate_json(texts[name])
             for name, model in _DOCUMENTS.items()
         }
-        return Lease(
-            key=key, seconds=seconds, job=_info(_row(connection, identifier)), **documents
-        )
+        return Lease(key=key, seconds=seconds, job=_info(_row(connection, identifier)), **documents)
 
-    def _waited_for(self, connection: Connection, agent: str) -> dict[str, list[str]]:
+    def _waited_for(self, connection: Connection, agent: str) -> dict[str, Sequence[str]]:
         """Other agents that are there and have no job, and what they carry out."""
         busy = select(jobs.c.agent).where(
             jobs.c.lease_expires.is_not(None), jobs.c.agent.is_not(None)
