@@ -2,8 +2,8 @@
 
     python -m benchmarks.demo_run [--run FOLDER]
 
-Without a folder it trains digits with two workers whose shares follow their speed. What is packed is
-what a reporter would have sent; of the machine only the kind of its processor stays.
+Without a folder it trains digits with two workers whose shares follow their speed. What is packed
+is what a reporter would have sent; of the machine only the kind of its processor stays.
 """
 
 from __future__ import annotations

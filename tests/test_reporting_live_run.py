@@ -32,8 +32,8 @@ from samples import (
     make_plan,
     make_summary,
 )
-from test_reporting_page import HOSTILE, Document
 from services import epoch, step
+from test_reporting_page import HOSTILE, Document
 
 
 def shares(epoch_number, step_number, sizes, **changes):
@@ -211,7 +211,7 @@ ANYTHING = st.one_of(
 KEYS = sorted({*epoch(0), *step(0), *shares(0, 0, (1, 1)), *a_round(0, 0), "text"})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=30), max_size=4))
 def test_whatever_the_lines_hold_the_page_is_drawn(lines):
     for plan in (make_plan(), make_dual_plan()):

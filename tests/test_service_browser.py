@@ -128,9 +128,9 @@ def test_the_planner_answers_while_one_types(tmp_path):
         server.store.profiles.add("two workers", make_measured())
         sign_in(page, server)
         page.get_by_role("link", name="Planner").click()
-        page.get_by_text("Cost over time: every candidate").first.wait_for()
+        page.locator("figcaption", has_text="Cost over time").wait_for()
         page.get_by_label("Price", exact=True).fill("0.35")
-        page.get_by_text("in the price's currency").first.wait_for()
+        page.locator(".tiles").get_by_text("in the price's currency").wait_for()
         assert "goal.price=0.35" in page.url
         page.get_by_label("Deadline").fill("soon")
         page.get_by_text("Write a time, such as 2 h 30 min").first.wait_for()

@@ -6,9 +6,9 @@ import re
 import uuid
 
 from batchwright.records.service import RunEnd, RunIntroduction
+from pages import browse, shared_service  # noqa: F401 - a fixture
 from samples import make_data, make_job, make_plan, make_summary
 from services import epoch
-from test_service_pages import browse
 
 
 def runs_of(service, count, **changes):

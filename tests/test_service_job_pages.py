@@ -7,9 +7,16 @@ import pytest
 from batchwright.records import Job
 from batchwright.records.service import AgentIntroduction, JobProgress
 from batchwright.service.pages.job_text import JobTextError, job_of_text
+from pages import (
+    LONG,
+    NASTY,
+    browse,
+    empty_service,  # noqa: F401 - a fixture
+    post,
+    shared_service,  # noqa: F401 - a fixture
+)
 from samples import make_plan, make_profile
 from services import ADDRESS
-from test_service_pages import LONG, NASTY, browse, post
 
 
 def a_job(service, name="digits", *, auto=False, owner="browser", **keys):
@@ -34,7 +41,8 @@ def planned(service, **options):
 # ------------------------------------------------------------------------------------- what to type
 
 
-def test_without_jobs_and_agents_the_page_says_how_to_get_them(service):
+def test_without_jobs_and_agents_the_page_says_how_to_get_them(empty):
+    service = empty
     page = browse(service.sign_in(), "/jobs")
     assert f"batchwright submit job.yaml --server {ADDRESS}" in page.source
     assert f"batchwright agent --server {ADDRESS}" in page.source
@@ -64,7 +72,7 @@ def test_a_job_is_read_as_a_job_file_is():
     ],
 )
 def test_a_text_that_is_no_job_is_refused_in_a_sentence(text, words):
-    with pytest.raises(JobTextError, match=".*") as refusal:
+    with pytest.raises(JobTextError) as refusal:
         job_of_text(text)
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -73,7 +81,8 @@ def test_a_text_that_is_no_job_is_refused_in_a_sentence(text, words):
 # ----------------------------------------------------------------------------------------- submit
 
 
-def test_a_job_is_submitted_by_form(service):
+def test_a_job_is_submitted_by_form(empty):
+    service = empty
     browser = service.sign_in("read", "submit")
     token = browse(browser, "/jobs").csrf
     answer = post(browser, "/jobs", token, job="epochs: 3\nnetwork: vgg8", name="", auto="yes")
@@ -91,7 +100,8 @@ def test_a_job_is_submitted_by_form(service):
     assert "network: vgg8" in page.source
 
 
-def test_a_job_that_is_refused_comes_back_with_the_reason(service):
+def test_a_job_that_is_refused_comes_back_with_the_reason(empty):
+    service = empty
     browser = service.sign_in("read", "submit")
     token = browse(browser, "/jobs").csrf
     answer = post(browser, "/jobs", token, job="epoch: 3", name=NASTY)
@@ -107,7 +117,8 @@ def test_a_job_that_is_refused_comes_back_with_the_reason(service):
 # ------------------------------------------------------------------------------------------ follow
 
 
-def test_a_plan_is_looked_at_and_approved(service):
+def test_a_plan_is_looked_at_and_approved(empty):
+    service = empty
     job = planned(service)
     browser = service.sign_in("read", "submit")
     listed = browse(browser, "/jobs")
@@ -143,14 +154,16 @@ def test_another_ones_job_is_not_mine_to_cancel(service):
     assert service.store.jobs.get(job).state == "queued"
 
 
-def test_who_may_only_read_sees_no_buttons(service):
+def test_who_may_only_read_sees_no_buttons(empty):
+    service = empty
     job = planned(service)
     page = browse(service.sign_in("read"), f"/jobs/{job}")
     assert "Approve the plan" not in page.source
     assert "Cancel the job" not in page.source
 
 
-def test_a_job_leads_to_its_run_and_back(service):
+def test_a_job_leads_to_its_run_and_back(empty):
+    service = empty
     job = planned(service, auto=True)
     run = service.a_run(job=job)
     lease = service.store.jobs
@@ -159,7 +172,8 @@ def test_a_job_leads_to_its_run_and_back(service):
     assert f"/jobs/{job}" in [one["href"] for one in page.all("a")]
 
 
-def test_a_failed_job_says_why(service):
+def test_a_failed_job_says_why(empty):
+    service = empty
     job = a_job(service)
     lease = service.store.jobs.lease(an_agent(service))
     service.store.jobs.progress(job, JobProgress(key=lease.key, state="failed", error=NASTY))
@@ -168,7 +182,8 @@ def test_a_failed_job_says_why(service):
     assert "data-over" in page.source
 
 
-def test_agents_are_shown_and_when_they_fall_silent(service):
+def test_agents_are_shown_and_when_they_fall_silent(empty):
+    service = empty
     an_agent(service, NASTY[:100].replace("/", "-"))
     browser = service.sign_in()
     page = browse(browser, "/jobs")
@@ -179,7 +194,8 @@ def test_agents_are_shown_and_when_they_fall_silent(service):
     assert '<span class="state silent">' in browse(browser, "/jobs").source
 
 
-def test_jobs_are_found_by_state(service):
+def test_jobs_are_found_by_state(empty):
+    service = empty
     a_job(service, "one")
     cancelled = a_job(service, "two")
     service.store.jobs.cancel(cancelled)

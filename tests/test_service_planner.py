@@ -10,9 +10,9 @@ import pytest
 from batchwright import verbs
 from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
 from clusters import make_measured
+from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - fixtures
 from samples import make_plan
 from services import ADDRESS
-from test_service_pages import NASTY, browse
 
 
 @pytest.fixture
@@ -112,13 +112,16 @@ def test_the_plan_is_that_of_the_command_line(service, stored):
     assert answer.text == plan.model_dump_json(indent=2) + "\n"
 
 
-def test_without_a_profile_the_page_says_how_to_make_one(service):
+def test_without_a_profile_the_page_says_how_to_make_one(empty):
+    service = empty
     page = browse(service.sign_in(), "/planner")
     assert "batchwright probe" in page.source
     assert "Upload a profile" in page.source
 
 
-def test_the_newest_profile_is_planned_from_at_once(service, stored):
+def test_the_newest_profile_is_planned_from_at_once(empty):
+    service = empty
+    stored = service.store.profiles.add("two workers", make_measured())
     page = browse(service.sign_in(), "/planner")
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
     assert "Cost over time: every candidate" in titles
@@ -149,7 +152,8 @@ def test_fields_keep_what_was_written_and_show_what_is_wrong_with_it(service, st
     assert epochs["value"] == "7"
 
 
-def test_a_profile_is_uploaded_and_planned_from(service):
+def test_a_profile_is_uploaded_and_planned_from(empty):
+    service = empty
     browser = service.sign_in("read", "submit")
     token = browse(browser, "/planner").csrf
     text = make_measured().model_dump_json()

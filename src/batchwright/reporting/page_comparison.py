@@ -123,7 +123,7 @@ def _charts(told: RunComparison) -> str:
 
 
 def _cost_chart(told: RunComparison, runs: Sequence[ComparedRun], clock: str) -> str:
-    """Cost is the workers' price by the time of training; hours of work where a price is missing."""
+    """Against price times time of training; where a price is missing, against hours of work."""
     priced = all(hourly_price(one.summary.plan)[1] for one in runs)
     rates = {
         id(one): hourly_price(one.summary.plan)[0] if priced else float(one.summary.plan.workers)

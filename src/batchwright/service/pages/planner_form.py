@@ -1,7 +1,7 @@
 """What the planner's form asks, and how its words become job keys.
 
-People write `2 h 30 min`, `8 GiB` and `0.35`; a job has seconds, bytes and numbers. What is wrong is
-told beside the field that it is in.
+People write `2 h 30 min`, `8 GiB` and `0.35`; a job has seconds, bytes and numbers. What is wrong
+is told beside the field that it is in.
 """
 
 from __future__ import annotations
