@@ -19,6 +19,7 @@ from batchwright.errors import (
     DeadlineReached,
     Interrupted,
     LostWorkerError,
+    NewPlan,
 )
 from batchwright.reports import leave_report
 
@@ -68,6 +69,8 @@ def worker_main(work: Callable[[], None]) -> None:
     die_with_parent(AGENT_PID)
     try:
         work()
+    except NewPlan:
+        return  # all went well, and the launcher sees that the run folder's plan is another
     except BatchwrightError as error:
         # Under an agent a worker is stopped by a signal because another one failed.
         stopped = isinstance(error, Interrupted) and not isinstance(error, DeadlineReached)
