@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from gloo import Crew
+from services import clock, service
+
+__all__ = ["clock", "crew", "service"]
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,28 @@ ARROWS = {
         "simulation.clock",
     },
     "reporting": {"records", "errors", "files"},
+    "service": {
+        "records",
+        "errors",
+        "files",
+        "documents",
+        "prediction",
+        "planning",
+        "reporting",
+        "checking",
+        "preparing",
+        "refitting",
+        "verbs",
+    },
+    "client": {
+        "records",
+        "errors",
+        "files",
+        "documents",
+        "processes",
+        "run_folder",
+        "reporting.following",
+    },
 }
 ASSEMBLY = {  # put everything together
     *("__init__", "cli", "verbs", "doctor"),
@@ -76,7 +98,7 @@ WITHOUT_TORCH = {
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
     *("server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),
-    "simulation",
+    *("simulation", "service", "client"),
 }
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
+from batchwright.records.allowing import rules_of
 from batchwright.records.base import Count, Index, NonNegative, Positive, Record
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
@@ -156,6 +157,12 @@ class AgentIntroduction(Record):
         max_length=100, description="What it carries out: `data=PATTERN`, `network=PATTERN`."
     )
 
+    @field_validator("allow")
+    @classmethod
+    def _are_rules(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        rules_of(allow)
+        return allow
+
 
 class AgentInfo(Record):
     """An agent as the service knows it."""
@@ -180,8 +187,12 @@ class JobProgress(Record):
     """What an agent has to say of its job; nothing more than `key` is a heartbeat."""
 
     key: Identifier
-    state: Literal["probing", "planned", "training", "done", "failed", "cancelled"] | None = Field(
-        None, description="The state that it is in now; left out if as before."
+    state: (
+        Literal["queued", "probing", "planned", "training", "done", "failed", "cancelled"] | None
+    ) = Field(
+        None,
+        description="The state that it is in now; left out if as before. `queued` gives the job "
+        "back, for an agent that is being stopped.",
     )
     profile: Profile | None = None
     plan: Plan | None = None
@@ -192,7 +203,10 @@ class JobProgress(Record):
 class JobOrders(Record):
     """What the service wants of the agent."""
 
-    state: JobState
+    state: JobState = Field(
+        description="Where the job stands. The agent has it still while that is `probing` or "
+        "`training`, or `planned` and the job need not wait for approval."
+    )
     stop: bool = Field(description="The job was cancelled: stop, and say so.")
 
 
@@ -207,6 +221,12 @@ class PlanRequest(Record):
     keys: dict[str, Any] = Field(
         default_factory=dict, description="Job keys to change, nested or with dots."
     )
+
+
+class AdviceTaken(Record):
+    """A run follows an advice from here on."""
+
+    epoch: Index = Field(description="First epoch that is trained by its plan, zero-based.")
 
 
 class Problem(Record):

@@ -68,10 +68,19 @@ runs = Table(
     Column("created", Float, nullable=False, index=True),
     Column("changed", Float, nullable=False),
     Column("next_sequence", BigInteger, nullable=False),
-    Column("counts", Text, nullable=False),  # JSON: records stored of each kind
-    Column("epochs_done", Integer, nullable=False),
+    # JSON: for each kind how many records are stored and the sequence number of the newest
+    Column("counts", Text, nullable=False),
+    Column("advice", Integer, nullable=False),  # number of the newest advice, 0 without
+    # From the plan, so that a list of runs opens no plan.
+    Column("epochs", BigInteger, nullable=False),
+    Column("workers", BigInteger, nullable=False),
+    Column("method", String(40), nullable=False),
+    Column("network", Text, nullable=False),
+    Column("data", Text, nullable=False),
+    # From the newest epoch, or as planned.
+    Column("epochs_done", BigInteger, nullable=False),
     Column("top1", Float),
-    Column("global_batch_size", Integer, nullable=False),
+    Column("global_batch_size", BigInteger, nullable=False),
     Column("follows_advice", Boolean, nullable=False),
     Column("demo", Boolean, nullable=False),
     Column("job_id", String(36), index=True),
@@ -92,6 +101,7 @@ records = Table(
     Column("level", Integer, nullable=False),
     Column("body", Text, nullable=False),
     Index("ix_records_level", "run_id", "kind", "level", "sequence"),
+    sqlite_with_rowid=False,  # ordered by its key on disk: a run's newest records lie together
 )
 
 advice = Table(
@@ -100,10 +110,10 @@ advice = Table(
     Column("run_id", String(36), ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("created", Float, nullable=False),
-    Column("epoch", Integer, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
     Column("reason", Text, nullable=False),
     Column("plan", Text, nullable=False),
-    Column("taken", Integer),
+    Column("taken", BigInteger),
 )
 
 jobs = Table(
@@ -125,7 +135,8 @@ jobs = Table(
     Column("agent", String(120)),
     Column("lease_key", String(36)),
     Column("lease_expires", Float),
-    Column("attempts", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),  # how often it was leased
+    Column("lost", Integer, nullable=False),  # how often its agent fell silent
     Column("error", Text),
 )
 

@@ -1,0 +1,160 @@
+"""Who may do what: programs by a token, browsers by a cookie.
+
+Each route says what it needs as a dependency, `need`, `need_page` or `open_to_all`; a test walks all
+routes and finds one that says nothing. Who it is that asks was found out before, by `identify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+from fastapi import Depends, Request, Response, Security
+from fastapi.security import HTTPBearer
+
+from batchwright.records.service import Scope
+from batchwright.service.caller import Caller
+from batchwright.service.problems import Forbidden, Unauthorized
+from batchwright.service.settings import Settings
+from batchwright.service.store import Store
+
+COOKIE = "batchwright_session"
+CSRF_FIELD = "csrf"
+
+_bearer = HTTPBearer(
+    auto_error=False, description="A token made by `batchwright token create NAME --scopes ...`."
+)
+
+
+def store_of(request: Request) -> Store:
+    """The store that the app was made with."""
+    store: Store = request.app.state.store
+    return store
+
+
+def settings_of(request: Request) -> Settings:
+    """The settings that the app was made with."""
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def need(*scopes: Scope) -> Any:
+    """A dependency of an API route: a token with any of ``scopes``, or with `admin`.
+
+    Its value is the `Caller`.
+
+    Raises:
+        Unauthorized: There is no token, or it is unknown.
+        Forbidden: It lacks the scope.
+    """
+
+    def check(request: Request, _shown: Any = Security(_bearer)) -> Caller:
+        caller: Caller | None = getattr(request.state, "caller", None)
+        if caller is None:
+            given = "authorization" in request.headers
+            raise Unauthorized(
+                "this token is unknown or was revoked"
+                if given
+                else "a token is needed, as `Authorization: Bearer TOKEN`"
+            )
+        return _allowed(caller, scopes, "this token")
+
+    check.needed = scopes  # type: ignore[attr-defined] # for the walk over all routes
+    return Depends(check)
+
+
+def need_page(*scopes: Scope) -> Any:
+    """A dependency of a page: a browser that is signed in with any of ``scopes``, or with `admin`.
+
+    Its value is the `Caller`.
+
+    Raises:
+        Unauthorized: It is not signed in, or no longer.
+        Forbidden: It was signed in with less.
+    """
+
+    def check(request: Request) -> Caller:
+        caller: Caller | None = getattr(request.state, "visitor", None)
+        if caller is None:
+            raise Unauthorized("sign in first: `batchwright sign-in` prints a link")
+        return _allowed(caller, scopes, "this browser")
+
+    check.needed = scopes  # type: ignore[attr-defined]
+    return Depends(check)
+
+
+def open_to_all() -> Any:
+    """A dependency of a route that anybody may call; it says so, and does nothing."""
+
+    def check() -> None:
+        return None
+
+    check.needed = ()  # type: ignore[attr-defined]
+    return Depends(check)
+
+
+def own(caller: Caller, owner: str) -> None:
+    """Nothing, if ``caller`` may change what belongs to ``owner``.
+
+    Raises:
+        Forbidden: It is another's.
+    """
+    if not caller.owns(owner):
+        raise Forbidden("this belongs to another token")
+
+
+def csrf_of(request: Request) -> str:
+    """What each form of a page holds in the field `csrf`; empty where nobody is signed in.
+
+    It is made from the session's secret, which no other site can read, and does not give it away.
+    """
+    session = request.cookies.get(COOKIE, "")
+    return _csrf(session) if session else ""
+
+
+async def check_form(request: Request) -> None:
+    """A dependency of a route that takes a form: it was filled in on a page of this session.
+
+    Raises:
+        Forbidden: It was not, or the session has ended since.
+    """
+    form = await request.form()
+    given, session = form.get(CSRF_FIELD), request.cookies.get(COOKIE, "")
+    if (
+        not session
+        or not isinstance(given, str)
+        or not hmac.compare_digest(given.encode("utf-8", "replace"), _csrf(session).encode())
+    ):
+        raise Forbidden("this form is out of date: load the page again and repeat what you did")
+
+
+def remember(response: Response, session: str, settings: Settings) -> None:
+    """Have the browser keep the session that `SignIn.enter` gave."""
+    response.set_cookie(
+        COOKIE,
+        session,
+        max_age=int(settings.session_seconds),
+        path="/",
+        httponly=True,
+        samesite="strict",
+        secure=settings.secure_cookies,
+    )
+
+
+def forget(response: Response, settings: Settings) -> None:
+    """Have the browser drop its session."""
+    response.delete_cookie(
+        COOKIE, path="/", httponly=True, samesite="strict", secure=settings.secure_cookies
+    )
+
+
+def _csrf(session: str) -> str:
+    key = session.encode("utf-8", "replace")
+    return hmac.new(key, b"batchwright form", hashlib.sha256).hexdigest()
+
+
+def _allowed(caller: Caller, scopes: tuple[Scope, ...], who: str) -> Caller:
+    if scopes and not caller.may(*scopes):
+        raise Forbidden(f"{who} may not do this: it needs the scope {' or '.join(scopes)}")
+    return caller

@@ -1,0 +1,92 @@
+"""How a problem becomes an answer: JSON to programs, a page to people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from batchwright.errors import BatchwrightError
+from batchwright.service.problems import (
+    NotFound,
+    Refused,
+    ServiceProblem,
+    TooMany,
+    Unauthorized,
+    Unavailable,
+)
+
+ErrorPage = Callable[[Request, ServiceProblem], Response]
+"""Draws a problem as a page; `app.state.error_page` holds one."""
+
+FOR_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics")
+
+
+class Broken(ServiceProblem):  # noqa: N818
+    """A mistake of ours; what it was is in the log."""
+
+    status = 500
+
+
+def answer(request: Request, problem: ServiceProblem) -> Response:
+    """The answer that tells of ``problem``."""
+    draw: ErrorPage | None = getattr(request.app.state, "error_page", None)
+    response: Response
+    if draw is None or is_for_programs(request):
+        response = JSONResponse({"detail": problem.detail, **problem.values}, problem.status)
+    else:
+        response = draw(request, problem)
+    if isinstance(problem, Unauthorized):
+        response.headers["www-authenticate"] = "Bearer"
+    if isinstance(problem, TooMany):
+        response.headers["retry-after"] = str(max(1, round(problem.retry_after)))
+    return response
+
+
+def is_for_programs(request: Request) -> bool:
+    """Whether the path is one of the API's."""
+    path = request.scope.get("path", "")
+    return any(path == start or path.startswith(f"{start}/") for start in FOR_PROGRAMS)
+
+
+def problem_of(error: Exception) -> ServiceProblem:
+    """What to tell of an exception. Of one that nobody foresaw, nothing but that it happened."""
+    if isinstance(error, ServiceProblem):
+        return error
+    if isinstance(error, BatchwrightError):
+        return Refused(" ".join(str(error).split()))
+    if isinstance(error, RequestValidationError):
+        return Refused(_first_of(error))
+    if isinstance(error, HTTPException):
+        return _of_status(error)
+    if isinstance(error, DataError | OverflowError):
+        return Refused("a number or a text is larger than the service can store")
+    if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError):
+        return Unavailable("the database does not answer just now; try again")
+    return Broken("something went wrong inside the service; its log says what")
+
+
+def _of_status(error: HTTPException) -> ServiceProblem:
+    if error.status_code == NotFound.status:
+        return NotFound("there is nothing at this address")
+    problem = ServiceProblem(str(error.detail))
+    problem.status = error.status_code
+    return problem
+
+
+def _first_of(error: RequestValidationError) -> str:
+    """The first thing that is wrong, with its place and value, in one line."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
+    value = repr(first.get("input"))
+    value = value if len(value) <= 60 else f"{value[:57]}..."
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] in ("missing", "extra_forbidden", "json_invalid"):
+        return f"{place}: {message}"
+    text = f"{place} = {value}: {message}"
+    return text.encode("utf-8", "replace").decode()

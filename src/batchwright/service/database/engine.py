@@ -1,0 +1,131 @@
+"""How a database is opened, and how a transaction begins.
+
+SQLite lives in one file, in write-ahead mode: readers never wait for the writer. Its commits are
+synced (``synchronous=FULL``), so what was acknowledged survives the end of the process and a loss
+of power, as far as the disk keeps what it says it has written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from batchwright.errors import BatchwrightError, FileError
+from batchwright.files import make_folder
+
+BUSY_SECONDS = 30.0
+"""How long SQLite waits for another process that writes, such as ``batchwright token``."""
+
+CONNECTIONS = 48
+"""At once; more than the threads that answer requests."""
+
+
+class Database:
+    """An engine, and whose turn it is to write.
+
+    SQLite takes one writer at a time. Threads of one process that queue for a lock are served at
+    once when it is free; in SQLite's own queue they would sleep in steps and look again.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        self._turn = threading.Lock()
+        self._writing = engine.execution_options(writes=True)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that only reads: all that it sees is of one moment (SQLite)."""
+        with self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that writes; stored for good when the block ends without an error."""
+        if not self.is_sqlite:
+            with self.engine.begin() as connection:
+                yield connection
+            return
+        with self._turn, self._writing.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for ``url``, such as ``sqlite:////var/lib/batchwright/service.sqlite``.
+
+    The folder of a SQLite file is made; ``postgresql://`` means the driver psycopg 3.
+
+    Raises:
+        BatchwrightError: It is no such URL, or of another kind of database.
+        FileError: The folder cannot be made.
+    """
+    place = _read(url)
+    if place.get_backend_name() == "postgresql":
+        return create_engine(
+            place.set(drivername="postgresql+psycopg"),
+            pool_size=CONNECTIONS,
+            max_overflow=0,
+            pool_pre_ping=True,
+            hide_parameters=True,
+        )
+    if not place.database or place.database == ":memory:":
+        raise BatchwrightError(
+            f"the service needs a database that lasts: {url} names no file; "
+            "write sqlite:////folder/service.sqlite"
+        )
+    make_folder(Path(place.database).parent)
+    engine = create_engine(
+        place,
+        pool_size=CONNECTIONS,
+        max_overflow=0,
+        connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False},
+        hide_parameters=True,
+    )
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def shown(url: str) -> str:
+    """A database's URL without its password, for messages."""
+    return _read(url).render_as_string(hide_password=True)
+
+
+def _read(url: str) -> URL:
+    try:
+        place = make_url(url)
+        known = place.get_backend_name() in ("sqlite", "postgresql")
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        known = False
+    if not known:
+        kind = url.partition(":")[0][:40]  # the rest may hold a password
+        raise BatchwrightError(
+            f"{kind}:... is no database that the service knows: write "
+            "sqlite:////folder/service.sqlite or postgresql://user:password@host/name"
+        )
+    return place
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where we say, in _begin_sqlite
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that will write takes its turn at once: one that began by reading could not
+    # wait for another writer, since what it has read might change meanwhile.
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

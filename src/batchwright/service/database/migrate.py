@@ -1,0 +1,59 @@
+"""The schema brought up to date when the service starts.
+
+Whoever starts first does it, in one transaction and under a lock, so that several may start at the
+same time and a migration that fails leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, inspect, text
+
+from batchwright.errors import BatchwrightError
+from batchwright.service.database.engine import Database
+
+HEAD = "0001"
+"""The newest revision in `migrations.versions`; known here so that a start without anything to do
+does without Alembic, which takes a quarter of a second to load."""
+
+_LOCK = 0x62617463  # among PostgreSQL's advisory locks: any number that others do not use
+
+
+def revision(connection: Connection) -> str | None:
+    """The schema's revision; `None` in an empty database."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def migrate(database: Database) -> None:
+    """Bring the schema to `HEAD`.
+
+    Raises:
+        BatchwrightError: A newer Batchwright has made it.
+    """
+    with database.reading() as connection:
+        if revision(connection) == HEAD:
+            return
+    with database.writing() as connection:
+        if not database.is_sqlite:
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+        found = revision(connection)
+        if found != HEAD:  # else another process was quicker
+            _upgrade(connection, found)
+
+
+def _upgrade(connection: Connection, found: str | None) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", "batchwright.service.database:migrations")
+    config.attributes["connection"] = connection
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found not in known:
+        raise BatchwrightError(
+            f"the database is of a newer Batchwright (revision {found}); install that, or name "
+            "another with --database"
+        )
+    command.upgrade(config, HEAD)

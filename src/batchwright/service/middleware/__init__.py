@@ -1,0 +1,1 @@
+"""What every request passes through, each a small ASGI application around the next."""

@@ -1,0 +1,80 @@
+"""Each request is counted, timed and logged; an exception that nobody foresaw ends here."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from batchwright.service.answers import answer, problem_of
+from batchwright.service.meters import Meters
+from batchwright.service.middleware.identify import caller_of
+
+log = logging.getLogger("batchwright.service")
+
+REQUEST_ID = "x-request-id"
+UNKNOWN_ROUTE = "none"
+"""Route of requests that no route is for; what they asked for would let anybody make up labels."""
+
+
+class Observe:
+    """Counts, times and logs.
+
+    The log has the route, never the address that was asked for: a sign-in link is a secret.
+    """
+
+    def __init__(self, app: ASGIApp, meters: Meters) -> None:
+        self._app = app
+        self._meters = meters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+        status = 0
+        started = time.perf_counter()
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        self._meters.in_progress.inc()
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:  # noqa: BLE001 - told in the log, and as a problem
+            problem = problem_of(error)
+            log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})
+            if not status:
+                await answer(Request(scope), problem)(scope, receive, watched)
+        finally:
+            self._meters.in_progress.dec()
+            self._note(scope, status, time.perf_counter() - started, request_id)
+
+    def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
+        self._meters.requests.labels(_method(scope), route, str(status)).inc()
+        self._meters.seconds.labels(route).observe(seconds)
+        caller = caller_of(scope)
+        fields = {
+            "method": _method(scope),
+            "route": route,
+            "status": status,
+            "seconds": round(seconds, 6),
+            "caller": caller.name if caller else None,
+            "client": scope["client"][0] if scope.get("client") else None,
+            "request_id": request_id,
+        }
+        log.info("request", extra={"fields": fields})
+
+
+def _method(scope: Scope) -> str:
+    known = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+    return scope["method"] if scope["method"] in known else "OTHER"

@@ -1,0 +1,90 @@
+"""Advice to runs: new plans, numbered from 1 within a run."""
+
+from __future__ import annotations
+
+from sqlalchemy import Row, insert, select, update
+
+from batchwright.records import Plan
+from batchwright.records.service import Advice
+from batchwright.service.database.engine import Database
+from batchwright.service.database.tables import advice, runs
+from batchwright.service.problems import NotFound
+from batchwright.service.settings import Settings
+from batchwright.service.store.clock import Clock
+
+
+class AdviceStore:
+    """The table of advice."""
+
+    def __init__(self, database: Database, _settings: Settings, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def offer(self, run: str, epoch: int, reason: str, plan: Plan) -> Advice:
+        """Store advice as the run's newest; its reporter learns of it with its next message.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        with self._database.writing() as connection:
+            newest = connection.execute(
+                select(runs.c.advice).where(runs.c.id == run).with_for_update()
+            ).scalar()
+            if newest is None:
+                raise NotFound(f"there is no run {run}")
+            given = Advice(number=newest + 1, epoch=epoch, reason=reason, plan=plan)
+            connection.execute(
+                insert(advice).values(
+                    run_id=run,
+                    number=given.number,
+                    created=self._clock(),
+                    epoch=epoch,
+                    reason=reason,
+                    plan=plan.model_dump_json(),
+                )
+            )
+            connection.execute(update(runs).where(runs.c.id == run).values(advice=given.number))
+        return given
+
+    def list(self, run: str) -> list[Advice]:
+        """All advice to a run, the oldest first.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        with self._database.reading() as connection:
+            if connection.execute(select(runs.c.id).where(runs.c.id == run)).first() is None:
+                raise NotFound(f"there is no run {run}")
+            rows = connection.execute(
+                select(advice).where(advice.c.run_id == run).order_by(advice.c.number)
+            ).all()
+        return [_advice_of(row) for row in rows]
+
+    def taken(self, run: str, number: int, epoch: int) -> Advice:
+        """Note that a run follows advice from ``epoch`` on; telling it again changes nothing.
+
+        Raises:
+            NotFound: There is no such run or advice.
+        """
+        with self._database.writing() as connection:
+            row = connection.execute(
+                update(advice)
+                .where(advice.c.run_id == run, advice.c.number == number)
+                .values(taken=epoch)
+                .returning(advice)
+            ).one_or_none()
+            if row is None:
+                raise NotFound(f"there is no advice {number} to run {run}")
+            connection.execute(update(runs).where(runs.c.id == run).values(plan=row.plan))
+        return _advice_of(row)
+
+
+def _advice_of(row: Row[tuple[object, ...]]) -> Advice:
+    values = row._mapping  # noqa: SLF001 - its documented name
+    return Advice(
+        number=values["number"],
+        epoch=values["epoch"],
+        reason=values["reason"],
+        plan=Plan.model_validate_json(values["plan"]),
+        taken=values["taken"],
+    )

@@ -1,0 +1,332 @@
+"""Runs: introduced, heard of, ended, listed, deleted. Their records are `records`' part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, select, update
+
+from batchwright.records import Plan, Profile, RunSummary
+from batchwright.records.service import (
+    RecordsTaken,
+    RunEnd,
+    RunInfo,
+    RunIntroduction,
+    RunState,
+)
+from batchwright.service.database.engine import Database
+from batchwright.service.database.tables import records, runs
+from batchwright.service.problems import Conflict, NotFound
+from batchwright.service.settings import Settings
+from batchwright.service.store.clock import Clock
+
+DELETED_AT_ONCE = 20_000
+"""Records in one transaction when a run is deleted, so that others can write in between."""
+
+_SHOWN = [
+    column for column in runs.c if column.name not in ("plan", "profile", "summary", "counts")
+]
+
+
+class Runs:
+    """The table of runs."""
+
+    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
+        self._database = database
+        self._settings = settings
+        self._clock = clock
+
+    def introduce(
+        self, identifier: str, introduction: RunIntroduction, owner: str, *, demo: bool = False
+    ) -> RunInfo:
+        """Store a run, or hear of it again: one that had stopped or failed goes on.
+
+        Args:
+            identifier: A UUID, chosen by whoever runs it.
+            introduction: What it is.
+            owner: Name of the token that may write to it from now on.
+            demo: Whether it is the example that comes with the service.
+
+        Raises:
+            Conflict: The run is another owner's or of another training, or there are too many runs.
+        """
+        now, plan = self._clock(), introduction.plan
+        facts = {
+            "epochs": plan.epochs,
+            "workers": plan.workers,
+            "method": plan.method,
+            "network": plan.network.name,
+            "data": plan.data.name,
+        }
+        told: dict[str, Any] = {
+            "name": introduction.name,
+            "follows_advice": introduction.follows_advice,
+            "job_id": introduction.job,
+            "plan": plan.model_dump_json(),
+            "changed": now,
+        }
+        if introduction.profile is not None:
+            told["profile"] = introduction.profile.model_dump_json()
+        with self._database.writing() as connection:
+            found = _row(connection, identifier, lock=True)
+            if found is None:
+                self._refuse_too_many(connection)
+                connection.execute(
+                    insert(runs).values(
+                        id=identifier,
+                        owner=owner,
+                        demo=demo,
+                        created=now,
+                        next_sequence=0,
+                        counts="{}",
+                        advice=0,
+                        epochs_done=0,
+                        global_batch_size=plan.stages[0].global_batch_size,
+                        **facts,
+                        **told,
+                    )
+                )
+            else:
+                _refuse_another(found, owner, facts)
+                if found["outcome"] in ("stopped", "failed"):
+                    told |= {"outcome": None, "error": None}
+                connection.execute(
+                    update(runs).where(runs.c.id == identifier).values(**facts, **told)
+                )
+            return self._info(_wanted(connection, identifier))
+
+    def alive(self, identifier: str) -> RecordsTaken:
+        """Hear of a run that has nothing to say; what it would be told with its records.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        with self._database.writing() as connection:
+            row = connection.execute(
+                update(runs)
+                .where(runs.c.id == identifier)
+                .values(changed=self._clock())
+                .returning(runs.c.next_sequence, runs.c.advice)
+            ).one_or_none()
+        if row is None:
+            raise _missing(identifier)
+        return RecordsTaken(next=row.next_sequence, advice=row.advice)
+
+    def end(self, identifier: str, end: RunEnd) -> RunInfo:
+        """Note how a run ended.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        values: dict[str, Any] = {
+            "outcome": end.outcome,
+            "error": end.error,
+            "changed": self._clock(),
+        }
+        if end.summary is not None:
+            values["summary"] = end.summary.model_dump_json()
+        with self._database.writing() as connection:
+            done = connection.execute(update(runs).where(runs.c.id == identifier).values(**values))
+            if not done.rowcount:
+                raise _missing(identifier)
+            return self._info(_wanted(connection, identifier))
+
+    def get(self, identifier: str) -> RunInfo:
+        """A run.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        with self._database.reading() as connection:
+            return self._info(_wanted(connection, identifier))
+
+    def list(
+        self,
+        limit: int = 50,
+        before: str | None = None,
+        state: RunState | None = None,
+        query: str = "",
+    ) -> list[RunInfo]:
+        """Runs, those introduced last first.
+
+        Args:
+            limit: At most so many.
+            before: Those that come after this run in the list: the last one of the page before.
+            state: Only those in this state.
+            query: Only those with this in name, network, data or method, in any case.
+
+        Raises:
+            NotFound: There is no run ``before``.
+        """
+        wanted = select(*_SHOWN).order_by(runs.c.created.desc(), runs.c.id.desc()).limit(limit)
+        heard_of = self._clock() - self._settings.silent_seconds
+        if state == "running":
+            wanted = wanted.where(runs.c.outcome.is_(None), runs.c.changed >= heard_of)
+        elif state == "silent":
+            wanted = wanted.where(runs.c.outcome.is_(None), runs.c.changed < heard_of)
+        elif state is not None:
+            wanted = wanted.where(runs.c.outcome == state)
+        if query:
+            searched = (runs.c.name, runs.c.network, runs.c.data, runs.c.method)
+            wanted = wanted.where(
+                or_(*(column.icontains(query, autoescape=True) for column in searched))
+            )
+        with self._database.reading() as connection:
+            if before is not None:
+                last = _wanted(connection, before)
+                wanted = wanted.where(
+                    or_(
+                        runs.c.created < last["created"],
+                        and_(runs.c.created == last["created"], runs.c.id < before),
+                    )
+                )
+            rows = connection.execute(wanted).mappings().all()
+        return [self._info(row) for row in rows]
+
+    def owner(self, identifier: str) -> str:
+        """Name of the token that a run belongs to.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        return str(self._column(identifier, "owner"))
+
+    def plan(self, identifier: str) -> Plan:
+        """The plan that a run follows now.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        return Plan.model_validate_json(self._column(identifier, "plan"))
+
+    def profile(self, identifier: str) -> Profile | None:
+        """What a run's plan was made from, if that was sent.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        text = self._column(identifier, "profile")
+        return None if text is None else Profile.model_validate_json(text)
+
+    def summary(self, identifier: str) -> RunSummary | None:
+        """The summary of a run that has finished and sent it.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        text = self._column(identifier, "summary")
+        return None if text is None else RunSummary.model_validate_json(text)
+
+    def delete(self, identifier: str) -> None:
+        """Delete a run with its records and advice.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        self.owner(identifier)
+        while self._delete_some_records(identifier):
+            pass
+        with self._database.writing() as connection:
+            connection.execute(delete(runs).where(runs.c.id == identifier))
+
+    def delete_old(self) -> list[str]:
+        """Delete ended runs that `Settings.retention_days` says to, and those silent for as long.
+
+        Returns:
+            Their identifiers.
+        """
+        days = self._settings.retention_days
+        if days is None:
+            return []
+        limit = self._clock() - days * 24 * 3600
+        with self._database.reading() as connection:
+            found = connection.execute(
+                select(runs.c.id).where(runs.c.changed < limit, runs.c.demo.is_(False))
+            ).scalars()
+            old = list(found)
+        for identifier in old:
+            self.delete(identifier)
+        return old
+
+    def _delete_some_records(self, identifier: str) -> bool:
+        """Delete the oldest records of a run; returns whether there were any."""
+        with self._database.writing() as connection:
+            first = connection.execute(
+                select(func.min(records.c.sequence)).where(records.c.run_id == identifier)
+            ).scalar()
+            if first is None:
+                return False
+            connection.execute(
+                delete(records).where(
+                    records.c.run_id == identifier,
+                    records.c.sequence < first + DELETED_AT_ONCE,
+                )
+            )
+            return True
+
+    def _refuse_too_many(self, connection: Connection) -> None:
+        most = self._settings.limits.runs
+        if (connection.execute(select(func.count()).select_from(runs)).scalar() or 0) >= most:
+            raise Conflict(f"this service keeps {most} runs at most: delete some first")
+
+    def _column(self, identifier: str, name: str) -> Any:
+        with self._database.reading() as connection:
+            row = connection.execute(select(runs.c[name]).where(runs.c.id == identifier)).first()
+        if row is None:
+            raise _missing(identifier)
+        return row[0]
+
+    def _info(self, row: RowMapping) -> RunInfo:
+        state: RunState = row["outcome"] or "running"
+        if state == "running" and self._clock() - row["changed"] > self._settings.silent_seconds:
+            state = "silent"
+        return RunInfo(
+            id=row["id"],
+            name=row["name"],
+            state=state,
+            created=row["created"],
+            changed=row["changed"],
+            records=row["next_sequence"],
+            epochs=row["epochs"],
+            epochs_done=row["epochs_done"],
+            top1=row["top1"],
+            method=row["method"],
+            workers=row["workers"],
+            global_batch_size=row["global_batch_size"],
+            network=row["network"],
+            data=row["data"],
+            follows_advice=row["follows_advice"],
+            demo=row["demo"],
+            job=row["job_id"],
+            error=row["error"],
+        )
+
+
+def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping | None:
+    wanted = select(*_SHOWN).where(runs.c.id == identifier)
+    if lock:
+        wanted = wanted.with_for_update()
+    return connection.execute(wanted).mappings().one_or_none()
+
+
+def _wanted(connection: Connection, identifier: str) -> RowMapping:
+    row = _row(connection, identifier)
+    if row is None:
+        raise _missing(identifier)
+    return row
+
+
+def _missing(identifier: str) -> NotFound:
+    return NotFound(f"there is no run {identifier[:36]}")
+
+
+def _refuse_another(found: RowMapping, owner: str, facts: dict[str, Any]) -> None:
+    """A run keeps its owner, data, network, method and length; batches and rates may change."""
+    if found["owner"] != owner:
+        raise Conflict("this run was introduced by another token; runs report with the same one")
+    for name in ("data", "network", "method", "epochs"):
+        if found[name] != facts[name]:
+            raise Conflict(
+                f"this run was introduced with {name} {found[name]}, not {facts[name]}: "
+                "a new training takes a new identifier"
+            )

@@ -1,0 +1,94 @@
+"""All parts of the store over one database."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from batchwright.errors import BatchwrightError
+from batchwright.service.database.engine import Database, open_engine, shown
+from batchwright.service.database.migrate import HEAD, migrate, revision
+from batchwright.service.store.advice import AdviceStore
+from batchwright.service.store.audit import Audit
+from batchwright.service.store.clock import Clock
+from batchwright.service.store.profiles import Profiles
+from batchwright.service.store.records import Records
+from batchwright.service.store.runs import Runs
+from batchwright.service.store.sign_in import SignIn
+from batchwright.service.store.tokens import Tokens
+
+if TYPE_CHECKING:
+    from batchwright.service.settings import Settings
+
+__all__ = ["Clock", "Store"]
+
+
+class Store:
+    """What the service keeps. Safe to use from several threads; several processes may share a
+    database.
+
+    Args:
+        engine: From `open_engine`; its schema is up to date.
+        settings: Limits and delays.
+        clock: Unix time in seconds; tests set it.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, clock: Clock = time.time) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.database = Database(engine)
+        common = (self.database, settings, clock)
+        self.tokens = Tokens(*common)
+        self.sign_in = SignIn(*common)
+        self.runs = Runs(*common)
+        self.records = Records(*common)
+        self.advice = AdviceStore(*common)
+        self.profiles = Profiles(*common)
+        self.audit = Audit(*common)
+
+    @classmethod
+    def open(cls, settings: Settings, clock: Clock = time.time) -> Store:
+        """The store of ``settings.database``, its schema brought up to date.
+
+        Raises:
+            BatchwrightError: It cannot be reached, or is of a newer version.
+        """
+        engine = open_engine(settings.database)
+        try:
+            migrate(Database(engine))
+        except SQLAlchemyError as error:
+            engine.dispose()
+            told = str(getattr(error, "orig", error) or error).strip().splitlines()
+            raise BatchwrightError(
+                f"cannot open the database {shown(settings.database)}: {told[0]}; "
+                "is it running, and may you write to it?"
+            ) from None
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine, settings, clock)
+
+    def check(self) -> None:
+        """Nothing, if the database answers and is of this version.
+
+        Raises:
+            BatchwrightError: It is of another version.
+            SQLAlchemyError: It does not answer.
+        """
+        with self.database.reading() as connection:
+            connection.execute(text("SELECT 1"))
+            found = revision(connection)
+        if found != HEAD:
+            raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
+
+    def tidy(self) -> list[str]:
+        """Delete what `Settings` says is too old; returns the runs' identifiers."""
+        self.sign_in.forget_expired()
+        return self.runs.delete_old()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.database.close()

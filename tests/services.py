@@ -1,0 +1,164 @@
+"""A service in the test's own process, over a SQLite file; for all tests of the service.
+
+    from services import service  # a fixture: what a test names, it gets
+
+    def test_something(service):
+        assert service.get("read", "/v1/runs").json() == []
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from batchwright.records.service import RecordBatch, RunIntroduction
+from batchwright.service.access import COOKIE
+from batchwright.service.app import create_app
+from batchwright.service.settings import Limits, Settings
+from batchwright.service.store import Store
+from samples import make_plan, make_profile
+
+ADDRESS = "http://127.0.0.1:8400"
+START = 1_790_000_000.0
+"""When tests begin, in seconds of Unix time."""
+
+
+class HandClock:
+    """A clock that goes when a test says so."""
+
+    def __init__(self, now: float = START) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def go(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Service:
+    """An app, its store, its clock and a token of each scope.
+
+    `client` is fastapi's test client without a token; `get`, `put`, `post`, `delete` take the
+    scope whose token is sent, or none.
+    """
+
+    def __init__(self, store: Store, settings: Settings, clock: HandClock) -> None:
+        self.store = store
+        self.settings = settings
+        self.clock = clock
+        self.app = create_app(store, settings)
+        self.client = TestClient(
+            self.app, base_url=ADDRESS, raise_server_exceptions=True, follow_redirects=False
+        )
+        self.tokens = {
+            scope: store.tokens.create(scope, [scope])
+            for scope in ("read", "report", "submit", "admin")
+        }
+
+    def headers(self, scope: str | None) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.tokens[scope]}"} if scope else {}
+
+    def request(self, method: str, scope: str | None, path: str, **options: Any) -> Any:
+        options["headers"] = {**self.headers(scope), **options.get("headers", {})}
+        return self.client.request(method, path, **options)
+
+    def get(self, scope: str | None, path: str, **options: Any) -> Any:
+        return self.request("GET", scope, path, **options)
+
+    def put(self, scope: str | None, path: str, **options: Any) -> Any:
+        return self.request("PUT", scope, path, **options)
+
+    def post(self, scope: str | None, path: str, **options: Any) -> Any:
+        return self.request("POST", scope, path, **options)
+
+    def delete(self, scope: str | None, path: str, **options: Any) -> Any:
+        return self.request("DELETE", scope, path, **options)
+
+    def sign_in(self, *scopes: str) -> TestClient:
+        """A browser that is signed in."""
+        session = self.store.sign_in.enter(self.store.sign_in.link(scopes or ("admin",)))
+        assert session is not None
+        browser = TestClient(self.app, base_url=ADDRESS, follow_redirects=False)
+        browser.cookies.set(COOKIE, session)
+        return browser
+
+    def a_run(self, owner: str = "report", **changes: Any) -> str:
+        """The identifier of a run that was introduced by the token of that name."""
+        run = str(uuid.uuid4())
+        told = {"name": "digits", "plan": make_plan(), "profile": make_profile()}
+        self.store.runs.introduce(run, RunIntroduction(**(told | changes)), owner)
+        return run
+
+    def report(self, run: str, *records: dict[str, Any]) -> int:
+        """Store records of a run behind those that are there; returns what is wanted next."""
+        first = self.store.runs.get(run).records
+        return self.store.records.append(run, RecordBatch(first=first, records=records)).next
+
+
+def step(number: int, epoch: int = 0, **changes: Any) -> dict[str, Any]:
+    """A line of metrics.jsonl as of a step with two workers."""
+    line = {
+        "kind": "step",
+        "epoch": epoch,
+        "step": number,
+        "steps": 45,
+        "time/train_s": round(0.01 * (number + 1), 4),
+        "train/loss": 2.3 / (number + 1),
+        "throughput/samples_per_sec": 3200.0,
+        "lr": 0.1,
+        "batch/global": 32,
+    }
+    for rank in (0, 1):
+        line |= {
+            f"batch/local/{rank}": 16,
+            f"time/rank{rank}/compute_s": 0.009,
+            f"time/rank{rank}/wait_s": 0.001 * rank,
+        }
+    return line | changes
+
+
+def epoch(number: int, epochs: int = 30, **changes: Any) -> dict[str, Any]:
+    """A line of metrics.jsonl as of a finished epoch with two workers."""
+    line = {
+        "kind": "epoch",
+        "epoch": number,
+        "epochs": epochs,
+        "train/loss": 2.0 / (number + 1),
+        "val/loss": 2.1 / (number + 1),
+        "val/top1": 1 - 0.9 / (number + 1),
+        "time/epoch_s": 0.5,
+        "time/eval_s": 0.05,
+        "time/checkpoint_s": 0.01,
+        "throughput/samples_per_sec": 2874.0,
+        "lr": 0.1,
+        "resolution": 32,
+        "batch/global": 32,
+        "steps/skipped": 0,
+        "steps/repeated": 0,
+        "plan/predicted_epoch_s": 0.48,
+        "gns/simple": 200.0,
+    }
+    for rank in (0, 1):
+        line |= {f"batch/local/{rank}": 16}
+        line |= {f"time/rank{rank}/{part}_s": 0.1 for part in ("input", "compute", "wait", "comm")}
+    return line | changes
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def service(tmp_path, clock: HandClock) -> Iterator[Service]:
+    """A service with limits that no test meets by accident."""
+    limits = Limits(requests_per_second=100_000.0, burst=100_000)
+    settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", limits=limits)
+    store = Store.open(settings, clock)
+    yield Service(store, settings, clock)
+    store.close()
