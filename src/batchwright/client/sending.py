@@ -112,9 +112,27 @@ class Sender:
 
     def exchange_advice(self) -> None:
         """Fetch new advice for training to find, and tell of advice that training has taken."""
-        self._tell_taken()
+        self.tell_taken()
         if self._newest_advice > self._advice_seen or self._is_lost(self._advice_left):
             self._fetch_advice()
+
+    def tell_taken(self) -> None:
+        """Tell of advice that training has put aside as taken, and of the plan that came of it."""
+        number = self.report.advice_told + 1
+        for path in sorted(self._folder.glob("advice-*.json"), key=_number_of):
+            if _number_of(path) < number:
+                continue
+            told = json.loads(_json_in(path))
+            epoch = _count_in(told, "taken")
+            if epoch is not None:
+                self._service.put(
+                    f"/v1/runs/{self.report.run}/advice/{_number_of(path)}/taken",
+                    {"epoch": epoch},
+                )
+                self._plan = (0, 0)  # the plan that came of it is told below
+            self.report = self.report.to(advice_told=_number_of(path))
+        if self._plan is not None and _mark_of(self._folder / "plan.json") != self._plan:
+            self._introduced(with_profile=False)
 
     # ------------------------------------------------------------------------------------ in here
 
@@ -188,7 +206,14 @@ class Sender:
 
     def _fetch_advice(self) -> None:
         """The newest advice, for training to find if it follows any."""
-        found = self._service.get(f"/v1/runs/{self.report.run}/advice")
+        try:
+            found = self._service.get(f"/v1/runs/{self.report.run}/advice")
+        except ServiceError as error:
+            if error.passing or error.status == 401:
+                raise
+            self._advice_seen, self._advice_left = self._newest_advice, 0
+            self._tell(f"there is advice, and it cannot be read: {error}")
+            return
         advice = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
         numbered = [(_count_in(one, "number") or 0, one) for one in advice]
         number, newest = max(numbered, key=lambda pair: pair[0], default=(0, {}))
@@ -213,23 +238,6 @@ class Sender:
         """Whether advice is neither there nor put aside: training removed what came before it."""
         places = (ADVICE, f"advice-{number}.json")
         return number > 0 and not any((self._folder / place).exists() for place in places)
-
-    def _tell_taken(self) -> None:
-        """Tell of advice that training has put aside as taken, and of the plan that came of it."""
-        number = self.report.advice_told + 1
-        for path in sorted(self._folder.glob("advice-*.json"), key=_number_of):
-            if _number_of(path) < number:
-                continue
-            told = json.loads(_json_in(path))
-            epoch = _count_in(told, "taken")
-            if epoch is not None:
-                self._service.put(
-                    f"/v1/runs/{self.report.run}/advice/{_number_of(path)}/taken",
-                    {"epoch": epoch},
-                )
-            self.report = self.report.to(advice_told=_number_of(path))
-        if self._plan is not None and _mark_of(self._folder / "plan.json") != self._plan:
-            self._introduced(with_profile=False)
 
 
 def _json_in(path: Path) -> bytes:

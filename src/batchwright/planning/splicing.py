@@ -1,98 +1,75 @@
-"""A plan that changes while it is followed: what is done stays as it was, the rest is new."""
+"""One plan up to an epoch and another from there on, for a run that changes its plan on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
 
-_HEADER = ("data", "network", "method", "merge", "server", "update", "ags", "precision", "kinds")
-_RULE = ("base", "base_batch", "scaling", "decay")
-_ROW = ("resolution", "dropout", "augmentation", "augmentation_strength", "rate_stage")
 
+def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
+    """A plan that a run can go on with from ``epoch``: its rows before that are those it followed.
 
-def spliced(followed: Plan, advised: Plan, epoch: int) -> Plan:
-    """The advised plan from an epoch on, and before it the rows that were followed.
-
-    Batches and rates may change; whatever a network, its data or its optimizer were built for
-    stays. The job stays, too: it says what was asked for.
+    Header, data, network and the rule of the rate stay, so the schedule of the rate goes on where it
+    is; each row brings the rate that goes with its batch. What was considered, and why, is the new
+    plan's.
 
     Args:
-        followed: The plan until now.
-        advised: The plan from ``epoch`` on; its rows before that are not looked at.
-        epoch: Zero-based.
+        followed: The plan so far.
+        new: The plan for the rest; as long, and for as many workers.
+        epoch: First epoch that the new one is for, zero-based.
 
     Raises:
-        PlanError: A run that follows the one cannot go on under the other.
+        PlanError: The two do not fit together, or the epoch is not one of theirs.
     """
-    for name in _HEADER:
-        if getattr(advised, name) != getattr(followed, name):
-            raise PlanError(f"the new plan has another {name}, which a run cannot change")
-    for name in _RULE:
-        if getattr(advised.learning_rate, name) != getattr(followed.learning_rate, name):
-            raise PlanError(f"the new plan has another learning_rate.{name}")
-    if advised.epochs != followed.epochs:
-        raise PlanError(f"the new plan has {advised.epochs} epochs in place of {followed.epochs}")
+    for name, one, other in (
+        ("data", followed.data.digest, new.data.digest),
+        ("network", followed.network.name, new.network.name),
+        ("method", followed.method, new.method),
+        ("workers", followed.workers, new.workers),
+        ("epochs", followed.epochs, new.epochs),
+    ):
+        if one != other:
+            raise PlanError(
+                f"a run cannot change to a plan with {name} {other}, since it has {name} {one}"
+            )
     if not 0 <= epoch < followed.epochs:
-        raise PlanError(f"epoch {epoch} is none of the {followed.epochs} that could be changed")
-    for number, (new, old) in enumerate(zip(_by_epoch(advised), _by_epoch(followed), strict=True)):
-        if number >= epoch:
-            _refuse_other_row(number, new, old)
-    past, future = _between(followed.stages, 0, epoch), _between(advised.stages, epoch, None)
-    if past and _whole(past[-1]) == _whole(future[0]):
-        joined = past.pop()
-        future[0] = joined.model_copy(update={"epochs": joined.epochs + future[0].epochs})
-    return advised.model_copy(update={"job": followed.job, "stages": (*past, *future)})
+        raise PlanError(f"a run of {followed.epochs} epochs cannot change its plan at epoch {epoch}")
+    return followed.model_copy(
+        update={
+            "stages": (*_before(followed.stages, epoch), *_from(new.stages, epoch)),
+            "considered": new.considered,
+            "knees": new.knees,
+            "held_out": new.held_out,
+            "kinds": new.kinds,
+            "reasons": new.reasons,
+        }
+    )
 
 
-def goes_on(plan: Plan, former: Plan, epochs: int) -> bool:
-    """Whether a run that did so many epochs under a former plan may go on under another.
-
-    That is so where the two agree in all but what was asked for and why, and in the rows of these
-    epochs; later rows may differ in what `spliced` changes.
-    """
-    same = {"job": plan.job, "considered": (), "knees": (), "held_out": (), "reasons": ()}
-    if former.model_copy(update=same) == plan.model_copy(update=same):
-        return True
-    if epochs == 0 or former.epochs != plan.epochs:
-        return False  # nothing was done under it, so it is simply another
-    try:
-        spliced(former, plan, min(epochs, plan.epochs - 1))
-    except PlanError:
-        return False
-    done = zip(_by_epoch(plan), _by_epoch(former), strict=True)
-    return all(new == old for _, (new, old) in zip(range(epochs), done, strict=False))
+def _before(stages: Sequence[Stage], epoch: int) -> list[Stage]:
+    """Rows up to an epoch, the last one shortened."""
+    return [
+        stage.model_copy(update={"epochs": min(stage.epochs, epoch - start)})
+        for start, stage in _starts(stages)
+        if start < epoch
+    ]
 
 
-def _refuse_other_row(number: int, new: Stage, old: Stage) -> None:
-    for name in _ROW:
-        if getattr(new, name) != getattr(old, name):
-            raise PlanError(f"the new plan has another {name} in epoch {number + 1}")
-    if new.workers != old.workers:
-        raise PlanError(
-            f"the new plan is for {new.workers} workers, and {old.workers} are running"
-        )
+def _from(stages: Sequence[Stage], epoch: int) -> list[Stage]:
+    """Rows from an epoch on, the first one shortened."""
+    return [
+        stage.model_copy(update={"epochs": min(stage.epochs, start + stage.epochs - epoch)})
+        for start, stage in _starts(stages)
+        if start + stage.epochs > epoch
+    ]
 
 
-def _by_epoch(plan: Plan) -> Iterator[Stage]:
-    """The row of each epoch, as a row of one."""
-    for stage in plan.stages:
-        for _ in range(stage.epochs):
-            yield _whole(stage)
-
-
-def _whole(stage: Stage) -> Stage:
-    return stage.model_copy(update={"epochs": 1})
-
-
-def _between(stages: Sequence[Stage], first: int, end: int | None) -> list[Stage]:
-    """The rows of the epochs from ``first`` until before ``end``, cut where they go beyond."""
-    found, start = [], 0
+def _starts(stages: Sequence[Stage]) -> list[tuple[int, Stage]]:
+    """Rows with the epochs that they begin at."""
+    starts, start = [], 0
     for stage in stages:
-        stop = start + stage.epochs
-        low, high = max(first, start), stop if end is None else min(end, stop)
-        if high > low:
-            found.append(stage.model_copy(update={"epochs": high - low}))
-        start = stop
-    return found
+        starts.append((start, stage))
+        start += stage.epochs
+    return starts

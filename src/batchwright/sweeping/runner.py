@@ -26,6 +26,7 @@ from batchwright.preparing import TRAINING_KEYS, code_keys
 from batchwright.records import Plan
 from batchwright.records.words import job_value
 from batchwright.reporting.following import Tail
+from batchwright.reports import last_error
 from batchwright.sweeping.cell import SWEEP_PID
 from batchwright.sweeping.grid import Cell
 from batchwright.sweeping.slots import Slots, width_of
@@ -213,11 +214,3 @@ def keep_plan(folder: Path, cell: Cell, plan: Plan) -> None:
     """Write the plan that the cell follows, and goes on with when it is resumed."""
     make_folder(folder / "plans")
     write_record(plan, plan_file_of(folder, cell))
-
-
-def last_error(log: Path) -> str:
-    """The line by which a command says what ended it, else the last one it wrote."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    written = [line.strip() for line in lines if line.strip()]
-    told = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]
-    return (told or written or ["it ended without a word"])[-1]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from batchwright.documents import one_line, read_record, write_record
 from batchwright.errors import FileError, PlanError
+from batchwright.planning.continuing import why_not
 from batchwright.planning.splicing import spliced
 from batchwright.records import Plan
 from batchwright.records.service import Advice
@@ -57,7 +58,7 @@ class Advised:
             return False
         try:
             plan = spliced(self._plan, advice.plan, epoch)
-            self._refuse_batches(plan)
+            self._refuse(plan, epoch)
         except PlanError as error:
             self._recorder.note(f"advice {advice.number} is not taken: {one_line(error)}")
             self._put_aside(advice)
@@ -92,8 +93,11 @@ class Advised:
         except OSError as error:
             raise FileError(f"cannot remove {self._folder / ADVICE}: {error.strerror}") from None
 
-    def _refuse_batches(self, plan: Plan) -> None:
+    def _refuse(self, plan: Plan, epoch: int) -> None:
         """What a run would refuse once it had been started again with it."""
+        problem = why_not(plan, self._plan, epoch)
+        if problem:
+            raise PlanError(problem)
         samples = plan.data.train_samples
         for stage in plan.stages:
             if stage.global_batch_size > samples:

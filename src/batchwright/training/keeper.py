@@ -16,7 +16,7 @@ from torch import nn
 
 from batchwright.errors import FileError, PlanError
 from batchwright.group import Group
-from batchwright.planning.splicing import goes_on
+from batchwright.planning.continuing import why_not
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
 from batchwright.training.checkpoint import save_checkpoint
@@ -305,7 +305,7 @@ class Keeper:
 
     def _refuse_other_plan(self, path: Path, text: str, epochs: int) -> None:
         """The job may differ: what may change in it after planning is the caller's to say."""
-        if not goes_on(self._plan, Plan.model_validate_json(text), epochs):
+        if why_not(self._plan, Plan.model_validate_json(text), epochs):
             raise PlanError(
                 f"{path} was written under another plan: resume with the plan of its run folder"
             )
