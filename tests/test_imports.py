@@ -90,11 +90,11 @@ ARROWS = {
     },
 }
 ASSEMBLY = {  # put everything together
-    *("__init__", "cli", "verbs", "doctor"),
+    *("__init__", "cli", "cli_service", "verbs", "doctor"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
 }
 WITHOUT_TORCH = {
-    *("__init__", "cli", "verbs", "documents", "files", "launch", "processes"),
+    *("__init__", "cli", "cli_service", "verbs", "documents", "files", "launch", "processes"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
     *("server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),

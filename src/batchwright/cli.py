@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from batchwright import cli_service
 from batchwright.errors import BatchwrightError, PlanError, TrainingError
 
 if TYPE_CHECKING:
@@ -344,6 +345,9 @@ def doctor(as_json: JsonFlag = False) -> None:
                 print(f"  {'':<20} {finding.problem}")
     if any(finding.problem for finding in findings):
         raise typer.Exit(1)
+
+
+cli_service.add_to(app)
 
 
 def main() -> None:

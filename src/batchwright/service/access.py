@@ -21,6 +21,8 @@ from batchwright.service.store import Store
 
 COOKIE = "batchwright_session"
 CSRF_FIELD = "csrf"
+SIGN_IN = "/sign-in"
+"""The page that a sign-in link leads to; the link's secret is its `link` parameter."""
 
 _bearer = HTTPBearer(
     auto_error=False, description="A token made by `batchwright token create NAME --scopes ...`."
@@ -92,6 +94,16 @@ def open_to_all() -> Any:
 
     check.needed = ()  # type: ignore[attr-defined]
     return Depends(check)
+
+
+def sign_in_address(base: str, secret: str) -> str:
+    """The link to hand to a person.
+
+    Args:
+        base: Address of the service, such as ``http://127.0.0.1:8400``.
+        secret: From `SignIn.link`.
+    """
+    return f"{base.rstrip('/')}{SIGN_IN}?link={secret}"
 
 
 def own(caller: Caller, owner: str) -> None:

@@ -7,6 +7,7 @@ of power, as far as the disk keeps what it says it has written.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ def open_engine(url: str) -> Engine:
             f"the service needs a database that lasts: {url} names no file; "
             "write sqlite:////folder/service.sqlite"
         )
-    make_folder(Path(place.database).parent)
+    _make_private(Path(place.database))
     engine = create_engine(
         place,
         pool_size=CONNECTIONS,
@@ -114,6 +115,15 @@ def _read(url: str) -> URL:
             "sqlite:////folder/service.sqlite or postgresql://user:password@host/name"
         )
     return place
+
+
+def _make_private(file: Path) -> None:
+    """An empty database that only its owner may read; SQLite's files beside it are as private."""
+    make_folder(file.parent)
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise FileError(f"cannot open the database {file}: {error.strerror}") from None
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

@@ -1,0 +1,93 @@
+"""A copy of the database while the service goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+
+from batchwright.errors import BatchwrightError, FileError
+from batchwright.service.database.engine import BUSY_SECONDS, shown
+
+DUMP_SECONDS = 24 * 3600
+
+
+def backup(database: str, target: Path) -> int:
+    """Copy a database into a new file that only its owner may read.
+
+    SQLite's copy is of one moment, checked, and a database itself; PostgreSQL's is one of
+    ``pg_dump``, for ``pg_restore``.
+
+    Returns:
+        The file's size, in bytes.
+
+    Raises:
+        BatchwrightError: There is no such database, or it is damaged.
+        FileError: The file exists, or cannot be written.
+    """
+    if target.exists():
+        raise FileError(f"{target} exists: a backup goes into a new file, name another")
+    aside = target.with_name(f".{target.name}.part")
+    try:
+        os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        raise FileError(f"{aside} exists: another backup writes it, or did and ended early") from None
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror}") from None
+    try:
+        place = make_url(database)
+        if place.get_backend_name() == "sqlite":
+            _copy(Path(place.database or ""), aside)
+        else:
+            _dump(place, aside)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.rename(target)
+    finally:
+        aside.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not source.is_file():
+        raise BatchwrightError(f"there is no database {source}: name it with --database")
+    try:
+        with (
+            closing(sqlite3.connect(source, timeout=BUSY_SECONDS)) as original,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            original.backup(copy)  # in one go: writers wait for nothing, and are not in it
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+            found = copy.execute("PRAGMA quick_check").fetchone()[0]
+    except sqlite3.Error as error:
+        raise BatchwrightError(f"cannot back up {source}: {error}") from None
+    if found != "ok":
+        raise BatchwrightError(f"{source} is damaged: {found.splitlines()[0]}")
+
+
+def _dump(place: URL, target: Path) -> None:
+    program = shutil.which("pg_dump")
+    if program is None:
+        raise BatchwrightError(
+            "a backup of PostgreSQL needs pg_dump: apt-get install postgresql-client"
+        )
+    # Not on the command line, which every user of the machine may read.
+    secret = {"PGPASSWORD": str(place.password)} if place.password else {}
+    without = place.set(drivername="postgresql", password=None).render_as_string()
+    done = subprocess.run(
+        [program, "--format=custom", f"--file={target}", f"--dbname={without}"],
+        env={**os.environ, **secret},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DUMP_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise BatchwrightError(f"cannot back up {shown(str(place))}: {told[-1]}")
