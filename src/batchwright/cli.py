@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchwright import cli_service
+from batchwright import cli_client, cli_service
 from batchwright.errors import BatchwrightError, PlanError, TrainingError
 
 if TYPE_CHECKING:
@@ -347,6 +347,7 @@ def doctor(as_json: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
+cli_client.add_to(app)
 cli_service.add_to(app)
 
 
