@@ -5,6 +5,7 @@ Nothing here tries again by itself; `Backoff` says how long to wait for those wh
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import random
 import ssl
@@ -16,7 +17,6 @@ from batchwright.errors import BatchwrightError
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _MOST_TEXT = 300  # characters of what a server says that are passed on
 
 
@@ -229,4 +229,7 @@ def checked_url(url: str) -> str:
 def is_loopback(url: str) -> bool:
     """Whether an address is of this very machine, whatever the network."""
     host = urlsplit(url).hostname or ""
-    return host in _LOOPBACK or host.startswith("127.")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

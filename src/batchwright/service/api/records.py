@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/runs", tags=["records"])
 Kind = Annotated[
     str | None,
     Query(
-        pattern=r"^[a-z][a-z0-9_-]{0,19}\Z",
+        pattern=r"^[a-z][a-z0-9_-]{0,19}$",
         description="Of this kind: `step`, `epoch`, `round`, `shares`, `note`; else all.",
     ),
 ]
