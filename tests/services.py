@@ -1,9 +1,9 @@
 """A service in the test's own process, over a SQLite file; for all tests of the service.
 
-    from services import service  # a fixture: what a test names, it gets
+from services import service  # a fixture: what a test names, it gets
 
-    def test_something(service):
-        assert service.get("read", "/v1/runs").json() == []
+def test_something(service):
+    assert service.get("read", "/v1/runs").json() == []
 """
 
 from __future__ import annotations

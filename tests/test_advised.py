@@ -260,5 +260,3 @@ def test_a_launcher_starts_again_with_the_new_plan_until_it_stays(tmp_path, monk
     told = conducting.conduct(tmp_path, PLAN, resume=False, follow_advice=True)
     assert told == "summary"
     assert begun == [(PLAN, False, True), (plans[0], True, True), (plans[1], True, True)]
-
-

@@ -65,7 +65,9 @@ def sent(sender, times=50):
 
 
 def a_sender(folder, service, told, faults=(), **report):
-    return Sender(folder, a_report(folder, **report), remote(service, "report", faults), told.append)
+    return Sender(
+        folder, a_report(folder, **report), remote(service, "report", faults), told.append
+    )
 
 
 # --------------------------------------------------------------------------------- lines of a file
@@ -206,7 +208,10 @@ def test_whatever_the_wire_loses_each_line_is_stored_once(service, folder, told,
                 break
         except BatchwrightError:
             continue
-    assert stored(service, sender.report.run) == (list(range(len(lines_of(folder)))), lines_of(folder))
+    assert stored(service, sender.report.run) == (
+        list(range(len(lines_of(folder)))),
+        lines_of(folder),
+    )
     assert told == []
 
 
@@ -235,7 +240,9 @@ def test_many_lines_go_in_several_messages(service, folder, told):
 
 def test_damaged_and_unwanted_lines_keep_their_places(service, folder, told):
     with (folder / "metrics.jsonl").open("ab") as file:
-        file.write(b"half a li\n" + json.dumps({"kind": "step", "a": "b" * 5_000_000}).encode() + b"\n")
+        file.write(
+            b"half a li\n" + json.dumps({"kind": "step", "a": "b" * 5_000_000}).encode() + b"\n"
+        )
     write_lines(folder, {"no": "kind"}, step(9))
     sender = a_sender(folder, service, told)
     sender.introduce()

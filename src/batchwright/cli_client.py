@@ -37,7 +37,8 @@ def submit(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="For people; without it, the file's name or network and data.")
+        str | None,
+        typer.Option(help="For people; without it, the file's name or network and data."),
     ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Train without waiting for the plan to be approved.")
@@ -136,9 +137,7 @@ def agent(
         raise BatchwrightError(f"--{what.partition('.')[0]}: {wrong['msg']}") from None
     url, token = _reached(server, token_file)
     with Service(url, token, answer_seconds=10.0) as service:
-        Agent(
-            service, token, folder, introduction, follow_advice=follow_advice, tell=_tell
-        ).work()
+        Agent(service, token, folder, introduction, follow_advice=follow_advice, tell=_tell).work()
 
 
 def _reached(server: str, token_file: Path | None) -> tuple[str, str]:

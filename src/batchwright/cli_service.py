@@ -43,9 +43,7 @@ def add_to(app: typer.Typer) -> None:
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="0: any that is free.")
-    ] = 8400,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8400,
     database: Database = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -84,9 +82,7 @@ def serve(
             raise BatchwrightError(f"{name} {value:g}: give a number above 0")
     usual = Limits()
     given = rate or usual.requests_per_second
-    limits = Limits(
-        requests_per_second=given, burst=max(usual.burst, round(4 * given))
-    )
+    limits = Limits(requests_per_second=given, burst=max(usual.burst, round(4 * given)))
     settings = Settings(
         database=database or default_database(),
         host=host,
@@ -108,9 +104,7 @@ def serve(
 
 
 def token(
-    action: Annotated[
-        Literal["create", "list", "revoke"], typer.Argument(help="What to do.")
-    ],
+    action: Annotated[Literal["create", "list", "revoke"], typer.Argument(help="What to do.")],
     name: Annotated[str | None, typer.Argument(help="Of the token.")] = None,
     scopes: Annotated[
         str | None,
@@ -185,9 +179,7 @@ def _with_serve() -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if missing not in PACKAGES:
             raise
-        raise BatchwrightError(
-            f'{missing} is missing: pip install "batchwright[serve]"'
-        ) from None
+        raise BatchwrightError(f'{missing} is missing: pip install "batchwright[serve]"') from None
 
 
 @contextmanager

@@ -134,7 +134,9 @@ class Companion:
             report = report.to(state=outcome, error=error)
             write_report(self._folder, report)
         left = max(0, Lines(self._folder / METRICS).count() - report.next)
-        what = f"{left} line{'s' if left != 1 else ''} of this run" if left else "the end of this run"
+        what = (
+            f"{left} line{'s' if left != 1 else ''} of this run" if left else "the end of this run"
+        )
         self._told.put(
             f"{what} could not be sent to {report.url} yet; `batchwright send {self._folder}` "
             "sends what is left"

@@ -44,9 +44,7 @@ class Pulse:
         run: The run that carries out the job, told with the next sign of life.
     """
 
-    def __init__(
-        self, report: Report, key: str, seconds: float, stopping: threading.Event
-    ) -> None:
+    def __init__(self, report: Report, key: str, seconds: float, stopping: threading.Event) -> None:
         self._report, self._key, self._stopping = report, key, stopping
         self._seconds = min(BEAT_SECONDS, seconds / 4)
         self._over = threading.Event()

@@ -35,7 +35,9 @@ def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
                 f"a run cannot change to a plan with {name} {other}, since it has {name} {one}"
             )
     if not 0 <= epoch < followed.epochs:
-        raise PlanError(f"a run of {followed.epochs} epochs cannot change its plan at epoch {epoch}")
+        raise PlanError(
+            f"a run of {followed.epochs} epochs cannot change its plan at epoch {epoch}"
+        )
     return followed.model_copy(
         update={
             "stages": (*_before(followed.stages, epoch), *_from(new.stages, epoch)),

@@ -82,7 +82,9 @@ class Advised:
         write_record(self._plan, self._folder / f"plan-{advice.number}.json")
         write_record(self._next, self._folder / "plan.json")
         first = (advice.taken or 0) + 1
-        self._recorder.note(f"advice {advice.number} is taken from epoch {first} on: {advice.reason}")
+        self._recorder.note(
+            f"advice {advice.number} is taken from epoch {first} on: {advice.reason}"
+        )
         self._put_aside(advice)
 
     def _put_aside(self, advice: Advice) -> None:
