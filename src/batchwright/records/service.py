@@ -1,7 +1,8 @@
 """What travels between the service, those who report to it, and its agents.
 
     reporter --RunIntroduction, RecordBatch, RunEnd--> service --RecordsTaken, Advice--> reporter
-    submit   --JobSubmission--> service --Lease--> agent --JobProgress--> service --JobOrders--> agent
+    submit   --JobSubmission--> service --Lease--> agent
+    agent    --JobProgress--> service --JobOrders--> agent
 
 Identifiers that a client chooses are UUIDs in lower-case hex with dashes; times are seconds of Unix
 time by the server's clock.
@@ -230,6 +231,12 @@ class AdviceTaken(Record):
 
 
 class Problem(Record):
-    """What is wrong, in one line."""
+    """What is wrong, in one line, and what a program may do about it."""
 
     detail: str
+    next: Index | None = Field(
+        None, description="With 409 to records: sequence number of the one that is wanted next."
+    )
+    retry_after: NonNegative | None = Field(
+        None, description="With 429: seconds after which to come again."
+    )

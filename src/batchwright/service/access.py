@@ -1,14 +1,14 @@
 """Who may do what: programs by a token, browsers by a cookie.
 
-Each route says what it needs as a dependency, `need`, `need_page` or `open_to_all`; a test walks all
-routes and finds one that says nothing. Who it is that asks was found out before, by `identify`.
+Each route says what it needs as a dependency, `need`, `need_page` or `open_to_all`; a test walks
+all routes and finds one that says nothing. Who asks was found out before, by `identify`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response, Security
 from fastapi.security import HTTPBearer
@@ -51,7 +51,7 @@ def need(*scopes: Scope) -> Any:
         Forbidden: It lacks the scope.
     """
 
-    def check(request: Request, _shown: Any = Security(_bearer)) -> Caller:
+    def check(request: Request, _shown: Annotated[Any, Security(_bearer)]) -> Caller:
         caller: Caller | None = getattr(request.state, "caller", None)
         if caller is None:
             given = "authorization" in request.headers

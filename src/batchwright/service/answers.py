@@ -27,7 +27,7 @@ ErrorPage = Callable[[Request, ServiceProblem], Response]
 FOR_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics")
 
 
-class Broken(ServiceProblem):  # noqa: N818
+class Broken(ServiceProblem):
     """A mistake of ours; what it was is in the log."""
 
     status = 500

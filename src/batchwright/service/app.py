@@ -108,6 +108,6 @@ async def _tidy_now_and_then(store: Store) -> None:
         try:
             for run in await run_in_threadpool(store.tidy):
                 log.info("deleted", extra={"fields": {"run": run}})
-        except Exception as error:  # noqa: BLE001 - it is tried again; the service goes on
+        except Exception as error:
             log.error("tidying failed", exc_info=error)
         await asyncio.sleep(TIDY_SECONDS)

@@ -36,7 +36,9 @@ def backup(database: str, target: Path) -> int:
     try:
         os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
-        raise FileError(f"{aside} exists: another backup writes it, or did and ended early") from None
+        raise FileError(
+            f"{aside} exists: another backup writes it, or did and ended early"
+        ) from None
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror}") from None
     try:

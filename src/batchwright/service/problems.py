@@ -9,7 +9,7 @@ from __future__ import annotations
 from batchwright.errors import BatchwrightError
 
 
-class ServiceProblem(BatchwrightError):
+class ServiceProblem(BatchwrightError):  # noqa: N818 - no mistake of ours
     """A request that is answered with a line and a status.
 
     Args:
@@ -25,43 +25,43 @@ class ServiceProblem(BatchwrightError):
         self.values = values
 
 
-class Unauthorized(ServiceProblem):  # noqa: N818 - named as the answer is
+class Unauthorized(ServiceProblem):
     """No token, or none that is known."""
 
     status = 401
 
 
-class Forbidden(ServiceProblem):  # noqa: N818
+class Forbidden(ServiceProblem):
     """Known, but not allowed to do this."""
 
     status = 403
 
 
-class NotFound(ServiceProblem):  # noqa: N818
+class NotFound(ServiceProblem):
     """There is no such thing, or no longer."""
 
     status = 404
 
 
-class Conflict(ServiceProblem):  # noqa: N818
+class Conflict(ServiceProblem):
     """It does not fit what is stored."""
 
     status = 409
 
 
-class TooLarge(ServiceProblem):  # noqa: N818
+class TooLarge(ServiceProblem):
     """A body beyond `Limits.body_bytes`."""
 
     status = 413
 
 
-class Refused(ServiceProblem):  # noqa: N818
+class Refused(ServiceProblem):
     """Well formed, and wrong."""
 
     status = 422
 
 
-class TooMany(ServiceProblem):  # noqa: N818
+class TooMany(ServiceProblem):
     """Faster than `Limits` allows; `retry_after` says in how many seconds to come again."""
 
     status = 429
@@ -71,7 +71,7 @@ class TooMany(ServiceProblem):  # noqa: N818
         self.retry_after = retry_after
 
 
-class Unavailable(ServiceProblem):  # noqa: N818
+class Unavailable(ServiceProblem):
     """The database does not answer just now; the same request may pass later."""
 
     status = 503

@@ -10,6 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from batchwright.errors import BatchwrightError
 from batchwright.records import Record
 from batchwright.service.access import need, open_to_all, store_of
+from batchwright.service.described import described
 from batchwright.service.problems import Unavailable
 
 router = APIRouter(tags=["operation"])
@@ -38,7 +39,6 @@ def readyz(request: Request) -> Health:
 
 
 @router.get("/v1/openapi.json", dependencies=[need("read")], include_in_schema=False)
-async def openapi(request: Request) -> dict[str, Any]:
+def openapi(request: Request) -> dict[str, Any]:
     """What can be asked, as an OpenAPI description."""
-    described: dict[str, Any] = request.app.openapi()
-    return described
+    return described(request.app)

@@ -38,6 +38,7 @@ class Database:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
         self._turn = threading.Lock()
+        self._writer: int | None = None
         self._writing = engine.execution_options(writes=True)
 
     @contextmanager
@@ -48,13 +49,23 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that writes; stored for good when the block ends without an error."""
+        """A transaction that writes; stored for good when the block ends without an error.
+
+        Raises:
+            RuntimeError: The thread is in such a block already, and would wait for itself.
+        """
+        if self._writer == threading.get_ident():
+            raise RuntimeError("a transaction that writes was begun inside another")
         if not self.is_sqlite:
             with self.engine.begin() as connection:
                 yield connection
             return
         with self._turn, self._writing.begin() as connection:
-            yield connection
+            self._writer = threading.get_ident()
+            try:
+                yield connection
+            finally:
+                self._writer = None
 
     def close(self) -> None:
         """Close all connections."""

@@ -13,9 +13,9 @@ import re
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchwright.service.answers import answer
+from batchwright.service.answers import answer, is_for_programs
 from batchwright.service.middleware.identify import caller_of
-from batchwright.service.problems import Refused, ServiceProblem, TooLarge
+from batchwright.service.problems import Refused, ServiceProblem, TooLarge, Unauthorized
 from batchwright.service.settings import Limits
 
 STRANGERS_BYTES = 64 * 1024
@@ -49,6 +49,7 @@ class Bodies:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, then go on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -69,12 +70,18 @@ class Bodies:
             await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, request: Request, receive: Receive) -> bytes | None:
+        too_large: ServiceProblem = _too_large(self._limits.body_bytes)
         most = self._limits.body_bytes
         if caller_of(request.scope) is None:
             most = min(most, STRANGERS_BYTES)
+            too_large = _too_large(most)
+            if is_for_programs(request):
+                too_large = Unauthorized(
+                    "a known token is needed, as `Authorization: Bearer TOKEN`"
+                )
         told = request.headers.get("content-length", "")
         if told.isdecimal() and len(told) < 20 and int(told) > most:
-            raise _too_large(most)
+            raise too_large
         parts, size = [], 0
         while True:
             message = await receive()
@@ -83,7 +90,7 @@ class Bodies:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > most:
-                raise _too_large(most)
+                raise too_large
             if not message.get("more_body", False):
                 return b"".join(parts)
 

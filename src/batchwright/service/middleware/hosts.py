@@ -34,6 +34,7 @@ class Hosts:
         self._names = {name.strip("[]").lower().rstrip(".") for name in names} - {"", "*"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the headers, then go on."""
         if scope["type"] == "http":
             problem = self._problem(Headers(scope=scope))
             if problem is not None:
@@ -53,8 +54,10 @@ class Hosts:
             scheme = origin.partition(":")[0].lower()
             from_ = _parts(origin) if scheme in _PORTS else None
             # Which of the two schemes the browser used, a proxy in front of us may know alone.
-            same = from_ is not None and from_[0] == host[0] and (
-                (from_[1] or _PORTS[scheme]) == (host[1] or _PORTS[scheme])
+            same = (
+                from_ is not None
+                and from_[0] == host[0]
+                and ((from_[1] or _PORTS[scheme]) == (host[1] or _PORTS[scheme]))
             )
             if not same:
                 return Forbidden("requests from pages of other sites are not answered")

@@ -49,6 +49,7 @@ class Identify:
         self._rates = Rates(limits.requests_per_second, limits.burst, clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Find out who asks, then go on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

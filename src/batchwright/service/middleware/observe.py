@@ -17,6 +17,8 @@ from batchwright.service.middleware.identify import caller_of
 log = logging.getLogger("batchwright.service")
 
 REQUEST_ID = "x-request-id"
+OURS = 500
+"""The least status that is a mistake of the service's."""
 UNKNOWN_ROUTE = "none"
 """Route of requests that no route is for; what they asked for would let anybody make up labels."""
 
@@ -32,6 +34,7 @@ class Observe:
         self._meters = meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go on, and note what came of it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -49,9 +52,10 @@ class Observe:
         self._meters.in_progress.inc()
         try:
             await self._app(scope, receive, watched)
-        except Exception as error:  # noqa: BLE001 - told in the log, and as a problem
+        except Exception as error:
             problem = problem_of(error)
-            log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})
+            if problem.status >= OURS:
+                log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})
             if not status:
                 await answer(Request(scope), problem)(scope, receive, watched)
         finally:

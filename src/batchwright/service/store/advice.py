@@ -80,7 +80,7 @@ class AdviceStore:
 
 
 def _advice_of(row: Row[tuple[object, ...]]) -> Advice:
-    values = row._mapping  # noqa: SLF001 - its documented name
+    values = row._mapping
     return Advice(
         number=values["number"],
         epoch=values["epoch"],

@@ -1,5 +1,6 @@
 """Who changed what, and when. Heartbeats and batches of records are not noted, being most of all
-requests; the run that they belong to is."""
+requests; the run that they belong to is.
+"""
 
 from __future__ import annotations
 

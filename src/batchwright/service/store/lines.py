@@ -1,5 +1,6 @@
 """Lines of metrics.jsonl as they come from outside: checked, so that whoever draws or compares them
-later finds numbers where numbers belong, and made text again."""
+later finds numbers where numbers belong, and made text again.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,163 @@
+"""The API as a program sees it: the story of a run, and a description that is complete and true."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from batchwright.records import Plan, Profile, RunSummary
+from batchwright.records import service as messages
+from batchwright.records.service import RecordPage, RunInfo
+from batchwright.service import examples
+from batchwright.service.api import health, profiles
+from samples import make_plan, make_profile, make_summary
+from services import epoch, step
+
+
+def json_of(record):
+    return record.model_dump(mode="json")
+
+
+def test_the_story_of_a_run(service):
+    run = str(uuid.uuid4())
+    at = f"/v1/runs/{run}"
+    told = {"name": "digits", "plan": json_of(make_plan()), "profile": json_of(make_profile())}
+    made = service.put("report", at, json=told)
+    assert made.status_code == 200
+    assert RunInfo.model_validate(made.json()).state == "running"
+    batch = {"first": 0, "records": [step(0), step(1), epoch(0)]}
+    answer = service.post("report", f"{at}/records", json=batch)
+    assert answer.json() == {"next": 3, "advice": 0}
+    assert service.put("report", f"{at}/alive").json() == {"next": 3, "advice": 0}
+    gap = service.post("report", f"{at}/records", json={"first": 9, "records": [step(9)]})
+    assert gap.status_code == 409
+    assert gap.json() == {"detail": "records from 3 on are wanted, not from 9", "next": 3}
+    page = service.get("read", f"{at}/records", params={"kind": "step", "most": 1}).json()
+    assert RecordPage.model_validate(page).records[-1] == step(1)
+    rest = service.get("read", f"{at}/records", params={"after": 0, "limit": 5}).json()
+    assert rest["sequences"] == [1, 2]
+    assert Plan.model_validate(service.get("read", f"{at}/plan").json()) == make_plan()
+    assert Profile.model_validate(service.get("read", f"{at}/profile").json()) == make_profile()
+    assert service.get("read", f"{at}/summary").status_code == 404
+    end = {"outcome": "finished", "summary": json_of(make_summary())}
+    assert service.put("report", f"{at}/end", json=end).json()["state"] == "finished"
+    assert RunSummary.model_validate(service.get("read", f"{at}/summary").json()) == make_summary()
+    assert [one["id"] for one in service.get("read", "/v1/runs").json()] == [run]
+    assert service.delete("report", at).status_code == 204
+    assert service.get("read", at).status_code == 404
+
+
+def test_profiles_are_uploaded_and_found_again(service):
+    new = {"name": "box", "profile": json_of(make_profile())}
+    made = service.post("submit", "/v1/profiles", json=new)
+    assert made.status_code == 201
+    assert service.get("read", "/v1/profiles").json() == [made.json()]
+    found = service.get("read", f"/v1/profiles/{made.json()['id']}").json()
+    assert Profile.model_validate(found) == make_profile()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "a\x00b"}, "name"),
+        ({"name": "x" * 121}, "name"),
+        ({"plan": {}}, "plan.job"),
+        ({"more": 1}, "more"),
+        ({"job": "../../etc"}, "job"),
+    ],
+)
+def test_what_is_wrong_with_an_introduction_is_told_by_its_key(service, change, told):
+    body = {"name": "digits", "plan": json_of(make_plan())} | change
+    answer = service.put("report", f"/v1/runs/{uuid.uuid4()}", json=body)
+    assert answer.status_code in (400, 422)
+    if b"\\u0000" not in answer.request.content:
+        assert told in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "run", ["x", "1", "A" * 36, "5F0C2D1E-8A44-4A0B-9D0E-2F6F7C1F0A11", "-" * 36]
+)
+def test_a_run_is_a_uuid_in_lower_case(service, run):
+    body = {"name": "digits", "plan": json_of(make_plan())}
+    assert service.put("report", f"/v1/runs/{run}", json=body).status_code == 422
+
+
+def test_numbers_that_no_database_holds_are_refused(service):
+    plan = json_of(make_plan())
+    plan["stages"][0]["local_batch_sizes"] = [10**30, 10**30]
+    body = {"name": "digits", "plan": plan}
+    assert service.put("report", f"/v1/runs/{uuid.uuid4()}", json=body).status_code == 422
+
+
+def test_health_and_readiness(service):
+    assert service.get(None, "/healthz").json() == {"status": "ok"}
+    assert service.get(None, "/readyz").json() == {"status": "ok"}
+    with service.store.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'f9999'")
+    answer = service.get(None, "/readyz")
+    assert answer.status_code == 503
+    assert "another version" in answer.json()["detail"]
+
+
+# ------------------------------------------------------------------------------- the description
+
+
+@pytest.fixture
+def description(service):
+    return service.get("read", "/v1/openapi.json").json()
+
+
+def operations(description):
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method} {path}", operation
+
+
+def test_every_operation_says_what_it_does_and_answers(description):
+    for name, operation in operations(description):
+        assert operation["summary"], name
+        assert operation["description"], name
+        assert operation["tags"], name
+        for status in ("401", "403", "422", "429"):
+            schema = operation["responses"][status]["content"]["application/json"]["schema"]
+            assert schema["$ref"].endswith("/Problem"), (name, status)
+        if not name.endswith(("/healthz", "/readyz")):
+            assert operation["security"] == [{"HTTPBearer": []}], name
+
+
+def test_every_body_answer_and_parameter_has_an_example(description):
+    for name, operation in operations(description):
+        bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+        for body in bodies:
+            for kind, content in body.get("content", {}).items():
+                assert kind != "application/json" or "example" in content, name
+        for parameter in operation.get("parameters", ()):
+            assert parameter["example"] is not None, (name, parameter["name"])
+            assert parameter["description"], (name, parameter["name"])
+
+
+@pytest.mark.parametrize("name", sorted(examples.examples()))
+def test_an_example_is_what_it_is_an_example_of(name):
+    homes = (messages, health, profiles)
+    record = next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+    try:
+        TypeAdapter(record).validate_python(examples.examples()[name])
+    except ValidationError:
+        TypeAdapter(record).validate_json(TypeAdapter(dict).dump_json(examples.examples()[name]))
+
+
+def test_the_examples_of_a_runs_story_are_accepted_as_they_are(service, description):
+    run = f"/v1/runs/{examples.RUN}"
+    story = [
+        ("put", "/v1/runs/{run}", run),
+        ("post", "/v1/runs/{run}/records", f"{run}/records"),
+        ("put", "/v1/runs/{run}/end", f"{run}/end"),
+        ("post", "/v1/profiles", "/v1/profiles"),
+    ]
+    for method, path, address in story:
+        body = description["paths"][path][method]["requestBody"]["content"]["application/json"]
+        answer = service.request(method.upper(), "admin", address, json=body["example"])
+        assert answer.is_success, (path, answer.text)

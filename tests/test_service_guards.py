@@ -1,0 +1,349 @@
+"""What every request must pass: its host and origin, its size and shape, its rate; and what every
+answer carries."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.service.app import create_app
+from batchwright.service.logs import JsonLines
+from batchwright.service.middleware.bodies import STRANGERS_BYTES, check_json
+from batchwright.service.middleware.headers import HEADERS
+from batchwright.service.middleware.identify import MOST_KEYS, Rates
+from batchwright.service.problems import Refused
+from batchwright.service.settings import Limits
+from services import ADDRESS, step
+
+LOOPBACK = ["127.0.0.1", "127.0.0.1:8400", "127.8.8.8", "localhost", "LOCALHOST:1", "[::1]:8400"]
+STRANGE = [
+    "",
+    "evil.example",
+    "evil.example:8400",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "localhost@evil.example",
+    "127.0.0.1/evil",
+    "0.0.0.0:8400",
+    "192.168.1.9",
+    "127.0.0.1:port",
+    "[::1",
+    "*",
+]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_the_service_goes_by_loopbacks_names(service, host):
+    assert service.get("read", "/v1/runs", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", STRANGE)
+@pytest.mark.parametrize("path", ["/healthz", "/v1/runs", "/nothing"])
+def test_a_name_that_was_made_to_point_here_is_refused(service, host, path):
+    answer = service.get("admin", path, headers={"host": host})
+    assert answer.status_code == 403
+    assert "--allowed-host" in answer.json()["detail"]
+
+
+def test_names_that_were_allowed_are_its_own(service):
+    settings = service.settings.model_copy(
+        update={"allowed_hosts": ("Plans.example.org",), "host": "10.0.0.7"}
+    )
+    client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    for host in ("plans.example.org", "plans.example.org:443", "10.0.0.7:8400", "localhost"):
+        assert client.get("/healthz", headers={"host": host}).status_code == 200
+    assert client.get("/healthz", headers={"host": "example.org"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:8400", 200),
+        ("https://127.0.0.1:8400", 200),
+        ("http://127.0.0.1:8401", 403),
+        ("http://127.0.0.1", 403),
+        ("http://localhost:8400", 403),
+        ("http://evil.example", 403),
+        ("http://127.0.0.1:8400.evil.example", 403),
+        ("http://127.0.0.1:8400@evil.example", 403),
+        ("http://127.0.0.1:8400/path", 403),
+        ("null", 403),
+        ("", 403),
+        ("file://127.0.0.1:8400", 403),
+        ("chrome-extension://abcdef", 403),
+    ],
+)
+def test_pages_of_other_sites_are_not_answered(service, origin, status):
+    answer = service.get("read", "/v1/runs", headers={"origin": origin})
+    assert answer.status_code == status
+
+
+def test_an_origin_without_a_port_has_its_schemes(service):
+    settings = service.settings.model_copy(update={"allowed_hosts": ("plans.example.org",)})
+    client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    for origin, host in (
+        ("https://plans.example.org", "plans.example.org"),
+        ("https://plans.example.org:443", "plans.example.org"),
+        ("https://plans.example.org", "plans.example.org:443"),
+        ("http://plans.example.org", "plans.example.org:80"),
+    ):
+        headers = {"origin": origin, "host": host}
+        assert client.get("/healthz", headers=headers).status_code == 200, headers
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/runs", "/nothing", "/metrics"])
+def test_every_answer_carries_the_headers(service, path):
+    for scope in (None, "admin"):
+        answer = service.get(scope, path)
+        for name, value in HEADERS.items():
+            assert answer.headers[name] == value
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in answer.headers
+        assert len(answer.headers["x-request-id"]) == 32
+
+
+# ---------------------------------------------------------------------------------------- bodies
+
+
+def body_of(size: int) -> bytes:
+    return b'"' + b"x" * (size - 2) + b'"'
+
+
+def post(service, scope, body, kind="application/json"):
+    path = f"/v1/runs/{service.a_run()}/records"
+    return service.post(scope, path, content=body, headers={"content-type": kind})
+
+
+def test_a_body_is_read_up_to_the_limit(service):
+    most = service.settings.limits.body_bytes
+    assert post(service, "report", body_of(most)).status_code == 422
+    answer = post(service, "report", body_of(most + 1))
+    assert answer.status_code == 413
+    assert str(most) in answer.json()["detail"]
+
+
+def test_a_body_that_does_not_say_its_length_is_cut_off_too(service):
+    def endless():
+        for _ in range(20):
+            yield b" " * 2**20
+
+    assert post(service, "report", endless()).status_code == 413
+
+
+def test_little_is_read_of_a_strangers_body(service):
+    assert post(service, None, body_of(STRANGERS_BYTES + 1)).status_code == 401
+    path = {"url": "/nothing", "headers": {"content-type": "application/json"}}
+    assert service.client.post(content=body_of(STRANGERS_BYTES + 1), **path).status_code == 413
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff\xfe",
+        b'"\xed\xa0\x80"',
+        '{"first": 0}'.encode("utf-16"),
+        '{"first": 0}'.encode("utf-16-le"),
+        b'{"first": 0, "records": [{"kind": "note", "text": "\\u0000"}]}',
+        b'{"first": 0, "records": [{"kind": "note", "text": "\\ud800"}]}',
+        b'{"first": 0, "records": [{"kind": "note", "text": "\\udc00\\ud800"}]}',
+        b"[" * 100_000,
+        b"]" * 10,
+        b"{" * 33 + b"}" * 33,
+        b'{"a":' * 40 + b"1" + b"}" * 40,
+        b"",
+        b"nothing",
+        b"[]",
+        b'{"first": 0, "records": []}',
+        b'{"first": 1e400, "records": [{"kind": "note"}]}',
+        b'{"first": 0, "records": [{"kind": "note", "lr": NaN}]}',
+        b'{"first": 0, "records": [{"kind": "note", "lr": 1e400}]}',
+        b'{"first": 0, "records": [{"kind": "note", "lr": ' + b"9" * 5000 + b"}]}",
+        b'{"first": -1, "records": [{"kind": "note"}]}',
+        b'{"first": 0, "records": [{"kind": "note"}], "extra": 1}',
+        b'{"first": 0, "records": [{"kind": "note", "deep": [1]}]}',
+        b'{"first": 0, "records": [{}]}',
+    ],
+)
+def test_a_body_that_is_no_batch_is_refused_in_one_line(service, body):
+    answer = post(service, "report", body)
+    assert answer.status_code in (400, 422)
+    assert list(answer.json()) == ["detail"]
+    assert "\n" not in answer.json()["detail"]
+    assert len(answer.json()["detail"]) < 300
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "x"])
+def test_a_batch_must_say_that_it_is_json(service, kind):
+    batch = json.dumps({"first": 0, "records": [step(0)]}).encode()
+    assert post(service, "report", batch, kind).status_code == 422
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.text("[]{}\\\"'\x01a\u00e9\U0001f600")
+
+
+@given(
+    st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text('[{"\\'), inner)),
+    st.booleans(),
+)
+def test_what_is_sound_passes_and_its_levels_are_counted(value, escaped):
+    body = json.dumps(value, ensure_ascii=escaped).encode()
+
+    def depth(one):
+        if isinstance(one, dict):
+            return 1 + max(map(depth, one.values()), default=0)
+        return 1 + max(map(depth, one), default=0) if isinstance(one, list) else 0
+
+    levels = depth(value)
+    check_json(body, levels)
+    if levels:
+        with pytest.raises(Refused, match="levels"):
+            check_json(body, levels - 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["\\u0000", "a\\\\\\u0000", "\\uD800", "\\ud83d\\u0041", "\\uDE00"]
+)
+def test_escapes_of_what_cannot_be_stored_are_refused(text):
+    with pytest.raises(Refused, match="NUL or half"):
+        check_json(f'"{text}"'.encode(), 1)
+
+
+@pytest.mark.parametrize("text", ["\\\\u0000", "\\ud83d\\ude00", "\\u00e9", "\\\\ud800", "\\n"])
+def test_escapes_of_what_can_are_not(text):
+    check_json(f'"{text}"'.encode(), 1)
+
+
+# ----------------------------------------------------------------------------------------- rates
+
+
+class Ticks:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_bucket_empties_and_fills_again():
+    ticks = Ticks()
+    rates = Rates(2.0, 3, ticks)
+    assert [rates.take("a") for _ in range(4)] == [True, True, True, False]
+    assert rates.take("b")
+    assert rates.wait("a") == pytest.approx(0.5)
+    ticks.now = 0.5
+    assert rates.take("a")
+    assert rates.is_empty("a")
+    ticks.now = 1000.0
+    assert [rates.take("a") for _ in range(4)] == [True, True, True, False]
+
+
+def test_what_is_remembered_of_rates_stays_small():
+    ticks = Ticks()
+    rates = Rates(1.0, 2, ticks)
+    for number in range(3 * MOST_KEYS):
+        ticks.now += 1e-6
+        assert rates.take(f"address {number}")
+    assert len(rates._left) <= MOST_KEYS
+
+
+def test_too_many_requests_are_told_when_to_come_again(service):
+    limits = Limits(requests_per_second=0.5, burst=3)
+    settings = service.settings.model_copy(update={"limits": limits})
+    service.client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    statuses = [service.get("read", "/v1/runs").status_code for _ in range(4)]
+    assert statuses == [200, 200, 200, 429]
+    answer = service.get("read", "/v1/runs")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert 0 < answer.json()["retry_after"] <= 2
+    assert service.get("admin", "/v1/runs").status_code == 200  # has a bucket of its own
+
+
+def test_who_guesses_tokens_is_slowed_down_and_nobody_else(service):
+    limits = Limits(requests_per_second=0.5, burst=3)
+    settings = service.settings.model_copy(update={"limits": limits})
+    service.client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    guesses = [
+        service.get(None, "/v1/runs", headers={"authorization": f"Bearer bw_{i}"}).status_code
+        for i in range(5)
+    ]
+    assert guesses == [401, 401, 401, 429, 429]
+    assert service.store.tokens.find(service.tokens["read"])
+
+
+# ------------------------------------------------------------------------------- problems and logs
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1", 404),
+        ("PATCH", "/v1/runs", 405),
+        ("GET", "/v1/runs/", 404),
+    ],
+)
+def test_what_is_not_there_is_told_as_any_problem(service, method, path, status):
+    answer = service.request(method, "admin", path)
+    assert answer.status_code == status
+    assert list(answer.json()) == ["detail"]
+    if status == 405:
+        assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/runs/..%2f..%2fetc%2fpasswd", "/v1/runs/%00", "/v1/runs/' OR 1=1 --", "/v1/runs/%ff"],
+)
+def test_hostile_identifiers_are_refused(service, path):
+    assert service.get("admin", path).status_code in (404, 422)
+
+
+@pytest.mark.parametrize("query", ["%", "_", "'; DROP TABLE runs; --", "\\", "\u202e", "<script>"])
+def test_a_query_is_text_to_look_for(service, query):
+    service.a_run(name="plain")
+    assert service.get("read", "/v1/runs", params={"query": query}).json() == []
+    named = service.a_run(name=f"a {query} b")
+    (found,) = service.get("read", "/v1/runs", params={"query": query}).json()
+    assert found["id"] == named
+    assert service.get("read", "/v1/runs", params={"query": "\x00"}).status_code == 422
+
+
+def test_a_mistake_of_ours_gives_nothing_away_and_is_in_the_log(service, caplog, monkeypatch):
+    def broken(*_arguments):
+        raise ZeroDivisionError("secret of the house")
+
+    monkeypatch.setattr(service.store.runs, "list", broken)
+    with caplog.at_level(logging.ERROR, "batchwright.service"):
+        answer = service.get("read", "/v1/runs")
+    assert answer.status_code == 500
+    assert answer.json() == {"detail": "something went wrong inside the service; its log says what"}
+    assert answer.headers["content-security-policy"]
+    (record,) = caplog.records
+    assert record.fields["request_id"] == answer.headers["x-request-id"]
+    assert "secret of the house" in JsonLines().format(record)
+
+
+def test_a_line_of_the_log_is_json_and_holds_no_parameter(service, caplog):
+    with caplog.at_level(logging.INFO, "batchwright.service"):
+        service.get("read", "/v1/runs", params={"query": "hidden"})
+        service.get(None, "/sign-in-or-so", params={"link": "hidden"})
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    assert [line["route"] for line in lines] == ["/v1/runs", "none"]
+    assert [line["caller"] for line in lines] == ["read", None]
+    assert lines[0]["status"] == 200
+    assert "hidden" not in json.dumps(lines)
+
+
+def test_metrics_count_requests_by_route_and_never_by_address(service):
+    service.get("read", "/v1/runs")
+    service.get("read", f"/v1/runs/{service.a_run()}")
+    service.get(None, "/made/up/address")
+    text = service.get("read", "/metrics").text
+    assert 'route="/v1/runs/{run}",status="200"} 1.0' in text
+    assert 'route="none",status="404"} 1.0' in text
+    assert "made" not in text

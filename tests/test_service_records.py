@@ -1,0 +1,402 @@
+"""Records of runs: each stored once, in order, and handed out few at a time."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.records.service import RecordBatch, RunEnd, RunIntroduction
+from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused
+from batchwright.service.settings import Limits, Settings
+from batchwright.service.store import Store
+from batchwright.service.store.lines import checked
+from postgres import postgresql
+from samples import make_plan
+from services import epoch, step
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A PostgreSQL server for this module."""
+    with postgresql() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def store(request, tmp_path):
+    """A store over either database."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/service.sqlite"
+    else:
+        url = request.getfixturevalue("server")
+    store = Store.open(Settings(database=url))
+    yield store
+    store.close()
+
+
+def a_run(store: Store, **changes) -> str:
+    run = str(uuid.uuid4())
+    told = {"name": "digits", "plan": make_plan()} | changes
+    store.runs.introduce(run, RunIntroduction(**told), "me")
+    return run
+
+
+def send(store: Store, run: str, first: int, *records) -> int:
+    return store.records.append(run, RecordBatch(first=first, records=records)).next
+
+
+def stored(store: Store, run: str) -> list[int]:
+    """Steps of the stored records, in order of their sequence numbers."""
+    page = store.records.after(run, limit=100_000)
+    assert page.sequences == tuple(range(len(page.sequences)))
+    return [record["step"] for record in page.records]
+
+
+def test_what_is_sent_again_is_skipped(store):
+    run = a_run(store)
+    assert send(store, run, 0, step(0), step(1)) == 2
+    assert send(store, run, 0, step(0), step(1)) == 2
+    assert send(store, run, 1, step(1), step(2), step(3)) == 4
+    assert stored(store, run) == [0, 1, 2, 3]
+
+
+def test_a_gap_is_refused_with_what_is_wanted(store):
+    run = a_run(store)
+    send(store, run, 0, step(0))
+    with pytest.raises(Conflict, match="records from 1 on") as refusal:
+        send(store, run, 2, step(2))
+    assert refusal.value.values == {"next": 1}
+    assert stored(store, run) == [0]
+    with pytest.raises(Conflict):
+        send(store, run, 10**30, step(2))
+
+
+def test_a_batch_with_one_bad_record_is_not_stored_at_all(store):
+    run = a_run(store)
+    with pytest.raises(Refused, match="record 1"):
+        send(store, run, 0, step(0), {"kind": "step", "lr": "high"})
+    assert stored(store, run) == []
+
+
+def test_a_run_that_there_is_not_takes_nothing(store):
+    with pytest.raises(NotFound):
+        send(store, str(uuid.uuid4()), 0, step(0))
+    for ask in (store.records.after, store.records.epochs, store.runs.get, store.runs.alive):
+        with pytest.raises(NotFound):
+            ask(str(uuid.uuid4()))
+
+
+def test_records_of_many_runs_at_once_are_all_there_once(store):
+    runs = [a_run(store) for _ in range(4)]
+    failures = []
+
+    def report(run):
+        try:
+            following = 0
+            while following < 60:  # what came before is repeated each time
+                first = max(0, following - 5)
+                lines = [step(i) for i in range(first, min(60, following + 7))]
+                following = send(store, run, first, *lines)
+        except Exception as error:  # noqa: BLE001 - told below
+            failures.append(error)
+
+    threads = [threading.Thread(target=report, args=(run,)) for run in runs for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    for run in runs:
+        assert stored(store, run) == list(range(60))
+
+
+def test_one_bad_delivery_among_those_committed_together_harms_no_other(store):
+    """All wait for the first commit; then one thread commits the rest, good and bad."""
+    good, gone = a_run(store), str(uuid.uuid4())
+    taken, refused = [], []
+
+    def deliver(run, first):
+        try:
+            taken.append(send(store, run, first, step(first)))
+        except (NotFound, Conflict) as problem:
+            refused.append(problem)
+
+    with store.database.writing():
+        threads = [
+            threading.Thread(target=deliver, args=words)
+            for words in ((good, 0), (gone, 0), (good, 99), (good, 0))
+        ]
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert taken == [1, 1]
+    assert len(refused) == 2
+    assert stored(store, good) == [0]
+
+
+def test_a_commit_that_fails_is_told_to_everybody_in_it_and_stores_nothing(store, monkeypatch):
+    run = a_run(store)
+
+    class DiskFullError(Exception):
+        pass
+
+    def fail(*_arguments):
+        raise DiskFullError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("batchwright.service.store.records._progress", fail)
+        with pytest.raises(DiskFullError):
+            send(store, run, 0, step(0))
+    assert store.runs.get(run).records == 0
+    assert send(store, run, 0, step(0)) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 15)), max_size=15))
+def test_whatever_is_delivered_in_whatever_order_each_record_is_there_once(deliveries):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.open(Settings(database=f"sqlite:///{folder}/s.sqlite"))
+        run, wanted = a_run(store), 0
+        for first, count in deliveries:
+            lines = [step(first + i) for i in range(count)]
+            if first > wanted:
+                with pytest.raises(Conflict) as refusal:
+                    send(store, run, first, *lines)
+                assert refusal.value.values == {"next": wanted}
+            else:
+                wanted = max(wanted, first + count)
+                assert send(store, run, first, *lines) == wanted
+        assert stored(store, run) == list(range(wanted))
+        store.close()
+
+
+def test_another_token_may_not_report(store):
+    from batchwright.service.caller import Caller
+
+    run = a_run(store)
+    batch = RecordBatch(first=0, records=(step(0),))
+    for scopes in (["report"], ["read", "report", "submit"]):
+        with pytest.raises(Forbidden):
+            store.records.append(run, batch, Caller("you", frozenset(scopes)))
+    assert store.records.append(run, batch, Caller("me", frozenset(["report"]))).next == 1
+
+
+def test_a_run_takes_only_so_many_records(tmp_path):
+    limits = Limits(records_per_run=3)
+    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite", limits=limits))
+    run = a_run(store)
+    send(store, run, 0, step(0), step(1), step(2))
+    with pytest.raises(Refused, match="3 records"):
+        send(store, run, 3, step(3))
+    assert send(store, run, 0, step(0)) == 3
+    store.close()
+
+
+# ------------------------------------------------------------------------------ handed out again
+
+
+@pytest.fixture
+def long_run(store):
+    """1000 steps with an epoch line after each hundred; newest is a step."""
+    run, lines = a_run(store), []
+    for number in range(1000):
+        lines.append(step(number, epoch=number // 100))
+        if number % 100 == 99 and number < 900:
+            lines.append(epoch(number // 100))
+    for first in range(0, len(lines), 300):
+        send(store, run, first, *lines[first : first + 300])
+    return store, run
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 100, 999, 1000, 5000])
+def test_a_page_is_evenly_spaced_and_ends_with_the_newest(long_run, most):
+    store, run = long_run
+    page = store.records.page(run, "step", most)
+    steps = [record["step"] for record in page.records]
+    assert page.total == 1000
+    assert len(steps) <= most + 1
+    assert len(steps) > min(most, 1000) / 2
+    assert steps[-1] == 999
+    assert [s + 1 for s in steps[:-1]] == [page.stride * (i + 1) for i in range(len(steps) - 1)]
+    assert page.stride == 1 or 1000 // page.stride <= most < 2 * 1000 // page.stride + 1
+    assert sorted(page.sequences) == list(page.sequences)
+
+
+def test_a_page_stays_as_it_was_when_more_comes(store):
+    run = a_run(store)
+    send(store, run, 0, *(step(i) for i in range(80)))
+    before = store.records.page(run, "step", 40)
+    send(store, run, 80, *(step(i) for i in range(80, 87)))
+    after = store.records.page(run, "step", 50)
+    assert before.stride == after.stride == 2
+    assert set(before.sequences) - set(after.sequences) <= {79}
+
+
+def test_a_page_of_a_kind_that_there_is_not_is_empty(long_run):
+    store, run = long_run
+    page = store.records.page(run, "round", 10)
+    assert (page.total, page.records) == (0, ())
+    assert store.records.after(run, "round").records == ()
+
+
+@pytest.mark.parametrize("kind", [None, "step", "epoch"])
+def test_what_comes_after_is_whole_page_by_page(long_run, kind):
+    store, run = long_run
+    found, last = [], -1
+    while True:
+        page = store.records.after(run, kind, last, limit=130)
+        if not page.sequences:
+            break
+        assert len(page.sequences) <= 130
+        assert page.sequences[0] > last
+        found += page.sequences
+        last = page.sequences[-1]
+    assert found == sorted(set(found))
+    assert len(found) == {None: 1009, "step": 1000, "epoch": 9}[kind] == page.total
+
+
+def test_epochs_are_in_order_and_one_done_again_counts_as_it_was_last(store):
+    run = a_run(store)
+    lines = [epoch(0), epoch(1), step(0), epoch(1, lr=0.5), epoch(2)]
+    send(store, run, 0, *lines)
+    assert [(line["epoch"], line["lr"]) for line in store.records.epochs(run)] == [
+        (0, 0.1),
+        (1, 0.5),
+        (2, 0.1),
+    ]
+
+
+# --------------------------------------------------------------------------------- what they tell
+
+
+def test_a_runs_row_follows_its_epochs(store):
+    run = a_run(store)
+    assert store.runs.get(run).epochs_done == 0
+    send(store, run, 0, step(0), epoch(0), epoch(1, **{"val/top1": 0.875, "batch/global": 64}))
+    told = store.runs.get(run)
+    assert (told.epochs_done, told.top1, told.global_batch_size) == (2, 0.875, 64)
+    send(store, run, 3, epoch(2, **{"val/top1": None}))
+    assert (store.runs.get(run).epochs_done, store.runs.get(run).top1) == (3, 0.875)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"kind": None},
+        {"kind": 3},
+        {"kind": "Step"},
+        {"kind": "x" * 21},
+        {"kind": "step\n"},
+        {"kind": "step", "epoch": -1},
+        {"kind": "step", "epoch": 1.5},
+        {"kind": "step", "epoch": True},
+        {"kind": "step", "epoch": 2**53 + 1},
+        {"kind": "epoch", "val/top1": "0.9"},
+        {"kind": "epoch", "val/top1": float("nan")},
+        {"kind": "epoch", "lr": float("inf")},
+        {"kind": "epoch", "x": 10**400},
+        {"kind": "note", "text": "x" * 4001},
+        {"kind": "note", "x" * 121: 1},
+        {"kind": "note", "text": ["a"]},
+        {"kind": "note", "text": {"a": 1}},
+    ],
+)
+def test_what_no_run_writes_is_refused_by_number_and_key(record):
+    with pytest.raises(Refused, match="record 7: "):
+        checked(record, 7)
+
+
+def test_every_line_that_a_run_writes_is_taken(tmp_path):
+    """The recorder's own lines, not a list of them."""
+    import json
+
+    from batchwright.reduction import WorkerNote  # noqa: F401 - imports torch, as the recorder does
+    from batchwright.training.recorder import Recorder
+    from samples import make_epoch
+
+    plan = make_plan()
+    recorder = Recorder(tmp_path, plan)
+    recorder.note("it begins")
+    recorder.shares(0, 0, 45, [20, 12], ["node1/cpu", "node2/cpu"], {"node1/cpu": 100.0})
+    recorder.epochs.append(make_epoch(0))
+    recorder.epoch(make_epoch(0))
+    recorder.line({"kind": "evaluation", "epoch": 0, "val/top1": 0.5})
+    for text in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        kind, body = checked(json.loads(text), 0)
+        assert json.loads(body) == json.loads(text)
+        assert kind in ("note", "shares", "epoch", "evaluation")
+
+
+# ------------------------------------------------------------------------------------------- runs
+
+
+def test_a_run_may_be_introduced_again_and_a_stopped_one_goes_on(store):
+    run = a_run(store)
+    send(store, run, 0, step(0))
+    assert store.runs.end(run, RunEnd(outcome="stopped", error="by signal")).state == "stopped"
+    assert store.runs.get(run).error == "by signal"
+    again = store.runs.introduce(run, RunIntroduction(name="again", plan=make_plan()), "me")
+    assert (again.state, again.name, again.records, again.error) == ("running", "again", 1, None)
+    store.runs.end(run, RunEnd(outcome="finished"))
+    again = store.runs.introduce(run, RunIntroduction(name="again", plan=make_plan()), "me")
+    assert again.state == "finished"
+
+
+def test_a_run_keeps_its_owner_and_its_training(store):
+    run = a_run(store)
+    with pytest.raises(Conflict, match="another token"):
+        store.runs.introduce(run, RunIntroduction(name="x", plan=make_plan()), "you")
+    plan = make_plan()
+    other = plan.model_copy(update={"network": plan.network.model_copy(update={"name": "vgg8"})})
+    with pytest.raises(Conflict, match="network resnet8, not vgg8"):
+        store.runs.introduce(run, RunIntroduction(name="x", plan=other), "me")
+
+
+def test_a_run_gives_back_plan_profile_and_summary_as_they_were(store):
+    from samples import make_profile, make_summary
+
+    run = a_run(store, profile=make_profile())
+    assert store.runs.plan(run) == make_plan()
+    assert store.runs.profile(run) == make_profile()
+    assert store.runs.summary(run) is None
+    store.runs.end(run, RunEnd(outcome="finished", summary=make_summary()))
+    assert store.runs.summary(run) == make_summary()
+    assert store.runs.profile(a_run(store)) is None
+
+
+def test_a_deleted_run_leaves_nothing_behind(store, monkeypatch):
+    monkeypatch.setattr("batchwright.service.store.runs.DELETED_AT_ONCE", 3)
+    kept, run = a_run(store), a_run(store)
+    for one in (kept, run):
+        send(store, one, 0, *(step(i) for i in range(10)))
+    store.advice.offer(run, 2, "because", make_plan())
+    store.runs.delete(run)
+    with pytest.raises(NotFound):
+        store.runs.delete(run)
+    with store.database.reading() as connection:
+        for table in ("records", "advice"):
+            left = connection.exec_driver_sql(f"SELECT run_id FROM {table}").scalars()  # noqa: S608
+            assert run not in set(left)
+    assert stored(store, kept) == list(range(10))
+
+
+def test_advice_is_numbered_told_with_records_and_taken(store):
+    run, plan = a_run(store), make_plan()
+    assert store.records.append(run, RecordBatch(first=0, records=(step(0),))).advice == 0
+    assert store.advice.offer(run, 2, "slower than predicted", plan).number == 1
+    assert store.advice.offer(run, 3, "slower still", plan).number == 2
+    assert store.runs.alive(run).advice == 2
+    assert store.advice.taken(run, 2, 3).taken == 3
+    assert [(one.number, one.taken) for one in store.advice.list(run)] == [(1, None), (2, 3)]
+    with pytest.raises(NotFound):
+        store.advice.taken(run, 9, 3)
+    with pytest.raises(NotFound):
+        store.advice.offer(str(uuid.uuid4()), 1, "x", plan)

@@ -1,0 +1,419 @@
+"""`batchwright serve` as a process, and the commands around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from batchwright.errors import BatchwrightError, FileError
+from batchwright.records.service import RecordBatch, RunIntroduction
+from batchwright.service.backup import backup
+from batchwright.service.local import LOCAL, keep_local_token, local_token_file
+from batchwright.service.serving import (
+    address_of,
+    is_loopback,
+    listen,
+    refuse_public_without_tokens,
+)
+from batchwright.service.settings import Settings
+from batchwright.service.store import Store
+from postgres import postgresql
+from samples import make_plan
+from services import step
+
+LAST_SECONDS = 60
+
+
+COMMAND = [sys.executable, "-c", "from batchwright.cli import main; main()"]
+
+
+class Serving:
+    """A service in a process of its own."""
+
+    def __init__(self, folder: Path, *words: str, database: str | None = None) -> None:
+        self.database = database or f"sqlite:///{folder}/service.sqlite"
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", "--port", "0", *words],
+            env={**os.environ, "BATCHWRIGHT_DATABASE": self.database, "XDG_DATA_HOME": str(folder)},
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._begun = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._begun.wait(LAST_SECONDS), self.lines
+        assert "serves at" in self.lines[0], self.lines
+        self.address = self.lines[0].partition("serves at ")[2].partition(",")[0]
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if len(self.lines) == 2:
+                self._begun.set()
+        self._begun.set()
+
+    def client(self, token: str) -> httpx.Client:
+        headers = {"authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.address, headers=headers, timeout=30, trust_env=False)
+
+    def token(self) -> str:
+        return local_token_file(self.database).read_text().strip()
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(LAST_SECONDS)
+        self._reader.join(LAST_SECONDS)
+        return code
+
+
+@contextmanager
+def serving(folder, *words, **options):
+    one = Serving(folder, *words, **options)
+    try:
+        yield one
+    finally:
+        if one.process.poll() is None:
+            one.process.terminate()
+            try:
+                one.process.wait(10)
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait(10)
+
+
+def introduce(client) -> str:
+    run = f"/v1/runs/{uuid.uuid4()}"
+    body = {"name": "digits", "plan": make_plan().model_dump(mode="json")}
+    client.put(run, json=body).raise_for_status()
+    return run
+
+
+def send(client, run, first, count):
+    body = {"first": first, "records": [step(first + i) for i in range(count)]}
+    return client.post(f"{run}/records", json=body)
+
+
+@pytest.mark.slow
+def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
+    with serving(tmp_path) as service:
+        client = service.client(service.token())
+        assert client.get("/healthz").json() == {"status": "ok"}
+        run = introduce(client)
+        assert send(client, run, 0, 5).json()["next"] == 5
+        assert "sign in within 10 minutes: http://127.0.0.1:" in service.lines[1]
+        body = b'{"first": 5, "records": [' + json.dumps(step(5)).encode() + b"]}"
+        with slow_request(service, run, body) as finish:
+            service.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert service.process.poll() is None  # it waits for the request in progress
+            assert b"200 OK" in finish()
+        assert service.process.wait(LAST_SECONDS) == 0
+        service._reader.join(LAST_SECONDS)
+        logged = [json.loads(line) for line in service.lines[2:]]
+        assert {"request"} <= {line["event"] for line in logged}
+        assert not any("link=" in json.dumps(line) for line in logged)
+    with serving(tmp_path) as service:  # what was there is there, the token too
+        client = service.client(service.token())
+        assert client.get(run).json()["records"] == 6
+        assert service.end(signal.SIGINT) == 0
+
+
+@contextmanager
+def slow_request(service, run, body):
+    """A request of which half has come; what is yielded sends the rest and reads the answer."""
+    port = int(service.address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=LAST_SECONDS) as connection:
+        head = (
+            f"POST {run}/records HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+            f"Authorization: Bearer {service.token()}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + body[:10])
+        time.sleep(0.3)
+
+        def finish():
+            connection.sendall(body[10:])
+            return connection.recv(4096)
+
+        yield finish
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_what_was_acknowledged_is_there_after_a_kill(tmp_path, kind):
+    with postgresql_or_none(kind) as database:
+        acknowledged, run = 0, None
+        for _ in range(3):
+            with serving(tmp_path, "--rate", "10000", database=database) as service:
+                client = service.client(service.token())
+                run = run or introduce(client)
+                killer = threading.Timer(0.5, service.process.kill)
+                killer.start()
+                try:
+                    while True:
+                        answer = send(client, run, acknowledged, 20)
+                        answer.raise_for_status()
+                        acknowledged = answer.json()["next"]
+                except httpx.TransportError:
+                    pass
+                killer.join()
+        with serving(tmp_path, database=database) as service:
+            stored = service.client(service.token()).get(run).json()["records"]
+            assert acknowledged <= stored <= acknowledged + 20
+            page = (
+                service.client(service.token()).get(f"{run}/records", params={"limit": 5000}).json()
+            )
+            assert page["sequences"] == list(range(min(stored, 5000)))
+            assert [one["step"] for one in page["records"]] == page["sequences"]
+
+
+@contextmanager
+def postgresql_or_none(kind):
+    if kind == "sqlite":
+        yield None
+    else:
+        with postgresql() as url:
+            yield url
+
+
+@pytest.mark.slow
+def test_the_service_needs_neither_torch_nor_what_comes_with_it(tmp_path):
+    script = """
+import sys
+for name in ("torch", "sklearn", "matplotlib", "PIL"):
+    sys.modules[name] = None
+import os, threading
+from batchwright.cli import main
+timer = threading.Timer(3.0, os.kill, (os.getpid(), 15))
+timer.daemon = True
+timer.start()
+sys.argv = ["batchwright", "serve", "--port", "0"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "BATCHWRIGHT_DATABASE": f"sqlite:///{tmp_path}/s.sqlite"},
+        capture_output=True,
+        text=True,
+        timeout=LAST_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "serves at" in done.stderr
+
+
+# ------------------------------------------------------------------------------------- commands
+
+
+def test_tokens_are_made_listed_and_revoked_by_command(tmp_path, capsys, monkeypatch):
+    database = f"sqlite:///{tmp_path}/s.sqlite"
+    monkeypatch.setenv("BATCHWRIGHT_DATABASE", database)
+    secret = run_here(capsys, "token", "create", "laptop", "--scopes", "read, report").out.strip()
+    store = Store.open(Settings(database=database))
+    assert store.tokens.find(secret).scopes == {"read", "report"}
+    listed = run_here(capsys, "token", "list").out
+    assert listed.startswith("laptop\tread,report\tcreated 2")
+    assert secret not in listed
+    assert "refused from now on" in run_here(capsys, "token", "revoke", "laptop").err
+    assert "revoked" in run_here(capsys, "token", "list").out
+    assert store.tokens.find(secret) is None
+    link = run_here(capsys, "sign-in", "--scopes", "read", "--server", "https://x.org/").out.strip()
+    assert link.startswith("https://x.org/sign-in?link=")
+    assert store.sign_in.enter(link.partition("link=")[2])
+    assert [one.action for one in store.audit.list()] == [
+        "sign-in.link",
+        "token.revoke",
+        "token.create",
+    ]
+    store.close()
+
+
+def run_here(capsys, *words):
+    from batchwright.cli import app
+
+    app(list(words), standalone_mode=False)
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("token", "create"), "which token"),
+        (("token", "create", "x"), "add --scopes"),
+        (("token", "create", "x", "--scopes", "all"), "unknown scope 'all'"),
+        (("token", "revoke", "x"), "there is no token 'x'"),
+        (("sign-in", "--scopes", ""), "may do nothing"),
+        (("serve", "--retention-days", "-1"), "--retention-days -1: give a number above 0"),
+        (("serve", "--rate", "nan"), "--rate nan: give a number above 0"),
+        (("serve", "--host", "203.0.113.9", "--port", "0"), "refuse to serve at 203.0.113.9"),
+        (("serve", "--host", "0.0.0.0", "--port", "0"), "before anybody has a token"),  # noqa: S104
+        (("backup", "/nowhere/x"), "cannot write /nowhere/x"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, told):
+    from batchwright.cli import app
+
+    monkeypatch.setenv("BATCHWRIGHT_DATABASE", f"sqlite:///{tmp_path}/s.sqlite")
+    with pytest.raises(BatchwrightError, match=told) as mistake:
+        app(list(words), standalone_mode=False)
+    assert mistake.value.exit_code == 2
+    assert "\n" not in str(mistake.value)
+
+
+def test_what_to_install_is_said_where_it_is_missing(monkeypatch):
+    from batchwright.cli import app
+
+    for name in ("sqlalchemy", "batchwright.service.store", "batchwright.service.local"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(BatchwrightError, match=r'pip install "batchwright\[serve\]"'):
+        app(["token", "list"], standalone_mode=False)
+
+
+# ------------------------------------------------------------------------------- the local token
+
+
+def test_the_local_token_is_private_kept_and_made_again_when_lost(tmp_path):
+    settings = Settings(database=f"sqlite:///{tmp_path}/data/s.sqlite")
+    store = Store.open(settings)
+    file = keep_local_token(store)
+    assert file == tmp_path / "data" / "local-token"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    first = file.read_text().strip()
+    assert store.tokens.find(first).name == LOCAL
+    assert store.tokens.find(first).scopes == {"admin"}
+    assert keep_local_token(store) == file
+    assert file.read_text().strip() == first
+    file.write_text("something else")
+    keep_local_token(store)
+    second = file.read_text().strip()
+    assert store.tokens.find(second).name == LOCAL
+    assert store.tokens.find(first) is None
+    store.tokens.revoke(LOCAL)
+    assert keep_local_token(store) is None
+    assert store.tokens.find(second) is None
+    store.close()
+
+
+def test_the_local_token_of_another_kind_of_database_is_in_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    file = local_token_file("postgresql://me@host/name")
+    assert file == tmp_path / "batchwright" / "local-token"
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True)]
+    + [(host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "", "127.0.0.1.x")],  # noqa: S104
+)
+def test_only_loopback_is_served_before_somebody_has_a_token(tmp_path, host, loopback):
+    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    keep_local_token(store)
+    settings = store.settings.model_copy(update={"host": host})
+    assert is_loopback(host) == loopback
+    if loopback:
+        refuse_public_without_tokens(settings, store)
+    else:
+        with pytest.raises(BatchwrightError, match="batchwright token create"):
+            refuse_public_without_tokens(settings, store)
+        store.tokens.create("laptop", ["read"])
+        refuse_public_without_tokens(settings, store)
+        store.tokens.revoke("laptop")
+        with pytest.raises(BatchwrightError):
+            refuse_public_without_tokens(settings, store)
+    store.close()
+
+
+def test_an_address_that_is_taken_is_told_in_a_line():
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BatchwrightError, match="address already in use; name another"):
+            listen("127.0.0.1", port)
+        settings = Settings(database="x", host="0.0.0.0", allowed_hosts=("plans.org",))  # noqa: S104
+        assert address_of(settings, taken) == f"http://plans.org:{port}"
+    with pytest.raises(BatchwrightError, match="cannot listen on no-such-host"):
+        listen("no-such-host.invalid", 0)
+
+
+# -------------------------------------------------------------------------------------- backups
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def test_a_backup_taken_while_records_come_is_whole(tmp_path, kind):
+    with postgresql_or_none(kind) as url:
+        database = url or f"sqlite:///{tmp_path}/s.sqlite"
+        store = Store.open(Settings(database=database))
+        run = str(uuid.uuid4())
+        store.runs.introduce(run, RunIntroduction(name="x", plan=make_plan()), "me")
+        stop, sent = threading.Event(), [0]
+
+        def report():
+            while not stop.is_set():
+                lines = tuple(step(sent[0] + i) for i in range(10))
+                sent[0] = store.records.append(run, RecordBatch(first=sent[0], records=lines)).next
+
+        reporter = threading.Thread(target=report)
+        reporter.start()
+        try:
+            target = tmp_path / "copy"
+            while sent[0] < 50:
+                time.sleep(0.01)
+            before = sent[0]
+            size = backup(database, target)
+            after = sent[0] + 10
+        finally:
+            stop.set()
+            reporter.join(LAST_SECONDS)
+            store.close()
+        assert size == target.stat().st_size > 0
+        assert stat.S_IMODE(target.stat().st_mode) == 0o600
+        assert not list(tmp_path.glob(".copy*"))
+        if kind == "postgresql":
+            assert target.read_bytes()[:5] == b"PGDMP"
+            return
+        copied = Store.open(Settings(database=f"sqlite:///{target}"))
+        stored = copied.runs.get(run).records
+        assert before <= stored <= after
+        assert len(copied.records.after(run, limit=10**6).sequences) == stored
+        copied.close()
+
+
+def test_a_backup_overwrites_nothing_and_leaves_nothing_half_done(tmp_path):
+    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    store.close()
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(FileError, match="a new file"):
+        backup(f"sqlite:///{tmp_path}/s.sqlite", tmp_path / "there")
+    with pytest.raises(BatchwrightError, match="there is no database"):
+        backup(f"sqlite:///{tmp_path}/nothing.sqlite", tmp_path / "copy")
+    (tmp_path / "damaged").write_bytes(b"no database at all, but long enough to look at" * 100)
+    with pytest.raises(BatchwrightError, match="cannot back up"):
+        backup(f"sqlite:///{tmp_path}/damaged", tmp_path / "copy")
+    assert (tmp_path / "there").read_text() == "mine"
+    assert not list(tmp_path.glob("*copy*"))
+    assert not (tmp_path / "nothing.sqlite").exists()
+
+
+def test_a_copy_is_a_database_in_one_file(tmp_path):
+    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    store.tokens.create("x", ["read"])
+    backup(f"sqlite:///{tmp_path}/s.sqlite", tmp_path / "copy")
+    store.close()
+    with closing(sqlite3.connect(f"file:{tmp_path}/copy?mode=ro", uri=True)) as connection:
+        assert connection.execute("SELECT name FROM tokens").fetchall() == [("x",)]
+    assert {path.name for path in tmp_path.iterdir()} == {"s.sqlite", "copy"}

@@ -1,0 +1,244 @@
+"""What the service keeps beside records: lists of runs, silence, retention, profiles, the audit
+log; and the schema's way from nothing to now."""
+
+from __future__ import annotations
+
+import stat
+import threading
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from batchwright.errors import BatchwrightError
+from batchwright.records.service import RunEnd
+from batchwright.service.database.engine import Database, open_engine, shown
+from batchwright.service.database.migrate import HEAD, migrate, revision
+from batchwright.service.database.tables import metadata
+from batchwright.service.problems import Conflict, NotFound
+from batchwright.service.settings import Settings
+from batchwright.service.store import Store
+from postgres import postgresql
+from samples import make_plan, make_profile
+from services import step
+
+# ---------------------------------------------------------------------------------- lists of runs
+
+
+def test_runs_are_listed_newest_first_page_by_page(service):
+    runs = []
+    for number in range(7):
+        service.clock.go(number % 3)  # some at the same time
+        runs.append(service.a_run(name=f"run {number}"))
+    found, before = [], None
+    while page := service.store.runs.list(3, before):
+        found += [run.id for run in page]
+        before = found[-1]
+    assert sorted(found) == sorted(runs)
+    created = [service.store.runs.get(run).created for run in found]
+    assert created == sorted(created, reverse=True)
+    with pytest.raises(NotFound):
+        service.store.runs.list(3, "no such run")
+
+
+def test_a_run_is_silent_when_nothing_was_heard_of_it_for_a_while(service):
+    run = service.a_run()
+    assert service.store.runs.get(run).state == "running"
+    service.clock.go(service.settings.silent_seconds + 1)
+    assert service.store.runs.get(run).state == "silent"
+    service.store.runs.alive(run)
+    assert service.store.runs.get(run).state == "running"
+    service.clock.go(service.settings.silent_seconds + 1)
+    service.report(run, step(0))
+    assert service.store.runs.get(run).state == "running"
+    service.store.runs.end(run, RunEnd(outcome="finished"))
+    service.clock.go(1e6)
+    assert service.store.runs.get(run).state == "finished"
+
+
+def test_runs_are_filtered_by_state_and_by_what_they_are(service):
+    silent = service.a_run(name="Silent one")
+    service.clock.go(service.settings.silent_seconds + 1)
+    running = service.a_run(name="running")
+    failed = service.a_run(name="failed")
+    service.store.runs.end(failed, RunEnd(outcome="failed", error="no memory"))
+    for state, run in (("silent", silent), ("running", running), ("failed", failed)):
+        assert [one.id for one in service.store.runs.list(state=state)] == [run]
+    assert [one.id for one in service.store.runs.list(query="SILENT")] == [silent]
+    assert len(service.store.runs.list(query="resnet8")) == 3
+    assert service.store.runs.list(query="vgg") == []
+
+
+def test_runs_beyond_the_limit_are_refused(service):
+    service.store.runs._settings = service.settings.model_copy(
+        update={"limits": service.settings.limits.model_copy(update={"runs": 2})}
+    )
+    runs = [service.a_run(), service.a_run()]
+    with pytest.raises(Conflict, match="2 runs at most"):
+        service.a_run()
+    service.store.runs.delete(runs[0])
+    service.a_run()
+
+
+def test_old_runs_are_deleted_when_asked_and_demo_runs_never(service):
+    old = service.a_run()
+    service.report(old, step(0))
+    service.clock.go(40 * 24 * 3600)
+    new = service.a_run()
+    assert service.store.tidy() == []
+    service.store.runs._settings = service.settings.model_copy(update={"retention_days": 30.0})
+    assert service.store.tidy() == [old]
+    assert [run.id for run in service.store.runs.list()] == [new]
+
+
+def test_profiles_are_kept_and_given_back(service):
+    identifier = service.store.profiles.add("box", make_profile())
+    assert service.store.profiles.get(identifier) == make_profile()
+    assert [(one.id, one.name) for one in service.store.profiles.list()] == [(identifier, "box")]
+    service.store.profiles.delete(identifier)
+    for ask in (service.store.profiles.get, service.store.profiles.delete):
+        with pytest.raises(NotFound):
+            ask(identifier)
+
+
+def test_writes_are_noted_with_who_and_what(service):
+    run = "5f0c2d1e-8a44-4a0b-9d0e-2f6f7c1f0a11"
+    body = {"name": "digits", "plan": make_plan().model_dump(mode="json")}
+    assert service.put("report", f"/v1/runs/{run}", json=body).status_code == 200
+    assert service.put("report", f"/v1/runs/{run}/end", json={"outcome": "stopped"}).is_success
+    assert service.delete("admin", f"/v1/runs/{run}").status_code == 204
+    noted = [(one.who, one.action, one.subject) for one in service.store.audit.list()]
+    assert noted == [
+        ("admin", "run.delete", run),
+        ("report", "run.end", run),
+        ("report", "run.introduce", run),
+    ]
+
+
+# ------------------------------------------------------------------------------------ the database
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def empty(request, tmp_path):
+    """URL of an empty database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/deep/er/service.sqlite"
+    else:
+        with postgresql() as url:
+            yield url
+
+
+def test_the_schema_comes_from_nothing_and_is_what_the_tables_say(empty):
+    database = Database(open_engine(empty))
+    migrate(database)
+    migrate(database)
+    with database.reading() as connection:
+        assert revision(connection) == HEAD
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    database.close()
+
+
+def test_several_that_start_at_once_make_one_schema(empty):
+    failures = []
+
+    def start():
+        try:
+            Store.open(Settings(database=empty)).close()
+        except Exception as error:  # noqa: BLE001 - told below
+            failures.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+def test_a_newer_database_is_refused(tmp_path):
+    settings = Settings(database=f"sqlite:///{tmp_path}/s.sqlite")
+    store = Store.open(settings)
+    with store.database.writing() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'f9999'"))
+    with pytest.raises(BatchwrightError, match="f9999"):
+        store.check()
+    store.close()
+    with pytest.raises(BatchwrightError, match="newer Batchwright"):
+        Store.open(settings)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    from alembic import command
+
+    database = Database(open_engine(f"sqlite:///{tmp_path}/s.sqlite"))
+
+    def failing(config, head, upgrade=command.upgrade):
+        upgrade(config, head)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(command, "upgrade", failing)
+    with pytest.raises(ZeroDivisionError):
+        migrate(database)
+    monkeypatch.undo()
+    with database.reading() as connection:
+        assert revision(connection) is None
+        assert not connection.execute(text("SELECT name FROM sqlite_master")).all()
+    migrate(database)
+    database.close()
+
+
+def test_the_newest_migration_is_the_one_that_is_known(tmp_path):
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", "batchwright.service.database:migrations")
+    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+def test_sqlite_syncs_each_commit_and_keeps_its_files_private(tmp_path):
+    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    with store.database.reading() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    store.tokens.create("x", ["read"])
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("s.sqlite", "s.sqlite-wal", "s.sqlite-shm"), 0o600)
+    store.close()
+
+
+def test_a_transaction_inside_another_is_a_mistake_that_shows_at_once(service):
+    with service.store.database.writing(), pytest.raises(RuntimeError, match="inside another"):
+        service.store.audit.note("me", "x", "y")
+    service.store.audit.note("me", "x", "y")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mysql://me:secret@host/name", "mysql:... is no database"),
+        ("nothing", "nothing:... is no database"),
+        ("", "is no database"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+    ],
+)
+def test_what_is_no_database_is_refused_in_one_line(url, told):
+    with pytest.raises(BatchwrightError, match=told) as refusal:
+        Store.open(Settings(database=url))
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_database_that_cannot_be_opened_is_named_without_its_password(tmp_path):
+    (tmp_path / "s.sqlite").write_text("this is no database, and it is long enough to be sure")
+    with pytest.raises(BatchwrightError, match="cannot open the database"):
+        Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    url = f"postgresql://me:secret@/name?host={tmp_path}"
+    with pytest.raises(BatchwrightError, match="is it running") as refusal:
+        Store.open(Settings(database=url))
+    assert "secret" not in str(refusal.value)
+    assert "secret" not in shown(url)
