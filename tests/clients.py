@@ -1,4 +1,4 @@
-"""What tests of those who speak to a service share: a wire with faults, run folders, a real server."""
+"""What tests of clients share: a wire with faults, run folders, a real server."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_advice_that_a_killed_process_had_taken_is_not_taken_twice(folder):
     assert read_record(folder / "plan.json", Plan) == changed
 
 
-# ------------------------------------------------------------------------------------- what is trained
+# ---------------------------------------------------------------------------------- what is trained
 
 
 def begin(folder, plan=PLAN, **options):

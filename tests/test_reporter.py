@@ -95,7 +95,7 @@ def test_a_line_longer_than_a_message_comes_alone(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"x" * 3_000_000 + b"\ny\n")
     lines = Lines(path)
-    assert [len(line) for line in lines.ahead(9, 1000)][0] == 3_000_000
+    assert list(map(len, lines.ahead(9, 1000)))[:1] == [3_000_000]
     lines.go_to(1)
     assert lines.ahead(9) == [b"y"]
 
@@ -131,7 +131,7 @@ def test_a_recorder_mends_what_a_killed_one_left(tmp_path):
     assert [line["kind"] for line in lines_of(tmp_path)] == ["note", "note"]
 
 
-# ---------------------------------------------------------------------------------------- the report
+# --------------------------------------------------------------------------------------- the report
 
 
 def test_a_report_is_read_as_it_was_written_and_names_the_run_for_people(tmp_path):
@@ -166,7 +166,7 @@ def test_where_to_report_is_asked_for_remembered_or_set(tmp_path, monkeypatch):
         destination(None, "https://far.example")
 
 
-# --------------------------------------------------------------------------------------- exactly once
+# ------------------------------------------------------------------------------------- exactly once
 
 
 def test_a_run_is_introduced_sent_and_ended(service, folder, told):
@@ -305,7 +305,7 @@ def test_what_has_been_sent_by_hand_need_not_be_sent_again(service, folder, told
         send(folder, report.to(next=0), remote(service, "report", ["401"]), told.append)
 
 
-# ------------------------------------------------------------------------------- the reporter's loop
+# ------------------------------------------------------------------------------ the reporter's loop
 
 
 class Running:

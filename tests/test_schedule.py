@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import batchwright as bw
-from batchwright import cli, verbs
+from batchwright import cli, conducting
 from batchwright.documents import job_yaml, write_record
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.planning.learning_rate import fitted_warmup, rate_factor

@@ -18,11 +18,11 @@ from batchwright import cli
 from batchwright.documents import read_record, write_record
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.records import Job, Plan, RunSummary, Sweep
+from batchwright.reports import last_error
 from batchwright.run_folder import read_summaries
 from batchwright.sweeping import plans, runner, verb
 from batchwright.sweeping.grid import cells_of, read_grid
 from batchwright.sweeping.plans import Planner, needs_probe
-from batchwright.reports import last_error
 from batchwright.sweeping.runner import Runner, Watcher, command_of, run_folder_of
 from batchwright.sweeping.slots import Machine, Slots, width_of
 from samples import make_epoch, make_job, make_plan, make_profile, make_summary

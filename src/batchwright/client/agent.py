@@ -1,6 +1,6 @@
 """An agent: leases jobs of a service, one after the other, and carries them out on this machine.
 
-A service only ever says which job; what may run here the agent's own rules say (`records.allowing`).
+A service only says which job; what may run here the agent's own rules say (`records.allowing`).
 """
 
 from __future__ import annotations

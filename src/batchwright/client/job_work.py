@@ -1,7 +1,7 @@
 """What an agent does with a job that it has: probe, plan and train, by the ordinary commands.
 
-Each is a process of its own, so a job cannot take the agent down, and its folder keeps what is done:
-an agent that was killed goes on from there.
+Each is a process of its own, so a job cannot take the agent down, and its folder keeps what is
+done: an agent that was killed goes on from there.
 
     FOLDER/job.yaml, profile.json, plan.json    run/  the run folder    logs/VERB.log
 """
@@ -121,7 +121,7 @@ class JobWork:
             raise JobError(problem)
         return job
 
-    # -------------------------------------------------------------------------------- probe and plan
+    # ------------------------------------------------------------------------------- probe and plan
 
     def _planned(self, job: Job) -> Plan:
         """A plan for the job, which the service has then."""
@@ -164,7 +164,7 @@ class JobWork:
         better.replace(profile)
         return self._plan_once(profile)
 
-    # ----------------------------------------------------------------------------------------- train
+    # ---------------------------------------------------------------------------------------- train
 
     def _train(self, plan: Plan) -> None:
         """Train, or go on with it; nothing if it was done before."""

@@ -1,4 +1,4 @@
-"""Keeps a lease: tells the service every now and then that the agent is there, and hears its orders.
+"""Keeps a lease: tells the service now and then that the agent is there, and hears its orders.
 
     agent  --JobProgress--> service
            <--JobOrders---

@@ -211,7 +211,7 @@ def _main() -> None:
     try:
         done = Reporter(Path(sys.argv[1]), orders, sys.stdout).run()
     except BatchwrightError as error:
-        print(_words(error), flush=True)  # noqa: T201 - the companion reads it
+        print(_words(error), flush=True)
         sys.exit(error.exit_code)
     os._exit(0 if done else 1)  # a thread still reads standard input
 

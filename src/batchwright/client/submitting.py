@@ -84,7 +84,7 @@ def follow(service: Service, info: JobInfo, tell: Callable[[str], None]) -> JobI
 
 def state_words(info: JobInfo, url: str) -> str:
     """Where a job stands, in a line."""
-    words = info.state
+    words: str = info.state
     if info.state == "planned" and not (info.auto or info.approved):
         words += f", waits to be approved at {url}/jobs"
     elif info.cancelling:
