@@ -94,7 +94,8 @@ ARROWS = {
     },
 }
 ASSEMBLY = {  # put everything together
-    *("__init__", "cli", "cli_client", "cli_service", "conducting", "verbs", "doctor"),
+    *("__init__", "cli", "cli_client", "cli_service", "conducting", "verb_child"),
+    *("verbs", "doctor"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
 }
 WITHOUT_TORCH = {

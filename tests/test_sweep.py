@@ -283,7 +283,7 @@ def test_the_command_names_code_and_what_changed_since_the_plan(tmp_path):
     (cell, _) = cells(job, epochs="3")[1]
     plan = make_plan(job=cell.job.model_copy(update={"timeout": 20.0, "launch": "in-process"}))
     words = command_of(tmp_path, cell, plan, resumes=True)
-    assert words[1:5] == ["-m", "batchwright.sweeping.cell", "train", "--resume"]
+    assert words[1:5] == ["-m", "batchwright.verb_child", "train", "--resume"]
     assert words[-2:] == ["timeout=99", "network=mine:net"]
     fresh = command_of(tmp_path, cell, plan, resumes=False)
     assert fresh[4] == str(tmp_path / "plans" / f"{cell.name}.json")

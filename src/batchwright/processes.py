@@ -25,6 +25,7 @@ from batchwright.reports import leave_report
 
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its agent
 AGENT_PID = "BATCHWRIGHT_AGENT"  # the agent's process, for its workers
+VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # a sweep or a job's agent, for the verbs that it runs
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 SHORT_SPIN = "1000"  # turns that a waiting OpenMP thread spins before it sleeps
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batchwright.client.child import AGENT_OF_JOB
 from batchwright.client.companion import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.pulse import LeaseEnded, Pulse
@@ -27,11 +26,13 @@ from batchwright.client.tokens import TOKEN
 from batchwright.documents import change_job, job_yaml, read_record, write_record, write_text
 from batchwright.errors import BatchwrightError, FileError, JobError
 from batchwright.files import make_folder
+from batchwright.processes import VERB_PARENT
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.allowing import not_allowed
 from batchwright.records.service import Lease
 from batchwright.reports import last_error
 
+VERBS = "batchwright.verb_child"  # the command line, in a process that ends with this one
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
 LAST_SECONDS = 20.0  # the same when the agent itself is to end
@@ -230,7 +231,7 @@ class JobWork:
         log = self._folder / "logs" / f"{words[0]}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "batchwright.client.child", *words],
+                [sys.executable, "-m", VERBS, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -268,7 +269,7 @@ class JobWork:
     def _environment(self) -> dict[str, str]:
         job = self._lease.job
         own = {
-            AGENT_OF_JOB: str(os.getpid()),
+            VERB_PARENT: str(os.getpid()),
             TOKEN: self._token,
             RUN_NAME: job.name,
             RUN_JOB: job.id,
