@@ -160,5 +160,7 @@ def service(tmp_path, clock: HandClock) -> Iterator[Service]:
     limits = Limits(requests_per_second=100_000.0, burst=100_000)
     settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", limits=limits)
     store = Store.open(settings, clock)
-    yield Service(store, settings, clock)
+    made = Service(store, settings, clock)
+    yield made
+    made.app.state.adviser.close()
     store.close()

@@ -78,6 +78,7 @@ ARROWS = {
         "planning",
         "reporting",
         "checking",
+        "deciding",
         "preparing",
         "refitting",
         "verbs",
@@ -97,12 +98,13 @@ ASSEMBLY = {  # put everything together
     *("__init__", "cli", "cli_client", "cli_service", "conducting", "verb_child"),
     *("verbs", "doctor"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
+    "deciding",
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "cli_client", "cli_service", "conducting", "verbs"),
     *("documents", "files", "launch", "processes"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
-    *("server_child", "supervision"),
+    *("deciding", "server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),
     *("simulation", "service", "client"),
 }

@@ -41,6 +41,9 @@ _LISTS = (  # keys that take several values, separated by commas
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )
+_MOST_BRACKETS = 500
+"""In the text of a table: a parser's time grows with the square of those that are open."""
+
 _TABLES = {  # keys that take several items
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
     "virtual.disturbances": "[{worker: 0, start: 10, end: 20, slowdown: 3}]",
@@ -147,7 +150,12 @@ def _record_in(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
 
 def write_record(record: Record, path: str | Path) -> None:
     """Write a record as JSON; ``-`` writes to stdout."""
-    write_text(record.model_dump_json(indent=2) + "\n", path)
+    write_text(record_text(record), path)
+
+
+def record_text(record: Record) -> str:
+    """What a file with the record holds."""
+    return record.model_dump_json(indent=2) + "\n"
 
 
 def write_text(text: str, path: str | Path) -> None:
@@ -205,6 +213,15 @@ def _override(text: str) -> tuple[str, str]:
     return key.strip(), raw.strip()
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Of YAML what a table needs: without references, by which a short text could grow long."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "a reference", None)
+        return super().compose_node(parent, index)
+
+
 def _as_list(value: Any) -> Any:
     """What ``24,32`` or a single value means for a key that takes several."""
     if isinstance(value, str) and value != "auto":
@@ -218,10 +235,10 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     A single item need not stand in brackets. What is in the items, the record checks.
     """
     items = value
-    if isinstance(value, str):
+    if isinstance(value, str) and value.count("[") + value.count("{") < _MOST_BRACKETS:
         try:
-            items = yaml.safe_load(value)
-        except yaml.YAMLError:
+            items = yaml.load(value, _PlainLoader)  # noqa: S506 - a safe loader, and less
+        except (yaml.YAMLError, RecursionError):
             items = value
     if items is None:
         return []

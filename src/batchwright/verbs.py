@@ -13,6 +13,7 @@ from typing import Any
 
 from batchwright.checking import chosen_points, compare, open_again
 from batchwright.conducting import checked_destination, conduct, with_refit
+from batchwright.deciding import decide
 from batchwright.documents import (
     change_job,
     job_yaml,
@@ -23,7 +24,7 @@ from batchwright.documents import (
 )
 from batchwright.errors import PlanError
 from batchwright.files import make_folder
-from batchwright.planning.planner import make_plan, planning_job
+from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import (
     check_training,
@@ -109,8 +110,7 @@ def plan(
     told: list[RunSummary] = []
     for one in runs:
         told += [one] if isinstance(one, RunSummary) else read_summaries(one)
-    job = change_job(planning_job(profiles[0]), keys, overrides)
-    decided = make_plan(profiles, job, runs=told)
+    decided = decide(profiles, keys, overrides, runs=told)
     tell_doubts(decided.job, decided.data)
     return decided
 

@@ -142,7 +142,7 @@ class JobInfo(Record):
     changed: NonNegative = Field(description="Unix time in seconds.")
     job: dict[str, Any] = Field(description="All keys, resolved as far as the server can.")
     run: Identifier | None = Field(description="The run that carries it out.")
-    agent: str | None = Field(description="Name of the agent that has it.")
+    agent: str | None = Field(description="Name of the agent that has it, or had it last.")
     attempts: Index = Field(description="How often it was leased.")
     cancelling: bool = Field(description="Whether the agent has been told to stop.")
     error: str | None = Field(description="The line that the user would have seen.")

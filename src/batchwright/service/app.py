@@ -17,8 +17,19 @@ from starlette.middleware import Middleware
 from batchwright import __version__
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Problem
+from batchwright.service.adviser import Adviser
 from batchwright.service.answers import answer, problem_of
-from batchwright.service.api import health, metrics, profiles, records, runs
+from batchwright.service.api import (
+    advice,
+    agents,
+    health,
+    jobs,
+    metrics,
+    plans,
+    profiles,
+    records,
+    runs,
+)
 from batchwright.service.meters import Meters
 from batchwright.service.middleware.bodies import Bodies
 from batchwright.service.middleware.headers import SecurityHeaders
@@ -36,6 +47,10 @@ API: Sequence[APIRouter] = (
     runs.router,
     records.router,
     profiles.router,
+    plans.router,
+    advice.router,
+    jobs.router,
+    agents.router,
 )
 PAGES: Sequence[APIRouter] = ()
 
@@ -79,6 +94,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.store = store
     app.state.settings = settings
     app.state.meters = meters
+    app.state.adviser = Adviser(store)
     for router in API:
         app.include_router(router)
     for router in PAGES:
@@ -97,9 +113,11 @@ def _tell(request: Request, error: Exception) -> Response:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    await run_in_threadpool(app.state.store.jobs.forgive_absence)
     tidying = asyncio.create_task(_tidy_now_and_then(app.state.store))
     yield
     tidying.cancel()
+    await run_in_threadpool(app.state.adviser.close)
 
 
 async def _tidy_now_and_then(store: Store) -> None:

@@ -33,6 +33,8 @@ def append_records(
     taken = store_of(request).records.append(run, batch, caller)
     meters: Meters = request.app.state.meters
     meters.records.inc(len(batch.records))
+    if any(record.get("kind") == "epoch" for record in batch.records):
+        request.app.state.adviser.heard(run)
     return taken
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Row, insert, select, update
 
+from batchwright.planning.splicing import spliced
 from batchwright.records import Plan
 from batchwright.records.service import Advice
 from batchwright.service.database.engine import Database
@@ -63,20 +64,30 @@ class AdviceStore:
     def taken(self, run: str, number: int, epoch: int) -> Advice:
         """Note that a run follows advice from ``epoch`` on; telling it again changes nothing.
 
+        That may be later than it was meant: the run's plan is then the old one up to there.
+
         Raises:
             NotFound: There is no such run or advice.
+            PlanError: The run has no such epoch.
         """
         with self._database.writing() as connection:
+            followed = connection.execute(
+                select(runs.c.plan).where(runs.c.id == run).with_for_update()
+            ).scalar()
             row = connection.execute(
                 update(advice)
                 .where(advice.c.run_id == run, advice.c.number == number)
                 .values(taken=epoch)
                 .returning(advice)
             ).one_or_none()
-            if row is None:
-                raise NotFound(f"there is no advice {number} to run {run}")
-            connection.execute(update(runs).where(runs.c.id == run).values(plan=row.plan))
-        return _advice_of(row)
+            if row is None or followed is None:
+                raise NotFound(f"there is no advice {number} to run {run[:36]}")
+            taken = _advice_of(row)
+            plan = spliced(Plan.model_validate_json(followed), taken.plan, epoch)
+            connection.execute(
+                update(runs).where(runs.c.id == run).values(plan=plan.model_dump_json())
+            )
+        return taken
 
 
 def _advice_of(row: Row[tuple[object, ...]]) -> Advice:

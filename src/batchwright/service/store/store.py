@@ -12,8 +12,10 @@ from batchwright.errors import BatchwrightError
 from batchwright.service.database.engine import Database, open_engine, shown
 from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.store.advice import AdviceStore
+from batchwright.service.store.agents import Agents
 from batchwright.service.store.audit import Audit
 from batchwright.service.store.clock import Clock
+from batchwright.service.store.jobs import Jobs
 from batchwright.service.store.profiles import Profiles
 from batchwright.service.store.records import Records
 from batchwright.service.store.runs import Runs
@@ -46,6 +48,8 @@ class Store:
         self.runs = Runs(*common)
         self.records = Records(*common)
         self.advice = AdviceStore(*common)
+        self.jobs = Jobs(*common)
+        self.agents = Agents(*common)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 
@@ -85,8 +89,9 @@ class Store:
             raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
 
     def tidy(self) -> list[str]:
-        """Delete what `Settings` says is too old; returns the runs' identifiers."""
+        """Delete runs and jobs that `Settings` says are too old; returns the runs' identifiers."""
         self.sign_in.forget_expired()
+        self.jobs.delete_old()
         return self.runs.delete_old()
 
     def close(self) -> None:

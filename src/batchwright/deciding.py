@@ -1,0 +1,32 @@
+"""A plan from profiles and job keys: what ``batchwright plan`` and the service both call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from batchwright.documents import change_job
+from batchwright.planning.planner import make_plan, planning_job
+from batchwright.records import Plan, Profile, RunSummary
+
+
+def decide(
+    profiles: Sequence[Profile],
+    keys: Mapping[str, Any] | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    runs: Sequence[RunSummary] = (),
+) -> Plan:
+    """Decide how to train what was measured, for the first profile's job with keys changed.
+
+    Args:
+        profiles: At least one.
+        keys: Job keys to change, nested or with dots.
+        overrides: ``key=value`` texts, as on the command line; these come last.
+        runs: Finished runs of the same task.
+
+    Raises:
+        JobError: A key or a value is wrong.
+        PlanError: The profiles do not fit the job, or nothing fits the limits.
+    """
+    return make_plan(profiles, change_job(planning_job(profiles[0]), keys, overrides), runs=runs)

@@ -1,0 +1,121 @@
+"""Looks at runs after their epochs and offers advice, beside whoever takes in the records."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+
+from batchwright.documents import one_line
+from batchwright.errors import BatchwrightError
+from batchwright.records.service import Advice
+from batchwright.service.advising import advice_for, drift_of
+from batchwright.service.bounds import refuse_costly
+from batchwright.service.problems import NotFound
+from batchwright.service.store import Store
+
+log = logging.getLogger("batchwright.service")
+
+REMEMBERED = 10_000
+"""Runs of which is known what was last thought about."""
+
+NEWS = 0.05
+"""Change of the measured time that makes thinking again worth while, as a share."""
+
+
+class Adviser:
+    """Thinks about one run at a time, in a thread that is there only while there is something to do.
+
+    Planning takes tenths of a second: a reporter must not wait for that, and two must not plan at
+    the same time. What was not thought about when the service ends comes again with the next epoch.
+
+    Args:
+        store: Where runs and advice are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, None] = OrderedDict()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._thought: OrderedDict[str, tuple[str, float]] = OrderedDict()
+
+    def heard(self, run: str) -> None:
+        """A run has finished an epoch: think about it soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._waiting[run] = None
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="adviser", daemon=True)
+                self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is nothing left to think about; returns whether it came to that."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+        return thread is None or not thread.is_alive()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Take nothing more on, and let what is being thought about end."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+        self.wait(seconds)
+
+    def consider(self, run: str) -> Advice | None:
+        """Think about a run now; returns the advice that it was offered, if any.
+
+        Raises:
+            NotFound: There is no such run.
+        """
+        if self._store.runs.get(run).state == "finished":
+            return None
+        plan, epochs = self._store.runs.plan(run), self._store.records.epochs(run)
+        drift = drift_of(plan, epochs)
+        if (
+            drift is None
+            or not drift.beyond
+            or not self._is_news(run, str(drift.stage), drift.measured)
+        ):
+            return None
+        profile, offered = self._store.runs.profile(run), self._store.advice.list(run)
+        if profile is None:
+            return None
+        try:
+            refuse_costly(plan.job, [profile])
+            offer = advice_for(plan, profile, epochs, offered)
+        except BatchwrightError as error:  # the run is fine, and goes on as it is
+            log.info("no advice", extra={"fields": {"run": run, "why": one_line(error)}})
+            return None
+        if offer is None:
+            return None
+        advice = self._store.advice.offer(run, offer.epoch, offer.reason, offer.plan)
+        self._store.audit.note("service", "advice.offer", run, offer.reason)
+        return advice
+
+    def _is_news(self, run: str, row: str, measured: float) -> bool:
+        """Whether the run is not as it was when it was thought about last."""
+        known = self._thought.pop(run, ("", measured))
+        news = known[0] != row or abs(measured / known[1] - 1) > NEWS
+        self._thought[run] = (row, measured) if news else known
+        while len(self._thought) > REMEMBERED:
+            self._thought.popitem(last=False)
+        return news
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                run, _ = self._waiting.popitem(last=False)
+            try:
+                self.consider(run)
+            except NotFound:
+                continue  # deleted meanwhile
+            except Exception as error:  # noqa: BLE001 - the others are thought about all the same
+                log.error("thinking about a run failed", exc_info=error)

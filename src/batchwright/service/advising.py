@@ -1,0 +1,270 @@
+"""Advice to a run that goes on: what its epochs took, against what its plan predicted.
+
+Pure: lines of metrics.jsonl in, a new plan or nothing out. Where the newest epochs miss the
+prediction by more than ``goal.tolerance``, all that was measured before the run is brought to what
+the epochs show (`refitting.at_level_of`), and the rest of the run is planned again with it: with the
+same workers, and with what is left of its time and money. That is offered if it changes the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from batchwright.errors import PlanError
+from batchwright.planning.planner import make_plan
+from batchwright.planning.splicing import spliced
+from batchwright.records import Estimate, Plan, Profile, Reason, Stage
+from batchwright.records.service import Advice
+from batchwright.records.words import between, counted, duration, number
+from batchwright.refitting import (
+    EpochTime,
+    Level,
+    at_level_of,
+    epoch_seconds,
+    supported,
+    with_workers_of,
+)
+
+LOOK_BACK = 3
+"""Newest epochs whose median counts: one that something disturbed moves nothing."""
+
+LEAST_EPOCHS = 2
+"""Fewer tell nothing, as a row's first epoch does not: loaders start in it, caches are cold."""
+
+LEAST_CHANGE = 1.25
+"""Ratio of two global batches below which a change is not worth stopping for."""
+
+Line = Mapping[str, Any]
+"""An epoch line of metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Measured against predicted, over the newest epochs of the row that a run is in.
+
+    Attributes:
+        stage: The row.
+        times: Of the newest epochs.
+        measured: Their median, in seconds.
+        predicted: Seconds per epoch, by the plan.
+        tolerance: Share of the measured time by which the prediction may miss it.
+        done: Epochs finished.
+    """
+
+    stage: Stage
+    times: tuple[EpochTime, ...]
+    measured: float
+    predicted: Estimate
+    tolerance: float
+    done: int
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return (self.predicted.value - self.measured) / self.measured
+
+    @property
+    def beyond(self) -> bool:
+        """Whether the prediction misses by more than the job tolerates."""
+        return abs(self.error) > self.tolerance
+
+    def __str__(self) -> str:
+        far = self.measured / self.predicted.value - 1
+        return (
+            f"epochs take {duration(self.measured)} where {between(self.predicted)} s were "
+            f"predicted, {abs(far):.0%} {'more' if far > 0 else 'less'} (median of the last "
+            f"{len(self.times)})"
+        )
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A new plan for the rest of a run.
+
+    Attributes:
+        epoch: First epoch that it is for, zero-based.
+        reason: Measured against predicted, and what changes.
+        plan: The whole run's: rows up to ``epoch`` as they were followed, then the new one.
+    """
+
+    epoch: int
+    reason: str
+    plan: Plan
+
+
+def drift_of(plan: Plan, epochs: Sequence[Line]) -> Drift | None:
+    """Measured against predicted; `None` while there is too little to compare.
+
+    Args:
+        plan: What the run follows now.
+        epochs: Its epoch lines, each epoch once, in order.
+    """
+    finished = max((_epoch_of(line) for line in epochs), default=-1)
+    if not 0 <= finished < plan.epochs:
+        return None
+    index = plan.stage_of(finished)
+    stage = plan.stages[index]
+    start = sum(row.epochs for row in plan.stages[:index])
+    times = [time for line in epochs if _epoch_of(line) >= start and (time := _time_of(line))]
+    newest = tuple(times[1:][-LOOK_BACK:])
+    if len(newest) < LEAST_EPOCHS or stage.predicted_epoch_seconds is None:
+        return None
+    return Drift(
+        stage=stage,
+        times=newest,
+        measured=median(time.seconds for time in newest),
+        predicted=stage.predicted_epoch_seconds,
+        tolerance=plan.job.goal.tolerance,
+        done=finished + 1,
+    )
+
+
+def advice_for(
+    plan: Plan, profile: Profile | None, epochs: Sequence[Line], offered: Sequence[Advice] = ()
+) -> Offer | None:
+    """A new plan for a run, where its epochs call for one and it can be had.
+
+    Args:
+        plan: What the run follows now.
+        profile: What its first plan was made from.
+        epochs: Its epoch lines, each epoch once, in order.
+        offered: What it was offered before, in order; the newest is not offered again.
+
+    Returns:
+        `None` where the prediction holds, nothing better is known, or too little is.
+
+    Raises:
+        BatchwrightError: Plan and profile do not fit together, or no plan comes of them.
+    """
+    drift = drift_of(plan, epochs)
+    if drift is None or not drift.beyond or profile is None or not _can_change(plan):
+        return None
+    epoch = drift.done + 1  # the one in progress ends first
+    if epoch >= plan.epochs:
+        return None
+    level = at_level_of(drift.times, profile, plan, drift.stage)
+    if level is None:
+        return None
+    again, missed = _planned_again(plan, level.profile, epoch, _spent(epochs, drift))
+    new = again.stages[0]
+    if new.workers != plan.workers or new.predicted_epoch_seconds is None:
+        return None
+    followed = [drift.stage.global_batch_size]
+    followed += [_batch_from(advice.plan, epoch) for advice in offered[-1:]]
+    if any(_alike(new.global_batch_size, batch) for batch in followed):
+        return None
+    unchanged = epoch_seconds(level.profile, plan, drift.stage)
+    change = f"global batch {drift.stage.global_batch_size:,} -> {new.global_batch_size:,}"
+    reason = (
+        f"{drift}: {_found(level, drift.stage)}. From epoch {epoch + 1} on, {change} would make it "
+        f"{between(new.predicted_epoch_seconds)} s an epoch instead of {between(unchanged)} s{missed}."
+    )
+    why = Reason(choice="change while training", value=change, why=reason, source="measured")
+    whole = again.model_copy(
+        update={
+            "stages": (new.model_copy(update={"epochs": plan.epochs}),),
+            "reasons": (why, *again.reasons),
+        }
+    )
+    return Offer(epoch=epoch, reason=reason, plan=spliced(plan, whole, epoch))
+
+
+def _can_change(plan: Plan) -> bool:
+    """Whether a run that follows the plan could go on with another batch, and the planner chose it.
+
+    Cycles are laid out as a whole, and a parameter server has two batches that go together.
+    """
+    return (
+        supported(plan)
+        and plan.method in ("plain", "dynamic-batch")
+        and plan.job.global_batch == "auto"
+        and len({stage.resolution for stage in plan.stages}) == 1
+    )
+
+
+def _planned_again(plan: Plan, profile: Profile, epoch: int, spent: float) -> tuple[Plan, str]:
+    """The rest of the run, planned anew; and what of its limits cannot be kept, in words.
+
+    Args:
+        plan: What the run follows now.
+        profile: How the machine is now.
+        epoch: First epoch of the rest.
+        spent: Seconds that will be gone by then.
+    """
+    goal, left = plan.job.goal, plan.epochs - epoch
+    asked = plan.job.warmup_epochs  # of the whole run, whose rule of the rate stays
+    rest = {
+        "epochs": left,
+        "warmup_epochs": asked if asked == "auto" else min(asked, left),
+    }
+    limits: dict[str, float] = {}
+    if goal.deadline is not None:
+        limits["deadline"] = goal.deadline - spent
+    if goal.max_cost is not None and goal.price is not None:
+        limits["max_cost"] = goal.max_cost - goal.price * plan.workers * spent / 3600
+    if all(value > 0 for value in limits.values()):
+        try:
+            return make_plan(profile, with_workers_of(plan, goal=limits, **rest)), ""
+        except PlanError:
+            if not limits:
+                raise
+    hurried = {"objective": "time", "deadline": None, "max_cost": None}
+    names = " and ".join(f"goal.{name}" for name in limits)
+    told = f"; no batch keeps {names} any more, and this one misses by least"
+    return make_plan(profile, with_workers_of(plan, goal=hurried, **rest)), told
+
+
+def _spent(epochs: Sequence[Line], drift: Drift) -> float:
+    """Seconds of training, evaluation and checkpoints until the epoch in progress has ended."""
+    parts = ("time/epoch_s", "time/eval_s", "time/checkpoint_s")
+    by_epoch = [sum(_number(line.get(part)) for part in parts) for line in epochs]
+    beside = [
+        total - _number(line.get(parts[0])) for total, line in zip(by_epoch, epochs, strict=True)
+    ]
+    return sum(by_epoch) + drift.measured + median(beside)
+
+
+def _epoch_of(line: Line) -> int:
+    """Which epoch a line is of; -1 if it does not tell."""
+    epoch = line.get("epoch")
+    return epoch if isinstance(epoch, int) else -1
+
+
+def _time_of(line: Line) -> EpochTime | None:
+    """What an epoch took; `None` if its line does not tell."""
+    seconds = _number(line.get("time/epoch_s"))
+    if seconds <= 0:
+        return None
+    computing = [
+        _number(line[name]) + _number(line.get(name.replace("compute_s", "input_s")))
+        for name in line
+        if name.startswith("time/rank") and name.endswith("/compute_s")
+    ]
+    return EpochTime(seconds, min(seconds, max(computing, default=seconds)))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+
+
+def _batch_from(plan: Plan, epoch: int) -> int:
+    return plan.stages[plan.stage_of(min(epoch, plan.epochs - 1))].global_batch_size
+
+
+def _alike(one: int, other: int) -> bool:
+    return max(one, other) < LEAST_CHANGE * min(one, other)
+
+
+def _found(level: Level, stage: Stage) -> str:
+    """What the epochs say of the machine, in words."""
+    told = f"computing takes {number(level.computing)} times as long as measured before"
+    if stage.workers > 1:
+        more = "more" if level.exchange_seconds > 0 else "less"
+        told += (
+            f", and waiting for {counted(stage.workers, 'worker')} to exchange "
+            f"{duration(abs(level.exchange_seconds))} {more} a step"
+        )
+    return told

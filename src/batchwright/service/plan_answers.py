@@ -1,0 +1,44 @@
+"""Plans for clients, by the function that the command line calls."""
+
+from __future__ import annotations
+
+import logging
+from threading import BoundedSemaphore
+
+from batchwright.deciding import decide
+from batchwright.documents import change_job
+from batchwright.planning.planner import planning_job
+from batchwright.records import Plan
+from batchwright.records.service import PlanRequest
+from batchwright.service.bounds import refuse_costly
+from batchwright.service.problems import Refused, TooMany
+
+log = logging.getLogger("batchwright.service")
+
+AT_ONCE = 2
+"""Plans that are made at the same time; each keeps a core busy for some tenths of a second."""
+
+PATIENCE_SECONDS = 10.0
+
+_turns = BoundedSemaphore(AT_ONCE)
+
+
+def planned(request: PlanRequest) -> Plan:
+    """The plan that ``batchwright plan`` would write.
+
+    Raises:
+        BatchwrightError: As there; what planning cannot cope with is refused, too.
+        TooMany: Others are waiting already.
+    """
+    job = change_job(planning_job(request.profiles[0]), request.keys)
+    refuse_costly(job, request.profiles)
+    if not _turns.acquire(timeout=PATIENCE_SECONDS):
+        raise TooMany("the service is busy with other plans: come again", PATIENCE_SECONDS)
+    try:
+        return decide(request.profiles, request.keys, runs=request.runs)
+    except (ArithmeticError, LookupError, ValueError, AssertionError) as error:
+        # All that went in came from the client; no probe measures what brings planning to this.
+        log.warning("a plan failed", exc_info=error)
+        raise Refused("no plan comes of these figures: were they measured by a probe?") from None
+    finally:
+        _turns.release()

@@ -1,0 +1,311 @@
+"""What may become of a job, whatever comes in whatever order."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.service.job_states import (
+    ENDED,
+    MOST_LOST,
+    Standing,
+    approve,
+    cancel,
+    lease,
+    lose,
+    report,
+    settled,
+)
+from batchwright.service.problems import Conflict
+
+QUEUED = Standing()
+
+
+def leased(job=QUEUED, key="a", agent="one", expires=30.0):
+    return lease(job, agent=agent, key=key, expires=expires)
+
+
+def said(job, state=None, key="a", expires=60.0, **told):
+    return report(job, key=key, expires=expires, state=state, **told)
+
+
+PROBING = leased()
+PLANNED = said(PROBING, "planned", plan=True)
+TRAINING = leased(approve(PLANNED), key="b")
+AUTO = leased(Standing(auto=True))
+AUTO_PLANNED = said(AUTO, "planned", plan=True)
+
+
+def test_a_job_is_probed_planned_approved_trained_and_done():
+    assert PROBING.state == "probing"
+    assert PROBING.held
+    assert (PLANNED.state, PLANNED.held) == ("planned", False)
+    assert not PLANNED.leasable
+    assert approve(PLANNED).leasable
+    assert (TRAINING.state, TRAINING.attempts, TRAINING.lost) == ("training", 2, 0)
+    done = said(TRAINING, "done", key="b")
+    assert (done.state, done.held, done.error) == ("done", False, None)
+
+
+def test_with_auto_the_agent_goes_on_without_approval():
+    assert (AUTO_PLANNED.state, AUTO_PLANNED.held) == ("planned", True)
+    training = said(AUTO_PLANNED, "training")
+    assert said(training, "done").state == "done"
+    assert training.attempts == 1
+
+
+def test_the_plan_may_come_before_the_word_that_there_is_one_or_with_the_training():
+    told = said(PROBING, plan=True)
+    assert (told.state, told.has_plan) == ("probing", True)
+    assert said(told, "planned").state == "planned"
+    assert said(AUTO, "training", plan=True).state == "training"
+
+
+def test_each_word_of_the_agent_makes_the_lease_last_longer():
+    assert said(PROBING, expires=77.0).expires == 77.0
+    assert said(PROBING, "probing", expires=78.0).expires == 78.0
+
+
+@pytest.mark.parametrize("job", [PROBING, AUTO_PLANNED, TRAINING], ids=lambda job: job.state)
+def test_an_agent_that_has_a_job_may_fail_with_a_reason(job):
+    failed = said(job, "failed", key=job.key, error="no data")
+    assert (failed.state, failed.held, failed.error) == ("failed", False, "no data")
+    assert said(job, "failed", key=job.key).error == "agent one gave no reason"
+
+
+@pytest.mark.parametrize("job", [PROBING, AUTO_PLANNED, TRAINING], ids=lambda job: job.state)
+def test_an_agent_that_is_told_to_stop_ends_the_job(job):
+    stopping = cancel(job)
+    assert (stopping.state, stopping.cancelling, stopping.held) == (job.state, True, True)
+    assert cancel(stopping) == stopping
+    ended = said(stopping, "cancelled", key=job.key)
+    assert (ended.state, ended.cancelling, ended.held) == ("cancelled", False, False)
+
+
+def test_a_job_that_nobody_has_is_cancelled_at_once():
+    for job in (QUEUED, PLANNED, approve(PLANNED)):
+        assert cancel(job).state == "cancelled"
+        assert cancel(cancel(job)) == cancel(job)
+
+
+def test_what_was_done_before_the_agent_saw_the_order_to_stop_counts():
+    assert said(cancel(TRAINING), "done", key="b").state == "done"
+
+
+def test_a_plan_that_comes_while_the_job_is_being_cancelled_ends_it():
+    assert said(cancel(PROBING), "planned", plan=True).state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("job", "then"),
+    [
+        (PROBING, "queued"),
+        (said(PROBING, plan=True), "planned"),
+        (AUTO_PLANNED, "planned"),
+        (TRAINING, "planned"),
+        (cancel(TRAINING), "cancelled"),
+    ],
+)
+def test_a_lost_lease_leaves_the_job_where_another_agent_can_go_on(job, then):
+    assert settled(job, 29.9) == job
+    lost = settled(job, 60.0)
+    assert (lost.state, lost.held, lost.lost, lost.key) == (then, False, 1, None)
+    assert lost.has_plan == job.has_plan
+    assert lost.approved == job.approved
+    with pytest.raises(Conflict, match="was lost"):
+        said(lost, "done", key=job.key)
+
+
+def test_after_three_lost_leases_the_job_has_failed():
+    job = Standing(auto=True)
+    for number in range(MOST_LOST):
+        assert job.state == "queued"
+        job = lose(leased(job, key=str(number), agent=f"agent {number}"))
+    assert job.state == "failed"
+    assert "fell silent 3 times, the last time agent 2 while probing" in job.error
+
+
+def test_a_job_that_is_given_back_is_not_lost():
+    back = said(TRAINING, "queued", key="b")
+    assert (back.state, back.held, back.lost) == ("planned", False, 0)
+    assert back.leasable
+    assert said(PROBING, "queued").state == "queued"
+    assert said(cancel(PROBING), "queued").state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("before", "state"),
+    [
+        (PROBING, "planned"),
+        (PROBING, "queued"),
+        (PROBING, "failed"),
+        (TRAINING, "done"),
+        (TRAINING, "queued"),
+        (cancel(TRAINING), "cancelled"),
+    ],
+)
+def test_a_message_whose_answer_was_lost_may_be_sent_again(before, state):
+    once = said(before, state, key=before.key, plan=state == "planned")
+    assert said(once, state, key=before.key, plan=state == "planned", expires=99.0) == once
+
+
+def test_nothing_more_is_heard_from_who_has_let_the_job_go():
+    for state in ("probing", "training", "done", "failed", None):
+        with pytest.raises(Conflict, match="ended"):
+            said(PLANNED, state)
+
+
+@pytest.mark.parametrize(
+    ("job", "state", "says"),
+    [
+        (PROBING, "done", "cannot become done"),
+        (PROBING, "planned", "send the plan first"),
+        (PROBING, "training", "send the plan first"),
+        (said(PROBING, plan=True), "training", "waits for approval"),
+        (PROBING, "cancelled", "cannot become cancelled"),
+        (TRAINING, "planned", "cannot become planned"),
+        (TRAINING, "probing", "cannot become probing"),
+        (AUTO_PLANNED, "done", "cannot become done"),
+    ],
+)
+def test_a_job_does_not_go_ways_that_there_are_not(job, state, says):
+    with pytest.raises(Conflict, match=says):
+        said(job, state, key=job.key)
+
+
+@pytest.mark.parametrize("job", [QUEUED, PROBING, cancel(TRAINING)], ids=str)
+def test_only_a_plan_that_is_there_can_be_approved(job):
+    with pytest.raises(Conflict):
+        approve(job)
+
+
+def test_approving_again_changes_nothing():
+    assert approve(approve(PLANNED)) == approve(PLANNED)
+    assert approve(TRAINING) == TRAINING
+
+
+@pytest.mark.parametrize("state", ENDED)
+def test_what_has_ended_stays_as_it_is(state):
+    ended = Standing(state=state, key="a", has_plan=True, auto=True)
+    assert not ended.leasable
+    assert settled(ended, 1e12) == ended
+    steps = (approve, leased, *(lambda job, s=s: said(job, s) for s in ("training", "queued")))
+    for step in steps:
+        with pytest.raises(Conflict):
+            step(ended)
+    if state != "cancelled":
+        with pytest.raises(Conflict):
+            cancel(ended)
+
+
+def test_a_job_that_somebody_has_or_that_waits_for_approval_is_not_leased():
+    for job in (PROBING, AUTO_PLANNED, TRAINING, PLANNED):
+        assert not job.leasable
+        with pytest.raises(Conflict):
+            leased(job, key="z")
+
+
+# ------------------------------------------------------------------------------ any order of events
+
+AGENTS = ("one", "two", "three")
+WORDS = (None, "queued", "probing", "planned", "training", "done", "failed", "cancelled")
+EVENTS = st.one_of(
+    st.tuples(st.just("approve")),
+    st.tuples(st.just("cancel")),
+    st.tuples(st.just("wait"), st.sampled_from((1.0, 10.0, 31.0))),
+    st.tuples(st.just("lease"), st.sampled_from(AGENTS)),
+    st.tuples(
+        st.just("say"),
+        st.sampled_from(AGENTS),
+        st.sampled_from(WORDS),
+        st.booleans(),
+        st.booleans(),
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(auto=st.booleans(), events=st.lists(EVENTS, max_size=40))
+def test_in_any_order_of_events_one_agent_has_the_job_and_it_ends_once(auto, events):
+    """Each agent goes by its own last key, and often by an older one: messages may be late."""
+    job, now, number = Standing(auto=auto), 0.0, 0
+    keys = {agent: [] for agent in AGENTS}
+    owner, ended = None, None
+    for event in events:
+        job = settled(job, now)
+        if not job.held:
+            owner = None
+        before = job
+        try:
+            match event:
+                case ("wait", seconds):
+                    now += seconds
+                case ("approve",):
+                    job = approve(job)
+                case ("cancel",):
+                    job = cancel(job)
+                case ("lease", agent):
+                    number += 1
+                    job = leased(job, key=str(number), agent=agent, expires=now + 30)
+                    assert owner is None, "leased while somebody has it"
+                    assert before.lost < MOST_LOST
+                    keys[agent].append(str(number))
+                    owner = agent
+                case ("say", agent, state, plan, late):
+                    if not keys[agent]:
+                        continue
+                    key = keys[agent][0 if late else -1]
+                    job = said(job, state, key=key, plan=plan, expires=now + 30)
+                    if job != before:
+                        assert owner == agent, "somebody else was listened to"
+                        assert key == before.key
+        except Conflict:
+            assert job == before
+        if ended is not None:
+            assert job == ended, "it went on after its end"
+        elif job.state in ENDED:
+            ended = job
+        check(job)
+    job = settled(job, now)
+    check(job)
+
+
+def check(job):
+    if job.state in ("probing", "training"):
+        assert job.held
+    if job.state in (*ENDED, "queued"):
+        assert not job.held
+    if job.held:
+        assert job.key is not None
+        assert job.agent is not None
+    if job.cancelling:
+        assert job.held
+    if job.state in ("planned", "training", "done"):
+        assert job.has_plan
+    if job.state in ("training", "done") or (job.state == "planned" and job.held):
+        assert job.goes_on
+    if job.state == "queued":
+        assert not job.has_plan
+    assert (job.error is not None) == (job.state == "failed")
+    assert job.lost <= MOST_LOST
+
+
+def test_every_state_can_be_reached_and_every_word_is_answered_or_refused():
+    """No combination of standing, word and plan breaks anything."""
+    jobs = [
+        QUEUED,
+        PROBING,
+        PLANNED,
+        TRAINING,
+        AUTO,
+        AUTO_PLANNED,
+        cancel(PROBING),
+        cancel(TRAINING),
+    ]
+    for job, state, plan in product(jobs, WORDS, (False, True)):
+        with suppress(Conflict):
+            check(said(job, state, key=job.key or "a", plan=plan))

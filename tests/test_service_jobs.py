@@ -1,0 +1,473 @@
+"""Jobs and agents through the service: stored, handed out, heard of, audited."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from batchwright.documents import record_text
+from batchwright.records.service import AgentIntroduction, JobProgress, JobSubmission
+from batchwright.service.problems import Conflict, NotFound, TooMany
+from batchwright.service.settings import DAY
+from batchwright.service.store.agents import FORGOTTEN_SECONDS
+from samples import make_plan, make_profile
+
+SECONDS = 30.0  # of a lease, by default
+
+
+@pytest.fixture
+def jobs(service):
+    """Submits, introduces, leases and reports, as a client would."""
+    return Client(service)
+
+
+class Client:
+    def __init__(self, service):
+        self.service = service
+
+    def submit(self, auto=False, name="digits", scope="submit", **keys):
+        told = {"name": name, "auto": auto, "job": keys}
+        answer = self.service.post(scope, "/v1/jobs", json=told)
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def agent(self, name="one", allow=(), scope="report"):
+        answer = self.service.put(
+            scope, f"/v1/agents/{name}", json={"name": name, "allow": list(allow)}
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def lease(self, name="one"):
+        answer = self.service.post("report", f"/v1/agents/{name}/lease")
+        assert answer.status_code in (200, 204), answer.text
+        return answer.json() if answer.status_code == 200 else None
+
+    def say(self, lease, state=None, status=200, **more):
+        told = {"key": lease["key"], "state": state} | more
+        answer = self.service.post("report", f"/v1/jobs/{lease['job']['id']}/progress", json=told)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def get(self, job):
+        return self.service.get("read", f"/v1/jobs/{job['id']}").json()
+
+    def post(self, job, verb, status=200, scope="submit"):
+        answer = self.service.post(scope, f"/v1/jobs/{job['id']}/{verb}")
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def planned(self, auto=False, agent="one"):
+        """A job up to its plan, and the lease of that."""
+        self.agent(agent)
+        self.submit(auto)
+        lease = self.lease(agent)
+        self.say(lease, "planned", profile=PROFILE, plan=PLAN)
+        return self.get(lease["job"]), lease
+
+
+PLAN = make_plan().model_dump(mode="json")
+PROFILE = make_profile().model_dump(mode="json")
+
+
+def test_the_whole_way_with_approval(jobs):
+    job, first = jobs.planned()
+    assert first["job"]["state"] == "probing"
+    assert first["seconds"] == SECONDS
+    assert (job["state"], job["approved"], job["has_profile"], job["has_plan"]) == (
+        *("planned", False),
+        *(True, True),
+    )
+    assert jobs.lease() is None
+    assert jobs.post(job, "approve")["approved"]
+    again = jobs.lease()
+    assert again["job"]["state"] == "training"
+    assert again["plan"] == PLAN
+    assert again["profile"] == PROFILE
+    run = str(uuid.uuid4())
+    assert jobs.say(again, run=run) == {"state": "training", "stop": False}
+    assert jobs.get(job)["run"] == run
+    assert jobs.say(again, "done") == {"state": "done", "stop": False}
+    done = jobs.get(job)
+    assert (done["state"], done["agent"], done["attempts"]) == ("done", "one", 2)
+    assert jobs.lease() is None
+
+
+def test_with_auto_one_lease_goes_from_the_probe_to_the_end(jobs):
+    job, lease = jobs.planned(auto=True)
+    assert job["state"] == "planned"
+    assert jobs.say(lease, "training")["state"] == "training"
+    assert jobs.say(lease, "done")["state"] == "done"
+    assert jobs.get(job)["attempts"] == 1
+
+
+def test_documents_come_back_as_the_files_that_the_verbs_write(jobs, service):
+    job, _ = jobs.planned()
+    for what, record in (("plan", make_plan()), ("profile", make_profile())):
+        answer = service.get("read", f"/v1/jobs/{job['id']}/{what}")
+        assert answer.text == record_text(record)
+    other = jobs.submit()
+    for what in ("plan", "profile"):
+        assert service.get("read", f"/v1/jobs/{other['id']}/{what}").status_code == 404
+
+
+def test_a_job_is_stored_with_all_its_keys(jobs):
+    job = jobs.submit(**{"epochs": 3, "goal": {"deadline": 60}, "probe.budget": 5})["job"]
+    assert (job["epochs"], job["goal"]["deadline"], job["probe"]["budget"]) == (3, 60.0, 5.0)
+    assert job["network"] == "resnet8"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"epoch": 3}, "unknown job key 'epoch': did you mean 'epochs'?"),
+        ({"epochs": 0}, "job key epochs = 0"),
+        ({"goal": {"kinds": "[&a {kind: x, count: 1}, *a]"}}, "not a list of items"),
+        ({"goal.kinds": "[" * 3000}, "not a list of items"),
+        ({"epochs": [[1]]}, "job key epochs"),
+    ],
+)
+def test_wrong_keys_are_refused_in_a_line(service, keys, says):
+    answer = service.post("submit", "/v1/jobs", json={"name": "a", "job": keys})
+    assert answer.status_code == 422
+    assert says in answer.json()["detail"]
+    assert "\n" not in answer.json()["detail"]
+
+
+def test_a_name_without_letters_or_too_long_is_refused(service):
+    for name in ("", "a\x00b", "x" * 121):
+        answer = service.post("submit", "/v1/jobs", json={"name": name, "job": {}})
+        assert answer.status_code == 422
+
+
+def test_jobs_are_listed_newest_first_page_by_page_and_by_state(jobs, service, clock):
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        clock.go(1)
+        jobs.submit(name=name)
+
+    def listed(**query):
+        return service.get("read", "/v1/jobs", params=query).json()
+
+    assert [job["name"] for job in listed()] == names[::-1]
+    first = listed(limit=3)
+    assert [job["name"] for job in listed(before=first[-1]["id"])] == ["a"]
+    jobs.post(first[0], "cancel")
+    assert [job["name"] for job in listed(state="cancelled")] == ["d"]
+    assert [job["name"] for job in listed(state="queued")] == ["c", "b", "a"]
+    unknown = service.get("read", "/v1/jobs", params={"before": str(uuid.uuid4())})
+    assert unknown.status_code == 404
+
+
+def test_an_agent_gets_the_oldest_job_that_its_rules_name(jobs, clock):
+    for data in ("cifar10:/sets/c", "digits"):
+        clock.go(1)
+        jobs.submit(data=data)
+    jobs.agent("small")
+    assert jobs.lease("small")["job"]["job"]["data"] == "digits"
+    jobs.agent("large", ["data=cifar10:/sets/*"])
+    assert jobs.lease("large")["job"]["job"]["data"] == "cifar10:/sets/c"
+    assert jobs.lease("large")["job"]["attempts"] == 2  # it had forgotten
+
+
+def test_what_no_agent_allows_waits(jobs):
+    jobs.submit(network="torchvision.models:resnet50")
+    jobs.submit(weights="/etc/passwd")
+    jobs.agent()
+    assert jobs.lease() is None
+
+
+def test_a_silent_agent_loses_its_job_and_another_one_goes_on_with_what_there_is(jobs, clock):
+    job, lease = jobs.planned(auto=True)
+    jobs.say(lease, "training")
+    clock.go(SECONDS - 1)
+    jobs.say(lease)
+    clock.go(SECONDS)
+    assert jobs.get(job)["state"] == "planned"
+    assert "lost" in jobs.say(lease, "done", status=409)["detail"]
+    jobs.agent("two")
+    again = jobs.lease("two")
+    assert (again["job"]["id"], again["job"]["state"]) == (job["id"], "training")
+    assert again["plan"] == PLAN
+    assert "lost" in jobs.say(lease, status=409)["detail"]
+    assert jobs.say(again, "done")["state"] == "done"
+
+
+def test_a_job_that_three_agents_did_not_survive_has_failed(jobs, clock, service):
+    job = jobs.submit()
+    jobs.agent()
+    for _ in range(3):
+        assert jobs.lease() is not None
+        clock.go(SECONDS)
+    assert jobs.lease() is None
+    failed = jobs.get(job)
+    assert failed["state"] == "failed"
+    assert "fell silent 3 times" in failed["error"]
+    assert [one["id"] for one in service.get("read", "/v1/jobs?state=failed").json()] == [job["id"]]
+
+
+def test_an_agent_that_was_killed_and_comes_back_gets_its_job_again_with_another_key(jobs):
+    job, lease = jobs.planned(auto=True)
+    again = jobs.lease()
+    assert again["job"]["id"] == job["id"]
+    assert again["key"] != lease["key"]
+    jobs.say(lease, status=409)
+    jobs.say(again)
+
+
+def test_a_job_is_left_to_the_agent_that_had_it_while_that_is_there_and_free(jobs, clock):
+    job, _ = jobs.planned()
+    jobs.agent("two")
+    jobs.post(job, "approve")
+    assert jobs.lease("two") is None
+    assert jobs.lease("one")["job"]["id"] == job["id"]
+
+
+def test_a_job_goes_to_another_agent_where_its_own_is_gone_or_busy_or_may_not(jobs, clock):
+    job, _ = jobs.planned()
+    jobs.agent("two")
+    jobs.post(job, "approve")
+    clock.go(SECONDS + 1)  # the first one does not ask any more
+    lease = jobs.lease("two")
+    assert lease["job"]["id"] == job["id"]
+    jobs.say(lease, "queued")
+    jobs.agent("two", ["data=cifar10:*"])
+    jobs.agent("three")
+    lease = jobs.lease("three")
+    assert lease["job"]["id"] == job["id"]
+    jobs.say(lease, "queued")
+    other = jobs.submit()
+    clock.go(1)
+    own = jobs.lease("three")
+    assert own["job"]["id"] == job["id"], "its own first"
+    jobs.agent("four")
+    assert jobs.lease("four")["job"]["id"] == other["id"]
+
+
+def test_cancel_reaches_the_agent_with_its_next_word(jobs):
+    job, lease = jobs.planned(auto=True)
+    told = jobs.post(job, "cancel")
+    assert (told["state"], told["cancelling"]) == ("planned", True)
+    assert jobs.say(lease)["stop"]
+    assert jobs.say(lease, "cancelled") == {"state": "cancelled", "stop": False}
+    assert not jobs.get(job)["cancelling"]
+
+
+def test_cancel_ends_a_job_whose_agent_is_gone(jobs, clock):
+    job, _ = jobs.planned(auto=True)
+    jobs.post(job, "cancel")
+    clock.go(SECONDS)
+    assert jobs.get(job)["state"] == "cancelled"
+
+
+def test_cancelling_twice_is_once_and_what_is_done_is_not_cancelled(jobs):
+    job = jobs.submit()
+    assert jobs.post(job, "cancel") == jobs.post(job, "cancel")
+    job, lease = jobs.planned(auto=True)
+    jobs.say(lease, "training")
+    jobs.say(lease, "done")
+    assert "done already" in jobs.post(job, "cancel", status=409)["detail"]
+    assert jobs.get(job)["state"] == "done"
+
+
+def test_a_plan_cannot_be_changed_by_repeating_the_message_that_it_came_with(jobs, service):
+    job, lease = jobs.planned()
+    jobs.post(job, "approve")
+    other = make_plan(update="adamw").model_dump(mode="json")
+    assert jobs.say(lease, "planned", plan=other)["state"] == "planned"
+    assert service.get("read", f"/v1/jobs/{job['id']}/plan").json() == PLAN
+
+
+def test_an_error_is_one_printable_line(jobs):
+    jobs.agent()
+    job = jobs.submit()
+    jobs.say(jobs.lease(), "failed", error="no disk\n \x1b[2J left")
+    assert jobs.get(job)["error"] == "no disk \\x1b[2J left"
+
+
+def test_a_service_that_starts_again_leaves_agents_time_to_say_that_they_are_there(jobs, service):
+    job, lease = jobs.planned(auto=True)
+    service.clock.go(10 * SECONDS)
+    service.store.jobs.forgive_absence()
+    assert jobs.get(job)["state"] == "planned"
+    assert jobs.say(lease, "training")["state"] == "training"
+    service.clock.go(SECONDS)
+    jobs.say(lease, status=409)
+
+
+def test_a_heartbeat_is_no_change(jobs, clock):
+    job, lease = jobs.planned(auto=True)
+    clock.go(5)
+    jobs.say(lease)
+    assert jobs.get(job)["changed"] == job["changed"]
+    clock.go(5)
+    jobs.say(lease, "training")
+    assert jobs.get(job)["changed"] == clock()
+
+
+def test_too_many_open_jobs_are_refused(jobs, service):
+    store = service.store.jobs
+    store._settings = service.settings.model_copy(
+        update={"limits": service.settings.limits.model_copy(update={"open_jobs": 2})}
+    )
+    first = jobs.submit()
+    jobs.submit()
+    answer = service.post("submit", "/v1/jobs", json={"name": "a", "job": {}})
+    assert answer.status_code == 429
+    jobs.post(first, "cancel")
+    jobs.submit()
+
+
+def test_old_ended_jobs_are_deleted_where_the_settings_say_so(jobs, service, clock):
+    service.store.jobs.delete_old()
+    ended, waiting = jobs.submit(), jobs.submit()
+    jobs.post(ended, "cancel")
+    service.store.jobs._settings = service.settings.model_copy(update={"retention_days": 2.0})
+    clock.go(2 * DAY + 1)
+    service.store.tidy()
+    assert service.get("read", f"/v1/jobs/{ended['id']}").status_code == 404
+    assert jobs.get(waiting)["state"] == "queued"
+
+
+# ---------------------------------------------------------------------------------------- agents
+
+
+def test_agents_are_listed_with_what_they_work_on(jobs, service, clock):
+    jobs.agent("two", ["data=digits"])
+    clock.go(3)
+    job, _ = jobs.planned(auto=True)
+    one, two = service.get("read", "/v1/agents").json()
+    assert one == {"name": "one", "allow": [], "seen": clock(), "job": job["id"]}
+    assert two == {"name": "two", "allow": ["data=digits"], "seen": clock() - 3, "job": None}
+    clock.go(SECONDS)
+    assert service.get("read", "/v1/agents").json()[0]["job"] is None
+
+
+def test_a_name_belongs_to_the_token_that_took_it(jobs, service):
+    jobs.agent()
+    mine = jobs.planned(auto=True)[1]
+    other = service.store.tokens.create("another", ["report"])
+    headers = {"authorization": f"Bearer {other}"}
+    told = {"name": "one", "allow": []}
+    taken = service.client.put("/v1/agents/one", json=told, headers=headers)
+    assert taken.status_code == 409
+    assert "another --name" in taken.json()["detail"]
+    lease = service.client.post("/v1/agents/one/lease", headers=headers)
+    assert lease.status_code == 403
+    path = f"/v1/jobs/{mine['job']['id']}/progress"
+    assert service.client.post(path, json={"key": mine["key"]}, headers=headers).status_code == 403
+    assert jobs.agent()["name"] == "one"
+
+
+def test_an_agent_says_who_it_is_before_it_asks(service):
+    assert service.post("report", "/v1/agents/nobody/lease").status_code == 404
+    with pytest.raises(NotFound):
+        service.store.jobs.lease("nobody")
+
+
+@pytest.mark.parametrize("rule", ["digits", "data=", "=x", "epochs=3", "DATA=x"])
+def test_a_rule_that_is_none_is_refused(service, rule):
+    answer = service.put("report", "/v1/agents/one", json={"name": "one", "allow": [rule]})
+    assert answer.status_code == 422
+    assert "KEY=PATTERN" in answer.json()["detail"]
+
+
+def test_the_name_in_the_address_is_that_in_the_body(service):
+    answer = service.put("report", "/v1/agents/one", json={"name": "two", "allow": []})
+    assert answer.status_code == 422
+
+
+def test_an_agent_that_was_not_heard_of_for_a_month_is_forgotten(service, clock):
+    store = service.store.agents
+    store.introduce(AgentIntroduction(name="old", allow=()), "a")
+    clock.go(FORGOTTEN_SECONDS + 1)
+    store.introduce(AgentIntroduction(name="new", allow=()), "a")
+    assert [one.name for one in store.list()] == ["new"]
+    store.introduce(AgentIntroduction(name="old", allow=()), "b")
+
+
+def test_there_are_only_so_many_agents(service, monkeypatch):
+    monkeypatch.setattr("batchwright.service.store.agents.MOST_AGENTS", 1)
+    service.store.agents.introduce(AgentIntroduction(name="one", allow=()), "a")
+    service.store.agents.introduce(AgentIntroduction(name="one", allow=()), "a")
+    with pytest.raises(TooMany):
+        service.store.agents.introduce(AgentIntroduction(name="two", allow=()), "a")
+
+
+# --------------------------------------------------------------------------------- who and how often
+
+
+def test_only_the_owner_or_an_admin_approves_and_cancels(jobs, service):
+    job, _ = jobs.planned()
+    other = service.store.tokens.create("another", ["submit"])
+    for verb in ("approve", "cancel"):
+        answer = service.client.post(
+            f"/v1/jobs/{job['id']}/{verb}", headers={"authorization": f"Bearer {other}"}
+        )
+        assert answer.status_code == 403
+    jobs.post(job, "approve", scope="admin")
+    jobs.post(job, "cancel", scope="admin")
+
+
+def test_each_write_is_audited_and_no_heartbeat(jobs, service):
+    job, _ = jobs.planned()
+    jobs.post(job, "approve")
+    lease = jobs.lease()
+    jobs.say(lease)
+    jobs.say(lease, "done")
+    told = [(one.who, one.action, one.subject) for one in service.store.audit.list()]
+    assert told[::-1] == [
+        ("report", "agent.introduce", "one"),
+        ("submit", "job.submit", job["id"]),
+        ("report", "job.lease", job["id"]),
+        ("report", "job.planned", job["id"]),
+        ("submit", "job.approve", job["id"]),
+        ("report", "job.lease", job["id"]),
+        ("report", "job.done", job["id"]),
+    ]
+
+
+def test_unknown_jobs_are_not_found(service):
+    path = f"/v1/jobs/{uuid.uuid4()}"
+    assert service.get("read", path).status_code == 404
+    assert service.get("read", f"{path}/plan").status_code == 404
+    for verb in ("approve", "cancel"):
+        assert service.post("submit", f"{path}/{verb}").status_code == 404
+    told = {"key": str(uuid.uuid4())}
+    assert service.post("report", f"{path}/progress", json=told).status_code == 404
+    assert service.get("read", "/v1/jobs/not-a-uuid").status_code == 422
+
+
+@pytest.mark.timeout(60)
+def test_of_many_that_ask_at_once_each_job_goes_to_one(service, jobs):
+    submission = JobSubmission(name="a", job={})
+    for _ in range(6):
+        jobs.submit(name=submission.name)
+    names = [f"agent {n}" for n in range(8)]
+    for name in names:
+        service.store.agents.introduce(AgentIntroduction(name=name, allow=()), "a")
+    gate = threading.Barrier(len(names), timeout=20)
+
+    def ask(name):
+        gate.wait()
+        return service.store.jobs.lease(name)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        leases = [lease for lease in pool.map(ask, names) if lease is not None]
+    assert len({lease.job.id for lease in leases}) == len(leases) == 6
+
+    def end(lease):
+        outcomes = []
+        for key in (lease.key, str(uuid.uuid4())):
+            try:
+                told = JobProgress(key=key, state="failed", error="x")
+                outcomes.append(service.store.jobs.progress(lease.job.id, told).state)
+            except Conflict:
+                outcomes.append("refused")
+        return outcomes
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        assert list(pool.map(end, leases)) == [["failed", "refused"]] * 6

@@ -1,0 +1,95 @@
+"""One plan up to an epoch, another from there on."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.errors import PlanError
+from batchwright.planning.schedule import rate_schedule
+from batchwright.planning.splicing import spliced
+from samples import EPOCHS, make_cyclic_plan, make_data, make_plan, make_summary
+
+
+def other(epochs=EPOCHS, batch=64, **changes):
+    stage = (
+        make_plan()
+        .stages[0]
+        .model_copy(
+            update={
+                "epochs": epochs,
+                "local_batch_sizes": (batch, batch),
+                "micro_batch_size": batch,
+                "learning_rate": 0.1,
+            }
+        )
+    )
+    return make_plan(stages=(stage,), considered=(), **changes)
+
+
+def rows(plan):
+    return [(stage.epochs, stage.global_batch_size, stage.learning_rate) for stage in plan.stages]
+
+
+def test_rows_before_the_epoch_stay_and_those_from_it_are_the_new_ones():
+    plan = spliced(make_plan(), other(), 7)
+    assert rows(plan) == [(7, 96, 0.0866), (23, 128, 0.1)]
+    assert plan.epochs == EPOCHS
+    assert plan.learning_rate == make_plan().learning_rate
+    assert plan.considered == ()
+
+
+def test_a_plan_may_be_changed_again_and_a_change_taken_later_than_it_was_meant():
+    once = spliced(make_plan(), other(), 7)
+    assert rows(spliced(once, other(batch=16), 9)) == [
+        *((7, 96, 0.0866), (2, 128, 0.1)),
+        (21, 32, 0.1),
+    ]
+    assert rows(spliced(make_plan(), once, 10)) == [(10, 96, 0.0866), (20, 128, 0.1)]
+    assert rows(spliced(make_plan(), once, 3)) == [
+        *((3, 96, 0.0866), (4, 96, 0.0866)),
+        (23, 128, 0.1),
+    ]
+    assert rows(spliced(once, once, 7)) == rows(once)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5, 6, 11])
+def test_plans_of_many_rows_are_cut_where_the_epoch_is(epoch):
+    plan = make_cyclic_plan()
+    again = spliced(plan, plan, epoch)
+    assert again.epochs == plan.epochs
+    for number in range(plan.epochs):
+        one, two = (p.stages[p.stage_of(number)] for p in (plan, again))
+        assert one.model_copy(update={"epochs": 1}) == two.model_copy(update={"epochs": 1})
+
+
+@pytest.mark.parametrize("epoch", [-1, EPOCHS])
+def test_an_epoch_that_is_none_is_refused(epoch):
+    with pytest.raises(PlanError, match=f"at epoch {epoch}"):
+        spliced(make_plan(), other(), epoch)
+
+
+def test_plans_that_do_not_go_together_are_refused():
+    for new, named in (
+        (other(data=make_data(digest="00" * 32)), "data"),
+        (other(epochs=3), "epochs 3"),
+        (make_cyclic_plan(), "method cyclic"),
+    ):
+        with pytest.raises(PlanError, match=named):
+            spliced(make_plan(), new, 2)
+
+
+def test_a_spliced_plan_is_explained_as_any_other():
+    plan = spliced(make_plan(), other(), 7)
+    assert "23 (to 30)" in plan.explain()
+    assert len(rate_schedule(plan).rows) == 2
+
+
+@pytest.mark.slow
+def test_a_spliced_plan_is_reported_as_any_other(tmp_path):
+    from batchwright.reporting.figures import write_figures
+    from batchwright.reporting.page import write_page
+
+    summary = make_summary(plan=spliced(make_plan(), other(), 7))
+    write_figures(summary, tmp_path / "figures")
+    write_page(summary, tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size > 10_000
