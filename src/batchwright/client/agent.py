@@ -127,10 +127,12 @@ class Agent:
             try:
                 work.do()
                 self._tell(f"{name}: {'cancelled' if pulse.cancelled else 'ended'}")
-            except LeaseEnded as end:
-                if self._stopping.is_set() and not pulse.lost:
-                    pulse.say_once("queued")  # another agent need not wait for the lease to run out
-                self._tell(f"{name}: {end}")
+            except LeaseEnded:
+                if pulse.lost:
+                    self._tell(f"{name}: the lease was lost, so another agent goes on with it")
+                else:  # another agent need not wait for the lease to run out
+                    pulse.say_once("queued")
+                    self._tell(f"{name}: given back")
             except (ServiceError, OSError) as error:
                 self._tell(f"{name}: {error}")
 

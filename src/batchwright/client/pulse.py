@@ -123,6 +123,6 @@ class Pulse:
             except ServiceError as problem:
                 self.lost = self.lost or problem.status in (404, 409)
                 raise
-            self._told_run = self.run
+            self._told_run = run or self._told_run
             self.cancelled = self.cancelled or orders.stop
         return orders
