@@ -108,7 +108,7 @@ class Agent:
         """One job; whatever becomes of it, the agent goes on."""
 
         def report(progress: JobProgress) -> JobOrders:
-            body = progress.model_dump_json(exclude_none=True).encode()
+            body = progress.model_dump_json().encode()
             answer = self._service.post(f"/v1/jobs/{lease.job.id}/progress", body)
             return _read(JobOrders, answer, self._service.url)
 
@@ -125,8 +125,7 @@ class Agent:
                 tell=self._tell,
             )
             try:
-                work.do()
-                self._tell(f"{name}: {'cancelled' if pulse.cancelled else 'ended'}")
+                self._tell(f"{name}: {work.do()}")
             except LeaseEnded:
                 if pulse.lost:
                     self._tell(f"{name}: the lease was lost, so another agent goes on with it")

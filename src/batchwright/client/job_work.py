@@ -76,26 +76,31 @@ class JobWork:
         self._follow_advice, self._tell = follow_advice, tell
         self._run = folder / "run"
 
-    def do(self) -> None:
+    def do(self) -> str:
         """Do what is left of the job, and tell how it ended.
+
+        Returns:
+            The same in words.
 
         Raises:
             LeaseEnded: It is not this agent's any more; what is done is kept.
             ServiceError: The service refuses what it is told.
         """
         try:
-            self._do()
+            return self._do()
         except LeaseEnded:
             if self._pulse.cancelled and not self._pulse.lost:
                 self._pulse.say("cancelled")
-                return
+                return "cancelled"
             raise
         except BatchwrightError as error:
             if self._pulse.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
-            self._pulse.say("failed", error=" ".join(str(error).split())[:_MOST_ERROR])
+            problem = " ".join(str(error).split())[:_MOST_ERROR]
+            self._pulse.say("failed", error=problem)
+            return f"failed: {problem}"
 
-    def _do(self) -> None:
+    def _do(self) -> str:
         job = self._checked_job()
         make_folder(self._folder / "logs")
         plan = self._lease.plan
@@ -104,11 +109,12 @@ class JobWork:
         else:
             plan = self._planned(job)
             if not self._lease.job.auto:
-                return  # somebody has to approve it, and then the job is leased again
+                return "planned"  # somebody has to approve it, and then the job is leased again
             self._pulse.say("training")
         self._train(plan)
         self._send_rest()
         self._pulse.say("done")
+        return "done"
 
     def _checked_job(self) -> Job:
         """The job, if this agent may carry it out.
