@@ -397,7 +397,7 @@ def test_there_are_only_so_many_agents(service, monkeypatch):
         service.store.agents.introduce(AgentIntroduction(name="two", allow=()), "a")
 
 
-# --------------------------------------------------------------------------------- who and how often
+# -------------------------------------------------------------------------------- who and how often
 
 
 def test_only_the_owner_or_an_admin_approves_and_cancels(jobs, service):

@@ -24,7 +24,7 @@ NEWS = 0.05
 
 
 class Adviser:
-    """Thinks about one run at a time, in a thread that is there only while there is something to do.
+    """Thinks about one run at a time, in a thread that is there while there is something to do.
 
     Planning takes tenths of a second: a reporter must not wait for that, and two must not plan at
     the same time. What was not thought about when the service ends comes again with the next epoch.
@@ -117,5 +117,5 @@ class Adviser:
                 self.consider(run)
             except NotFound:
                 continue  # deleted meanwhile
-            except Exception as error:  # noqa: BLE001 - the others are thought about all the same
+            except Exception as error:  # the others are thought about all the same
                 log.error("thinking about a run failed", exc_info=error)

@@ -2,8 +2,9 @@
 
 Pure: lines of metrics.jsonl in, a new plan or nothing out. Where the newest epochs miss the
 prediction by more than ``goal.tolerance``, all that was measured before the run is brought to what
-the epochs show (`refitting.at_level_of`), and the rest of the run is planned again with it: with the
-same workers, and with what is left of its time and money. That is offered if it changes the batch.
+the epochs show (`refitting.at_level_of`), and the rest of the run is planned again with it: with
+the same workers, and with what is left of its time and money. That is offered if it changes the
+batch.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def advice_for(
     change = f"global batch {drift.stage.global_batch_size:,} -> {new.global_batch_size:,}"
     reason = (
         f"{drift}: {_found(level, drift.stage)}. From epoch {epoch + 1} on, {change} would make it "
-        f"{between(new.predicted_epoch_seconds)} s an epoch instead of {between(unchanged)} s{missed}."
+        f"{between(new.predicted_epoch_seconds)} s an epoch instead of "
+        f"{between(unchanged)} s{missed}."
     )
     why = Reason(choice="change while training", value=change, why=reason, source="measured")
     whole = again.model_copy(
