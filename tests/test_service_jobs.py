@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from batchwright.documents import record_text
-from batchwright.records.service import AgentIntroduction, JobProgress, JobSubmission
-from batchwright.service.problems import Conflict, NotFound, TooMany
+from batchwright.records.service import AgentIntroduction
+from batchwright.service.problems import NotFound, TooMany
 from batchwright.service.settings import DAY
 from batchwright.service.store.agents import FORGOTTEN_SECONDS
 from samples import make_plan, make_profile
@@ -439,35 +437,3 @@ def test_unknown_jobs_are_not_found(service):
     told = {"key": str(uuid.uuid4())}
     assert service.post("report", f"{path}/progress", json=told).status_code == 404
     assert service.get("read", "/v1/jobs/not-a-uuid").status_code == 422
-
-
-@pytest.mark.timeout(60)
-def test_of_many_that_ask_at_once_each_job_goes_to_one(service, jobs):
-    submission = JobSubmission(name="a", job={})
-    for _ in range(6):
-        jobs.submit(name=submission.name)
-    names = [f"agent {n}" for n in range(8)]
-    for name in names:
-        service.store.agents.introduce(AgentIntroduction(name=name, allow=()), "a")
-    gate = threading.Barrier(len(names), timeout=20)
-
-    def ask(name):
-        gate.wait()
-        return service.store.jobs.lease(name)
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        leases = [lease for lease in pool.map(ask, names) if lease is not None]
-    assert len({lease.job.id for lease in leases}) == len(leases) == 6
-
-    def end(lease):
-        outcomes = []
-        for key in (lease.key, str(uuid.uuid4())):
-            try:
-                told = JobProgress(key=key, state="failed", error="x")
-                outcomes.append(service.store.jobs.progress(lease.job.id, told).state)
-            except Conflict:
-                outcomes.append("refused")
-        return outcomes
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        assert list(pool.map(end, leases)) == [["failed", "refused"]] * 6

@@ -10,7 +10,7 @@ from batchwright.documents import one_line
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Advice
 from batchwright.service.advising import advice_for, drift_of
-from batchwright.service.bounds import refuse_costly
+from batchwright.service.bounds import PLANNING, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 
@@ -87,7 +87,8 @@ class Adviser:
             return None
         try:
             refuse_costly(plan.job, [profile])
-            offer = advice_for(plan, profile, epochs, offered)
+            with PLANNING:
+                offer = advice_for(plan, profile, epochs, offered)
         except BatchwrightError as error:  # the run is fine, and goes on as it is
             log.info("no advice", extra={"fields": {"run": run, "why": one_line(error)}})
             return None

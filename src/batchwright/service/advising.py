@@ -38,6 +38,10 @@ LEAST_EPOCHS = 2
 LEAST_CHANGE = 1.25
 """Ratio of two global batches below which a change is not worth stopping for."""
 
+MOST_CHANGE = 4
+"""Largest ratio of two global batches in one change: the rate changes at once with it, without a
+warm-up."""
+
 Line = Mapping[str, Any]
 """An epoch line of metrics.jsonl."""
 
@@ -149,7 +153,7 @@ def advice_for(
     level = at_level_of(drift.times, profile, plan, drift.stage)
     if level is None:
         return None
-    again, missed = _planned_again(plan, level.profile, epoch, _spent(epochs, drift))
+    again, missed = _planned_again(plan, level.profile, drift, epoch, _spent(epochs, drift))
     new = again.stages[0]
     if new.workers != plan.workers or new.predicted_epoch_seconds is None:
         return None
@@ -187,12 +191,15 @@ def _can_change(plan: Plan) -> bool:
     )
 
 
-def _planned_again(plan: Plan, profile: Profile, epoch: int, spent: float) -> tuple[Plan, str]:
+def _planned_again(
+    plan: Plan, profile: Profile, drift: Drift, epoch: int, spent: float
+) -> tuple[Plan, str]:
     """The rest of the run, planned anew; and what of its limits cannot be kept, in words.
 
     Args:
         plan: What the run follows now.
         profile: How the machine is now.
+        drift: Tells the row that it is in.
         epoch: First epoch of the rest.
         spent: Seconds that will be gone by then.
     """
@@ -207,16 +214,25 @@ def _planned_again(plan: Plan, profile: Profile, epoch: int, spent: float) -> tu
         limits["deadline"] = goal.deadline - spent
     if goal.max_cost is not None and goal.price is not None:
         limits["max_cost"] = goal.max_cost - goal.price * plan.workers * spent / 3600
+    free = {"objective": "time", "deadline": None, "max_cost": None}
+    told, found = "", None
     if all(value > 0 for value in limits.values()):
         try:
-            return make_plan(profile, with_workers_of(plan, goal=limits, **rest)), ""
+            found = make_plan(profile, with_workers_of(plan, goal=limits, **rest))
         except PlanError:
             if not limits:
                 raise
-    hurried = {"objective": "time", "deadline": None, "max_cost": None}
-    names = " and ".join(f"goal.{name}" for name in limits)
-    told = f"; no batch keeps {names} any more, and this one misses by least"
-    return make_plan(profile, with_workers_of(plan, goal=hurried, **rest)), told
+    if found is None:
+        names = " and ".join(f"goal.{name}" for name in limits)
+        told = f"; no batch keeps {names} any more, and this one misses by least"
+        found = make_plan(profile, with_workers_of(plan, goal=free, **rest))
+    batch, most = found.stages[0].global_batch_size, MOST_CHANGE * drift.stage.global_batch_size
+    least = -(-drift.stage.global_batch_size // MOST_CHANGE)
+    if least <= batch <= most:
+        return found, told
+    near = min(max(batch, least), most)
+    told += f"; the plan would be {batch:,}, and one change goes {MOST_CHANGE} times as far at most"
+    return make_plan(profile, with_workers_of(plan, goal=free, global_batch=near, **rest)), told
 
 
 def _spent(epochs: Sequence[Line], drift: Drift) -> float:
