@@ -279,6 +279,20 @@ def test_a_plan_cannot_be_changed_by_repeating_the_message_that_it_came_with(job
     assert service.get("read", f"/v1/jobs/{job['id']}/plan").json() == PLAN
 
 
+@pytest.mark.parametrize("what", ["plan", "profile"])
+@pytest.mark.parametrize(
+    "change", [{"network": "os:system"}, {"data": "cifar10:/"}, {"weights": "/etc/passwd"}]
+)
+def test_a_plan_that_would_have_a_later_agent_open_something_else_is_refused(jobs, what, change):
+    jobs.agent()
+    job = jobs.submit()
+    document = {"plan": PLAN, "profile": PROFILE}[what]
+    document = document | {"job": document["job"] | change}
+    told = jobs.say(jobs.lease(), status=422, **{what: document})
+    assert "is not of this job" in told["detail"]
+    assert not jobs.get(job)[f"has_{what}"]
+
+
 def test_an_error_is_one_printable_line(jobs):
     jobs.agent()
     job = jobs.submit()
@@ -371,6 +385,12 @@ def test_a_rule_that_is_none_is_refused(service, rule):
     answer = service.put("report", "/v1/agents/one", json={"name": "one", "allow": [rule]})
     assert answer.status_code == 422
     assert "KEY=PATTERN" in answer.json()["detail"]
+
+
+def test_a_name_is_one_part_of_an_address(service):
+    for name in ("a/b", "a\n", ""):
+        answer = service.put("report", "/v1/agents/a", json={"name": name, "allow": []})
+        assert answer.status_code == 422
 
 
 def test_the_name_in_the_address_is_that_in_the_body(service):
