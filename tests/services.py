@@ -8,8 +8,11 @@ def test_something(service):
 
 from __future__ import annotations
 
+import functools
+import tempfile
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,10 +157,19 @@ def clock() -> HandClock:
     return HandClock()
 
 
+@functools.cache
+def empty_database() -> bytes:
+    """A database with all tables and nothing in them: made once, for that takes a while."""
+    with tempfile.TemporaryDirectory() as folder:
+        Store.open(Settings(database=f"sqlite:///{folder}/service.sqlite")).close()
+        return (Path(folder) / "service.sqlite").read_bytes()
+
+
 @pytest.fixture
 def service(tmp_path, clock: HandClock) -> Iterator[Service]:
     """A service with limits that no test meets by accident."""
     limits = Limits(requests_per_second=100_000.0, burst=100_000)
+    (tmp_path / "service.sqlite").write_bytes(empty_database())
     settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", limits=limits)
     store = Store.open(settings, clock)
     made = Service(store, settings, clock)

@@ -149,7 +149,7 @@ def test_a_commit_that_fails_is_told_to_everybody_in_it_and_stores_nothing(store
         raise DiskFullError
 
     with monkeypatch.context() as patch:
-        patch.setattr("batchwright.service.store.records._progress", fail)
+        patch.setattr("batchwright.service.store.records.progress_in", fail)
         with pytest.raises(DiskFullError):
             send(store, run, 0, step(0))
     assert store.runs.get(run).records == 0

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -14,7 +15,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from batchwright import __version__
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
@@ -75,7 +75,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     meters = Meters()
     app = FastAPI(
         title="Batchwright",
-        version=__version__,
+        version=version("batchwright"),
         summary="Plans for image trainings, runs that report, jobs that agents carry out.",
         openapi_url=None,  # served by api.health, to those who may read
         docs_url=None,  # would load scripts from elsewhere

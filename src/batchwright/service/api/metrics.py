@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from fastapi.responses import PlainTextResponse
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from batchwright.service.access import need
@@ -13,9 +12,13 @@ router = APIRouter(tags=["operation"])
 
 
 @router.get(
-    "/metrics", dependencies=[need("read")], response_class=PlainTextResponse, response_model=None
+    "/metrics",
+    dependencies=[need("read")],
+    response_class=Response,
+    response_model=None,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def metrics(request: Request) -> PlainTextResponse:
+def metrics(request: Request) -> Response:
     """Requests, their times and the records taken, in Prometheus' text format."""
     meters: Meters = request.app.state.meters
-    return PlainTextResponse(meters.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(meters.text(), media_type=CONTENT_TYPE_LATEST)

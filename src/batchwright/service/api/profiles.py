@@ -45,7 +45,9 @@ def add_profile(
 
 @router.get("")
 def list_profiles(
-    request: Request, _caller: Reader, limit: Annotated[int, Query(ge=1, le=500)] = 100
+    request: Request,
+    _caller: Reader,
+    limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 100,
 ) -> list[StoredProfile]:
     """Kept profiles, newest first."""
     found = store_of(request).profiles.list(limit)
@@ -54,7 +56,9 @@ def list_profiles(
 
 @router.get("/{profile}")
 def get_profile(
-    request: Request, _caller: Reader, profile: Annotated[Identifier, Path()]
+    request: Request,
+    _caller: Reader,
+    profile: Annotated[Identifier, Path(description="The profile.")],
 ) -> Profile:
     """A kept profile."""
     return store_of(request).profiles.get(profile)

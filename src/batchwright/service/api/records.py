@@ -8,10 +8,11 @@ from fastapi import APIRouter, Query, Request
 
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.access import store_of
+from batchwright.service.api.quick import QuickRoute
 from batchwright.service.api.runs import Reader, Reporter, RunId
 from batchwright.service.meters import Meters
 
-router = APIRouter(prefix="/v1/runs", tags=["records"])
+router = APIRouter(prefix="/v1/runs", tags=["records"], route_class=QuickRoute)
 
 Kind = Annotated[
     str | None,

@@ -4,11 +4,13 @@ later finds numbers where numbers belong, and made text again.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
+
+from pydantic_core import to_json
 
 from batchwright.service.problems import Refused
 
@@ -21,6 +23,8 @@ _KIND = re.compile(r"[a-z][a-z0-9_-]{0,19}\Z")
 _COUNTS = frozenset(("epoch", "epochs", "step", "steps", "worker", "round"))
 _NUMBERS = frozenset(("lr", "resolution", "samples", "factor", "lead", "committed"))
 
+Holds = Literal["count", "number", "anything", "too long"]
+
 
 def checked(record: Mapping[str, Any], sequence: int) -> tuple[str, str]:
     """A line's kind, and its text.
@@ -31,30 +35,48 @@ def checked(record: Mapping[str, Any], sequence: int) -> tuple[str, str]:
     kind = record.get("kind")
     if not isinstance(kind, str) or not _KIND.match(kind):
         raise Refused(f"record {sequence}: its kind is not a short lower-case word")
-    for name, value in record.items():
-        problem = _problem(name, value)
+    for name, holds, value in zip(record, _shape(tuple(record)), record.values(), strict=True):
+        # Most values are numbers where numbers belong: of those, no more is asked.
+        if holds == "number" and type(value) in (float, int) and -LARGEST <= value <= LARGEST:
+            continue
+        problem = _problem(holds, value)
         if problem:
             raise Refused(f"record {sequence}: {name[:LONGEST_NAME]!r} {problem}")
-    return kind, json.dumps(record, separators=(",", ":"))
+    return kind, to_json(record).decode()
 
 
-def _problem(name: str, value: object) -> str:
-    """What is wrong with a key and its value; empty if nothing is."""
+@lru_cache(maxsize=1024)
+def _shape(names: tuple[str, ...]) -> tuple[Holds, ...]:
+    """What the values of a line with these keys may be: most lines of a run have the same keys."""
+    return tuple(_holds(name) for name in names)
+
+
+def _holds(name: str) -> Holds:
+    """What a key's value may be; `null` always may."""
     if len(name) > LONGEST_NAME:
+        return "too long"
+    if name in _COUNTS:
+        return "count"
+    if name in _NUMBERS or ("/" in name and not name.startswith("place/")):
+        return "number"
+    return "anything"
+
+
+def _problem(holds: Holds, value: object) -> str:
+    """What is wrong with a value; empty if nothing is."""
+    if holds == "too long":
         return f"is a name of more than {LONGEST_NAME} characters"
     if value is None:
         return ""
+    if isinstance(value, str | bool) and holds != "anything":
+        return "is no number, where one belongs"
     if isinstance(value, str):
-        if name in _COUNTS or name in _NUMBERS or ("/" in name and not name.startswith("place/")):
-            return "is text where a number belongs"
         return "" if len(value) <= LONGEST_TEXT else f"is longer than {LONGEST_TEXT} characters"
-    if isinstance(value, bool):
-        return "is a yes or no where a number belongs" if name in _COUNTS or "/" in name else ""
     if isinstance(value, int):
-        low = 0 if name in _COUNTS else -LARGEST
-        return "" if low <= value <= LARGEST else "is out of range"
+        least = 0 if holds == "count" else -LARGEST
+        return "" if least <= value <= LARGEST else "is out of range"
     if isinstance(value, float):
-        if name in _COUNTS:
+        if holds == "count":
             return "is no whole number"
         return "" if isfinite(value) else "is no finite number"
     return "is neither a number nor text"

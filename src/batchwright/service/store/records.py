@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, insert, select, union_all, update
+from sqlalchemy import Connection, Select, select, union_all, update
 
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.caller import Caller
@@ -23,6 +23,7 @@ from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused,
 from batchwright.service.settings import Settings
 from batchwright.service.store.clock import Clock
 from batchwright.service.store.lines import checked
+from batchwright.service.store.rows import insert_rows, progress_in, rows_of
 
 MOST_EPOCHS = 10_000
 """Epoch lines handed out at once; of more, evenly spaced ones."""
@@ -197,10 +198,10 @@ class Records:
         values: dict[str, Any] = {"changed": self._clock()}
         if new:
             counts = json.loads(run.counts)
-            rows = _rows(delivery.run, run.next_sequence, new, counts)
+            rows = rows_of(run.next_sequence, new, counts)
             values |= {"next_sequence": following, "counts": json.dumps(counts)}
-            values |= _progress(new)
-            connection.execute(insert(records), rows)
+            values |= progress_in(new)
+            insert_rows(connection, delivery.run, rows)
         connection.execute(update(runs).where(runs.c.id == delivery.run).values(**values))
         return RecordsTaken(next=following, advice=run.advice)
 
@@ -223,49 +224,12 @@ class _Delivery:
         return self.taken is not None or self.problem is not None
 
 
-def _rows(
-    run: str, first: int, lines: Sequence[tuple[str, str]], counts: dict[str, list[int]]
-) -> list[dict[str, Any]]:
-    """Rows of the table; ``counts`` goes on."""
-    rows = []
-    for sequence, (kind, body) in enumerate(lines, first):
-        place = counts.get(kind, (0, -1))[0] + 1
-        counts[kind] = [place, sequence]
-        rows.append(
-            {
-                "run_id": run,
-                "sequence": sequence,
-                "kind": kind,
-                "level": (place & -place).bit_length() - 1,
-                "body": body,
-            }
-        )
-    return rows
-
-
-def _progress(lines: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """What the epoch lines among them change in the run's row."""
-    values: dict[str, Any] = {}
-    for kind, body in lines:
-        if kind != "epoch":
-            continue
-        line = json.loads(body)
-        if isinstance(line.get("epoch"), int):
-            values["epochs_done"] = line["epoch"] + 1
-        top1, batch = line.get("val/top1"), line.get("batch/global")
-        if top1 is not None and 0 <= top1 <= 1:
-            values["top1"] = float(top1)
-        if isinstance(batch, int) and batch > 0:
-            values["global_batch_size"] = batch
-    return values
-
-
 def _counts(connection: Connection, identifier: str) -> dict[str, tuple[int, int]]:
     """For each kind how many records there are, and the newest one's sequence number."""
-    text = connection.execute(select(runs.c.counts).where(runs.c.id == identifier)).scalar()
-    if text is None:
+    stored = connection.execute(select(runs.c.counts).where(runs.c.id == identifier)).scalar()
+    if stored is None:
         raise NotFound(f"there is no run {identifier[:36]}")
-    counts: dict[str, tuple[int, int]] = json.loads(text)
+    counts: dict[str, tuple[int, int]] = json.loads(stored)
     return counts
 
 

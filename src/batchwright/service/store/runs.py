@@ -23,6 +23,8 @@ from batchwright.service.store.clock import Clock
 DELETED_AT_ONCE = 20_000
 """Records in one transaction when a run is deleted, so that others can write in between."""
 
+Identifiers = list[str]
+
 _SHOWN = [
     column for column in runs.c if column.name not in ("plan", "profile", "summary", "counts")
 ]
@@ -229,7 +231,7 @@ class Runs:
         with self._database.writing() as connection:
             connection.execute(delete(runs).where(runs.c.id == identifier))
 
-    def delete_old(self) -> list[str]:
+    def delete_old(self) -> Identifiers:
         """Delete ended runs that `Settings.retention_days` says to, and those silent for as long.
 
         Returns:
