@@ -10,7 +10,7 @@ from batchwright.documents import one_line
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Advice
 from batchwright.service.advising import advice_for, drift_of
-from batchwright.service.bounds import refuse_costly
+from batchwright.service.bounds import PLANNING, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 
@@ -24,7 +24,7 @@ NEWS = 0.05
 
 
 class Adviser:
-    """Thinks about one run at a time, in a thread that is there only while there is something to do.
+    """Thinks about one run at a time, in a thread that is there while there is something to do.
 
     Planning takes tenths of a second: a reporter must not wait for that, and two must not plan at
     the same time. What was not thought about when the service ends comes again with the next epoch.
@@ -87,7 +87,8 @@ class Adviser:
             return None
         try:
             refuse_costly(plan.job, [profile])
-            offer = advice_for(plan, profile, epochs, offered)
+            with PLANNING:
+                offer = advice_for(plan, profile, epochs, offered)
         except BatchwrightError as error:  # the run is fine, and goes on as it is
             log.info("no advice", extra={"fields": {"run": run, "why": one_line(error)}})
             return None
@@ -117,5 +118,5 @@ class Adviser:
                 self.consider(run)
             except NotFound:
                 continue  # deleted meanwhile
-            except Exception as error:  # noqa: BLE001 - the others are thought about all the same
+            except Exception as error:  # the others are thought about all the same
                 log.error("thinking about a run failed", exc_info=error)
