@@ -44,7 +44,7 @@ def render(
         .render(
             caller=caller,
             csrf=csrf_of(request) if caller is not None else "",
-            here=request.url.path,
+            here=request.scope["path"],
             origin=origin_of(request),
             **values,
         )
@@ -54,7 +54,7 @@ def render(
 
 def origin_of(request: Request) -> str:
     """The service's own address, as this browser knows it."""
-    return f"{request.url.scheme}://{request.url.netloc}"
+    return f"{request.scope['scheme']}://{request.headers.get('host', '')}"
 
 
 def piece(template: str, **values: Any) -> str:
