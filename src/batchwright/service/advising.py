@@ -205,9 +205,10 @@ def _planned_again(
     """
     goal, left = plan.job.goal, plan.epochs - epoch
     asked = plan.job.warmup_epochs  # of the whole run, whose rule of the rate stays
-    rest = {
+    rest: dict[str, Any] = {
         "epochs": left,
         "warmup_epochs": asked if asked == "auto" else min(asked, left),
+        "optimizer": plan.update,  # a run does not change it on the way
     }
     limits: dict[str, float] = {}
     if goal.deadline is not None:
