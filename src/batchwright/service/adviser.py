@@ -71,7 +71,7 @@ class Adviser:
         Raises:
             NotFound: There is no such run.
         """
-        from batchwright.service import advising  # the planner; the service starts before it is there
+        from batchwright.service import advising  # the planner: the start does without it
 
         if self._store.runs.get(run).state == "finished":
             return None

@@ -80,8 +80,8 @@ class Drift:
         far = self.measured / self.predicted.value - 1
         return (
             f"epochs take {duration(self.measured)} where {between(self.predicted)} s were "
-            f"predicted, {100 * abs(far):.0f} % {'more' if far > 0 else 'less'} (median of the last "
-            f"{len(self.times)})"
+            f"predicted, {100 * abs(far):.0f} % {'more' if far > 0 else 'less'} (median of the "
+            f"last {len(self.times)})"
         )
 
 
