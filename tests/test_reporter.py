@@ -15,12 +15,13 @@ from typing import ClassVar
 
 import pytest
 
+from batchwright import cli_client
 from batchwright.client import companion, reporter
 from batchwright.client.companion import Companion, destination, reported
 from batchwright.client.reporter import Order, Reporter
 from batchwright.client.send_verb import report_to_send, send
 from batchwright.client.sending import MOST_LINES, Sender
-from batchwright.client.spool import Lines, read_report, sound
+from batchwright.client.spool import Lines, read_report, seal_of, sound
 from batchwright.documents import read_record, write_record
 from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
 from batchwright.records import Plan
@@ -162,11 +163,31 @@ def test_where_to_report_is_asked_for_remembered_or_set(tmp_path, monkeypatch):
     assert destination(None, None) == "http://localhost:1"
     assert destination(None, "") is None
     run_folder(tmp_path)
-    a_report(tmp_path, "http://localhost:2")
-    assert destination(tmp_path, None) == "http://localhost:2"
+    there = "http://localhost:2"
+    monkeypatch.delenv("BATCHWRIGHT_REPORT_TO")
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_mine")
+    a_report(tmp_path, there, seal=seal_of(there, "bw_mine"))
+    assert destination(tmp_path, None) == there
     assert destination(tmp_path, "http://localhost:3/") == "http://localhost:3"
+    monkeypatch.delenv("BATCHWRIGHT_TOKEN")
     with pytest.raises(BatchwrightError, match="there is no token to report to https://far"):
         destination(None, "https://far.example")
+
+
+def test_a_folder_of_somebody_elses_does_not_get_the_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_mine")
+    monkeypatch.delenv("BATCHWRIGHT_REPORT_TO", raising=False)
+    run_folder(tmp_path, lines=1)
+    evil = "https://evil.example"
+    a_report(tmp_path, evil, seal=seal_of(evil, "bw_theirs"))
+    with pytest.raises(BatchwrightError, match="with another token than yours: say --report-to"):
+        destination(tmp_path, None)
+    with pytest.raises(BatchwrightError, match="with another token than yours: say --to"):
+        cli_client.send(tmp_path)
+    assert destination(tmp_path, "") is None
+    assert destination(tmp_path, evil) == evil
+    monkeypatch.setenv("BATCHWRIGHT_REPORT_TO", evil)
+    assert destination(tmp_path, None) == evil
 
 
 # ------------------------------------------------------------------------------------- exactly once
