@@ -7,6 +7,7 @@ import os
 import queue
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -515,6 +516,18 @@ def test_a_service_that_is_not_there_is_told_of_and_left_for_later(folder, told,
     assert told[-1].startswith("7 lines of this run could not be sent to http://127.0.0.1:9 yet")
     report = read_report(folder)
     assert (report.state, report.told) == ("stopped", False)
+
+
+@pytest.mark.slow
+def test_a_service_that_hangs_keeps_nobody_waiting(folder, told, monkeypatch):
+    monkeypatch.setattr(companion, "LAST_SECONDS", 0.5)
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_x")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with reported(folder, f"http://127.0.0.1:{silent.getsockname()[1]}", tell=told.append):
+            connection, _ = silent.accept()  # and never a word
+        connection.close()
+    assert told[-1].startswith("7 lines of this run could not be sent")
+    assert read_report(folder).state == "finished"
 
 
 @pytest.mark.slow

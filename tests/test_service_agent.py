@@ -327,7 +327,7 @@ def test_a_job_is_followed_to_its_end(service, monkeypatch):
     assert told == ["job a job: queued", "job a job: cancelled"]
     waits = job.model_copy(update={"state": "planned", "auto": False})
     assert state_words(waits, "http://x") == (
-        "job a job: planned, waits to be approved at http://x/jobs"
+        f"job a job: planned, waits to be approved at http://x/jobs/{job.id}"
     )
 
 

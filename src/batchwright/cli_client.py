@@ -70,7 +70,7 @@ def submit(
             try:
                 info = follow(service, info, _tell)
             except KeyboardInterrupt:
-                _tell(f"the job goes on without being watched: {url}/jobs")
+                _tell(f"the job goes on without being watched: {url}/jobs/{info.id}")
                 raise
         else:
             _tell(state_words(info, url))
