@@ -9,7 +9,6 @@ from collections import OrderedDict
 from batchwright.documents import one_line
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Advice
-from batchwright.service.advising import advice_for, drift_of
 from batchwright.service.bounds import PLANNING, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -72,10 +71,12 @@ class Adviser:
         Raises:
             NotFound: There is no such run.
         """
+        from batchwright.service import advising  # the planner: the start does without it
+
         if self._store.runs.get(run).state == "finished":
             return None
         plan, epochs = self._store.runs.plan(run), self._store.records.epochs(run)
-        drift = drift_of(plan, epochs)
+        drift = advising.drift_of(plan, epochs)
         if (
             drift is None
             or not drift.beyond
@@ -88,7 +89,7 @@ class Adviser:
         try:
             refuse_costly(plan.job, [profile])
             with PLANNING:
-                offer = advice_for(plan, profile, epochs, offered)
+                offer = advising.advice_for(plan, profile, epochs, offered)
         except BatchwrightError as error:  # the run is fine, and goes on as it is
             log.info("no advice", extra={"fields": {"run": run, "why": one_line(error)}})
             return None

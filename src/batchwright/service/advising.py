@@ -19,7 +19,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.planning.splicing import spliced
 from batchwright.records import Estimate, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
-from batchwright.records.words import between, counted, duration, number
+from batchwright.records.words import between, counted, duration
 from batchwright.refitting import (
     EpochTime,
     Level,
@@ -80,8 +80,8 @@ class Drift:
         far = self.measured / self.predicted.value - 1
         return (
             f"epochs take {duration(self.measured)} where {between(self.predicted)} s were "
-            f"predicted, {abs(far):.0%} {'more' if far > 0 else 'less'} (median of the last "
-            f"{len(self.times)})"
+            f"predicted, {100 * abs(far):.0f} % {'more' if far > 0 else 'less'} (median of the "
+            f"last {len(self.times)})"
         )
 
 
@@ -279,7 +279,7 @@ def _alike(one: int, other: int) -> bool:
 
 def _found(level: Level, stage: Stage) -> str:
     """What the epochs say of the machine, in words."""
-    told = f"computing takes {number(level.computing)} times as long as measured before"
+    told = f"computing takes {level.computing:.2f} times as long as measured before"
     if stage.workers > 1:
         more = "more" if level.exchange_seconds > 0 else "less"
         told += (

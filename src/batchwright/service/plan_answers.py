@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from batchwright.deciding import decide
 from batchwright.documents import change_job
-from batchwright.planning.planner import planning_job
+from batchwright.planning.inputs import planning_job
 from batchwright.records import Plan
 from batchwright.records.service import PlanRequest
 from batchwright.service.bounds import PLANNING, refuse_costly
@@ -25,6 +24,8 @@ def planned(request: PlanRequest) -> Plan:
         BatchwrightError: As there; what planning cannot cope with is refused, too.
         TooMany: Others are waiting already.
     """
+    from batchwright.deciding import decide  # the planner; the service starts before it is there
+
     job = change_job(planning_job(request.profiles[0]), request.keys)
     refuse_costly(job, request.profiles)
     if not PLANNING.acquire(timeout=PATIENCE_SECONDS):
