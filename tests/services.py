@@ -168,9 +168,14 @@ def empty_database() -> bytes:
 @pytest.fixture
 def service(tmp_path, clock: HandClock) -> Iterator[Service]:
     """A service with limits that no test meets by accident."""
+    yield from serving_from(tmp_path, clock)
+
+
+def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
+    """A service over a new database in ``folder``, for a fixture of any scope."""
     limits = Limits(requests_per_second=100_000.0, burst=100_000)
-    (tmp_path / "service.sqlite").write_bytes(empty_database())
-    settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", limits=limits)
+    (folder / "service.sqlite").write_bytes(empty_database())
+    settings = Settings(database=f"sqlite:///{folder}/service.sqlite", limits=limits)
     store = Store.open(settings, clock)
     made = Service(store, settings, clock)
     yield made

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from batchwright import cli_client
 from batchwright.client import job_work, pulse
@@ -23,6 +24,7 @@ from batchwright.client.submitting import follow, state_words, submit
 from batchwright.documents import write_record
 from batchwright.errors import BatchwrightError, FileError, WorkerError
 from batchwright.records.service import AgentIntroduction
+from batchwright.service.database.tables import jobs
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
 from samples import make_dual_plan, make_job, make_plan, make_profile, make_summary
 
@@ -120,6 +122,24 @@ def test_a_job_is_probed_planned_trained_and_reported(service, queued, hold, tmp
         lines_of(folder / "run")
     )
     assert not here.work()
+
+
+@pytest.mark.parametrize(
+    "change", [{"network": "os:system"}, {"data": "cifar10:/"}, {"weights": "/etc/passwd"}]
+)
+def test_a_plan_that_another_agent_made_is_held_against_the_rules(service, hold, tmp_path, change):
+    job = submit(remote(service, "submit"), JOB, name="a job", auto=False)
+    assert Here(service, tmp_path / "one").work()
+    service.store.jobs.approve(job.id)
+    plan = make_plan(job=make_job(**change)).model_dump_json()  # past all checks of the service
+    with service.store.database.writing() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == job.id).values(plan=plan))
+    assert Here(service, tmp_path / "one").work()
+    assert state(service, job).state == "failed"
+    assert "is not allowed" in state(service, job).error
+    assert (
+        not hold.with_name("reached").exists() or hold.with_name("reached").read_text() != "train"
+    )
 
 
 def test_a_plan_waits_for_approval_and_another_agent_may_follow_it(service, hold, tmp_path):

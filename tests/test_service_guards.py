@@ -47,7 +47,7 @@ def test_the_service_goes_by_loopbacks_names(service, host):
 def test_a_name_that_was_made_to_point_here_is_refused(service, host, path):
     answer = service.get("admin", path, headers={"host": host})
     assert answer.status_code == 403
-    assert "--allowed-host" in answer.json()["detail"]
+    assert "--allowed-host" in answer.text
 
 
 def test_names_that_were_allowed_are_its_own(service):
