@@ -14,22 +14,26 @@ samples are the same.
 `*_time_saved` is 1 - cyclic / fixed of the seconds of training: input, forward, backward, update,
 without evaluation. `*_time_saved_with_evaluation` counts the evaluation after each epoch too, at
 the highest resolution in both arms. Making the smaller copies of the stored images happens once for
-a data set, before training, and is `*_copy_seconds`. `*_accuracy` is cyclic - fixed of the held-out
-accuracy after the last epoch over paired seeds, in points; no worse means that the lower end of the
-95 % interval of the mean is above -1.0.
+a data set, before training, and is `*_copy_seconds`. Each training has a process of its own with
+all cores; the arms of a pair follow each other, in turn first; medians over the pairs, quartiles as
+spread. What counts is the time of a step at each resolution, so few images do: 14 epochs of 3,200
+(cifar) and 21 of 256 (folder); 2 pairs with --quick, 4 with --full.
 
-Each training runs in a process of its own; the arms of a pair follow each other, in turn first.
+`*_accuracy` is cyclic - fixed of the held-out accuracy after the last epoch over paired seeds 0 to
+4, in points; no worse means that the lower end of the 95 % interval of the mean is above -1.0.
+cifar trains 14 epochs of 20,480 images there, and folder 21 epochs of 2,560 at half of each
+resolution (44, 62 and 80 px), a quarter of the work; all held-out images are evaluated. These
+runs are made two at a time on a core each, and their time says nothing.
 
-    --quick    cifar: 14 epochs of 6,400 images; folder: 21 epochs of 256; 2 pairs. Accuracies are
-               those of the newest kept report.
-    --full     cifar: 28 epochs of 50,000 images; folder: 21 epochs of 2,560, evaluated on 1,000;
-               5 pairs, seeds 0 to 4. Kept in benchmarks/results.
+--full measures all and is kept in benchmarks/results; --keep DIR keeps finished runs, and goes on
+from what is there. --quick repeats the accuracies of the newest kept report.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,35 +46,58 @@ from benchmarks.common import (
     Measurements,
     difference_figure,
     kept_figures,
+    mean_figure,
     median_figure,
     run_benchmark,
     say,
 )
-from benchmarks.resolution_arms import Row, Task, Trained, job_of, train_whole
+from benchmarks.kept_runs import KeptRuns, Run, Wanted
+from benchmarks.resolution_arms import Row, Task, Trained, job_of, plan_of, train_whole
+from benchmarks.smaller import smaller_cifar100, smaller_folder
 
 STAGE_PARTS, STAGE_RATES = (4, 2, 1), (1.0, 0.1, 0.01)
-QUICK_PAIRS, FULL_SEEDS = 2, tuple(range(5))
-QUICK_EPOCHS, FULL_EPOCHS = {"cifar": 14, "folder": 21}, {"cifar": 28, "folder": 21}
+QUICK_PAIRS, FULL_PAIRS, SEEDS = 2, 4, tuple(range(5))
+EPOCHS = {"cifar": 14, "folder": 21}
+ARMS = ("cyclic", "fixed")
 GOALS = {"cifar": 0.15, "folder": 0.348}
 MARGIN = 1.0  # points
-KEPT = ("cifar_accuracy", "folder_accuracy")
+KEPT = tuple(
+    f"{name}_accuracy{arm}" for name in GOALS for arm in ("", *(f"_{arm}" for arm in ARMS))
+)
 Pairs = list[dict[str, Trained]]
 
 
 def main() -> None:
     """Measure, print, and write the report."""
-    run_benchmark("cyclic", __doc__, _measure, full_seeds=FULL_SEEDS)
+    run_benchmark("cyclic", __doc__, _measure, full_seeds=SEEDS)
 
 
-def tasks(data: Path, *, full: bool) -> dict[str, Task]:
-    """What is trained."""
-    cifar = Task(f"cifar100:{data}", (24, 32), batch=128)
-    folder = Task(f"imagefolder:{data / 'imagenette2-160'}", (88, 124, 160), batch=64)
-    if full:
-        return {"cifar": cifar, "folder": replace(folder, images=2560, held_out=1000)}
+def timed_tasks(data: Path) -> dict[str, Task]:
+    """What is trained for its time."""
     return {
-        "cifar": replace(cifar, images=6400, held_out=1280),
-        "folder": replace(folder, images=256, held_out=64),
+        "cifar": Task(f"cifar100:{data}", (24, 32), batch=128, images=3200, held_out=640),
+        "folder": Task(
+            f"imagefolder:{data / 'imagenette2-160'}",
+            (88, 124, 160),
+            batch=64,
+            images=256,
+            held_out=64,
+        ),
+    }
+
+
+def judged_tasks(data: Path, folder: Path) -> dict[str, Task]:
+    """What is trained for its accuracy: copies of the data with fewer training images.
+
+    Args:
+        data: Holds the originals.
+        folder: Takes the copies.
+    """
+    cifar = smaller_cifar100(data, 20_480, folder / "cifar100-20480")
+    images = smaller_folder(data / "imagenette2-160", 2560, folder / "imagenette-2560")
+    return {
+        "cifar": Task(f"cifar100:{cifar}", (24, 32), batch=128),
+        "folder": Task(f"imagefolder:{images}", (44, 62, 80), batch=64),
     }
 
 
@@ -93,13 +120,13 @@ def rows(sides: Sequence[int], epochs: int) -> dict[str, tuple[Row, ...]]:
     }
 
 
-def figures_of(name: str, pairs: Pairs, *, full: bool) -> list[Figure]:
-    """What pairs of trainings say; medians with quartiles, accuracy with its interval."""
+def time_figures(name: str, pairs: Pairs) -> list[Figure]:
+    """What pairs of trainings say of time; medians with quartiles."""
 
     def saved(seconds: Callable[[Trained], float]) -> list[float]:
         return [1 - seconds(pair["cyclic"]) / seconds(pair["fixed"]) for pair in pairs]
 
-    found = [
+    return [
         median_figure(
             f"{name}_time_saved", saved(lambda one: one.training), "share", at_least=GOALS[name]
         ),
@@ -110,40 +137,82 @@ def figures_of(name: str, pairs: Pairs, *, full: bool) -> list[Figure]:
         ),
         median_figure(f"{name}_copy_seconds", [pair["cyclic"].copying for pair in pairs], "s"),
     ]
-    if full:
-        points = [[100 * pair[arm].accuracy for pair in pairs] for arm in ("cyclic", "fixed")]
-        found.append(difference_figure(f"{name}_accuracy", *points, "points", margin=MARGIN))
-    return found
+
+
+def accuracy_figures(name: str, runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
+    """What runs of both arms over the same seeds say of accuracy."""
+    cyclic, fixed = ([run.accuracy for run in runs[arm]] for arm in ARMS)
+    return [
+        difference_figure(f"{name}_accuracy", cyclic, fixed, "points", margin=MARGIN),
+        mean_figure(f"{name}_accuracy_cyclic", cyclic, "%"),
+        mean_figure(f"{name}_accuracy_fixed", fixed, "%"),
+    ]
 
 
 def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
     if arguments.data is None:
         raise SystemExit("benchmarks.cyclic needs --data DIR, see --help")
-    seeds = FULL_SEEDS if arguments.full else (0,) * QUICK_PAIRS
-    epochs = FULL_EPOCHS if arguments.full else QUICK_EPOCHS
     figures: list[Figure] = []
     measurements: Measurements = {}
-    for name, task in tasks(arguments.data, full=arguments.full).items():
+    for name, task in timed_tasks(arguments.data).items():
         say(f"{name}: reading images")
         open_data(job_of(task, 0))
-        arms = rows(task.sides, epochs[name])
-        pairs: Pairs = []
-        for number, seed in enumerate(seeds):
-            order = list(arms) if number % 2 == 0 else list(reversed(arms))
-            pair = {
-                arm: _apart(train_whole, task, arms[arm], seed, folder / f"{name}-{number}-{arm}")
-                for arm in order
-            }
-            pairs.append(pair)
-            say(
-                f"{name}, pair {number + 1} of {len(seeds)}: "
-                + "  ".join(map(_shown, pair.items()))
-            )
-        figures += figures_of(name, pairs, full=arguments.full)
+        pairs = _timed(
+            *(name, task, FULL_PAIRS if arguments.full else QUICK_PAIRS),
+            *(arguments.keep or folder / "kept", folder),
+        )
+        figures += time_figures(name, pairs)
         measurements[name] = [{arm: asdict(one) for arm, one in pair.items()} for pair in pairs]
     if not arguments.full:
-        figures += kept_figures("cyclic", KEPT)
+        return [*figures, *kept_figures("cyclic", KEPT)], measurements
+    for name, runs in _judged(arguments.data, arguments.keep or folder / "kept", folder).items():
+        figures += accuracy_figures(name, runs)
+        measurements[f"{name}_accuracy"] = {
+            arm: [asdict(run) for run in some] for arm, some in runs.items()
+        }
     return figures, measurements
+
+
+def _timed(name: str, task: Task, count: int, keep: Path, folder: Path) -> Pairs:
+    """So many pairs of trainings, one after the other; those in ``keep`` are not made again."""
+    arms = rows(task.sides, EPOCHS[name])
+    made_by = repr((replace(task, data=name), arms))
+    keep.mkdir(parents=True, exist_ok=True)
+    pairs: Pairs = []
+    for number in range(count):
+        file = keep / f"{name}-pair-{number}.json"
+        kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if kept.get("made by") == made_by:
+            pairs.append({arm: Trained(**kept[arm]) for arm in ARMS})
+            continue
+        pair = {
+            arm: _apart(train_whole, task, arms[arm], 0, folder / f"{name}-{number}-{arm}")
+            for arm in (ARMS if number % 2 == 0 else reversed(ARMS))
+        }
+        pairs.append(pair)
+        plain = {"made by": made_by, **{arm: asdict(one) for arm, one in pair.items()}}
+        file.write_text(json.dumps(plain) + "\n", encoding="utf-8")
+        say(f"{name}, pair {number + 1} of {count}: " + "  ".join(map(_shown, pair.items())))
+    return pairs
+
+
+def _judged(data: Path, keep: Path, folder: Path) -> dict[str, dict[str, list[Run]]]:
+    """By task and arm a run for each seed."""
+    wanted: list[tuple[str, str, Wanted]] = []
+    tasks = judged_tasks(data, folder)
+    opened = {name: open_data(job_of(task, 0)) for name, task in tasks.items()}
+    for seed in SEEDS:
+        for name, task in tasks.items():
+            table = rows(task.sides, EPOCHS[name])
+            for arm in ARMS:
+                count = opened[name].facts.train_samples
+                plan = plan_of(task, table[arm], opened[name], count, seed, evaluate_last=True)
+                wanted.append((name, arm, Wanted(f"{name}-{arm}", seed, plan)))
+    found: dict[str, dict[str, list[Run]]] = {name: {arm: [] for arm in ARMS} for name in tasks}
+    made = KeptRuns(keep, folder).make([one for _, _, one in wanted])
+    for (name, arm, _), run in zip(wanted, made, strict=True):
+        found[name][arm].append(run)
+    return found
 
 
 def _shown(arm: tuple[str, Trained]) -> str:

@@ -8,7 +8,9 @@ limit is (160 / 88)^2 = 3.31.
 
 `loader_over_pil`: images per second out of JPEG files of 500 x 375 px, made by enlarging images of
 imagenette2-160 (quality 90), to normalized batches of 64 at 96 px, without training. Two loader
-processes in both arms, which take turns: 4 batches not timed and then 24.
+processes in both arms, which take turns: 4 batches not timed and then 24. All have the environment
+in which our launcher starts workers: OpenMP threads that wait sleep soon and leave the cores to
+the loaders.
 
     ours    the way of folders too large for the cache: `FilePipeline`
     pil     as usually written: open, convert, a random square of the same size relative to the
@@ -20,6 +22,7 @@ with --quick, 20 with --full. --full keeps the report in benchmarks/results.
 
 from __future__ import annotations
 
+import os
 import random
 from functools import partial
 from pathlib import Path
@@ -30,6 +33,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from batchwright.processes import spinning_shortly
 from batchwright.workload.decoding import SUFFIXES
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.image_files import FilePipeline, ImageFiles
@@ -66,6 +70,7 @@ def main() -> None:
 def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
     if arguments.data is None:
         raise SystemExit("benchmarks.data_path needs --data DIR, see --help")
+    os.environ.update(spinning_shortly(os.environ))
     rounds = FULL_ROUNDS if arguments.full else QUICK_ROUNDS
     images = arguments.data / "imagenette2-160"
     task = Task(f"imagefolder:{images}", (LOW, TOP), batch=BATCH)

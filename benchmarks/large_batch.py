@@ -6,11 +6,12 @@ through the network in 8 equal parts in every arm, so batch normalization sees a
 norms of 8 partial gradients are at hand:
 
     digits              resnet8,  8 px, all  1,437 images,  5 epochs, batch 479 against 32
-    cifar-resnet8       resnet8, 32 px,     20,480 images,  8 epochs, batch 1,024 against 64
-    cifar-vgg8          vgg8,    32 px,     20,480 images,  8 epochs, batch 1,024 against 64
-    imagenette-resnet8  resnet8, 64 px,      2,560 images, 10 epochs, batch 512 against 32
+    cifar-resnet8       resnet8, 16 px,     20,480 images,  8 epochs, batch 1,024 against 64
+    cifar-vgg8          vgg8,    16 px,     20,480 images,  8 epochs, batch 1,024 against 64
+    imagenette-resnet8  resnet8, 64 px,      1,920 images, 10 epochs, batch 480 against 32
 
-The CIFAR tasks are CIFAR-100's 100 classes; imagenette2-160 is ten classes of ImageNet. Training
+The CIFAR tasks are CIFAR-100's 100 classes at half their side, for the sake of the some 230 runs;
+imagenette2-160 is ten classes of ImageNet. Training
 images are drawn evenly over the originals, all held-out images are evaluated, after the last epoch.
 SGD has Nesterov momentum 0.9 and decay 5e-4 of matrices and kernels; its rate at the small batch
 stands in `benchmarks.large_batch_arms.TASKS`, fixed with batches, epochs and images before any arm
@@ -36,9 +37,10 @@ tenth of the epochs.
 
 Figures are of test accuracy in points (hundredths of a share), over seeds 0 to 4, paired: the same
 first weights and order of images in all arms. For each seed the mean over the four tasks is taken;
-mean over the seeds and its 95 % interval are given, and goals are on the mean. "Best" is by the
-mean over the seeds, task by task. Arms for finding a rate are run with seeds 0 and 1; the best of
-three goes on with all seeds.
+mean over the seeds and its 95 % interval are given, and goals are on the mean. All arms are made
+with seeds 0 and 1, which also say which is "best", task by task; what differences are taken of
+goes on with all seeds: the best small-batch arm of SGD and of Muon, plain, the best untuned one,
+`AGS_ARM`, muon and picked.
 
     ags_over_plain_points           the AGS arm called `AGS_ARM` less plain; at least 9
     ags_least_over_plain_points     the same on the task where it gains least; at least 0
@@ -56,7 +58,7 @@ three goes on with all seeds.
 
 A run that ends because its gradients stay infinite counts as guessing.
 
---full measures everything, and keeps the report in benchmarks/results: some 330 runs of up to two
+--full measures everything, and keeps the report in benchmarks/results: some 230 runs of up to three
 minutes, two at a time on a core each. Seed 0 of everything comes first, and after each seed the
 figures so far are printed. --keep DIR keeps each finished run there, and goes on from what is
 there. --quick copies the figures from the newest kept report and runs two arms with seed 0 again as
@@ -84,13 +86,13 @@ from benchmarks.common import (
 )
 from benchmarks.kept_runs import KeptRuns, Run
 from benchmarks.large_batch_arms import (
+    CHOOSING_SEEDS,
     PICKED,
     PLAIN,
     SEEDS,
     SMALL,
     SMALL_MUON,
     TASKS,
-    TUNING_SEEDS,
     UNTUNED,
     Opened,
     arms_of,
@@ -160,12 +162,12 @@ def _add_round(
 
 
 def arms_of_round(task: str, so_far: Accuracies, seed: int) -> list[str]:
-    """The arms that are made with a seed: in later rounds without the rates that were worse."""
+    """The arms that are made with a seed: in later rounds those that differences are taken of."""
     arms = arms_of(TASKS[task])
-    if seed in TUNING_SEEDS:
+    if seed in CHOOSING_SEEDS:
         return list(arms)
-    best = {best_of(so_far[task], names) for names in (SMALL, SMALL_MUON)}
-    return [name for name, arm in arms.items() if name in best or not arm.tuning]
+    best = {best_of(so_far[task], names) for names in (SMALL, SMALL_MUON, PLAIN, UNTUNED)}
+    return [name for name in arms if name in best | {AGS_ARM, "muon", "picked"}]
 
 
 def _checked(runs: KeptRuns, data: Path | None, folder: Path) -> tuple[list[Figure], Measurements]:
@@ -192,8 +194,8 @@ def accuracies_of(found: Mapping[str, Runs]) -> Accuracies:
 
 
 def best_of(accuracies: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
-    """The arm with the highest mean, over the seeds with which all of ``names`` were made."""
-    seeds = min(len(accuracies[name]) for name in names)
+    """The arm with the highest mean over the seeds that choose."""
+    seeds = len(CHOOSING_SEEDS)
     return max(names, key=lambda name: fmean(accuracies[name][:seeds]))
 
 
@@ -210,7 +212,7 @@ def names_of_figures() -> list[str]:
 
 
 def figures_of(accuracies: Accuracies) -> list[Figure]:
-    """The figures, from accuracies of all tasks; arms that are not for tuning have all seeds."""
+    """The figures, from accuracies of all tasks."""
     chosen = {task: _Chosen(arms) for task, arms in accuracies.items()}
 
     def over(arm: str, other: str) -> list[float]:

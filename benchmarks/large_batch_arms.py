@@ -22,7 +22,7 @@ Keys = Mapping[str, Any]  # of a job
 
 PARTS = 8  # of a large batch, each through the network by itself
 WARMUP = 0.1  # of the epochs, where an arm has a warm-up
-SEEDS, TUNING_SEEDS = tuple(range(5)), (0, 1)
+SEEDS, CHOOSING_SEEDS = tuple(range(5)), (0, 1)
 LARS_RATE = 5.0  # below batch 8,192: reference ResNet-50 of MLPerf 0.6
 LAMB_RATE, LAMB_BATCH = 4 / 800, 512  # You et al. 2019, table of ResNet-50 on ImageNet
 
@@ -54,10 +54,10 @@ class Task:
 
 TASKS = {
     "digits": Task("digits", "resnet8", 8, 1437, 5, small=32, large=479, rate=0.1),
-    "cifar-resnet8": Task("cifar100", "resnet8", 32, 20_480, 8, small=64, large=1024, rate=0.05),
-    "cifar-vgg8": Task("cifar100", "vgg8", 32, 20_480, 8, small=64, large=1024, rate=0.05),
+    "cifar-resnet8": Task("cifar100", "resnet8", 16, 20_480, 8, small=64, large=1024, rate=0.05),
+    "cifar-vgg8": Task("cifar100", "vgg8", 16, 20_480, 8, small=64, large=1024, rate=0.05),
     "imagenette-resnet8": Task(
-        "imagenette", "resnet8", 64, 2560, 10, small=32, large=512, rate=0.05
+        "imagenette", "resnet8", 64, 1920, 10, small=32, large=480, rate=0.05
     ),
 }
 
@@ -73,13 +73,11 @@ class Arm:
         keys: Of the job, besides those of the task.
         words: The command that trains; `kept_runs.TRAIN` follows the plan as it is.
         rate_factor: All rates of the plan are multiplied by it.
-        tuning: Whether it serves to find a rate, and is only made with the seeds for that.
     """
 
     keys: Keys = field(default_factory=dict)
     words: tuple[str, ...] = TRAIN
     rate_factor: float = 1.0
-    tuning: bool = False
 
 
 SMALL = ("small-half", "small", "small-double")
@@ -111,7 +109,7 @@ def arms_of(task: Task) -> dict[str, Arm]:
 
     def tuned(names: tuple[str, str, str], keys: Keys) -> dict[str, Arm]:
         factors = zip(names, (0.5, 1.0, 2.0), strict=True)
-        return {name: Arm(keys, rate_factor=one, tuning=True) for name, one in factors}
+        return {name: Arm(keys, rate_factor=one) for name, one in factors}
 
     return {
         **tuned(SMALL, {**sgd, **small}),
@@ -133,8 +131,8 @@ def arms_of(task: Task) -> dict[str, Arm]:
         ),
         "muon": Arm({**muon, **large}),
         **tuned(SMALL_MUON, {**muon, **small, "scaling": "none", "warmup_epochs": 0}),
-        "picked-low": Arm(large, rate_factor=RATE_SPAN**-0.5, tuning=True),
-        "picked-high": Arm(large, rate_factor=RATE_SPAN**0.5, tuning=True),
+        "picked-low": Arm(large, rate_factor=RATE_SPAN**-0.5),
+        "picked-high": Arm(large, rate_factor=RATE_SPAN**0.5),
     }
 
 

@@ -102,13 +102,33 @@ def open_task(task: Task, seed: int) -> tuple[ImageData, ImageStore, ImageStore]
     return data, subset(data.train, task.images), subset(data.val, task.held_out)
 
 
-def plan_of(task: Task, rows: Sequence[Row], data: ImageData, samples: int, seed: int) -> Plan:
-    """A plan with these rows for the first so many ``samples``."""
+def plan_of(
+    task: Task,
+    rows: Sequence[Row],
+    data: ImageData,
+    samples: int,
+    seed: int,
+    *,
+    evaluate_last: bool = False,
+) -> Plan:
+    """A plan with these rows for the first so many ``samples``.
+
+    Args:
+        task: What is trained.
+        rows: Of the plan.
+        data: As opened.
+        samples: Training images.
+        seed: Of weights, order and augmentation.
+        evaluate_last: Whether to evaluate after the last epoch only, not after each.
+    """
     top = max(task.sides)
-    job = job_of(task, seed)
+    epochs = sum(row.epochs for row in rows)
+    job = job_of(task, seed).model_copy(
+        update={"epochs": epochs, **({"evaluate_epochs": epochs} if evaluate_last else {})}
+    )
     network = build_network(job.network, classes=len(data.facts.classes), side=top)
     return Plan(
-        job=job.model_copy(update={"epochs": sum(row.epochs for row in rows)}),
+        job=job,
         data=data.facts.model_copy(update={"train_samples": samples}),
         network=network_facts(job.network, network, top),
         method="cyclic",

@@ -33,11 +33,12 @@ from benchmarks.common import (  # noqa: E402
     run_benchmark,
     write_report,
 )
-from benchmarks.cyclic import FULL_EPOCHS, QUICK_EPOCHS, rows, tasks  # noqa: E402
-from benchmarks.cyclic import figures_of as cyclic_figures  # noqa: E402
+from benchmarks.cyclic import EPOCHS, rows, time_figures, timed_tasks  # noqa: E402
+from benchmarks.cyclic import accuracy_figures as cyclic_accuracy_figures  # noqa: E402
 from benchmarks.data_path import MEAN, STD, UsualImages  # noqa: E402
 from benchmarks.data_path import figures_of as data_path_figures  # noqa: E402
 from benchmarks.gradient_overhead import figures_of as overhead_figures  # noqa: E402
+from benchmarks.kept_runs import Run  # noqa: E402
 from benchmarks.kills import (  # noqa: E402
     BATCH,
     Counting,
@@ -372,10 +373,10 @@ def test_cyclic_rows_are_the_published_ones_scaled() -> None:
         assert len({sum(row.epochs for row in arm) for arm in arms.values()}) == 1
 
 
-@pytest.mark.parametrize("epochs", [QUICK_EPOCHS, FULL_EPOCHS])
-def test_epochs_of_the_cyclic_benchmark_divide(epochs: dict[str, int]) -> None:
-    for name, task in tasks(Path(), full=epochs is FULL_EPOCHS).items():
-        assert sum(row.epochs for row in rows(task.sides, epochs[name])["cyclic"]) == epochs[name]
+def test_epochs_of_the_cyclic_benchmark_divide() -> None:
+    for name, task in timed_tasks(Path()).items():
+        for table in rows(task.sides, EPOCHS[name]).values():
+            assert sum(row.epochs for row in table) == EPOCHS[name]
     with pytest.raises(ValueError, match="do not divide"):
         rows((88, 124, 160), 14)
 
@@ -385,15 +386,24 @@ def test_time_saved_is_of_training_alone_and_beside_it_with_evaluation() -> None
     slow = Trained(training=100.0, evaluation=20.0, copying=0.0, accuracy=0.50)
     found = {
         figure.name: figure
-        for figure in cyclic_figures("cifar", [{"cyclic": fast, "fixed": slow}] * 2, full=True)
+        for figure in time_figures("cifar", [{"cyclic": fast, "fixed": slow}] * 2)
     }
     assert found["cifar_time_saved"].value == pytest.approx(0.2)
     assert found["cifar_time_saved"].met
     assert found["cifar_time_saved_with_evaluation"].value == pytest.approx(1 / 6)
     assert found["cifar_copy_seconds"].value == 3.0
-    assert found["cifar_accuracy"].value == pytest.approx(1.0)
-    quick = cyclic_figures("cifar", [{"cyclic": fast, "fixed": slow}], full=False)
-    assert "cifar_accuracy" not in {figure.name for figure in quick}
+
+
+def test_accuracy_of_cycles_is_no_worse_only_with_its_whole_interval() -> None:
+    def runs(*accuracies: float) -> list[Run]:
+        return [Run(one, 1.0, (128,)) for one in accuracies]
+
+    fixed = runs(50.0, 51.0, 49.0)
+    near = cyclic_accuracy_figures("cifar", {"cyclic": runs(50.5, 51.4, 49.6), "fixed": fixed})[0]
+    assert (near.name, near.value, near.met) == ("cifar_accuracy", pytest.approx(0.5), True)
+    wide = cyclic_accuracy_figures("cifar", {"cyclic": runs(53.0, 50.0, 48.5), "fixed": fixed})[0]
+    assert wide.value > 0
+    assert wide.met is False
 
 
 def test_data_path_figures_are_ratios_within_rounds() -> None:

@@ -759,11 +759,11 @@ def test_a_run_settles_its_two_batch_sizes_before_it_trains(
     monkeypatch.setattr("batchwright.verbs._probe_in", lambda folder, job: profile)
     trained = []
 
-    def train(folder, plan, *, resume):
+    def train(folder, plan, **options):
         trained.append(plan)
         return make_summary(plan=plan, run_folder=str(folder))
 
-    monkeypatch.setattr("batchwright.verbs._train_in", train)
+    monkeypatch.setattr("batchwright.verbs.conduct", train)
     bw.run(job, run_folder=place / "run")
     (plan,) = trained
     assert (

@@ -105,7 +105,7 @@ def test_a_pair_that_was_measured_counts_more_than_the_fitted_line():
     assert line == pytest.approx(measured.small_seconds)
 
 
-def test_of_several_measured_pairs_the_one_nearest_to_its_own_answer_counts():
+def test_of_several_measured_pairs_the_nearest_is_named():
     def truth(batch):
         return A * batch + B - 0.0000002 * (batch - 512) ** 2 * 0.05
 

@@ -50,7 +50,10 @@ ARROWS = {
         "reduction",
     },
     "training": {
+        "client.companion",
+        "planning.continuing",
         "planning.rebalancing",
+        "planning.splicing",
         "records",
         "errors",
         "documents",
@@ -86,17 +89,20 @@ ARROWS = {
         "files",
         "documents",
         "processes",
+        "reports",
         "run_folder",
         "reporting.following",
     },
 }
 ASSEMBLY = {  # put everything together
-    *("__init__", "cli", "cli_service", "verbs", "doctor"),
+    *("__init__", "cli", "cli_client", "cli_service", "conducting", "verb_child"),
+    *("verbs", "doctor"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
     "deciding",
 }
 WITHOUT_TORCH = {
-    *("__init__", "cli", "cli_service", "verbs", "documents", "files", "launch", "processes"),
+    *("__init__", "cli", "cli_client", "cli_service", "conducting", "verbs"),
+    *("documents", "files", "launch", "processes"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
     *("deciding", "server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),

@@ -85,7 +85,7 @@ def test_merging_does_not_depend_on_how_it_is_grouped():
         ({"data": make_data(digest="ff" * 32)}, "data is .* in one and .*ffff"),
         ({"network": make_network(parameters=5)}, "network parameters is 75290 .* 5"),
         ({"job": make_job(precision="float32")}, "precision is bfloat16 .* float32"),
-        ({"job": make_job(optimizer="adamw")}, "optimizer is sgd .* adamw"),
+        ({"job": make_job(optimizer="adamw")}, "optimizer is auto .* adamw"),
         ({"job": make_job(augment="none")}, "augment is crop .* none"),
         ({"cluster": make_cluster(torch="2.6.0")}, "torch is 2.13.0 .* 2.6.0 .*probe both"),
         ({"cluster": make_cluster(cores=8)}, "cores is 2 .* 8"),

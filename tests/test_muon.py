@@ -449,7 +449,7 @@ def test_the_job_gives_momentum_and_decay_and_the_rate():
     assert others["lr"] == vectors["lr"] == 0.3 * muon.SGD_SHARE
     assert matrices["orthogonal"]
     assert not any(group["orthogonal"] for group in (others, vectors))
-    assert DEFAULT_RATE.keys() == PROBE_RATES.keys()
+    assert {"auto", *DEFAULT_RATE} == PROBE_RATES.keys()
 
 
 def test_the_probe_counts_its_state_and_keeps_the_groups_rates_in_proportion(monkeypatch):

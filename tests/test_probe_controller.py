@@ -22,6 +22,7 @@ from batchwright.records import (
     MemoryParts,
     PrecisionTime,
     ProbeSettings,
+    UpdateTime,
 )
 from samples import make_data, make_job, make_network
 
@@ -133,6 +134,16 @@ class Machine:
         seconds = 0.3 * self.sample_seconds
         self.seconds += seconds * command.batch_size * (command.repeats + 1)
         return commands.Evaluated(seconds_per_image=seconds)
+
+    def _updates(self, command):
+        self.seconds += 2 * command.seconds
+        times = {"sgd": 1e-4, "muon": 5e-3}
+        return commands.UpdatesTimed(
+            times=tuple(
+                UpdateTime(optimizer=name, seconds=one, low=one, high=one, repeats=9)
+                for name, one in times.items()
+            )
+        )
 
 
 @dataclass
@@ -328,3 +339,9 @@ def test_points_that_agree_are_not_visited_for_it(monkeypatch):
     usual = measured_on(machines[0])
     monkeypatch.setattr(Controller, "_reconcile", lambda self: None)
     assert measured_on(machines[1]).steps == usual.steps
+
+
+def test_optimizers_are_timed_where_the_plan_is_to_choose_one():
+    for asked, timed in (("auto", {"sgd", "muon"}), ("sgd", set()), ("muon", set())):
+        profile = measured_on(Machine(), optimizer=asked)
+        assert {one.optimizer for one in profile.updates} == timed

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import batchwright as bw
-from batchwright import cli, verbs
+from batchwright import cli, conducting
 from batchwright.documents import job_yaml, write_record
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.planning.learning_rate import fitted_warmup, rate_factor
@@ -201,7 +201,7 @@ def test_workers_of_a_server_have_no_global_batch():
 
 
 def test_training_says_it_before_it_starts(capsys):
-    verbs._tell_rate(plan_of(global_batch=64))
+    conducting._tell_rate(plan_of(global_batch=64))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["warning", "learning rate", "warm-up"]
 

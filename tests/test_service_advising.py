@@ -9,7 +9,7 @@ from batchwright.planning.splicing import spliced
 from batchwright.records.service import Advice
 from batchwright.refitting import EpochTime, at_level_of, epoch_seconds
 from batchwright.service.adviser import Adviser
-from batchwright.service.advising import LEAST_CHANGE, advice_for, drift_of
+from batchwright.service.advising import LEAST_CHANGE, MOST_CHANGE, advice_for, drift_of
 from clusters import LOCAL_BATCHES, make_step, step_seconds
 from samples import make_cyclic_plan, make_data, make_dual_plan, make_job, make_profile
 
@@ -153,6 +153,16 @@ def test_a_slower_exchange_calls_for_a_larger_batch():
     assert offer.plan.reasons[0].source == "measured"
 
 
+def test_one_change_goes_four_times_as_far_at_most_and_says_so():
+    offer = advised(**SLOW_LINK)
+    before, after = offer.plan.stages
+    assert after.global_batch_size == MOST_CHANGE * before.global_batch_size
+    assert "the plan would be 5,000" in offer.reason
+    offer = advised(exchange=0.05)
+    assert offer.plan.stages[1].global_batch_size < 5000
+    assert "the plan would be" not in offer.reason
+
+
 def test_the_reason_says_measured_predicted_and_what_changes():
     offer = advised(**SLOW_LINK)
     before, after = offer.plan.stages
@@ -271,7 +281,7 @@ def test_epochs_that_come_in_lead_to_advice_that_the_next_answer_tells_of(servic
 def test_a_run_is_thought_about_again_only_if_something_is_new(service, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "batchwright.service.adviser.advice_for", lambda *told: seen.append(told) or None
+        "batchwright.service.advising.advice_for", lambda *told: seen.append(told) or None
     )
     run, adviser = introduced(service), Adviser(service.store)
     told = lines(PLAN, 6, **SLOW_LINK)

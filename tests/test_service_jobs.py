@@ -2,63 +2,57 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from batchwright.documents import record_text
-from batchwright.records.service import AgentIntroduction, JobProgress, JobSubmission
-from batchwright.service.problems import Conflict, NotFound, TooMany
-from batchwright.service.settings import DAY
+from batchwright.documents import change_job, record_text
+from batchwright.records import Job
+from batchwright.records.service import AgentIntroduction, JobProgress
+from batchwright.service.problems import NotFound, ServiceProblem, TooMany
+from batchwright.service.settings import DAY, Settings
+from batchwright.service.store import Store
 from batchwright.service.store.agents import FORGOTTEN_SECONDS
 from samples import make_plan, make_profile
 
 SECONDS = 30.0  # of a lease, by default
 
 
-@pytest.fixture
-def jobs(service):
-    """Submits, introduces, leases and reports, as a client would."""
-    return Client(service)
+class Desk:
+    """Submits, introduces, leases and reports; answers as plain values."""
 
+    def __init__(self, store):
+        self.store = store
 
-class Client:
-    def __init__(self, service):
-        self.service = service
+    def submit(self, auto=False, name="digits", **keys):
+        told = self.store.jobs.submit(name, change_job(Job(), keys), auto=auto, owner="submit")
+        return told.model_dump(mode="json")
 
-    def submit(self, auto=False, name="digits", scope="submit", **keys):
-        told = {"name": name, "auto": auto, "job": keys}
-        answer = self.service.post(scope, "/v1/jobs", json=told)
-        assert answer.status_code == 201, answer.text
-        return answer.json()
-
-    def agent(self, name="one", allow=(), scope="report"):
-        answer = self.service.put(
-            scope, f"/v1/agents/{name}", json={"name": name, "allow": list(allow)}
-        )
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+    def agent(self, name="one", allow=()):
+        introduction = AgentIntroduction(name=name, allow=tuple(allow))
+        return self.store.agents.introduce(introduction, "report").model_dump(mode="json")
 
     def lease(self, name="one"):
-        answer = self.service.post("report", f"/v1/agents/{name}/lease")
-        assert answer.status_code in (200, 204), answer.text
-        return answer.json() if answer.status_code == 200 else None
+        lease = self.store.jobs.lease(name)
+        return None if lease is None else lease.model_dump(mode="json")
 
     def say(self, lease, state=None, status=200, **more):
-        told = {"key": lease["key"], "state": state} | more
-        answer = self.service.post("report", f"/v1/jobs/{lease['job']['id']}/progress", json=told)
-        assert answer.status_code == status, answer.text
-        return answer.json()
+        told = JobProgress(key=lease["key"], state=state, **more)
+        return self._done(lambda: self.store.jobs.progress(lease["job"]["id"], told), status)
 
     def get(self, job):
-        return self.service.get("read", f"/v1/jobs/{job['id']}").json()
+        return self.store.jobs.get(job["id"]).model_dump(mode="json")
 
-    def post(self, job, verb, status=200, scope="submit"):
-        answer = self.service.post(scope, f"/v1/jobs/{job['id']}/{verb}")
-        assert answer.status_code == status, answer.text
-        return answer.json()
+    def post(self, job, verb, status=200):
+        return self._done(lambda: getattr(self.store.jobs, verb)(job["id"]), status)
+
+    def _done(self, step, status):
+        if status == 200:
+            return step().model_dump(mode="json")
+        with pytest.raises(ServiceProblem) as refusal:
+            step()
+        assert refusal.value.status == status
+        return {"detail": refusal.value.detail}
 
     def planned(self, auto=False, agent="one"):
         """A job up to its plan, and the lease of that."""
@@ -69,11 +63,66 @@ class Client:
         return self.get(lease["job"]), lease
 
 
+class Client(Desk):
+    """The same through the service."""
+
+    def __init__(self, service):
+        super().__init__(service.store)
+        self.service = service
+
+    def submit(self, auto=False, name="digits", scope="submit", **keys):
+        told = {"name": name, "auto": auto, "job": keys}
+        return self._told(self.service.post(scope, "/v1/jobs", json=told), 201)
+
+    def agent(self, name="one", allow=()):
+        told = {"name": name, "allow": list(allow)}
+        return self._told(self.service.put("report", f"/v1/agents/{name}", json=told))
+
+    def lease(self, name="one"):
+        answer = self.service.post("report", f"/v1/agents/{name}/lease")
+        return None if answer.status_code == 204 else self._told(answer)
+
+    def say(self, lease, state=None, status=200, **more):
+        told = {"key": lease["key"], "state": state} | more
+        path = f"/v1/jobs/{lease['job']['id']}/progress"
+        return self._told(self.service.post("report", path, json=told), status)
+
+    def get(self, job):
+        return self._told(self.service.get("read", f"/v1/jobs/{job['id']}"))
+
+    def post(self, job, verb, status=200, scope="submit"):
+        return self._told(self.service.post(scope, f"/v1/jobs/{job['id']}/{verb}"), status)
+
+    def _told(self, answer, status=200):
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    """A store without an app, for what needs none."""
+    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/service.sqlite"), clock)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def jobs(store):
+    return Desk(store)
+
+
+@pytest.fixture
+def web(service):
+    return Client(service)
+
+
 PLAN = make_plan().model_dump(mode="json")
 PROFILE = make_profile().model_dump(mode="json")
 
 
-def test_the_whole_way_with_approval(jobs):
+@pytest.mark.parametrize("through", ["jobs", "web"])
+def test_the_whole_way_with_approval(through, request):
+    jobs = request.getfixturevalue(through)
     job, first = jobs.planned()
     assert first["job"]["state"] == "probing"
     assert first["seconds"] == SECONDS
@@ -104,12 +153,12 @@ def test_with_auto_one_lease_goes_from_the_probe_to_the_end(jobs):
     assert jobs.get(job)["attempts"] == 1
 
 
-def test_documents_come_back_as_the_files_that_the_verbs_write(jobs, service):
-    job, _ = jobs.planned()
+def test_documents_come_back_as_the_files_that_the_verbs_write(web, service):
+    job, _ = web.planned()
     for what, record in (("plan", make_plan()), ("profile", make_profile())):
         answer = service.get("read", f"/v1/jobs/{job['id']}/{what}")
         assert answer.text == record_text(record)
-    other = jobs.submit()
+    other = web.submit()
     for what in ("plan", "profile"):
         assert service.get("read", f"/v1/jobs/{other['id']}/{what}").status_code == 404
 
@@ -120,21 +169,21 @@ def test_a_job_is_stored_with_all_its_keys(jobs):
     assert job["network"] == "resnet8"
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"epoch": 3}, "unknown job key 'epoch': did you mean 'epochs'?"),
-        ({"epochs": 0}, "job key epochs = 0"),
-        ({"goal": {"kinds": "[&a {kind: x, count: 1}, *a]"}}, "not a list of items"),
-        ({"goal.kinds": "[" * 3000}, "not a list of items"),
-        ({"epochs": [[1]]}, "job key epochs"),
-    ],
+WRONG_KEYS = (
+    ({"epoch": 3}, "unknown job key 'epoch': did you mean 'epochs'?"),
+    ({"epochs": 0}, "job key epochs = 0"),
+    ({"goal": {"kinds": "[&a {kind: x, count: 1}, *a]"}}, "not a list of items"),
+    ({"goal.kinds": "[" * 3000}, "not a list of items"),
+    ({"epochs": [[1]]}, "job key epochs"),
 )
-def test_wrong_keys_are_refused_in_a_line(service, keys, says):
-    answer = service.post("submit", "/v1/jobs", json={"name": "a", "job": keys})
-    assert answer.status_code == 422
-    assert says in answer.json()["detail"]
-    assert "\n" not in answer.json()["detail"]
+
+
+def test_wrong_keys_are_refused_in_a_line(service):
+    for keys, says in WRONG_KEYS:
+        answer = service.post("submit", "/v1/jobs", json={"name": "a", "job": keys})
+        assert answer.status_code == 422
+        assert says in answer.json()["detail"]
+        assert "\n" not in answer.json()["detail"]
 
 
 def test_a_name_without_letters_or_too_long_is_refused(service):
@@ -143,11 +192,11 @@ def test_a_name_without_letters_or_too_long_is_refused(service):
         assert answer.status_code == 422
 
 
-def test_jobs_are_listed_newest_first_page_by_page_and_by_state(jobs, service, clock):
+def test_jobs_are_listed_newest_first_page_by_page_and_by_state(web, service, clock):
     names = ["a", "b", "c", "d"]
     for name in names:
         clock.go(1)
-        jobs.submit(name=name)
+        web.submit(name=name)
 
     def listed(**query):
         return service.get("read", "/v1/jobs", params=query).json()
@@ -155,7 +204,7 @@ def test_jobs_are_listed_newest_first_page_by_page_and_by_state(jobs, service, c
     assert [job["name"] for job in listed()] == names[::-1]
     first = listed(limit=3)
     assert [job["name"] for job in listed(before=first[-1]["id"])] == ["a"]
-    jobs.post(first[0], "cancel")
+    web.post(first[0], "cancel")
     assert [job["name"] for job in listed(state="cancelled")] == ["d"]
     assert [job["name"] for job in listed(state="queued")] == ["c", "b", "a"]
     unknown = service.get("read", "/v1/jobs", params={"before": str(uuid.uuid4())})
@@ -196,7 +245,7 @@ def test_a_silent_agent_loses_its_job_and_another_one_goes_on_with_what_there_is
     assert jobs.say(again, "done")["state"] == "done"
 
 
-def test_a_job_that_three_agents_did_not_survive_has_failed(jobs, clock, service):
+def test_a_job_that_three_agents_did_not_survive_has_failed(jobs, clock, store):
     job = jobs.submit()
     jobs.agent()
     for _ in range(3):
@@ -206,7 +255,7 @@ def test_a_job_that_three_agents_did_not_survive_has_failed(jobs, clock, service
     failed = jobs.get(job)
     assert failed["state"] == "failed"
     assert "fell silent 3 times" in failed["error"]
-    assert [one["id"] for one in service.get("read", "/v1/jobs?state=failed").json()] == [job["id"]]
+    assert [one.id for one in store.jobs.list(state="failed")] == [job["id"]]
 
 
 def test_an_agent_that_was_killed_and_comes_back_gets_its_job_again_with_another_key(jobs):
@@ -273,12 +322,26 @@ def test_cancelling_twice_is_once_and_what_is_done_is_not_cancelled(jobs):
     assert jobs.get(job)["state"] == "done"
 
 
-def test_a_plan_cannot_be_changed_by_repeating_the_message_that_it_came_with(jobs, service):
+def test_a_plan_cannot_be_changed_by_repeating_the_message_that_it_came_with(jobs, store):
     job, lease = jobs.planned()
     jobs.post(job, "approve")
     other = make_plan(update="adamw").model_dump(mode="json")
     assert jobs.say(lease, "planned", plan=other)["state"] == "planned"
-    assert service.get("read", f"/v1/jobs/{job['id']}/plan").json() == PLAN
+    assert store.jobs.plan(job["id"]) == make_plan()
+
+
+@pytest.mark.parametrize("what", ["plan", "profile"])
+@pytest.mark.parametrize(
+    "change", [{"network": "os:system"}, {"data": "cifar10:/"}, {"weights": "/etc/passwd"}]
+)
+def test_a_plan_that_would_have_a_later_agent_open_something_else_is_refused(jobs, what, change):
+    jobs.agent()
+    job = jobs.submit()
+    document = {"plan": PLAN, "profile": PROFILE}[what]
+    document = document | {"job": document["job"] | change}
+    told = jobs.say(jobs.lease(), status=422, **{what: document})
+    assert "is not of this job" in told["detail"]
+    assert not jobs.get(job)[f"has_{what}"]
 
 
 def test_an_error_is_one_printable_line(jobs):
@@ -288,13 +351,15 @@ def test_an_error_is_one_printable_line(jobs):
     assert jobs.get(job)["error"] == "no disk \\x1b[2J left"
 
 
-def test_a_service_that_starts_again_leaves_agents_time_to_say_that_they_are_there(jobs, service):
+def test_a_service_that_starts_again_leaves_agents_time_to_say_that_they_are_there(
+    jobs, store, clock
+):
     job, lease = jobs.planned(auto=True)
-    service.clock.go(10 * SECONDS)
-    service.store.jobs.forgive_absence()
+    clock.go(10 * SECONDS)
+    store.jobs.forgive_absence()
     assert jobs.get(job)["state"] == "planned"
     assert jobs.say(lease, "training")["state"] == "training"
-    service.clock.go(SECONDS)
+    clock.go(SECONDS)
     jobs.say(lease, status=409)
 
 
@@ -308,37 +373,36 @@ def test_a_heartbeat_is_no_change(jobs, clock):
     assert jobs.get(job)["changed"] == clock()
 
 
-def test_too_many_open_jobs_are_refused(jobs, service):
-    store = service.store.jobs
-    store._settings = service.settings.model_copy(
-        update={"limits": service.settings.limits.model_copy(update={"open_jobs": 2})}
-    )
+def test_too_many_open_jobs_are_refused(jobs, store):
+    limits = store.settings.limits.model_copy(update={"open_jobs": 2})
+    store.jobs._settings = store.settings.model_copy(update={"limits": limits})
     first = jobs.submit()
     jobs.submit()
-    answer = service.post("submit", "/v1/jobs", json={"name": "a", "job": {}})
-    assert answer.status_code == 429
+    with pytest.raises(TooMany, match="2 jobs have not ended"):
+        jobs.submit()
     jobs.post(first, "cancel")
     jobs.submit()
 
 
-def test_old_ended_jobs_are_deleted_where_the_settings_say_so(jobs, service, clock):
-    service.store.jobs.delete_old()
+def test_old_ended_jobs_are_deleted_where_the_settings_say_so(jobs, store, clock):
+    store.jobs.delete_old()
     ended, waiting = jobs.submit(), jobs.submit()
     jobs.post(ended, "cancel")
-    service.store.jobs._settings = service.settings.model_copy(update={"retention_days": 2.0})
+    store.jobs._settings = store.settings.model_copy(update={"retention_days": 2.0})
     clock.go(2 * DAY + 1)
-    service.store.tidy()
-    assert service.get("read", f"/v1/jobs/{ended['id']}").status_code == 404
+    store.tidy()
+    with pytest.raises(NotFound):
+        jobs.get(ended)
     assert jobs.get(waiting)["state"] == "queued"
 
 
 # ---------------------------------------------------------------------------------------- agents
 
 
-def test_agents_are_listed_with_what_they_work_on(jobs, service, clock):
-    jobs.agent("two", ["data=digits"])
+def test_agents_are_listed_with_what_they_work_on(web, service, clock):
+    web.agent("two", ["data=digits"])
     clock.go(3)
-    job, _ = jobs.planned(auto=True)
+    job, _ = web.planned(auto=True)
     one, two = service.get("read", "/v1/agents").json()
     assert one == {"name": "one", "allow": [], "seen": clock(), "job": job["id"]}
     assert two == {"name": "two", "allow": ["data=digits"], "seen": clock() - 3, "job": None}
@@ -346,9 +410,9 @@ def test_agents_are_listed_with_what_they_work_on(jobs, service, clock):
     assert service.get("read", "/v1/agents").json()[0]["job"] is None
 
 
-def test_a_name_belongs_to_the_token_that_took_it(jobs, service):
-    jobs.agent()
-    mine = jobs.planned(auto=True)[1]
+def test_a_name_belongs_to_the_token_that_took_it(web, service):
+    web.agent()
+    mine = web.planned(auto=True)[1]
     other = service.store.tokens.create("another", ["report"])
     headers = {"authorization": f"Bearer {other}"}
     told = {"name": "one", "allow": []}
@@ -359,7 +423,7 @@ def test_a_name_belongs_to_the_token_that_took_it(jobs, service):
     assert lease.status_code == 403
     path = f"/v1/jobs/{mine['job']['id']}/progress"
     assert service.client.post(path, json={"key": mine["key"]}, headers=headers).status_code == 403
-    assert jobs.agent()["name"] == "one"
+    assert web.agent()["name"] == "one"
 
 
 def test_an_agent_says_who_it_is_before_it_asks(service):
@@ -368,56 +432,59 @@ def test_an_agent_says_who_it_is_before_it_asks(service):
         service.store.jobs.lease("nobody")
 
 
-@pytest.mark.parametrize("rule", ["digits", "data=", "=x", "epochs=3", "DATA=x"])
-def test_a_rule_that_is_none_is_refused(service, rule):
-    answer = service.put("report", "/v1/agents/one", json={"name": "one", "allow": [rule]})
-    assert answer.status_code == 422
-    assert "KEY=PATTERN" in answer.json()["detail"]
+def test_a_rule_that_is_none_is_refused(service):
+    for rule in ("digits", "data=", "=x", "epochs=3", "DATA=x"):
+        answer = service.put("report", "/v1/agents/one", json={"name": "one", "allow": [rule]})
+        assert answer.status_code == 422
+        assert "KEY=PATTERN" in answer.json()["detail"]
 
 
-def test_the_name_in_the_address_is_that_in_the_body(service):
+def test_a_name_is_one_part_of_an_address_and_the_same_in_the_body(service):
+    for name in ("a/b", "a\n", ""):
+        answer = service.put("report", "/v1/agents/a", json={"name": name, "allow": []})
+        assert answer.status_code == 422
     answer = service.put("report", "/v1/agents/one", json={"name": "two", "allow": []})
     assert answer.status_code == 422
 
 
-def test_an_agent_that_was_not_heard_of_for_a_month_is_forgotten(service, clock):
-    store = service.store.agents
-    store.introduce(AgentIntroduction(name="old", allow=()), "a")
+def test_an_agent_that_was_not_heard_of_for_a_month_is_forgotten(store, clock):
+    agents = store.agents
+    agents.introduce(AgentIntroduction(name="old", allow=()), "a")
     clock.go(FORGOTTEN_SECONDS + 1)
-    store.introduce(AgentIntroduction(name="new", allow=()), "a")
-    assert [one.name for one in store.list()] == ["new"]
-    store.introduce(AgentIntroduction(name="old", allow=()), "b")
+    agents.introduce(AgentIntroduction(name="new", allow=()), "a")
+    assert [one.name for one in agents.list()] == ["new"]
+    agents.introduce(AgentIntroduction(name="old", allow=()), "b")
 
 
-def test_there_are_only_so_many_agents(service, monkeypatch):
+def test_there_are_only_so_many_agents(store, monkeypatch):
     monkeypatch.setattr("batchwright.service.store.agents.MOST_AGENTS", 1)
-    service.store.agents.introduce(AgentIntroduction(name="one", allow=()), "a")
-    service.store.agents.introduce(AgentIntroduction(name="one", allow=()), "a")
+    store.agents.introduce(AgentIntroduction(name="one", allow=()), "a")
+    store.agents.introduce(AgentIntroduction(name="one", allow=()), "a")
     with pytest.raises(TooMany):
-        service.store.agents.introduce(AgentIntroduction(name="two", allow=()), "a")
+        store.agents.introduce(AgentIntroduction(name="two", allow=()), "a")
 
 
-# --------------------------------------------------------------------------------- who and how often
+# -------------------------------------------------------------------------------- who and how often
 
 
-def test_only_the_owner_or_an_admin_approves_and_cancels(jobs, service):
-    job, _ = jobs.planned()
+def test_only_the_owner_or_an_admin_approves_and_cancels(web, service):
+    job, _ = web.planned()
     other = service.store.tokens.create("another", ["submit"])
     for verb in ("approve", "cancel"):
         answer = service.client.post(
             f"/v1/jobs/{job['id']}/{verb}", headers={"authorization": f"Bearer {other}"}
         )
         assert answer.status_code == 403
-    jobs.post(job, "approve", scope="admin")
-    jobs.post(job, "cancel", scope="admin")
+    web.post(job, "approve", scope="admin")
+    web.post(job, "cancel", scope="admin")
 
 
-def test_each_write_is_audited_and_no_heartbeat(jobs, service):
-    job, _ = jobs.planned()
-    jobs.post(job, "approve")
-    lease = jobs.lease()
-    jobs.say(lease)
-    jobs.say(lease, "done")
+def test_each_write_is_audited_and_no_heartbeat(web, service):
+    job, _ = web.planned()
+    web.post(job, "approve")
+    lease = web.lease()
+    web.say(lease)
+    web.say(lease, "done")
     told = [(one.who, one.action, one.subject) for one in service.store.audit.list()]
     assert told[::-1] == [
         ("report", "agent.introduce", "one"),
@@ -439,35 +506,3 @@ def test_unknown_jobs_are_not_found(service):
     told = {"key": str(uuid.uuid4())}
     assert service.post("report", f"{path}/progress", json=told).status_code == 404
     assert service.get("read", "/v1/jobs/not-a-uuid").status_code == 422
-
-
-@pytest.mark.timeout(60)
-def test_of_many_that_ask_at_once_each_job_goes_to_one(service, jobs):
-    submission = JobSubmission(name="a", job={})
-    for _ in range(6):
-        jobs.submit(name=submission.name)
-    names = [f"agent {n}" for n in range(8)]
-    for name in names:
-        service.store.agents.introduce(AgentIntroduction(name=name, allow=()), "a")
-    gate = threading.Barrier(len(names), timeout=20)
-
-    def ask(name):
-        gate.wait()
-        return service.store.jobs.lease(name)
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        leases = [lease for lease in pool.map(ask, names) if lease is not None]
-    assert len({lease.job.id for lease in leases}) == len(leases) == 6
-
-    def end(lease):
-        outcomes = []
-        for key in (lease.key, str(uuid.uuid4())):
-            try:
-                told = JobProgress(key=key, state="failed", error="x")
-                outcomes.append(service.store.jobs.progress(lease.job.id, told).state)
-            except Conflict:
-                outcomes.append("refused")
-        return outcomes
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        assert list(pool.map(end, leases)) == [["failed", "refused"]] * 6

@@ -10,6 +10,7 @@ import pytest
 from batchwright.cli import main
 from batchwright.documents import record_text, write_record
 from batchwright.service import plan_answers
+from batchwright.service.bounds import PLANNING
 from samples import make_epoch, make_job, make_kind_profile, make_plan, make_profile, make_summary
 
 ANY = make_profile(job=make_job(workers="auto"))
@@ -141,15 +142,10 @@ def test_nothing_to_plan_from_is_refused(service):
 
 def test_who_comes_while_others_plan_waits_for_a_turn_or_is_sent_away(service, monkeypatch):
     monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 0.01)
-    for _ in range(plan_answers.AT_ONCE):
-        plan_answers._turns.acquire()
-    try:
+    with PLANNING:
         answer = posted(service, ANY)
         assert answer.status_code == 429
-        assert int(answer.headers["retry-after"]) >= 0
-    finally:
-        for _ in range(plan_answers.AT_ONCE):
-            plan_answers._turns.release()
+        assert int(answer.headers["retry-after"]) >= 1
     assert posted(service, ANY).status_code == 200
 
 

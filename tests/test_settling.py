@@ -17,6 +17,7 @@ from batchwright.settling import (
     AGREEMENT,
     CHOICE,
     MOST_TIMES,
+    expected_difference,
     pairs_of,
     round_checks,
     settle,
@@ -192,6 +193,37 @@ def test_noise_does_not_keep_it_measuring():
         assert found.times == len(cluster.asked) <= MOST_TIMES
         tried = {pair.small_batch for pair in cluster.asked}
         assert found.plan.stages[0].local_batch_sizes[-1] in tried
+
+
+def test_a_lucky_pair_does_not_end_the_measuring_and_all_pairs_choose():
+    """One whose ratio is hardly known may agree by luck."""
+    cluster = Cluster(bent, believed=(0.0005, 0.03))
+    first = cluster.plan(make_profile())
+    batches = [first.stages[0].local_batch_sizes[-1] + n for n in range(MOST_TIMES)]
+    plans = [cluster_row(first, n) for n in batches]
+    (row,) = first.stages
+    parts = row.samples_per_round[-1] / row.samples_per_round[0]
+    luck = iter([0.0, 0.05, -0.04, 0.03])  # difference of the groups' rounds, as measured
+
+    def measure(pairs):
+        (pair,) = pairs
+        ratio = (1 + next(luck)) * pair.small_batch / pair.large_batch / parts
+        ratios = tuple(ratio * one for one in (0.95, 0.98, 1.0, 1.02, 1.05))
+        return (make_pair(small_batch=pair.small_batch, small_seconds=0.3 * ratio, ratios=ratios),)
+
+    later = iter(plans[1:])
+    found = settle(
+        first,
+        make_profile(),
+        measure,
+        lambda known: first.model_copy(update={"stages": next(later)}),
+    )
+    assert found.times == MOST_TIMES
+    told = [
+        expected_difference(first.model_copy(update={"stages": one}), found.profile.pairs)
+        for one in plans
+    ]
+    assert found.plan.stages[0].local_batch_sizes[-1] == batches[told.index(min(told))]
 
 
 def test_a_pair_that_is_not_well_known_is_measured_again_and_its_visits_are_pooled():

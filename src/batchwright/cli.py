@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchwright import cli_service
+from batchwright import cli_client, cli_service
 from batchwright.errors import BatchwrightError, PlanError, TrainingError
 
 if TYPE_CHECKING:
@@ -39,6 +39,17 @@ JobWords = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Job keys to change.")
+]
+ReportTo = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Service that is told how the run goes; else what BATCHWRIGHT_REPORT_TO says.",
+    ),
+]
+FollowAdvice = Annotated[
+    bool,
+    typer.Option("--follow-advice", help="Take a new plan from there at the end of an epoch."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -68,6 +79,8 @@ def run(
     words: JobWords = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    report_to: ReportTo = None,
+    follow_advice: FollowAdvice = False,
     as_json: JsonFlag = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
 ) -> None:
@@ -77,10 +90,12 @@ def run(
     def show(plan: Plan) -> None:
         _print_plan(plan, explain=explain)
 
+    told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
     if resume:
-        summary = verbs.run(run_folder=out, resume=True, overrides=words or (), on_plan=show)
+        told |= {"resume": True, "overrides": words or ()}
+        summary = verbs.run(run_folder=out, on_plan=show, **told)
     else:
-        summary = verbs.run(_job(words), run_folder=out, on_plan=show)
+        summary = verbs.run(_job(words), run_folder=out, on_plan=show, **told)
     _finish(summary, as_json)
 
 
@@ -224,6 +239,8 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    report_to: ReportTo = None,
+    follow_advice: FollowAdvice = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train as a plan says, with real worker processes."""
@@ -233,7 +250,14 @@ def train(
     if plan is not None and "=" in plan and not Path(plan).exists():
         words.insert(0, plan)
         plan = None
-    summary = verbs.train(plan, run_folder=out, resume=resume, overrides=words)
+    summary = verbs.train(
+        plan,
+        run_folder=out,
+        resume=resume,
+        report_to=report_to,
+        follow_advice=follow_advice,
+        overrides=words,
+    )
     _finish(summary, as_json)
 
 
@@ -248,12 +272,13 @@ def report(
 ) -> None:
     """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
     from batchwright import verbs
+    from batchwright.conducting import with_refit
     from batchwright.run_folder import read_summary
 
     if len(runs) > 1:
         _compare(runs, out or Path(), as_json)
         return
-    summary = verbs.with_refit(read_summary(runs[0]))
+    summary = with_refit(read_summary(runs[0]))
     page = verbs.report(summary, out=out)
     _finish(summary, as_json, page=page)
 
@@ -322,6 +347,7 @@ def doctor(as_json: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
+cli_client.add_to(app)
 cli_service.add_to(app)
 
 

@@ -57,3 +57,9 @@ class DeadlineReached(Interrupted):
     def __init__(self, message: str) -> None:
         super().__init__(0, message)
         self.exit_code = DeadlineReached.exit_code
+
+
+class NewPlan(BatchwrightError):  # noqa: N818 - a change that was asked for is no error
+    """A run stopped after an epoch, with a checkpoint, to go on under the run folder's new plan."""
+
+    exit_code = 75  # as sysexits' EX_TEMPFAIL: try again

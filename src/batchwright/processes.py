@@ -19,11 +19,13 @@ from batchwright.errors import (
     DeadlineReached,
     Interrupted,
     LostWorkerError,
+    NewPlan,
 )
 from batchwright.reports import leave_report
 
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its agent
 AGENT_PID = "BATCHWRIGHT_AGENT"  # the agent's process, for its workers
+VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # a sweep or a job's agent, for the verbs that it runs
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 SHORT_SPIN = "1000"  # turns that a waiting OpenMP thread spins before it sleeps
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
@@ -68,6 +70,8 @@ def worker_main(work: Callable[[], None]) -> None:
     die_with_parent(AGENT_PID)
     try:
         work()
+    except NewPlan:
+        return  # all went well, and the launcher sees that the run folder's plan is another
     except BatchwrightError as error:
         # Under an agent a worker is stopped by a signal because another one failed.
         stopped = isinstance(error, Interrupted) and not isinstance(error, DeadlineReached)

@@ -1,8 +1,9 @@
 """Plans again with what a run measured, where its epochs missed the prediction by too much.
 
-Of a finished run (`refit`) the epochs join the profile as visits to their step: what was measured in
-advance may have been wrong at that batch. While a run goes on (`at_level_of`) all measured steps are
-brought to the level of its epochs: the machine is as it is now at every batch that it could change to.
+Of a finished run (`refit`) the epochs join the profile as visits to their step: what was measured
+in advance may have been wrong at that batch. While a run goes on (`at_level_of`) all measured steps
+are brought to the level of its epochs: the machine is as it is now at every batch that it could
+change to.
 """
 
 from __future__ import annotations

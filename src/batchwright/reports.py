@@ -79,5 +79,13 @@ def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
     ]
 
 
+def last_error(log: Path) -> str:
+    """The line by which a command says what ended it, else the last one it wrote."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    written = [line.strip() for line in lines if line.strip()]
+    told = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]
+    return (told or written or ["it ended without a word"])[-1]
+
+
 def _report_path(folder: str, rank: int) -> Path:
     return Path(folder, f"rank{rank}.json")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from batchwright.checking import with_points
 from batchwright.errors import PlanError
 from batchwright.files import make_folder
+from batchwright.planning.measured_pairs import expected_ratio
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.records import PairTime, Plan, Profile, Reason, RoundCheck, Stage
 from batchwright.records.words import counted, number, percent
@@ -143,8 +144,9 @@ def settle(
 ) -> Settled:
     """Measure a plan's pairs and plan again until its rounds agree, `MOST_TIMES` at most.
 
-    Of the plans on the way the one whose measured rounds agree best is kept: it, and no later one
-    that nobody has measured, is known to be that good.
+    Of the plans on the way the one is kept whose rounds agree best by all pairs together: by its
+    own pair alone it would be the one that noise has flattered most. A later one that nobody has
+    measured is not trained.
 
     Args:
         plan: From ``profile``; one without two batch sizes comes back as it is.
@@ -161,23 +163,25 @@ def settle(
     while pairs := pairs_of(plan):
         profile = with_points(profile, cluster=profile.cluster, pairs=measure(pairs))
         tried.append(plan)
-        if _worst(plan, profile) <= AGREEMENT or len(tried) == MOST_TIMES:
+        known = _well_known(plan, profile)
+        if (known and _worst(plan, profile) <= AGREEMENT) or len(tried) == MOST_TIMES:
             break
         try:
             new = again(profile)
         except PlanError as error:
             note = f" No plan comes of the measured times: {error}."
             break
-        if _table(new) == _table(plan) and _well_known(plan, profile):
+        if known and _table(new) == _table(plan):
             break  # whole samples come no nearer
         plan = new  # or the same, to be measured better
     if not tried:
         return Settled(plan, profile, (), 0)
-    best = min(tried, key=lambda one: _worst(one, profile))
+    best = min(tried, key=lambda one: expected_difference(one, profile.pairs))
     rounds = round_checks(best, profile.pairs)
+    worst = expected_difference(best, profile.pairs)
     reasons = (
         *(one for one in best.reasons if one.choice != CHOICE),
-        _reason(rounds, len(tried), note),
+        _reason(rounds, worst, len(tried), note),
     )
     told = best.model_copy(update={"reasons": reasons})
     return Settled(told, profile, rounds, len(tried))
@@ -185,6 +189,23 @@ def settle(
 
 def _worst(plan: Plan, profile: Profile) -> float:
     return worst_difference(round_checks(plan, profile.pairs))
+
+
+def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
+    """The largest difference between the groups' rounds by all pairs together, as a share.
+
+    Args:
+        plan: With two batch sizes.
+        pairs: Measured; its own are among them.
+    """
+    found = []
+    for one in round_checks(plan, pairs):
+        own = one.pair
+        beside = [pair for pair in pairs if _place(pair)[:4] == _place(own)[:4]]
+        ratio = expected_ratio(beside, own.large_batch, own.small_batch)
+        steps = one.small_samples / own.small_batch, one.large_samples / own.large_batch
+        found.append(abs(ratio * steps[0] / steps[1] - 1))
+    return max(found)
 
 
 def worst_difference(rounds: Sequence[RoundCheck]) -> float:
@@ -202,14 +223,14 @@ def _table(plan: Plan) -> list[tuple[object, ...]]:
     return [(s.resolution, s.local_batch_sizes, s.samples_per_round) for s in plan.stages]
 
 
-def _reason(rounds: Sequence[RoundCheck], times: int, note: str) -> Reason:
-    worst = worst_difference(rounds)
+def _reason(rounds: Sequence[RoundCheck], worst: float, times: int, note: str) -> Reason:
     agree = worst <= AGREEMENT
     parts = "; ".join(_words(one) for one in rounds)
     return Reason(
         choice=CHOICE,
         value=f"{'agree' if agree else 'differ'} to {percent(worst)}",
         why=f"Measured side by side {counted(times, 'time')}, planned to be equal: {parts}."
+        + (" The difference is by all measured pairs together." if times > 1 else "")
         + ("" if agree else f" More than {percent(AGREEMENT)} is left.")
         + note,
         source="measured",

@@ -6,26 +6,24 @@ The command line calls these very functions. Whatever needs torch is imported in
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from batchwright.checking import chosen_points, compare, open_again
+from batchwright.conducting import checked_destination, conduct, with_refit
 from batchwright.deciding import decide
 from batchwright.documents import (
     change_job,
     job_yaml,
     load_job,
-    one_line,
     read_record,
     write_record,
     write_text,
 )
-from batchwright.errors import BatchwrightError, PlanError
+from batchwright.errors import PlanError
 from batchwright.files import make_folder
-from batchwright.launch import run_workers
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import (
@@ -46,16 +44,12 @@ from batchwright.records import (
     RoundCheck,
     RunSummary,
 )
-from batchwright.records.words import printable
-from batchwright.refitting import refit
 from batchwright.reporting.comparison import RunComparison, compared
 from batchwright.reporting.comparison_figure import write_comparison_figure
 from batchwright.reporting.figures import write_figures
-from batchwright.reporting.following import Tail
 from batchwright.reporting.page import write_page
 from batchwright.reporting.page_comparison import write_comparison_page
-from batchwright.reporting.progress import progress, steps
-from batchwright.reporting.schedule_words import start_lines
+from batchwright.reporting.progress import steps
 from batchwright.run_folder import (
     existing_run,
     new_run_folder,
@@ -66,7 +60,6 @@ from batchwright.run_folder import (
 )
 from batchwright.scheduling import Source, plan_to_show
 from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
-from batchwright.supervision import run_with_server
 
 
 def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
@@ -195,6 +188,8 @@ def train(
     run_folder: str | Path | None = None,
     resume: bool = False,
     profile: Profile | None = None,
+    report_to: str | None = None,
+    follow_advice: bool = False,
     overrides: Iterable[str] = (),
     **keys: Any,
 ) -> RunSummary:
@@ -205,6 +200,10 @@ def train(
         run_folder: Where everything goes; unset: a new folder under ``runs``.
         resume: Continue the run in ``run_folder``.
         profile: Kept beside the plan, for the report.
+        report_to: Address of a service that is told how the run goes, such as
+            ``http://127.0.0.1:8400``. Unset: what ``BATCHWRIGHT_REPORT_TO`` says, and for a run
+            that goes on where it reported before; empty: none.
+        follow_advice: Take a new plan from there at the end of an epoch.
         overrides: ``key=value`` texts, as on the command line.
         keys: Job keys to change; only `TRAINING_KEYS`. A plan read from a file that names a
             function to import needs that name repeated here, for example
@@ -224,11 +223,12 @@ def train(
     elif plan is None:
         raise PlanError("train needs a plan: give its file, or resume a run folder")
     plan = _received(plan, keys, overrides)
+    url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
     check_training(plan)
     if not resume:
         folder = new_run_folder(run_folder, plan.job)
     write_inputs(folder, plan, profile)
-    return _train_in(folder, plan, resume=resume)
+    return conduct(folder, plan, resume=resume, report_to=url, follow_advice=follow_advice)
 
 
 def report(
@@ -281,23 +281,14 @@ def compare_runs(
     return told, page
 
 
-def with_refit(summary: RunSummary) -> RunSummary:
-    """The summary with what its epochs would have changed, where they missed the prediction."""
-    if summary.refit is not None:
-        return summary
-    try:
-        return summary.model_copy(update={"refit": refit(summary)})
-    except BatchwrightError as error:  # the run itself is fine
-        print(f"not planned again: {one_line(error)}", file=sys.stderr)  # noqa: T201
-        return summary
-
-
 def run(
     job: Job | str | Path | None = None,
     *,
     run_folder: str | Path | None = None,
     resume: bool = False,
     on_plan: Callable[[Plan], None] | None = None,
+    report_to: str | None = None,
+    follow_advice: bool = False,
     overrides: Iterable[str] = (),
     **keys: Any,
 ) -> RunSummary:
@@ -308,6 +299,8 @@ def run(
         run_folder: Where everything goes; unset: a new folder under ``runs``.
         resume: Continue the run in ``run_folder``.
         on_plan: Called with the plan before training starts.
+        report_to: As for `train`.
+        follow_advice: As for `train`.
         overrides: ``key=value`` texts, as on the command line.
         keys: Job keys to change; with ``resume`` as for `train`.
 
@@ -315,16 +308,20 @@ def run(
         What happened; the page is ``report.html`` in the run folder.
     """
     if resume and run_folder is not None and (Path(run_folder) / "plan.json").exists():
-        summary = train(run_folder=run_folder, resume=True, overrides=overrides, **keys)
+        told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
+        summary = train(run_folder=run_folder, resume=True, overrides=overrides, **told, **keys)
     else:
         overrides = list(overrides)
         if resume:  # stopped before there was a plan
             folder = existing_run(run_folder, "job.yaml")
             job = load_job(folder / "job.yaml")
             refuse_unconfirmed_code(job, keys, overrides)
-            job = ready(change_job(job, keys, overrides))
+            job = change_job(job, keys, overrides)
         else:
-            job = ready(job_of(job, keys, overrides))
+            job = job_of(job, keys, overrides)
+        url = checked_destination(run_folder, job, report_to, resume=resume, advised=follow_advice)
+        job = ready(job)
+        if not resume:
             folder = new_run_folder(run_folder, job)
         logs = folder / "logs" / "probe"
         make_folder(logs)
@@ -342,7 +339,7 @@ def run(
         if on_plan is not None:
             on_plan(decided)
         write_inputs(folder, decided, profile)
-        summary = _train_in(folder, decided, resume=False)
+        summary = conduct(folder, decided, resume=False, report_to=url, follow_advice=follow_advice)
     report(summary)
     return summary
 
@@ -364,60 +361,3 @@ def _probe_in(folder: Path, job: Job) -> Profile:
 
     with steps() as show:
         return measure(job, folder, progress=show)
-
-
-def _tell_rate(plan: Plan) -> None:
-    """Rate, batch, warm-up and decay, each with its source, before the first step."""
-    told = rate_schedule(plan)
-    lines = [*(f"warning: {doubt}" for doubt in told.doubts), *start_lines(told)]
-    for line in lines:
-        print(printable(line), file=sys.stderr)  # noqa: T201
-
-
-def _train_in(folder: Path, plan: Plan, *, resume: bool) -> RunSummary:
-    from batchwright.workload.host import worker_threads
-
-    _tell_rate(plan)
-    logs = folder / "logs" / "train"
-    logs.mkdir(parents=True, exist_ok=True)
-    lines = Tail(folder / "metrics.jsonl", from_end=resume)
-    with telling_how_to_resume(folder), progress(epochs=plan.epochs, plan=plan) as shown:
-        if plan.job.launch == "in-process":
-            from batchwright.training.loop import train as train_here
-
-            with lines.followed(shown.update):
-                train_here(plan, run_folder=folder, resume=resume)
-        elif plan.job.launch == "virtual":
-            from batchwright.training.virtual import train_virtually
-
-            with lines.followed(shown.update):
-                train_virtually(plan, folder, resume=resume)
-        else:
-            options: dict[str, Any] = {
-                "workers": plan.workers,
-                "threads": worker_threads(plan.workers),
-                "folder": logs,
-                "restarts": plan.job.restarts,
-                "poll": lambda: lines(shown.update),
-                "tell": lambda line: shown.update({"kind": "note", "text": line}),
-            }
-            loop = "batchwright.training.loop"
-            arguments = [str(folder), *(["--resume"] if resume else [])]
-            if plan.server is None:
-                run_workers(loop, arguments, port=plan.job.port, **options)
-            else:
-                values = plan.model_dump(mode="json")
-                served: dict[str, Any] = {"plan": values, "run_folder": folder, "resume": resume}
-                run_with_server(loop, arguments, **served, **options)
-    summary = read_record(folder / "summary.json", RunSummary)
-    measured = folder / "profile.json"
-    if measured.exists():
-        summary = summary.model_copy(update={"profile": read_record(measured, Profile)})
-        summary = with_refit(summary)
-        write_record(summary, folder / "summary.json")
-    return summary
-
-
-def _count(job: Job) -> int:
-    assert job.workers != "auto"  # noqa: S101 - resolved above
-    return job.workers

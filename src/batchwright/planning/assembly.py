@@ -7,6 +7,7 @@ from typing import Any
 from batchwright.planning.gradient_scaling import ags_rule, check_parts
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.inputs import least_local, precision_of
+from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.records import (
     DataFacts,
     Job,
@@ -59,7 +60,7 @@ def assemble(
         data=data,
         network=network,
         method=job.method,
-        update=job.optimizer,
+        update=chosen_optimizer(job, max(stage.global_batch_size for stage in stages)),
         ags=ags_rule(job),
         precision=precision_of(job),
         learning_rate=rule,

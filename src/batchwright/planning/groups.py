@@ -1,19 +1,19 @@
 """Two groups of workers under one time model: which small batch, which shares, how long a round.
 
 `dual_batch` solves for a line; a measured step time is a curve, so here the line is the chord
-through the two batches that come out, found by turns. Where that very pair was measured side by
-side, its own chord counts: a small error in the fixed time moves the small batch a lot.
+through the two batches that come out, found by turns. Where such pairs were measured side by side,
+the chord is theirs: a small error in the fixed time moves the small batch a lot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, log
 
 from batchwright.errors import PlanError
 from batchwright.planning.batch_size import steps_per_epoch
 from batchwright.planning.dual_batch import Pair, chord, largest_extra_time, solve, spread
+from batchwright.planning.measured_pairs import solved_line
 from batchwright.records import PairTime
 
 _TURNS = 30  # of chord and pair; they settle in two or three
@@ -53,7 +53,7 @@ class Groups:
         samples: Of each worker in a round, in rank order; an epoch in all.
         local_batch_sizes: In rank order.
         round_seconds: Until the last worker has ended, exchanges included.
-        measured: The pair that was measured side by side, if one was.
+        measured: Of the pairs that were measured side by side the nearest, if there are any.
     """
 
     pair: Pair
@@ -162,31 +162,27 @@ def _by_group(pace: Pace, small_workers: int) -> tuple[tuple[float, ...], tuple[
 def _solved(
     pace: Pace, sought: _Sought, large: int, small: int
 ) -> tuple[Pair, tuple[float, float], PairTime | None]:
-    """The pair, the chord it was solved with, and the measured pair that the chord is from."""
+    """The pair, the chord it was solved with, and the nearest pair behind it, if any."""
     fitting = [
         one
         for one in pace.pairs
         if (one.resolution, one.large_workers, one.small_workers) == (sought.side, large, small)
         and abs(one.large_batch / sought.large_batch - 1) <= _SAME_LARGE
         and one.small_batch != one.large_batch
+        and one.small_seconds < one.large_seconds
     ]
-    found: list[tuple[float, Pair, tuple[float, float], PairTime]] = []
-    for one in fitting:
-        line = chord((one.large_batch, one.large_seconds), (one.small_batch, one.small_seconds))
+    if fitting:
+
+        def small_batch_of(*line: float) -> int:
+            return sought.pair((line[0], line[1]), pace.least).small_batch or sought.large_batch
+
         try:
-            pair = sought.pair(line, pace.least)
-        except PlanError:
-            continue
-        found.append((_far(pair, one), pair, line, one))
-    if found:  # the measured pair that its own answer lies nearest to
-        _, pair, line, one = min(found, key=lambda entry: entry[0])
-        return pair, line, one
+            line, near = solved_line(fitting, small_batch_of)
+            return sought.pair(line, pace.least), line, near
+        except PlanError:  # then as if nobody had measured it
+            pass
     pair, line = _by_turns(pace, sought)
     return pair, line, None
-
-
-def _far(pair: Pair, one: PairTime) -> float:
-    return inf if pair.small_batch is None else abs(log(pair.small_batch / one.small_batch))
 
 
 def _by_turns(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float]]:

@@ -76,6 +76,8 @@ def measured_job(profile: Profile, job: Job | None) -> Job:
         before, now = getattr(measured, key), getattr(job, key)
         if before == now or (key in PLANNING_KEYS and (key, now) != ("resolutions", "auto")):
             continue
+        if key == "optimizer" and (before, now) in (("auto", "sgd"), ("auto", "muon")):
+            continue  # what each update takes was measured
         if now != "auto":
             raise PlanError(
                 f"the profile was measured with {key}={shown(before)}, the job says "

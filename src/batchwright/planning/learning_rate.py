@@ -11,6 +11,7 @@ from math import cos, exp, isfinite, log, pi, sqrt
 from typing import Literal, NamedTuple
 
 from batchwright.errors import JobError
+from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.records import Job, LearningRateRule
 
 DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}  # at the base batch, per step
@@ -163,7 +164,7 @@ def make_rule(job: Job, global_batch: int, epochs: int) -> LearningRateRule:
             finite number above 0.
     """
     asked = job.learning_rate
-    base = DEFAULT_RATE[job.optimizer] if asked == "auto" else asked
+    base = DEFAULT_RATE[chosen_optimizer(job, global_batch)] if asked == "auto" else asked
     peak = scaled_rate(base, job.base_batch, global_batch, job.scaling)
     if not (isfinite(peak) and peak > 0):
         raise JobError(

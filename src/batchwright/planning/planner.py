@@ -36,6 +36,7 @@ from batchwright.planning.knees import Bend, bends_of, knee_record
 from batchwright.planning.learning_rate import make_rule
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
+from batchwright.planning.optimizer import optimizer_reason
 from batchwright.planning.outlook import MOST_SHOWN, held_out, kept_rows, predictions
 from batchwright.planning.resolution import CYCLED
 from batchwright.planning.shares import local_batches
@@ -108,7 +109,7 @@ def make_plan(
     if job.method in COMPOSED:
         made = compose(settled, table, choice, chosen, progress)
         rule, stages, server = made.rule, made.stages, made.server
-        explained += made.reasons
+        explained += (*made.reasons, *optimizer_reason(settled, chosen.global_batch_size))
     else:
         rule, server = make_rule(job, chosen.global_batch_size, job.epochs), None
         stages = (_stage(settled, chosen, choice.row, rule),)
@@ -120,6 +121,7 @@ def make_plan(
             explained[1],
             *reasons.method(settled),
             *_predicted(job, choice, chosen, stages[0], bends, progress),
+            *optimizer_reason(settled, chosen.global_batch_size),
             *reasons.learning_rate(job, rule, stages[0]),
             *explanations.progress_of(job, chosen.global_batch_size, progress),
             *cycle_reasons.link(settled),

@@ -11,9 +11,9 @@ from batchwright.records import Plan, Stage
 def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
     """A plan that a run can go on with from ``epoch``: its rows before that are those it followed.
 
-    Header, data, network and the rule of the rate stay, so the schedule of the rate goes on where it
-    is; each row brings the rate that goes with its batch. What was considered, and why, is the new
-    plan's.
+    Header, data, network and the rule of the rate stay, so the schedule of the rate goes on where
+    it is; each row brings the rate that goes with its batch. What was considered, and why, is the
+    new plan's.
 
     Args:
         followed: The plan so far.

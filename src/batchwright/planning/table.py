@@ -15,6 +15,7 @@ from batchwright.planning.grid import totals_to_compare
 from batchwright.planning.inputs import check_batch, sides
 from batchwright.planning.kinds import Kind
 from batchwright.planning.mixes import Mix
+from batchwright.planning.optimizer import extra_seconds
 from batchwright.planning.shares import largest_shares, split
 from batchwright.records import DataFacts, Estimate, Job
 
@@ -145,6 +146,10 @@ class Table:
         if last != batch:
             shrunk = tuple(-(-total * last // batch) for total in totals)
             epoch += self._step(mix, side, shrunk, asked=asked) - step
+        extra = self._update(mix, batch)
+        if extra is not None:
+            step += extra.value
+            epoch += steps * extra.value
         train = self.job.epochs * epoch + self.evaluating(mix)
         hourly = mix.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
@@ -160,6 +165,11 @@ class Table:
             )
             for (kind, count), total in zip(mix.members, totals, strict=True)
         )
+
+    def _update(self, mix: Mix, batch: int) -> Estimate | None:
+        """What the optimizer of this batch takes more than the measured one, on the slowest."""
+        found = [extra_seconds(self.job, kind.profile, batch) for kind, _ in mix.members]
+        return max(filter(None, found), key=lambda one: one.value, default=None)
 
     @property
     def evaluations(self) -> int:
@@ -222,10 +232,12 @@ class Table:
                 row.mix.members, largest_shares(row.mix, row.totals), strict=True
             )
         ]
+        extra = self._update(row.mix, row.batch)
+        more = (extra.low, extra.high) if extra else (0.0, 0.0)
         return Estimate(
             value=row.step_seconds,
-            low=min(row.step_seconds, max(one.low for one in found)),
-            high=max(row.step_seconds, *(one.high for one in found)),
+            low=min(row.step_seconds, max(one.low for one in found) + more[0]),
+            high=max(row.step_seconds, max(one.high for one in found) + more[1]),
         )
 
     def spread(self, row: Row) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from batchwright.planning.inputs import (
 )
 from batchwright.planning.kinds import cut
 from batchwright.planning.learning_rate import make_rule
+from batchwright.planning.optimizer import optimizer_reason
 from batchwright.planning.pacing import stated_pace
 from batchwright.planning.partition import apportion
 from batchwright.planning.resolution import CYCLED, Schedule, schedule_of
@@ -112,6 +113,7 @@ def _reduced(
                 reasons.unmeasured_batch(job, stage, given=given),
                 reasons.resolution(max(sides(job)), data),
                 *reasons.method(job),
+                *optimizer_reason(job, batch),
                 *reasons.learning_rate(job, rule, stage),
                 *cycle_reasons.link(job),
             ),
@@ -135,6 +137,7 @@ def _reduced(
             *_scheduled(job, schedule, data),
             reasons.unmeasured_batch(job, stages[-1], given=given or batches is not None),
             cycle_reasons.cycle_batches(each, sides(job), batch_source),
+            *optimizer_reason(job, batch),
             *cycle_reasons.rate(job, rule, each[-1], schedule),
             *cycle_reasons.link(job),
         ),
@@ -236,6 +239,7 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
                 measured=False,
             ),
             *cycle_reasons.round_time(job, stages),
+            *optimizer_reason(job, sum(large)),
             *cycle_reasons.rate(job, rule, large[-1], schedule),
             *cycle_reasons.training_time(job, stages, 0.0),
             *cycle_reasons.link(job),

@@ -29,8 +29,8 @@ from batchwright.workload.task import (
     set_training,
 )
 
-PROBE_RATES = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}
-"""Learning rates while measuring, where the job leaves its own open."""
+PROBE_RATES = {"auto": 0.1, "sgd": 0.1, "adamw": 0.001, "muon": 0.1}
+"""Learning rates while measuring, where the job leaves its own open; `auto` measures with SGD."""
 
 SMALLEST_BATCH = 2
 """Samples of the smallest step tried; batch normalization takes no fewer."""

@@ -22,6 +22,7 @@ from batchwright.records import (
     Precision,
     PrecisionTime,
     Record,
+    UpdateTime,
 )
 
 
@@ -221,7 +222,35 @@ class Evaluated(Record):
     seconds_per_image: Positive
 
 
-Command = Compare | Prepare | Guess | Weigh | Visit | VisitPair | Exchange | MeasureNoise | Evaluate
+class TimeUpdates(Record):
+    """Time the optimizers that a plan may choose from; answered by `UpdatesTimed`.
+
+    Weights and the optimizer's state stay.
+    """
+
+    do: Literal["updates"] = "updates"
+    workers: Count
+    seconds: Positive = Field(description="Time to spend on each.")
+
+
+class UpdatesTimed(Record):
+    """What they take."""
+
+    times: tuple[UpdateTime, ...]
+
+
+Command = (
+    Compare
+    | Prepare
+    | Guess
+    | Weigh
+    | Visit
+    | VisitPair
+    | Exchange
+    | MeasureNoise
+    | Evaluate
+    | TimeUpdates
+)
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 
 

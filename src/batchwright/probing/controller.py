@@ -38,9 +38,11 @@ from batchwright.probing.commands import (
     MeasureNoise,
     NoiseMeasured,
     Point,
+    TimeUpdates,
+    UpdatesTimed,
 )
 from batchwright.probing.visiting import Visitor
-from batchwright.records import CollectiveTime, GradientNoise, Profile, StepTime
+from batchwright.records import CollectiveTime, GradientNoise, Profile, StepTime, UpdateTime
 
 Progress = Callable[[int, int, str], None]
 
@@ -49,6 +51,7 @@ PRECISION = 0.05
 _EXCHANGE = 0.05
 _NOISE = 0.1
 _EVALUATION = 0.05
+_UPDATES = 0.01  # on each optimizer
 _FIRST_VISITS = 0.4
 _LONGEST_VISIT = 0.15  # a batch whose visit takes more is never measured
 
@@ -107,6 +110,7 @@ class Controller:
         collectives = self._exchanges()
         noise = self._noise()
         evaluation = self._evaluation()
+        updates = self._updates()
         self._refine()
         self._reconcile()
         prepared = visitor.prepared
@@ -121,6 +125,7 @@ class Controller:
             memory_parts=prepared.parts,
             out_of_memory=visitor.lost_points(),
             collectives=collectives,
+            updates=updates,
             noise=noise,
             evaluation_seconds_per_image=evaluation,
             probe_seconds=self._clock() - self._started,
@@ -230,6 +235,15 @@ class Controller:
             if answer is not None:
                 return answer.seconds_per_image
             size = max(1, size // 4)  # too much for the memory; restarts are counted
+
+    def _updates(self) -> tuple[UpdateTime, ...]:
+        """Of the optimizers, where the plan is to choose one."""
+        if self._job.optimizer != "auto":
+            return ()
+        self._report("optimizers")
+        command = TimeUpdates(workers=self._curves[-1][0], seconds=_UPDATES * self._budget)
+        answer = self._visitor.ask(command, UpdatesTimed, "updating weights")
+        return answer.times if answer else ()
 
     # --------------------------------------------------------------------------------- refinement
 

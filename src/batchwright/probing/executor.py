@@ -20,6 +20,7 @@ from batchwright.probing.pair_time import visit_pair
 from batchwright.probing.precision import choose_precision
 from batchwright.probing.step_time import visit
 from batchwright.probing.timing import on_any
+from batchwright.probing.update_time import update_times
 from batchwright.records import Job, Record
 from batchwright.workload.host import free_memory, worker_threads
 from batchwright.workload.sources import open_data
@@ -94,6 +95,9 @@ class Executor:
                 bench = self._joined(command.workers)
                 seconds = evaluation_seconds(bench, command.batch_size, command.repeats)
                 return commands.Evaluated(seconds_per_image=seconds)
+            case commands.TimeUpdates():
+                times = update_times(self._joined(command.workers), seconds=command.seconds)
+                return commands.UpdatesTimed(times=times)
 
     def _compare(self, command: commands.Compare) -> commands.Compared:
         group = self._part(command.workers)

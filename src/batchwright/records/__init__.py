@@ -73,6 +73,7 @@ from batchwright.records.profile import (
     PrecisionTime,
     Profile,
     StepTime,
+    UpdateTime,
 )
 from batchwright.records.run import (
     EpochRecord,
@@ -148,6 +149,7 @@ __all__ = [
     "SweepCell",
     "SweepSetting",
     "SweptKey",
+    "UpdateTime",
     "Virtual",
     "WorkerKind",
     "WorkerTime",

@@ -321,10 +321,11 @@ class Job(Record):
         description="Random shift and crop, with or without horizontal flip. `auto`: `crop` for "
         "digits, else `crop-flip`.",
     )
-    optimizer: Literal["sgd", "adamw", "muon"] = Field(
-        "sgd",
+    optimizer: Literal["auto", "sgd", "adamw", "muon"] = Field(
+        "auto",
         description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
-        "kernels, SGD for everything else.",
+        "kernels, SGD for everything else. `auto`: Muon where the global batch is more than twice "
+        "`base_batch`, with workers that exchange gradients at one resolution; else SGD.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
     weight_decay: NonNegative = Field(

@@ -151,6 +151,16 @@ class CollectiveTime(Record):
     repeats: Count = Field(description="Timed calls.")
 
 
+class UpdateTime(Record):
+    """Time of an optimizer's step alone: it is the same whatever the batch."""
+
+    optimizer: Literal["sgd", "muon"] = Field(description="As in a job.")
+    seconds: Positive = Field(description="Median, in seconds.")
+    low: Positive = Field(description="Lower quartile, in seconds.")
+    high: Positive = Field(description="Upper quartile, in seconds.")
+    repeats: Count = Field(description="Timed updates.")
+
+
 class GradientNoise(Record):
     """Gradient noise early in training (McCandlish et al. 2018)."""
 
@@ -187,6 +197,11 @@ class Profile(Record):
     )
     out_of_memory: tuple[OutOfMemory, ...] = Field((), description="Steps that did not fit.")
     collectives: tuple[CollectiveTime, ...] = Field(description="Exchange times.")
+    updates: tuple[UpdateTime, ...] = Field(
+        (),
+        description="Of the optimizers that `optimizer=auto` chooses from; the step times are with "
+        "`sgd` then.",
+    )
     noise: GradientNoise | None = Field(description="Gradient noise; null if not measurable.")
     evaluation_seconds_per_image: Positive = Field(
         description="Forward pass without gradients on one worker, in seconds per image."

@@ -153,7 +153,9 @@ class JobInfo(Record):
 class AgentIntroduction(Record):
     """What an agent is and does."""
 
-    name: Name = Field(description="Unique; an agent that comes back under it is the same one.")
+    name: Annotated[
+        str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f/]+$")
+    ] = Field(description="Unique, no slash; an agent that comes back under it is the same one.")
     allow: tuple[Annotated[str, StringConstraints(max_length=500)], ...] = Field(
         max_length=100, description="What it carries out: `data=PATTERN`, `network=PATTERN`."
     )

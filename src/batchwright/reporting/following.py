@@ -39,17 +39,24 @@ class Tail:
     @contextmanager
     def followed(self, show: Callable[[dict[str, Any]], None]) -> Iterator[None]:
         """Inside, a thread calls ``show`` with every line soon after it was written."""
-        done = threading.Event()
-
-        def follow() -> None:
-            while not done.wait(FOLLOW_SECONDS):
-                self(show)
-
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
+        with following(lambda: self(show)):
             yield
-        finally:
-            done.set()
-            thread.join()
-            self(show)
+
+
+@contextmanager
+def following(look: Callable[[], None]) -> Iterator[None]:
+    """Inside, a thread calls ``look`` again and again; it is called once more at the end."""
+    done = threading.Event()
+
+    def follow() -> None:
+        while not done.wait(FOLLOW_SECONDS):
+            look()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        look()

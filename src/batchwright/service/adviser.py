@@ -9,8 +9,7 @@ from collections import OrderedDict
 from batchwright.documents import one_line
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Advice
-from batchwright.service.advising import advice_for, drift_of
-from batchwright.service.bounds import refuse_costly
+from batchwright.service.bounds import PLANNING, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 
@@ -24,7 +23,7 @@ NEWS = 0.05
 
 
 class Adviser:
-    """Thinks about one run at a time, in a thread that is there only while there is something to do.
+    """Thinks about one run at a time, in a thread that is there while there is something to do.
 
     Planning takes tenths of a second: a reporter must not wait for that, and two must not plan at
     the same time. What was not thought about when the service ends comes again with the next epoch.
@@ -72,10 +71,12 @@ class Adviser:
         Raises:
             NotFound: There is no such run.
         """
+        from batchwright.service import advising  # the planner: the start does without it
+
         if self._store.runs.get(run).state == "finished":
             return None
         plan, epochs = self._store.runs.plan(run), self._store.records.epochs(run)
-        drift = drift_of(plan, epochs)
+        drift = advising.drift_of(plan, epochs)
         if (
             drift is None
             or not drift.beyond
@@ -87,7 +88,8 @@ class Adviser:
             return None
         try:
             refuse_costly(plan.job, [profile])
-            offer = advice_for(plan, profile, epochs, offered)
+            with PLANNING:
+                offer = advising.advice_for(plan, profile, epochs, offered)
         except BatchwrightError as error:  # the run is fine, and goes on as it is
             log.info("no advice", extra={"fields": {"run": run, "why": one_line(error)}})
             return None
@@ -117,5 +119,5 @@ class Adviser:
                 self.consider(run)
             except NotFound:
                 continue  # deleted meanwhile
-            except Exception as error:  # noqa: BLE001 - the others are thought about all the same
+            except Exception as error:  # the others are thought about all the same
                 log.error("thinking about a run failed", exc_info=error)

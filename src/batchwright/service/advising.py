@@ -2,8 +2,9 @@
 
 Pure: lines of metrics.jsonl in, a new plan or nothing out. Where the newest epochs miss the
 prediction by more than ``goal.tolerance``, all that was measured before the run is brought to what
-the epochs show (`refitting.at_level_of`), and the rest of the run is planned again with it: with the
-same workers, and with what is left of its time and money. That is offered if it changes the batch.
+the epochs show (`refitting.at_level_of`), and the rest of the run is planned again with it: with
+the same workers, and with what is left of its time and money. That is offered if it changes the
+batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.planning.splicing import spliced
 from batchwright.records import Estimate, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
-from batchwright.records.words import between, counted, duration, number
+from batchwright.records.words import between, counted, duration
 from batchwright.refitting import (
     EpochTime,
     Level,
@@ -36,6 +37,10 @@ LEAST_EPOCHS = 2
 
 LEAST_CHANGE = 1.25
 """Ratio of two global batches below which a change is not worth stopping for."""
+
+MOST_CHANGE = 4
+"""Largest ratio of two global batches in one change: the rate changes at once with it, without a
+warm-up."""
 
 Line = Mapping[str, Any]
 """An epoch line of metrics.jsonl."""
@@ -75,8 +80,8 @@ class Drift:
         far = self.measured / self.predicted.value - 1
         return (
             f"epochs take {duration(self.measured)} where {between(self.predicted)} s were "
-            f"predicted, {abs(far):.0%} {'more' if far > 0 else 'less'} (median of the last "
-            f"{len(self.times)})"
+            f"predicted, {100 * abs(far):.0f} % {'more' if far > 0 else 'less'} (median of the "
+            f"last {len(self.times)})"
         )
 
 
@@ -148,7 +153,7 @@ def advice_for(
     level = at_level_of(drift.times, profile, plan, drift.stage)
     if level is None:
         return None
-    again, missed = _planned_again(plan, level.profile, epoch, _spent(epochs, drift))
+    again, missed = _planned_again(plan, level.profile, drift, epoch, _spent(epochs, drift))
     new = again.stages[0]
     if new.workers != plan.workers or new.predicted_epoch_seconds is None:
         return None
@@ -160,7 +165,8 @@ def advice_for(
     change = f"global batch {drift.stage.global_batch_size:,} -> {new.global_batch_size:,}"
     reason = (
         f"{drift}: {_found(level, drift.stage)}. From epoch {epoch + 1} on, {change} would make it "
-        f"{between(new.predicted_epoch_seconds)} s an epoch instead of {between(unchanged)} s{missed}."
+        f"{between(new.predicted_epoch_seconds)} s an epoch instead of "
+        f"{between(unchanged)} s{missed}."
     )
     why = Reason(choice="change while training", value=change, why=reason, source="measured")
     whole = again.model_copy(
@@ -185,36 +191,49 @@ def _can_change(plan: Plan) -> bool:
     )
 
 
-def _planned_again(plan: Plan, profile: Profile, epoch: int, spent: float) -> tuple[Plan, str]:
+def _planned_again(
+    plan: Plan, profile: Profile, drift: Drift, epoch: int, spent: float
+) -> tuple[Plan, str]:
     """The rest of the run, planned anew; and what of its limits cannot be kept, in words.
 
     Args:
         plan: What the run follows now.
         profile: How the machine is now.
+        drift: Tells the row that it is in.
         epoch: First epoch of the rest.
         spent: Seconds that will be gone by then.
     """
     goal, left = plan.job.goal, plan.epochs - epoch
     asked = plan.job.warmup_epochs  # of the whole run, whose rule of the rate stays
-    rest = {
+    rest: dict[str, Any] = {
         "epochs": left,
         "warmup_epochs": asked if asked == "auto" else min(asked, left),
+        "optimizer": plan.update,  # a run does not change it on the way
     }
     limits: dict[str, float] = {}
     if goal.deadline is not None:
         limits["deadline"] = goal.deadline - spent
     if goal.max_cost is not None and goal.price is not None:
         limits["max_cost"] = goal.max_cost - goal.price * plan.workers * spent / 3600
+    free = {"objective": "time", "deadline": None, "max_cost": None}
+    told, found = "", None
     if all(value > 0 for value in limits.values()):
         try:
-            return make_plan(profile, with_workers_of(plan, goal=limits, **rest)), ""
+            found = make_plan(profile, with_workers_of(plan, goal=limits, **rest))
         except PlanError:
             if not limits:
                 raise
-    hurried = {"objective": "time", "deadline": None, "max_cost": None}
-    names = " and ".join(f"goal.{name}" for name in limits)
-    told = f"; no batch keeps {names} any more, and this one misses by least"
-    return make_plan(profile, with_workers_of(plan, goal=hurried, **rest)), told
+    if found is None:
+        names = " and ".join(f"goal.{name}" for name in limits)
+        told = f"; no batch keeps {names} any more, and this one misses by least"
+        found = make_plan(profile, with_workers_of(plan, goal=free, **rest))
+    batch, most = found.stages[0].global_batch_size, MOST_CHANGE * drift.stage.global_batch_size
+    least = -(-drift.stage.global_batch_size // MOST_CHANGE)
+    if least <= batch <= most:
+        return found, told
+    near = min(max(batch, least), most)
+    told += f"; the plan would be {batch:,}, and one change goes {MOST_CHANGE} times as far at most"
+    return make_plan(profile, with_workers_of(plan, goal=free, global_batch=near, **rest)), told
 
 
 def _spent(epochs: Sequence[Line], drift: Drift) -> float:
@@ -260,7 +279,7 @@ def _alike(one: int, other: int) -> bool:
 
 def _found(level: Level, stage: Stage) -> str:
     """What the epochs say of the machine, in words."""
-    told = f"computing takes {number(level.computing)} times as long as measured before"
+    told = f"computing takes {level.computing:.2f} times as long as measured before"
     if stage.workers > 1:
         more = "more" if level.exchange_seconds > 0 else "less"
         told += (

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 
 from batchwright.records import Job, Profile
 from batchwright.service.problems import Refused
+
+PLANNING = Lock()
+"""Held by who plans: two plans at once take twice as long, and all other requests wait for both."""
 
 MOST_WORKERS = 4096
 MOST_RESOLUTIONS = 32
@@ -17,7 +21,7 @@ MOST_VISITS = 200
 
 
 def refuse_costly(job: Job, profiles: Sequence[Profile]) -> None:
-    """Nothing, if planning takes about a second at most.
+    """Nothing, if planning takes a few seconds at most.
 
     Raises:
         Refused: A figure is beyond what any training needs; the command line takes it.

@@ -4,10 +4,10 @@
       ^                  |                 ^                            |
       +--- lease lost ---+                 +-------- lease lost --------+
 
-From all of these a job may be cancelled, and from those that an agent has it may fail. With ``auto``
-the agent keeps its lease from the plan to the training. A job is `Standing.held` by one agent at
-most, and only who has the key of the newest lease is listened to, so whatever the order in which
-messages arrive, a job is never worked on twice at once and never ends twice.
+From all of these a job may be cancelled, and from those that an agent has it may fail. With
+``auto`` the agent keeps its lease from the plan to the training. A job is `Standing.held` by one
+agent at most, and only who has the key of the newest lease is listened to, so whatever the order in
+which messages arrive, a job is never worked on twice at once and never ends twice.
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ def lose(job: Standing) -> Standing:
     return _ended(
         job,
         "failed",
-        f"its agent fell silent {job.lost} times, the last time {job.agent} while {job.state}: look "
-        "there at what killed it (memory?) or whether two agents have one name, and submit it again",
+        f"its agent fell silent {job.lost} times, the last time {job.agent} while {job.state}: "
+        "look there at what killed it (memory?) or whether two agents have one name, and submit "
+        "the job again",
     )
 
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import logging
-from threading import BoundedSemaphore
 
-from batchwright.deciding import decide
 from batchwright.documents import change_job
-from batchwright.planning.planner import planning_job
+from batchwright.planning.inputs import planning_job
 from batchwright.records import Plan
 from batchwright.records.service import PlanRequest
-from batchwright.service.bounds import refuse_costly
+from batchwright.service.bounds import PLANNING, refuse_costly
 from batchwright.service.problems import Refused, TooMany
 
 log = logging.getLogger("batchwright.service")
 
-AT_ONCE = 2
-"""Plans that are made at the same time; each keeps a core busy for some tenths of a second."""
-
 PATIENCE_SECONDS = 10.0
-
-_turns = BoundedSemaphore(AT_ONCE)
+"""How long a client waits for its turn; most plans take some hundredths of a second."""
 
 
 def planned(request: PlanRequest) -> Plan:
@@ -30,9 +24,11 @@ def planned(request: PlanRequest) -> Plan:
         BatchwrightError: As there; what planning cannot cope with is refused, too.
         TooMany: Others are waiting already.
     """
+    from batchwright.deciding import decide  # the planner; the service starts before it is there
+
     job = change_job(planning_job(request.profiles[0]), request.keys)
     refuse_costly(job, request.profiles)
-    if not _turns.acquire(timeout=PATIENCE_SECONDS):
+    if not PLANNING.acquire(timeout=PATIENCE_SECONDS):
         raise TooMany("the service is busy with other plans: come again", PATIENCE_SECONDS)
     try:
         return decide(request.profiles, request.keys, runs=request.runs)
@@ -41,4 +37,4 @@ def planned(request: PlanRequest) -> Plan:
         log.warning("a plan failed", exc_info=error)
         raise Refused("no plan comes of these figures: were they measured by a probe?") from None
     finally:
-        _turns.release()
+        PLANNING.release()

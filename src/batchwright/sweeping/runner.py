@@ -1,6 +1,6 @@
 """Runs the cells of a sweep, each by `batchwright train` in a process of its own.
 
-    this process --> python -m batchwright.sweeping.cell train plans/NAME.json --out cells/NAME
+    this process --> python -m batchwright.verb_child train plans/NAME.json --out cells/NAME
 
 A cell that ends by an error ends alone. A stop signal reaches this process only; it is passed on,
 so that each cell can write a checkpoint, and a second one ends them at once.
@@ -23,10 +23,11 @@ from batchwright.documents import write_record
 from batchwright.files import make_folder
 from batchwright.launch import GRACE_SECONDS, POLL_SECONDS, noting_signals
 from batchwright.preparing import TRAINING_KEYS, code_keys
+from batchwright.processes import VERB_PARENT
 from batchwright.records import Plan
 from batchwright.records.words import job_value
 from batchwright.reporting.following import Tail
-from batchwright.sweeping.cell import SWEEP_PID
+from batchwright.reports import last_error
 from batchwright.sweeping.grid import Cell
 from batchwright.sweeping.slots import Slots, width_of
 
@@ -122,7 +123,7 @@ class Runner:
     def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
         from batchwright.workload.host import THREADS
 
-        own = {THREADS: str(self._slots.threads), SWEEP_PID: str(os.getpid())}
+        own = {THREADS: str(self._slots.threads), VERB_PARENT: str(os.getpid())}
         if gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return {**os.environ, **own}
@@ -182,7 +183,7 @@ def command_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[s
     }
     named = {key: getattr(cell.job, key) for key in code_keys(cell.job)}
     return [
-        *(sys.executable, "-m", "batchwright.sweeping.cell", "train"),
+        *(sys.executable, "-m", "batchwright.verb_child", "train"),
         "--resume" if resumes else str(plan_file_of(folder, cell)),
         *("--out", str(run_folder_of(folder, cell))),
         *(f"{key}={job_value(value)}" for key, value in {**changed, **named}.items()),
@@ -213,11 +214,3 @@ def keep_plan(folder: Path, cell: Cell, plan: Plan) -> None:
     """Write the plan that the cell follows, and goes on with when it is resumed."""
     make_folder(folder / "plans")
     write_record(plan, plan_file_of(folder, cell))
-
-
-def last_error(log: Path) -> str:
-    """The line by which a command says what ended it, else the last one it wrote."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    written = [line.strip() for line in lines if line.strip()]
-    told = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]
-    return (told or written or ["it ended without a word"])[-1]

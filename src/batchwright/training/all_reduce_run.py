@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from batchwright.errors import DeadlineReached, Interrupted, PlanError
+from batchwright.errors import DeadlineReached, FileError, Interrupted, NewPlan, PlanError
 from batchwright.records import Stage
 from batchwright.reduction import Reducer
+from batchwright.training.advised import Advised
 from batchwright.training.clock import StepClock
 from batchwright.training.evaluation import Forward, Metric
 from batchwright.training.feeding import Batch, Feed
@@ -73,6 +74,8 @@ class AllReduceRun:
             least=setup.least,
             weights=setup.sample_weights,
         )
+        adviser = setup.folder if setup.follow_advice and self.rank == 0 else None
+        self._advised = Advised(adviser, self._plan, self._recorder, setup.least)
         self._reducer = Reducer(trained, self._group)
         self.stepper = Stepper(
             self._plan,
@@ -225,21 +228,49 @@ class AllReduceRun:
         record = meter.record(self.stage, workers, self.noise_scale)
         self._recorder.epochs.append(record)  # before the checkpoint, which must know of it
         state.epoch, state.step = state.epoch + 1, 0
-        self._save_if_due()
+        new_plan = self._save_if_due()
         self._recorder.epoch(record.model_copy(update={"checkpoint_seconds": meter.checkpoint}))
+        if new_plan:
+            self._change_plan()
 
-    def _save_if_due(self) -> None:
-        """Write ``best`` where the score rose, ``last`` when it is due and at the end."""
+    def _save_if_due(self) -> bool:
+        """Write ``best`` where the score rose, ``last`` when it is due, at the end and on advice.
+
+        Returns:
+            Whether another plan is to be followed from here on.
+        """
         meter, state = self.state.meter, self.state
         if meter.scores:
             score = next(iter(meter.scores.values())) / meter.score_count
             if score > state.best_score:
                 state.best_score = score
                 self._checkpoint("best")
-        if any(
-            self._group.gather(self._keeper.due(state.steps) or state.epoch == self._plan.epochs)
-        ):
+        wishes = self._group.gather(
+            (
+                self._keeper.due(state.steps) or state.epoch == self._plan.epochs,
+                self._advised.wanted(state.epoch),
+            )
+        )
+        new_plan = any(new for _, new in wishes)
+        if new_plan or any(due for due, _ in wishes):
             self._checkpoint("last")
+        return new_plan
+
+    def _change_plan(self) -> None:
+        """All workers together: the checkpoint is there, the plan is replaced, and all leave."""
+        self._keeper.settle()
+        problem = None
+        if self.rank == 0:
+            try:
+                self._advised.take()
+            except FileError as error:
+                problem = str(error)
+        problem = self._group.gather(problem)[0]
+        if problem:
+            raise FileError(problem)
+        raise NewPlan(
+            f"a new plan is followed from epoch {self.state.epoch + 1} on: go on with resume"
+        )
 
     def _checkpoint(self, name: str) -> None:
         share = share_of(self.local_batch_sizes, self.rank)

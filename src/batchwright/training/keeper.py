@@ -16,6 +16,7 @@ from torch import nn
 
 from batchwright.errors import FileError, PlanError
 from batchwright.group import Group
+from batchwright.planning.continuing import why_not
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
 from batchwright.training.checkpoint import save_checkpoint
@@ -92,7 +93,8 @@ class Keeper:
 
     Args:
         folder: The run folder; ``None`` keeps nothing.
-        plan: What is followed; a checkpoint of another plan is refused.
+        plan: What is followed; a checkpoint is refused that is of another plan, unless the two
+            differ from its epoch on only.
         model: Trained in place.
         optimizer: Likewise.
         group: The workers.
@@ -263,7 +265,9 @@ class Keeper:
         if found is None:
             return False
         content = found.content
-        self._refuse_other_plan(found.path, content["plan"])
+        state_then = content["state"]
+        done = state_then["epoch"] + (state_then["step"] > 0)  # what has begun is not changed
+        self._refuse_other_plan(found.path, content["plan"], done)
         self._model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
         meter = self._restore_worker(content["workers"], content["state"]["steps"])
@@ -299,10 +303,9 @@ class Keeper:
         if self._group.rank == 0:
             print(f"batchwright: {text}", file=sys.stderr)  # noqa: T201 - a worker has no other channel
 
-    def _refuse_other_plan(self, path: Path, text: str) -> None:
+    def _refuse_other_plan(self, path: Path, text: str, epochs: int) -> None:
         """The job may differ: what may change in it after planning is the caller's to say."""
-        other = Plan.model_validate_json(text)
-        if other.model_copy(update={"job": self._plan.job}) != self._plan:
+        if why_not(self._plan, Plan.model_validate_json(text), epochs):
             raise PlanError(
                 f"{path} was written under another plan: resume with the plan of its run folder"
             )

@@ -1,6 +1,6 @@
 """Our training loop, on the same handle that a user's own loop uses.
 
-    python -m batchwright.training.loop RUN_FOLDER [--resume]
+    python -m batchwright.training.loop RUN_FOLDER [--resume] [--follow-advice]
 
 runs in every worker: the plan is in the run folder, and everything else goes there too.
 """
@@ -42,7 +42,14 @@ from batchwright.workload.task import (
 )
 
 
-def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) -> None:
+def train(
+    plan: Plan,
+    *,
+    run_folder: Path,
+    resume: bool,
+    local_rank: int = 0,
+    follow_advice: bool = False,
+) -> None:
     """Train as ``plan`` says, as one of its workers; the records go to the run folder.
 
     Args:
@@ -50,10 +57,12 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
         run_folder: Where metrics, checkpoints and the summary go.
         resume: Continue from the run folder's last checkpoint.
         local_rank: This worker's number on its machine.
+        follow_advice: Stop after an epoch where advice for the next is in the run folder.
 
     Raises:
         PlanError: The data are not those of the plan.
         Interrupted: A stop signal came; a checkpoint was written.
+        NewPlan: Advice was taken: the run folder's plan is another now, to be resumed.
     """
     job = plan.job
     task = open_task(plan, resolve_device(job.device, local_rank), resume=resume)
@@ -67,6 +76,7 @@ def train(plan: Plan, *, run_folder: Path, resume: bool, local_rank: int = 0) ->
         resume=resume,
         sample_weights=task.sample_weights,
         exit_on_stop=False,
+        follow_advice=follow_advice,
     ) as session:
         for _ in session.epochs():
             for images, labels in session.batches():
@@ -130,7 +140,7 @@ def open_task(plan: Plan, device: torch.device, *, resume: bool) -> Task:
     set_training(network)
     return Task(
         network,
-        build_optimizer(network, job, plan.learning_rate.base),
+        build_optimizer(network, job, plan.learning_rate.base, name=plan.update),
         build_loss(job),
         training,
         held_out,
@@ -200,7 +210,14 @@ def _main() -> None:
     folder = Path(sys.argv[1])
     plan = read_record(folder / "plan.json", Plan)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    train(plan, run_folder=folder, resume="--resume" in sys.argv[2:], local_rank=local_rank)
+    options = sys.argv[2:]
+    train(
+        plan,
+        run_folder=folder,
+        resume="--resume" in options,
+        local_rank=local_rank,
+        follow_advice="--follow-advice" in options,
+    )
 
 
 if __name__ == "__main__":

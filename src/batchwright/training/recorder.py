@@ -6,6 +6,7 @@ Only rank 0 writes. Metric names are slash-grouped, as trackers show them.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from batchwright.reduction import WorkerNote
 from batchwright.training.meter import EpochMeter
 
 STEP_LINE_SECONDS = 0.5  # between two lines inside an epoch
+_PIECE = 65536  # bytes that are read at a time from the end of a file
 
 
 class Recorder:
@@ -38,6 +40,7 @@ class Recorder:
         self._earlier_seconds = 0.0
         self._setup_seconds: float | None = None
         self._last_line = 0.0
+        self._mended = False
         self._since_line = _StepTimes()
 
     def restore(self, content: dict[str, Any], where: str) -> None:
@@ -175,8 +178,12 @@ class Recorder:
         """
         if self.folder is None:
             return
+        path = self.folder / "metrics.jsonl"
         try:
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            if not self._mended:
+                mend(path)
+                self._mended = True
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
         except OSError as error:
             raise FileError(f"cannot write {self.folder}/metrics.jsonl: {error.strerror}") from None
@@ -208,6 +215,25 @@ class Recorder:
     def wall_seconds(self) -> float:
         """Seconds of the run so far, those before a resume included."""
         return self._earlier_seconds + time.perf_counter() - self._started
+
+
+def mend(path: Path) -> None:
+    """Cut off what stands after the last whole line of a file: a killed process left it so.
+
+    What whole lines hold, and their number, never changes.
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        place = end = file.seek(0, os.SEEK_END)
+        tail = b""
+        while place > 0 and b"\n" not in tail:
+            stop, place = place, max(0, place - _PIECE)
+            file.seek(place)
+            tail = file.read(stop - place) + tail
+        whole = place + tail.rfind(b"\n") + 1
+        if whole < end:
+            file.truncate(whole)
 
 
 class _StepTimes:

@@ -42,6 +42,7 @@ class Setup:
         clip_norm: Largest global gradient norm; ``None``: no limit.
         own_rates: Whether the optimizer's rates are left alone.
         sample_weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
+        follow_advice: Whether to stop after an epoch where advice for the next is in the folder.
     """
 
     plan: Plan
@@ -56,6 +57,7 @@ class Setup:
     clip_norm: float | None
     own_rates: bool
     sample_weights: Tensor | None
+    follow_advice: bool = False
 
     @property
     def least(self) -> int:

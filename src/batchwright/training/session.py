@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from batchwright.documents import read_record
+from batchwright.client.companion import Companion, destination, outcome_of
+from batchwright.documents import read_record, write_record
 from batchwright.errors import Interrupted, PlanError
 from batchwright.group import Group
 from batchwright.records import Plan, Stage
@@ -73,6 +74,10 @@ class Session:
             drawn with replacement. ``None``: each exactly once per epoch.
         exit_on_stop: After a stop signal and its checkpoint, end the process with code 128 + the
             signal's number; ``False`` raises `Interrupted` instead.
+        report_to: Address of a service that is told how the run goes, by a process beside worker
+            0; needs a run folder. ``None``: none.
+        follow_advice: Stop after an epoch with `errors.NewPlan` where a service's advice for the
+            next is in the run folder, whose plan it has become; then resume with that plan.
 
     Attributes:
         plan: The plan that is followed.
@@ -104,6 +109,8 @@ class Session:
         loaders: int = 2,
         sample_weights: Tensor | None = None,
         exit_on_stop: bool = True,
+        report_to: str | None = None,
+        follow_advice: bool = False,
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else read_record(plan, Plan)
         self.model, self.optimizer = model, optimizer
@@ -117,12 +124,17 @@ class Session:
         self._sides = [stage.resolution for stage in self.plan.stages]
         self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
         self._held_out: tuple[Images, Feed] | None = None
+        self._companion: Companion | None = None
+        self._follow_advice = follow_advice
+        service = _checked_service(report_to, run_folder)
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()
         try:
             folder = Path(run_folder) if run_folder else None
             self._open(dataset, folder, resume=resume, sample_weights=sample_weights)
+            if service is not None and folder is not None and self.rank == 0:
+                self._report(folder, service)
         except BaseException:
             self._close()
             raise
@@ -152,7 +164,10 @@ class Session:
             clip_norm=self._clip_norm,
             own_rates=self._own_rates,
             sample_weights=_checked_weights(sample_weights, len(self._feed)),
+            follow_advice=self._follow_advice,
         )
+        if self._follow_advice and self.plan.server is not None:
+            raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
         self._run: Run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
         rule = self.plan.learning_rate
         if self._own_rates and rule.scaling == "gain":
@@ -331,6 +346,7 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        ended = error
         try:
             if error is None:
                 self._run.finish()
@@ -340,7 +356,11 @@ class Session:
                     "gets a function that computes the loss: "
                     "session.step(lambda: criterion(model(images), labels))"
                 )
+        except BaseException as failure:
+            ended = failure
+            raise
         finally:
+            self._end_report(ended)
             self._close()
         if isinstance(error, Interrupted) and self._exit_on_stop:
             if self.rank == 0:
@@ -349,6 +369,23 @@ class Session:
             raise SystemExit(error.exit_code) from None
 
     # -------------------------------------------------------------------------------------- set-up
+
+    def _report(self, folder: Path, service: str) -> None:
+        """Start the reporter, which finds everything in the run folder."""
+        write_record(self.plan, folder / "plan.json")
+        self._companion = Companion(folder, service, follow_advice=self._follow_advice)
+        self._say_for(self._companion)
+
+    def _end_report(self, error: BaseException | None) -> None:
+        if self._companion is not None:
+            self._companion.end(*outcome_of(error))
+            self._say_for(self._companion)
+            self._companion = None
+
+    @staticmethod
+    def _say_for(companion: Companion) -> None:
+        for line in companion.lines():
+            print(f"batchwright: {line}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
 
     def _held_out_feed(self, dataset: Images) -> Feed:
         """The feed of the last evaluated set is kept: its loader processes take time to start."""
@@ -380,6 +417,8 @@ class Session:
             )
 
     def _close(self) -> None:
+        if self._companion is not None:  # it could not even begin
+            self._companion.end("failed", None)
         if hasattr(self, "_run"):
             self._run.close()
         if hasattr(self, "_feed"):
@@ -388,6 +427,15 @@ class Session:
             self._held_out[1].close()
         self._stop.close()
         self._group.close()
+
+
+def _checked_service(report_to: str | None, run_folder: str | Path | None) -> str | None:
+    """Where to report to; what cannot be is refused before anything is opened."""
+    if not report_to:
+        return None
+    if not run_folder:
+        raise PlanError("report_to= needs run_folder=: what is reported is what stands there")
+    return destination(None, report_to)
 
 
 def _checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:

@@ -72,7 +72,7 @@ class VirtualRounds:
         self._optimizers = [
             run.task.optimizer,
             *(
-                build_optimizer(self._network, job, plan.learning_rate.base)
+                build_optimizer(self._network, job, plan.learning_rate.base, name=plan.update)
                 for _ in range(1, workers)
             ),
         ]

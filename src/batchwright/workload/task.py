@@ -316,13 +316,16 @@ def build_loss(job: Job) -> Loss:
     return loss  # type: ignore[no-any-return]
 
 
-def build_optimizer(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
+def build_optimizer(
+    network: nn.Module, job: Job, rate: float, *, name: str | None = None
+) -> torch.optim.Optimizer:
     """The job's optimizer over the parameters that are trained.
 
     Args:
         network: On its final device.
         job: Names the optimizer, its momentum and its weight decay.
         rate: Learning rate of the first group, per step; of all groups but with Muon.
+        name: What the plan decided; unset: as in the job, where `auto` is SGD.
 
     Returns:
         SGD with Nesterov momentum, or AdamW, fused: one pass over the weights takes 0.1 ms for
@@ -333,14 +336,15 @@ def build_optimizer(network: nn.Module, job: Job, rate: float) -> torch.optim.Op
     Raises:
         JobError: The network has nothing for Muon to do.
     """
-    if job.optimizer == "muon":
+    name = name or job.optimizer
+    if name == "muon":
         return muon(network, rate, momentum=job.momentum, weight_decay=job.weight_decay)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": job.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    if job.optimizer == "adamw":
+    if name == "adamw":
         return without_compiler(torch.optim.AdamW)(groups, lr=rate, fused=True)
     return without_compiler(torch.optim.SGD)(
         groups, lr=rate, momentum=job.momentum, nesterov=job.momentum > 0, fused=True

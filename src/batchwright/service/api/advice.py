@@ -7,15 +7,18 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 
 from batchwright.records.service import Advice, AdviceTaken
-from batchwright.service.access import own, store_of
-from batchwright.service.api.runs import Reader, Reporter, RunId
+from batchwright.service.access import need, own, store_of
+from batchwright.service.api.runs import Reporter, RunId
+from batchwright.service.caller import Caller
 
 router = APIRouter(prefix="/v1/runs/{run}/advice", tags=["advice"])
 
 
 @router.get("")
-def list_advice(request: Request, _caller: Reader, run: RunId) -> list[Advice]:
-    """All advice to a run, the oldest first."""
+def list_advice(
+    request: Request, _caller: Annotated[Caller, need("read", "report")], run: RunId
+) -> list[Advice]:
+    """All advice to a run, the oldest first. Whoever reports may read it: it is meant for runs."""
     return store_of(request).advice.list(run)
 
 

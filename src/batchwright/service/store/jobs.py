@@ -11,19 +11,20 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, select, update
 
 from batchwright.records import Job, Plan, Profile, Record
-from batchwright.records.allowing import not_allowed
+from batchwright.records.allowing import DEFAULTS, not_allowed
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
 from batchwright.records.words import printable
 from batchwright.service import job_states
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs
 from batchwright.service.job_states import ENDED, Standing
-from batchwright.service.problems import Conflict, NotFound, TooMany
+from batchwright.service.problems import Conflict, NotFound, Refused, TooMany
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.clock import Clock
 
@@ -215,7 +216,9 @@ class Jobs:
         Raises:
             NotFound: There is no such job.
             Conflict: The agent does not have it any more, or it does not go that way.
+            Refused: Its profile or plan is of another job.
         """
+        self._refuse_other_job(identifier, progress)
         error = progress.error and printable(" ".join(progress.error.split()))
 
         def step(job: Standing) -> Standing:
@@ -315,6 +318,19 @@ class Jobs:
             values["changed"] = self._clock()
         if values:
             connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
+
+    def _refuse_other_job(self, identifier: str, progress: JobProgress) -> None:
+        """A later agent opens what the plan names, so that must be what was submitted."""
+        documents = [one for one in (progress.profile, progress.plan) if one is not None]
+        if not documents:
+            return
+        submitted = json.loads(self._column(identifier, "job"))
+        for document, key in product(documents, DEFAULTS):
+            if getattr(document.job, key) != submitted[key]:
+                raise Refused(
+                    f"a {type(document).__name__.lower()} with {key}={getattr(document.job, key)} "
+                    f"is not of this job, which has {key}={submitted[key]}"
+                )
 
     def _lease(self, connection: Connection, identifier: str, agent: str, key: str) -> Lease | None:
         """The job, if nobody else has just got it."""

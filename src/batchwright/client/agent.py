@@ -1,0 +1,197 @@
+"""An agent: leases jobs of a service, one after the other, and carries them out on this machine.
+
+A service only says which job; what may run here the agent's own rules say (`records.allowing`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO, TypeVar
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.job_work import JobWork
+from batchwright.client.pulse import LeaseEnded, Pulse
+from batchwright.errors import BatchwrightError, FileError, Interrupted
+from batchwright.files import make_folder
+from batchwright.records import Record
+from batchwright.records.allowing import rules_of
+from batchwright.records.service import AgentIntroduction, JobOrders, JobProgress, Lease
+
+ASK_SECONDS = 2.0  # between two questions for a job
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Answer = TypeVar("Answer", bound=Record)
+
+
+class Agent:
+    """Asks for jobs until it is stopped.
+
+    Args:
+        service: Whose jobs.
+        token: For runs to report with.
+        folder: Takes the jobs' folders; one agent at a time.
+        introduction: Its name and rules.
+        follow_advice: Whether runs take new plans from the service.
+        tell: Takes a line for whoever watches.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        token: str,
+        folder: Path,
+        introduction: AgentIntroduction,
+        *,
+        follow_advice: bool = False,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._service, self._token, self._folder = service, token, folder
+        self._introduction, self._follow_advice, self._tell = introduction, follow_advice, tell
+        self._stopping = threading.Event()
+        self._number = 0
+
+    def work(self) -> None:
+        """Until a stop signal; the job in progress is given back then, with a checkpoint.
+
+        Raises:
+            FileError: The folder is another agent's, or cannot be written.
+            ServiceError: The service refuses this agent.
+            Interrupted: It was stopped.
+        """
+        make_folder(self._folder / "jobs")
+        with only_here(self._folder), self._noting_signals():
+            introduced, problem, backoff = False, "", Backoff()
+            while not self._stopping.is_set():
+                try:
+                    if not introduced:
+                        self._introduce()
+                        introduced = True
+                    lease = self._lease()
+                except ServiceError as error:
+                    if not error.passing and not (introduced and error.status in (404, 409)):
+                        raise
+                    introduced = introduced and error.passing
+                    if str(error) != problem:
+                        problem = str(error)
+                        self._tell(f"{problem}; trying again")
+                    self._stopping.wait(backoff.seconds(error))
+                    continue
+                backoff.reset()
+                problem = ""
+                if lease is None:
+                    self._stopping.wait(ASK_SECONDS)
+                else:
+                    self._carry_out(lease)
+        raise Interrupted(self._number, f"stopped by signal {self._number}")
+
+    def _introduce(self) -> None:
+        name = quote(self._introduction.name, safe="")
+        self._service.put(f"/v1/agents/{name}", self._introduction.model_dump_json().encode())
+        self._tell(f"{self._introduction.name} waits for jobs of {self._service.url}")
+
+    def _lease(self) -> Lease | None:
+        name = quote(self._introduction.name, safe="")
+        found = self._service.post(f"/v1/agents/{name}/lease")
+        return None if found is None else _read(Lease, found, self._service.url)
+
+    def _carry_out(self, lease: Lease) -> None:
+        """One job; whatever becomes of it, the agent goes on."""
+
+        def report(progress: JobProgress) -> JobOrders:
+            body = progress.model_dump_json().encode()
+            answer = self._service.post(f"/v1/jobs/{lease.job.id}/progress", body)
+            return _read(JobOrders, answer, self._service.url)
+
+        name = lease.job.name
+        with Pulse(report, lease.key, lease.seconds, self._stopping) as pulse:
+            work = JobWork(
+                self._folder / "jobs" / lease.job.id,
+                lease,
+                self._introduction.allow,
+                self._service,
+                self._token,
+                pulse,
+                follow_advice=self._follow_advice,
+                tell=self._tell,
+            )
+            try:
+                self._tell(f"{name}: {work.do()}")
+            except LeaseEnded:
+                if pulse.lost:
+                    self._tell(f"{name}: the lease was lost, so another agent goes on with it")
+                else:  # another agent need not wait for the lease to run out
+                    pulse.say_once("queued")
+                    self._tell(f"{name}: given back")
+            except (ServiceError, OSError) as error:
+                self._tell(f"{name}: {error}")
+
+    @contextmanager
+    def _noting_signals(self) -> Iterator[None]:
+        """Inside, the first stop signal is noted; a second one ends this process at once."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            del frame
+            if self._stopping.is_set():
+                os._exit(128 + number)  # what it has started dies with it
+            self._number = number
+            self._stopping.set()
+
+        former = {number: signal.signal(number, note) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+
+def _read(model: type[Answer], values: object, url: str) -> Answer:
+    try:
+        return model.model_validate(values)
+    except ValidationError:
+        raise ServiceError(
+            f"{url} answers what this version does not understand: use the same one on both sides",
+            status=400,
+        ) from None
+
+
+@contextmanager
+def only_here(folder: Path) -> Iterator[None]:
+    """Inside, no other agent works in the folder; the kernel lets go of it with this process.
+
+    Raises:
+        FileError: One does already.
+    """
+    lock: IO[bytes] = (folder / "agent.lock").open("wb")
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FileError(
+                f"an agent works in {folder} already: give this one another --folder"
+            ) from None
+        yield
+    finally:
+        lock.close()
+
+
+def allowed(rules: Sequence[str]) -> tuple[str, ...]:
+    """The rules of ``--allow``, if they are such.
+
+    Raises:
+        BatchwrightError: One is none.
+    """
+    try:
+        rules_of(rules)
+    except ValueError as error:
+        raise BatchwrightError(f"--{error}") from None
+    return tuple(rules)

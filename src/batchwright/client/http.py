@@ -1,0 +1,235 @@
+"""Requests to a service: with a token, and with one line for whatever may go wrong.
+
+Nothing here tries again by itself; `Backoff` says how long to wait for those who do.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import random
+import ssl
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from batchwright.errors import BatchwrightError
+
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+_MOST_TEXT = 300  # characters of what a server says that are passed on
+
+
+class ServiceError(BatchwrightError):
+    """A service could not be reached, or refused what was asked of it.
+
+    Args:
+        message: One line.
+        status: Of the answer; 0: there was none.
+        next_sequence: The record that the service wants next, if it said so.
+        retry_seconds: How long it asks us to wait, if it does.
+        sent: Whether the request may have arrived.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        next_sequence: int | None = None,
+        retry_seconds: float | None = None,
+        sent: bool = True,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.next_sequence = status, next_sequence
+        self.retry_seconds, self.sent = retry_seconds, sent
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may do better later."""
+        return self.status in (0, 408, 425, 429) or self.status >= 500
+
+
+class Backoff:
+    """Growing waits, with chance in them: not all clients come back at once.
+
+    Args:
+        first: Seconds of the first wait, at most.
+        most: Seconds of any wait, at most.
+    """
+
+    def __init__(self, first: float = 0.5, most: float = 30.0) -> None:
+        self._first, self._most = first, most
+        self._next = first
+
+    def reset(self) -> None:
+        """All is well again."""
+        self._next = self._first
+
+    def seconds(self, error: ServiceError | None = None) -> float:
+        """How long to wait now; as long as the service asked for, if it did."""
+        wait = self._next * (0.5 + 0.5 * random.random())
+        self._next = min(2 * self._next, self._most)
+        asked = error.retry_seconds if error is not None else None
+        return wait if asked is None else max(wait, min(asked, 2 * self._most))
+
+
+class Service:
+    """A service at an address; safe to use from several threads.
+
+    Args:
+        url: Its address, as `checked_url` gives it.
+        token: Sent with every request; ``None``: none.
+        answer_seconds: How long an answer may take.
+    """
+
+    def __init__(
+        self, url: str, token: str | None, *, answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
+        import httpx
+
+        self.url = url
+        headers = {"Accept": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._client = httpx.Client(
+            base_url=url,
+            headers=headers,
+            timeout=httpx.Timeout(answer_seconds, connect=CONNECT_SECONDS),
+            trust_env=not is_loopback(url),  # a proxy cannot reach this machine's own services
+        )
+        self._errors = httpx
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def get(self, path: str) -> Any:
+        """What is at ``path``, from JSON."""
+        return self._ask("GET", path, None)
+
+    def put(self, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
+        """Put JSON at ``path``; may be repeated. Returns the answer, from JSON."""
+        return self._ask("PUT", path, body)
+
+    def post(self, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
+        """Post JSON to ``path``; returns the answer, from JSON."""
+        return self._ask("POST", path, body)
+
+    def _ask(self, method: str, path: str, body: bytes | dict[str, Any] | None) -> Any:
+        """One request.
+
+        Raises:
+            ServiceError: No answer, or one that refuses.
+        """
+        content, headers = None, {}
+        if body is not None:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        try:
+            answer = self._client.request(method, path, content=content, headers=headers)
+        except (self._errors.ConnectError, self._errors.ConnectTimeout) as error:
+            raise ServiceError(
+                f"cannot reach {self.url} ({_cause(error)}): is `batchwright serve` running there?",
+                sent=False,
+            ) from None
+        except self._errors.TimeoutException:
+            raise ServiceError(f"{self.url} did not answer in time: try again later") from None
+        except (self._errors.HTTPError, self._errors.InvalidURL, OSError) as error:
+            raise ServiceError(f"lost {self.url} ({_cause(error)}): try again later") from None
+        if answer.status_code == 204:
+            return None
+        values = _json_of(answer.content)
+        if answer.is_success and values is not _NOT_JSON:
+            return values
+        raise self._refusal(answer.status_code, values, answer.headers.get("retry-after"))
+
+    def _refusal(self, status: int, values: Any, retry: str | None) -> ServiceError:
+        told = values if isinstance(values, dict) else {}
+        detail = " ".join(str(told.get("detail", "")).split())[:_MOST_TEXT]
+        following = told.get("next")
+        if status == 401:
+            text = (
+                f"{self.url} does not know the token: set BATCHWRIGHT_TOKEN to one that "
+                "`batchwright token create` made there"
+            )
+        elif detail:
+            text = f"{self.url}: {detail}"
+        elif status == 200 or status == 404 or 300 <= status < 400:
+            text = f"{self.url} does not answer as `batchwright serve` does: check the address"
+            status = status if status == 404 else 400
+        else:
+            text = f"{self.url} answered {status}: see its log"
+        return ServiceError(
+            text,
+            status=status,
+            next_sequence=following if isinstance(following, int) and following >= 0 else None,
+            retry_seconds=float(retry) if retry and retry.isdecimal() else None,
+        )
+
+
+_NOT_JSON = object()
+
+
+def _json_of(content: bytes) -> Any:
+    if not content:
+        return None
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return _NOT_JSON
+
+
+def _cause(error: Exception) -> str:
+    """What the system says, in its own words."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, ssl.SSLError):
+            return f"TLS: {inner.reason or inner}"
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror
+        inner = inner.__cause__ or inner.__context__
+    return " ".join(str(error).split())[:_MOST_TEXT] or type(error).__name__
+
+
+def checked_url(url: str) -> str:
+    """The address of a service, without a slash at its end.
+
+    Raises:
+        BatchwrightError: It is none, or has a name and password in it.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole or parts.query or parts.fragment or not url.strip().isprintable():
+        raise BatchwrightError(
+            f"{url!r} is no address of a service: write it as http://127.0.0.1:8400"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise BatchwrightError(
+            "an address of a service with a name or password in it would be kept in files: give "
+            "the token in BATCHWRIGHT_TOKEN instead"
+        )
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is of this very machine, whatever the network."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,299 @@
+"""What an agent does with a job that it has: probe, plan and train, by the ordinary commands.
+
+Each is a process of its own, so a job cannot take the agent down, and its folder keeps what is
+done: an agent that was killed goes on from there.
+
+    FOLDER/job.yaml, profile.json, plan.json    run/  the run folder    logs/VERB.log
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from batchwright.client.companion import REPORT_TO, RUN_JOB, RUN_NAME
+from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.pulse import LeaseEnded, Pulse
+from batchwright.client.sending import Sender
+from batchwright.client.spool import read_report, write_report
+from batchwright.client.tokens import TOKEN
+from batchwright.documents import change_job, job_yaml, read_record, write_record, write_text
+from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.files import make_folder
+from batchwright.processes import VERB_PARENT
+from batchwright.records import Job, Plan, Profile
+from batchwright.records.allowing import not_allowed
+from batchwright.records.service import Lease
+from batchwright.reports import last_error
+
+VERBS = "batchwright.verb_child"  # the command line, in a process that ends with this one
+POLL_SECONDS = 0.1
+STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
+LAST_SECONDS = 20.0  # the same when the agent itself is to end
+
+
+_MOST_ERROR = 2000  # characters of an error
+
+
+class VerbFailed(BatchwrightError):  # noqa: N818 - the job failed, and not the agent
+    """A command ended with an error, which is the message."""
+
+
+class JobWork:
+    """Carries out one job.
+
+    Args:
+        folder: Of the job; it may hold what was done before.
+        lease: The job.
+        allow: Rules of what this agent carries out.
+        service: Where runs report to.
+        token: For that.
+        pulse: Through which all is told.
+        follow_advice: Whether runs take new plans from the service.
+        tell: Takes a line for whoever watches.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        lease: Lease,
+        allow: Sequence[str],
+        service: Service,
+        token: str,
+        pulse: Pulse,
+        *,
+        follow_advice: bool = False,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder, self._lease, self._allow = folder, lease, allow
+        self._service, self._token, self._pulse = service, token, pulse
+        self._follow_advice, self._tell = follow_advice, tell
+        self._run = folder / "run"
+
+    def do(self) -> str:
+        """Do what is left of the job, and tell how it ended.
+
+        Returns:
+            The same in words.
+
+        Raises:
+            LeaseEnded: It is not this agent's any more; what is done is kept.
+            ServiceError: The service refuses what it is told.
+        """
+        try:
+            return self._do()
+        except LeaseEnded:
+            if self._pulse.cancelled and not self._pulse.lost:
+                self._pulse.say("cancelled")
+                return "cancelled"
+            raise
+        except BatchwrightError as error:
+            if self._pulse.lost:
+                raise LeaseEnded("the lease of the job was lost") from None
+            problem = " ".join(str(error).split())[:_MOST_ERROR]
+            self._pulse.say("failed", error=problem)
+            return f"failed: {problem}"
+
+    def _do(self) -> str:
+        job = self._checked_job()
+        make_folder(self._folder / "logs")
+        plan = self._lease.plan
+        if self._lease.job.state == "training" and plan is not None:
+            self._pulse.say("training")
+        else:
+            plan = self._planned(job)
+            if not self._lease.job.auto:
+                return "planned"  # somebody has to approve it, and then the job is leased again
+            self._pulse.say("training")
+        self._train(plan)
+        self._send_rest()
+        self._pulse.say("done")
+        return "done"
+
+    def _checked_job(self) -> Job:
+        """The job, if this agent may carry it out.
+
+        Raises:
+            JobError: It may not, or it is none.
+        """
+        job = change_job(Job(), self._lease.job.job)
+        problem = not_allowed(self._allow, job)
+        if problem:
+            raise JobError(problem)
+        return job
+
+    # ------------------------------------------------------------------------------- probe and plan
+
+    def _planned(self, job: Job) -> Plan:
+        """A plan for the job, which the service has then."""
+        place = self._folder / "profile.json"
+        self._begin_anew_if_changed(job)
+        if self._lease.profile is not None:
+            write_record(self._lease.profile, place)
+        elif not place.exists():
+            job_file = str(self._folder / "job.yaml")
+            self._verb("probe", job_file, *code_words(job), "--out", str(place))
+            self._pulse.say(profile=read_record(place, Profile))
+        plan = self._plan_once(place)
+        if plan.server is not None and plan.job.launch != "virtual":
+            plan = self._settled(plan, place)
+        profile = read_record(place, Profile)
+        self._pulse.say("planned", profile=profile, plan=plan)
+        return plan
+
+    def _begin_anew_if_changed(self, job: Job) -> None:
+        """What another job left in the folder is of no use; there should be none."""
+        text, file = job_yaml(job), self._folder / "job.yaml"
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            (self._folder / "profile.json").unlink(missing_ok=True)
+            write_text(text, file)
+
+    def _plan_once(self, profile: Path) -> Plan:
+        place = self._folder / "plan.json"
+        self._verb("plan", str(profile), "--out", str(place))
+        return read_record(place, Plan)
+
+    def _settled(self, plan: Plan, profile: Path) -> Plan:
+        """Of two batch sizes: measured side by side, and planned again, as `run` does."""
+        place, better = self._folder / "plan.json", self._folder / "better.json"
+        words = ["--profile", str(profile), "--points", "1", "--out", str(better)]
+        try:
+            self._verb("check", str(place), *code_words(plan.job), *words)
+        except VerbFailed as error:
+            self._tell(f"the two batch sizes were not measured side by side: {error}")
+            return plan
+        better.replace(profile)
+        return self._plan_once(profile)
+
+    # ---------------------------------------------------------------------------------------- train
+
+    def _train(self, plan: Plan) -> None:
+        """Train, or go on with it; nothing if it was done before."""
+        if (self._run / "summary.json").exists():
+            self._note_run()
+            return
+        words = ["--out", str(self._run), "--report-to", self._service.url]
+        words += ["--follow-advice"] * self._may_follow(plan)
+        if (self._run / "plan.json").exists():
+            words = ["train", "--resume", *words]
+        else:
+            if self._run.exists():  # an agent was killed before it was of any use
+                shutil.rmtree(self._run)
+            place = self._folder / "plan.json"
+            write_record(plan, place)
+            words = ["train", str(place), *words]
+        self._verb(*words, *code_words(plan.job))
+
+    def _may_follow(self, plan: Plan) -> bool:
+        return self._follow_advice and plan.server is None and plan.job.launch != "virtual"
+
+    def _note_run(self) -> None:
+        """The next sign of life tells which run carries out the job."""
+        if self._pulse.run is not None:
+            return
+        try:
+            report = read_report(self._run)
+        except FileError:
+            return
+        self._pulse.run = report.run if report is not None else None
+
+    def _send_rest(self) -> None:
+        """Until the service has the whole run; it may be away just now."""
+        self._note_run()
+        backoff = Backoff(0.5, 10.0)
+        while (report := read_report(self._run)) is not None and not report.told:
+            sender = Sender(self._run, report, self._service, self._tell)
+            try:
+                sender.introduce()
+                while sender.send_some():
+                    self._stop_if_ended()
+                sender.end("finished", None)
+            except ServiceError as error:
+                if not error.passing:
+                    raise BatchwrightError(f"the run is done and not reported: {error}") from None
+                self._wait(backoff.seconds(error))
+            finally:
+                write_report(self._run, sender.report)
+        if report is not None:
+            self._pulse.run = report.run
+
+    # ----------------------------------------------------------------------------------- processes
+
+    def _verb(self, *words: str) -> None:
+        """Run a command to its end.
+
+        Raises:
+            VerbFailed: It ended with an error.
+            LeaseEnded: It was stopped, because the work is to end.
+        """
+        self._stop_if_ended()
+        self._tell(f"{words[0]}: {self._lease.job.name}")
+        log = self._folder / "logs" / f"{words[0]}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", VERBS, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=self._environment(),
+                start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
+            )
+            try:
+                self._attend(process, noting=words[0] == "train")
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        if process.returncode == 0:
+            return
+        self._stop_if_ended()
+        if process.returncode < 0:
+            name = signal.Signals(-process.returncode).name
+            raise VerbFailed(f"{words[0]} was killed by {name} (out of memory?); its log is {log}")
+        raise VerbFailed(last_error(log))
+
+    def _attend(self, process: subprocess.Popen[bytes], *, noting: bool) -> None:
+        """Until it has ended; it is asked to, and then made to, when the work is to end."""
+        kill_at: float | None = None
+        while process.poll() is None:
+            if noting:
+                self._note_run()
+            if self._pulse.ended and kill_at is None:
+                process.terminate()
+                cancelled = self._pulse.cancelled or self._pulse.lost
+                kill_at = time.monotonic() + (STOP_SECONDS if cancelled else LAST_SECONDS)
+            if kill_at is not None and time.monotonic() > kill_at:
+                process.kill()
+            time.sleep(POLL_SECONDS)
+
+    def _environment(self) -> dict[str, str]:
+        job = self._lease.job
+        own = {
+            VERB_PARENT: str(os.getpid()),
+            TOKEN: self._token,
+            RUN_NAME: job.name,
+            RUN_JOB: job.id,
+        }
+        return {key: value for key, value in os.environ.items() if key != REPORT_TO} | own
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._stop_if_ended()
+            time.sleep(POLL_SECONDS)
+
+    def _stop_if_ended(self) -> None:
+        if self._pulse.ended:
+            raise LeaseEnded("the work on the job is to end")
+
+
+def code_words(job: Job) -> list[str]:
+    """Words that repeat which code the job runs, as verbs want it of what came in a file."""
+    named = {key: getattr(job, key) for key in ("data", "network", "loss")}
+    return [f"{key}={value}" for key, value in named.items() if ":" in value]

@@ -1,0 +1,128 @@
+"""Keeps a lease: tells the service now and then that the agent is there, and hears its orders.
+
+    agent  --JobProgress--> service
+           <--JobOrders---
+
+Whatever an agent says of its job goes through here, so one that has lost the job says nothing more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from batchwright.client.http import Backoff, ServiceError
+from batchwright.errors import BatchwrightError
+from batchwright.records import Plan, Profile
+from batchwright.records.service import JobOrders, JobProgress
+
+BEAT_SECONDS = 2.0  # between two signs of life, at most: a cancelled job stops so soon
+
+Report = Callable[[JobProgress], JobOrders]
+"""Tells the service how a job stands; raises `ServiceError`."""
+
+
+class LeaseEnded(BatchwrightError):  # noqa: N818 - the job is somebody else's now, which is no error
+    """The agent is not to work on the job any more."""
+
+
+class Pulse:
+    """The heartbeat of one lease; a context manager.
+
+    Args:
+        report: Tells the service.
+        key: Of the lease.
+        seconds: After which it would be lost.
+        stopping: Set when the agent itself is to end.
+
+    Attributes:
+        ended: Set when the work is to stop: cancelled, lost, or `stopping`.
+        cancelled: Whether the service asked for that.
+        lost: Whether the lease is another's.
+        run: The run that carries out the job, told with the next sign of life.
+    """
+
+    def __init__(self, report: Report, key: str, seconds: float, stopping: threading.Event) -> None:
+        self._report, self._key, self._stopping = report, key, stopping
+        self._seconds = min(BEAT_SECONDS, seconds / 4)
+        self._over = threading.Event()
+        self._lock = threading.Lock()  # one message at a time, so that they arrive in order
+        self._told_run: str | None = None
+        self.run: str | None = None
+        self.cancelled = self.lost = False
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join(1.0)  # it may wait for an answer, and matters no more
+
+    @property
+    def ended(self) -> bool:
+        """Whether the work is to stop."""
+        return self.cancelled or self.lost or self._stopping.is_set()
+
+    def say(
+        self,
+        state: str | None = None,
+        *,
+        profile: Profile | None = None,
+        plan: Plan | None = None,
+        error: str | None = None,
+    ) -> JobOrders:
+        """Tell how the job stands, until the service has taken it.
+
+        Raises:
+            LeaseEnded: The job is not this agent's any more, or the agent is to stop meanwhile.
+            ServiceError: The service refuses what is said.
+        """
+        told: dict[str, Any] = {"state": state, "profile": profile, "plan": plan, "error": error}
+        backoff = Backoff(0.2, 5.0)
+        while not self.lost:
+            try:
+                return self._send(told)
+            except ServiceError as problem:
+                if not problem.passing and not self.lost:
+                    raise
+                wait = backoff.seconds(problem)
+            if self._stopping.wait(wait):
+                break
+        raise LeaseEnded("the lease of the job was lost")
+
+    def say_once(self, state: str) -> None:
+        """Tell, if it can be told at once; else the lease runs out by itself."""
+        try:
+            self._send({"state": state})
+        except ServiceError:
+            return
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._seconds):
+            if self.lost:
+                return
+            try:
+                self._send({})
+            except ServiceError:
+                continue  # the next one may get through
+
+    def _send(self, told: dict[str, Any]) -> JobOrders:
+        with self._lock:
+            run = self.run if self.run != self._told_run else None
+            try:
+                orders = self._report(JobProgress(key=self._key, run=run, **told))
+            except ServiceError as problem:
+                self.lost = self.lost or problem.status in (404, 409)
+                raise
+            self._told_run = run or self._told_run
+            self.cancelled = self.cancelled or orders.stop
+        return orders

@@ -1,0 +1,220 @@
+"""Reports a run while it goes: a process of its own, beside the training.
+
+    python -m batchwright.client.reporter RUN_FOLDER
+
+started by `client.companion`. It reads what training writes into the run folder and sends it on, at
+a low priority; training never waits for it. Standard input brings the order to finish, or ends with
+the process that trains; what a person should know goes to standard output, a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.sending import Sender
+from batchwright.client.spool import read_report, write_report
+from batchwright.client.tokens import find_token
+from batchwright.errors import BatchwrightError
+
+LOOK_SECONDS = 0.2  # between two looks at the run folder
+BATCH_SECONDS = 0.5  # a line waits so long for others, at most
+ALIVE_SECONDS = 10.0  # without a word; then a sign of life
+KEEP_SECONDS = 2.0  # between two notes of how far it is
+LAST_SECONDS = 5.0  # to send what is left, once the training process is gone
+NICENESS = 10
+
+
+@dataclass(frozen=True)
+class Order:
+    """To come to an end.
+
+    Attributes:
+        outcome: How the run ended; empty: nobody knows.
+        error: The line that the user saw, if it failed.
+        seconds: How long that may take.
+    """
+
+    outcome: str
+    error: str | None
+    seconds: float
+
+
+class Reporter:
+    """Sends until it is ordered to finish.
+
+    Args:
+        folder: The run folder, with ``report.json``.
+        orders: Brings the order.
+        out: Takes lines for a person.
+
+    Raises:
+        FileError: The folder holds no report.
+    """
+
+    def __init__(self, folder: Path, orders: queue.Queue[Order], out: IO[str]) -> None:
+        self._folder, self._orders, self._out = folder, orders, out
+        report = read_report(folder)
+        if report is None:
+            raise BatchwrightError(f"{folder} reports nowhere")
+        self._sender: Sender | None = None
+        self._report = report
+        self._order: Order | None = None
+        self._introduced = False
+        self._backoff = Backoff()
+        self._problem = ""
+        self._since: float | None = None  # when the oldest line that waits was seen
+        self._heard = self._kept = 0.0
+
+    def run(self) -> bool:
+        """Until all is sent after the order to finish, or its time is up; returns which."""
+        end = float("inf")
+        wait: float | None = 0.0
+        while wait is not None:
+            order = self._ordered(wait)
+            if order is not None:
+                self._order, end = order, time.monotonic() + order.seconds
+            if time.monotonic() >= end:
+                break
+            wait = self._turn_safely()
+            if wait is not None and self._order is not None:
+                wait = max(0.0, min(wait, 1.0, end - time.monotonic()))
+        self._keep()
+        return wait is None
+
+    def _ordered(self, seconds: float) -> Order | None:
+        """The order, should it come within so many seconds."""
+        if self._order is not None:
+            time.sleep(seconds)
+            return None
+        with suppress(queue.Empty):
+            return self._orders.get(timeout=seconds) if seconds else self._orders.get_nowait()
+        return None
+
+    def _turn_safely(self) -> float | None:
+        """One turn; whatever goes wrong is told once, and tried again later."""
+        try:
+            wait = self._turn()
+        except ServiceError as error:
+            if error.status in (401, 404):  # another token, or a run that it has forgotten
+                self._introduced = False
+                self._close()
+            self._tell_problem(error)
+            return self._backoff.seconds(error)
+        except (BatchwrightError, OSError, ValueError) as error:
+            self._tell_problem(error)
+            return self._backoff.seconds()
+        self._backoff.reset()
+        if self._problem:
+            self._problem = ""
+            self._tell("the service takes records again")
+        return wait
+
+    def _turn(self) -> float | None:
+        """Do what is due; returns how long to wait then, or ``None`` if nothing is left to do."""
+        sender = self._opened()
+        if not self._introduced:
+            sender.introduce()
+            self._introduced, self._heard = True, time.monotonic()
+        now = time.monotonic()
+        if sender.waiting and self._since is None:
+            self._since = now
+        ripe = self._since is not None and now - self._since >= BATCH_SECONDS
+        if ripe or (self._order is not None and sender.waiting):
+            more = sender.send_some()
+            self._heard = time.monotonic()
+            self._keep_sometimes()
+            if more:
+                return 0.0
+            self._since = None
+        sender.exchange_advice()
+        if self._order is not None:
+            if self._order.outcome:
+                sender.end(self._order.outcome, self._order.error)
+            return None
+        if now - self._heard >= ALIVE_SECONDS:
+            sender.alive()
+            self._heard = time.monotonic()
+        self._keep_sometimes()
+        return LOOK_SECONDS
+
+    # ------------------------------------------------------------------------------------ in here
+
+    def _opened(self) -> Sender:
+        if self._sender is None:
+            service = Service(self._report.url, find_token(self._report.url))
+            self._sender = Sender(self._folder, self._report, service, self._tell)
+        return self._sender
+
+    def _close(self) -> None:
+        """The next turn begins with a token that is looked for anew."""
+        if self._sender is not None:
+            self._report, self._sender = self._sender.report, None
+
+    def _keep_sometimes(self) -> None:
+        if self._order is not None or time.monotonic() - self._kept >= KEEP_SECONDS:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Note how far it is; the service knows better, so a note that is lost is no loss."""
+        if self._sender is not None:
+            self._report = self._sender.report
+        if self._order is not None and self._order.outcome:
+            state = self._order.outcome
+            self._report = self._report.to(state=state, error=self._order.error)
+        with suppress(BatchwrightError):
+            write_report(self._folder, self._report)
+        self._kept = time.monotonic()
+
+    def _tell_problem(self, error: Exception) -> None:
+        text = _words(error)
+        if text != self._problem:
+            self._problem = text
+            self._tell(f"{text}; training goes on, and what is not sent is sent later")
+
+    def _tell(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            print(text, file=self._out, flush=True)
+
+
+def _listen(orders: queue.Queue[Order], source: IO[bytes]) -> None:
+    """Hand on the order on standard input; its end without one means that training is gone."""
+    for line in source:
+        with suppress(ValueError, KeyError, TypeError):
+            values: dict[str, Any] = json.loads(line)
+            orders.put(Order(values["outcome"], values["error"], float(values["seconds"])))
+            return
+    orders.put(Order("", None, LAST_SECONDS))
+
+
+def _words(error: Exception) -> str:
+    """In a line; `documents.one_line` would load all records."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, BatchwrightError) else f"{type(error).__name__}: {text}"
+
+
+def _main() -> None:
+    with suppress(OSError):
+        os.nice(NICENESS)
+    orders: queue.Queue[Order] = queue.Queue()
+    source = sys.stdin.buffer
+    threading.Thread(target=_listen, args=(orders, source), daemon=True).start()
+    try:
+        done = Reporter(Path(sys.argv[1]), orders, sys.stdout).run()
+    except BatchwrightError as error:
+        print(_words(error), flush=True)
+        sys.exit(error.exit_code)
+    os._exit(0 if done else 1)  # a thread still reads standard input
+
+
+if __name__ == "__main__":
+    _main()

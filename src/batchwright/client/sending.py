@@ -1,0 +1,276 @@
+"""Sends what a run folder holds to a service: each line once, and what belongs around them.
+
+The service says which line it wants next, and that alone decides what is sent: after a restart on
+either side, or with two senders at once, nothing is lost and nothing counted twice.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from batchwright.client.http import Service, ServiceError
+from batchwright.client.spool import METRICS, Lines, Report, sound
+from batchwright.errors import FileError
+
+MOST_LINES = 1000  # of a message; `records.service.MOST_RECORDS`, without importing all records
+MOST_BYTES = 2**20
+ADVICE = "advice.json"  # where training looks for advice
+_MOST_ERROR = 2000  # characters of an error
+_MOST_CORRECTIONS = 5  # in a row, of the line that comes next
+
+
+class Sender:
+    """Everything that a reporter has to say of one run.
+
+    Args:
+        folder: The run folder.
+        report: Where it reports to, and how far it is.
+        service: That place.
+        tell: Takes a line for whoever watches.
+
+    Attributes:
+        report: As it is now; whoever calls keeps it in the run folder.
+    """
+
+    def __init__(
+        self, folder: Path, report: Report, service: Service, tell: Callable[[str], None]
+    ) -> None:
+        self.report = report
+        self._folder, self._service, self._tell = folder, service, tell
+        self._lines = Lines(folder / METRICS)
+        self._most, self._corrections = MOST_LINES, 0
+        self._refused: dict[int, str] = {}  # lines that the service does not want, and why
+        self._newest_advice = self._advice_seen = self._advice_left = 0
+        self._plan: tuple[int, int] | None = None  # which plan.json was told of
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to send, be it half a line."""
+        return self._lines.waiting
+
+    @property
+    def left(self) -> int:
+        """Lines that the service does not have yet, as far as is known."""
+        return max(0, self._lines.count() - self.report.next)
+
+    def introduce(self) -> None:
+        """Tell of the run, and learn how much of it is known.
+
+        Raises:
+            ServiceError: The service cannot be reached, or refuses.
+            FileError: The folder holds no plan.
+        """
+        known = self._introduced(with_profile=True)
+        if known is not None:
+            self._go_to(known)
+
+    def send_some(self) -> bool:
+        """Send the next lines, if there are any; returns whether it may go on at once.
+
+        Raises:
+            ServiceError: The service cannot be reached, or refuses.
+        """
+        lines = self._lines.ahead(self._most, MOST_BYTES)
+        if not lines:
+            return False
+        first = self._lines.next
+        sent = [self._sendable(first + place, line) for place, line in enumerate(lines)]
+        body = b'{"first":%d,"records":[%s]}' % (first, b",".join(sent))
+        try:
+            taken = self._service.post(f"/v1/runs/{self.report.run}/records", body)
+        except ServiceError as error:
+            self._after_refusal(error, first, lines)
+            return True
+        self._most, self._corrections = MOST_LINES, 0
+        self._lines.take(lines)
+        self._take_answer(taken, self._lines.next)
+        return self._lines.waiting
+
+    def alive(self) -> None:
+        """Say that the run goes on, with nothing new to tell."""
+        answer = self._service.put(f"/v1/runs/{self.report.run}/alive")
+        self._take_answer(answer, self._lines.next)
+
+    def end(self, outcome: str, error: str | None) -> None:
+        """Tell how the run ended; with its summary, if it finished."""
+        path = self._folder / "summary.json"
+        summary = _json_in(path) if outcome == "finished" and path.exists() else b"null"
+        told = json.dumps({"outcome": outcome, "error": error[:_MOST_ERROR] if error else None})
+        place = f"/v1/runs/{self.report.run}/end"
+        try:
+            self._service.put(place, told[:-1].encode() + b',"summary":' + summary + b"}")
+        except ServiceError as refusal:
+            if refusal.status not in (413, 422) or summary == b"null":
+                raise
+            self._tell(f"the service does not take the summary: {refusal}")
+            self._service.put(place, told.encode())
+        self.report = self.report.to(state=outcome, error=error, told=True)
+
+    def exchange_advice(self) -> None:
+        """Fetch new advice for training to find, and tell of advice that training has taken."""
+        self.tell_taken()
+        if self._newest_advice > self._advice_seen or self._is_lost(self._advice_left):
+            self._fetch_advice()
+
+    def tell_taken(self) -> None:
+        """Tell of advice that training has put aside as taken, and of the plan that came of it."""
+        number = self.report.advice_told + 1
+        for path in sorted(self._folder.glob("advice-*.json"), key=_number_of):
+            if _number_of(path) < number:
+                continue
+            told = json.loads(_json_in(path))
+            epoch = _count_in(told, "taken")
+            if epoch is not None:
+                self._service.put(
+                    f"/v1/runs/{self.report.run}/advice/{_number_of(path)}/taken",
+                    {"epoch": epoch},
+                )
+                self._plan = (0, 0)  # the plan that came of it is told below
+            self.report = self.report.to(advice_told=_number_of(path))
+        if self._plan is not None and _mark_of(self._folder / "plan.json") != self._plan:
+            self._introduced(with_profile=False)
+
+    # ------------------------------------------------------------------------------------ in here
+
+    def _introduced(self, *, with_profile: bool) -> int | None:
+        """The service's count of our lines, from its answer to the introduction."""
+        plan, profile = self._folder / "plan.json", self._folder / "profile.json"
+        head = {
+            "name": self.report.name,
+            "follows_advice": self.report.follows_advice,
+            "job": self.report.job,
+        }
+        body = json.dumps(head)[:-1].encode() + b',"plan":' + _json_in(plan)
+        if with_profile and profile.exists():
+            body += b',"profile":' + _json_in(profile)
+        try:
+            info = self._service.put(f"/v1/runs/{self.report.run}", body + b"}")
+        except ServiceError as error:
+            if error.status == 413 and with_profile and profile.exists():
+                return self._introduced(with_profile=False)
+            raise
+        self._plan = _mark_of(plan)
+        return _count_in(info, "records")
+
+    def _sendable(self, number: int, line: bytes) -> bytes:
+        """The line, or what takes its place: the numbers of all others must stay."""
+        if number in self._refused:
+            text = f"line {number + 1} of {METRICS} was not taken: {self._refused[number]}"
+        elif sound(line):
+            return line
+        else:
+            text = f"line {number + 1} of {METRICS} is damaged"
+        return json.dumps({"kind": "note", "text": text}).encode()
+
+    def _after_refusal(self, error: ServiceError, first: int, lines: list[bytes]) -> None:
+        """Do what helps, or raise the error again."""
+        if error.status == 409 and error.next_sequence is not None:
+            self._corrections += 1
+            if error.next_sequence == first or self._corrections > _MOST_CORRECTIONS:
+                raise error  # it wants just what it got, or cannot decide
+            self._go_to(error.next_sequence)
+        elif error.status in (413, 422) and len(lines) > 1:
+            self._most = len(lines) // 2
+        elif error.status in (413, 422) and first not in self._refused:
+            self._refused[first] = str(error)
+            self._tell(f"line {first + 1} of {METRICS} is not taken: {error}")
+        else:
+            raise error
+
+    def _take_answer(self, answer: Any, expected: int) -> None:
+        known = _count_in(answer, "next")
+        if known is not None and known != expected:
+            self._go_to(known)
+        else:
+            self.report = self.report.to(next=expected)
+        self._newest_advice = max(self._newest_advice, _count_in(answer, "advice") or 0)
+
+    def _go_to(self, number: int) -> None:
+        """Go on with the line that the service wants."""
+        if self._lines.go_to(number):
+            self.report = self.report.to(next=number)
+            return
+        self._tell(
+            f"the service has {number} lines of this run and {self._folder} fewer, so it is "
+            "another copy: it is reported as a run of its own"
+        )
+        self._lines.go_to(0)
+        self.report = self.report.to(run=str(uuid.uuid4()), next=0, told=False, advice_told=0)
+        self._introduced(with_profile=True)
+
+    # -------------------------------------------------------------------------------------- advice
+
+    def _fetch_advice(self) -> None:
+        """The newest advice, for training to find if it follows any."""
+        try:
+            found = self._service.get(f"/v1/runs/{self.report.run}/advice")
+        except ServiceError as error:
+            if error.passing or error.status == 401:
+                raise
+            self._advice_seen, self._advice_left = self._newest_advice, 0
+            self._tell(f"there is advice, and it cannot be read: {error}")
+            return
+        advice = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        numbered = [(_count_in(one, "number") or 0, one) for one in advice]
+        number, newest = max(numbered, key=lambda pair: pair[0], default=(0, {}))
+        self._advice_seen = max(self._newest_advice, number)
+        old = newest.get("taken") is not None or (self._folder / f"advice-{number}.json").exists()
+        if not newest or old or number <= self.report.advice_told:
+            return
+        reason = " ".join(str(newest.get("reason", "")).split())
+        if not self.report.follows_advice:
+            self._tell(f"advice of the service: {reason} (--follow-advice would take it)")
+            return
+        self._tell(f"advice of the service, for the end of an epoch: {reason}")
+        path, aside = self._folder / ADVICE, self._folder / f".{ADVICE}.writing"
+        try:
+            aside.write_text(json.dumps(newest), encoding="utf-8")
+            aside.replace(path)
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror}") from None
+        self._advice_left = number
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether advice is neither there nor put aside: training removed what came before it."""
+        places = (ADVICE, f"advice-{number}.json")
+        return number > 0 and not any((self._folder / place).exists() for place in places)
+
+
+def _json_in(path: Path) -> bytes:
+    """A file that other programs wrote as JSON.
+
+    Raises:
+        FileError: It cannot be read, or is none.
+    """
+    try:
+        content = path.read_bytes()
+        json.loads(content)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise FileError(f"{path} is not JSON") from None
+    return content
+
+
+def _mark_of(path: Path) -> tuple[int, int] | None:
+    """Changes whenever the file is replaced."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _number_of(path: Path) -> int:
+    """N of ``advice-N.json``; -1 for others."""
+    number = path.stem.partition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def _count_in(values: Any, key: str) -> int | None:
+    found = values.get(key) if isinstance(values, dict) else None
+    return found if isinstance(found, int) and found >= 0 and not isinstance(found, bool) else None

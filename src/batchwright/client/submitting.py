@@ -1,0 +1,106 @@
+"""Hands a job to a service, and follows what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.errors import JobError, WorkerError
+from batchwright.records import Job
+from batchwright.records.service import JobInfo, JobSubmission
+
+ASK_SECONDS = 1.0  # between two looks at a job
+ENDED = ("done", "failed", "cancelled")
+
+
+def submit(service: Service, job: Job, *, name: str, auto: bool) -> JobInfo:
+    """Queue a job; it is never queued twice.
+
+    Args:
+        service: Where.
+        job: What to do; all of its keys are sent, so that defaults of this version hold.
+        name: For people.
+        auto: Train without waiting for the plan to be approved.
+
+    Raises:
+        ServiceError: The service cannot be reached, or refuses.
+        JobError: The name is none.
+    """
+    try:
+        asked = JobSubmission(name=name, job=job.model_dump(mode="json"), auto=auto)
+    except ValidationError:
+        raise JobError(f"name {name[:60]!r}: give 1 to 120 characters, on one line") from None
+    backoff = Backoff(0.5, 2.0)
+    for left in range(3, -1, -1):
+        try:
+            return _info(service.post("/v1/jobs", asked.model_dump_json().encode()), service.url)
+        except ServiceError as error:
+            if error.sent or not left:  # what may have arrived is not sent again
+                raise
+            time.sleep(backoff.seconds(error))
+    raise AssertionError  # the last attempt returns or raises
+
+
+def follow(service: Service, info: JobInfo, tell: Callable[[str], None]) -> JobInfo:
+    """Until a job has ended well; a service that is away for a while is waited for.
+
+    Args:
+        service: That has the job.
+        info: The job.
+        tell: Takes a line whenever it stands elsewhere.
+
+    Raises:
+        WorkerError: It failed or was cancelled.
+        ServiceError: The service refuses to tell.
+    """
+    backoff, told, problem = Backoff(ASK_SECONDS, 15.0), "", ""
+    while True:
+        words = state_words(info, service.url)
+        if words != told:
+            told = words
+            tell(words)
+        if info.state in ENDED:
+            break
+        try:
+            time.sleep(ASK_SECONDS)
+            info = _info(service.get(f"/v1/jobs/{quote(info.id)}"), service.url)
+            backoff.reset()
+            problem = ""
+        except ServiceError as error:
+            if not error.passing:
+                raise
+            if str(error) != problem:
+                problem = str(error)
+                tell(f"{problem}; still waiting")
+            time.sleep(backoff.seconds(error))
+    if info.state != "done":
+        raise WorkerError(f"job {info.name}: {info.error or info.state}")
+    return info
+
+
+def state_words(info: JobInfo, url: str) -> str:
+    """Where a job stands, in a line."""
+    words: str = info.state
+    if info.state == "planned" and not (info.auto or info.approved):
+        words += f", waits to be approved at {url}/jobs"
+    elif info.cancelling:
+        words += ", being cancelled"
+    elif info.agent and info.state in ("probing", "training"):
+        words += f" by {info.agent}"
+    if info.run is not None and info.state in ("training", "done"):
+        words += f": {url}/runs/{info.run}"
+    return f"job {info.name}: {words}"
+
+
+def _info(values: object, url: str) -> JobInfo:
+    try:
+        return JobInfo.model_validate(values)
+    except ValidationError:
+        raise ServiceError(
+            f"{url} answers what this version does not understand: use the same one on both sides",
+            status=400,
+        ) from None

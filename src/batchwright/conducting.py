@@ -1,0 +1,208 @@
+"""Conducts a training: starts it, shows it, has it reported, goes on with it under a new plan."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from batchwright.client.companion import Companion, destination, reported
+from batchwright.documents import one_line, read_record, write_record
+from batchwright.errors import BatchwrightError, NewPlan, PlanError
+from batchwright.launch import run_workers
+from batchwright.planning.inputs import SERVED
+from batchwright.planning.schedule import rate_schedule
+from batchwright.records import Job, Plan, Profile, RunSummary
+from batchwright.records.words import printable
+from batchwright.refitting import refit
+from batchwright.reporting.following import Tail, following
+from batchwright.reporting.progress import RunProgress, progress
+from batchwright.reporting.schedule_words import start_lines
+from batchwright.run_folder import telling_how_to_resume
+from batchwright.supervision import run_with_server
+
+
+def checked_destination(
+    folder: str | Path | None,
+    what: Plan | Job,
+    report_to: str | None,
+    *,
+    resume: bool,
+    advised: bool,
+) -> str | None:
+    """Where a run will report to; refuses at once what cannot be meant.
+
+    Args:
+        folder: The run folder, if one was named.
+        what: The plan, or the job where there is none yet.
+        report_to: As asked for, see `client.companion.destination`.
+        resume: Whether the run goes on.
+        advised: Whether training is to take a new plan at the end of an epoch.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line.
+    """
+    url = destination(Path(folder) if folder is not None and resume else None, report_to)
+    if not advised:
+        return url
+    if url is None:
+        raise PlanError("--follow-advice follows a service: name it with --report-to URL")
+    job = what.job if isinstance(what, Plan) else what
+    if job.launch == "virtual":
+        raise PlanError(
+            "--follow-advice with launch=virtual: its seconds are simulated, so they cannot miss "
+            "the prediction; leave it out"
+        )
+    if job.method in SERVED:
+        raise PlanError(
+            f"--follow-advice with method={job.method}: its rounds keep their batches; leave it "
+            "out, or train with method=plain"
+        )
+    return url
+
+
+def conduct(
+    folder: Path,
+    plan: Plan,
+    *,
+    resume: bool,
+    report_to: str | None = None,
+    follow_advice: bool = False,
+) -> RunSummary:
+    """Train in a run folder that holds the plan already.
+
+    Args:
+        folder: The run folder.
+        plan: What to follow.
+        resume: Continue from the folder's last checkpoint.
+        report_to: The service that is told of it; ``None``: none.
+        follow_advice: Whether to take a new plan from there at the end of an epoch.
+
+    Returns:
+        What happened.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line; the run folder keeps what there is.
+        Interrupted: A stop signal came; a checkpoint was written.
+    """
+    _tell_rate(plan)
+    logs = folder / "logs" / "train"
+    logs.mkdir(parents=True, exist_ok=True)
+    path = folder / "plan.json"
+    with reported(folder, report_to, follow_advice=follow_advice, tell=_to_stderr) as companion:
+        while True:
+            before = path.read_bytes()
+            _train_once(folder, plan, companion, resume=resume, follow_advice=follow_advice)
+            if not follow_advice or path.read_bytes() == before:
+                return _summarized(folder)
+            plan, resume = read_record(path, Plan), True  # training took advice and stopped
+
+
+def with_refit(summary: RunSummary) -> RunSummary:
+    """The summary with what its epochs would have changed, where they missed the prediction."""
+    if summary.refit is not None:
+        return summary
+    try:
+        return summary.model_copy(update={"refit": refit(summary)})
+    except BatchwrightError as error:  # the run itself is fine
+        _to_stderr(f"not planned again: {one_line(error)}")
+        return summary
+
+
+def _train_once(
+    folder: Path,
+    plan: Plan,
+    companion: Companion | None,
+    *,
+    resume: bool,
+    follow_advice: bool,
+) -> None:
+    """Until the training ends, is stopped, or takes another plan."""
+    lines = Tail(folder / "metrics.jsonl", from_end=resume)
+    with telling_how_to_resume(folder), progress(epochs=plan.epochs, plan=plan) as shown:
+        look = _looker(lines, companion, shown)
+        if plan.job.launch == "in-process":
+            _train_here(folder, plan, look, resume=resume, follow_advice=follow_advice)
+        elif plan.job.launch == "virtual":
+            from batchwright.training.virtual import train_virtually
+
+            with following(look):
+                train_virtually(plan, folder, resume=resume)
+        else:
+            options = ["--resume"] * resume + ["--follow-advice"] * follow_advice
+            _launch(folder, plan, look, shown, options, resume=resume)
+
+
+def _train_here(
+    folder: Path, plan: Plan, look: Callable[[], None], *, resume: bool, follow_advice: bool
+) -> None:
+    from batchwright.training.loop import train
+
+    with following(look):
+        try:
+            train(plan, run_folder=folder, resume=resume, follow_advice=follow_advice)
+        except NewPlan:
+            return  # the caller sees that the folder's plan is another
+
+
+def _launch(
+    folder: Path,
+    plan: Plan,
+    look: Callable[[], None],
+    shown: RunProgress,
+    flags: list[str],
+    *,
+    resume: bool,
+) -> None:
+    from batchwright.workload.host import worker_threads
+
+    options: dict[str, Any] = {
+        "workers": plan.workers,
+        "threads": worker_threads(plan.workers),
+        "folder": folder / "logs" / "train",
+        "restarts": plan.job.restarts,
+        "poll": look,
+        "tell": lambda line: shown.update({"kind": "note", "text": line}),
+    }
+    loop = "batchwright.training.loop"
+    arguments = [str(folder), *flags]
+    if plan.server is None:
+        run_workers(loop, arguments, port=plan.job.port, **options)
+    else:
+        values = plan.model_dump(mode="json")
+        served: dict[str, Any] = {"plan": values, "run_folder": folder, "resume": resume}
+        run_with_server(loop, arguments, **served, **options)
+
+
+def _looker(lines: Tail, companion: Companion | None, shown: RunProgress) -> Callable[[], None]:
+    """A function that shows what training has written, and what the reporter has said."""
+
+    def look() -> None:
+        lines(shown.update)
+        for line in companion.lines() if companion is not None else ():
+            shown.update({"kind": "note", "text": line})
+
+    return look
+
+
+def _summarized(folder: Path) -> RunSummary:
+    """The run's summary, with what was measured before and what the epochs would have changed."""
+    summary = read_record(folder / "summary.json", RunSummary)
+    measured = folder / "profile.json"
+    if measured.exists():
+        summary = summary.model_copy(update={"profile": read_record(measured, Profile)})
+        summary = with_refit(summary)
+        write_record(summary, folder / "summary.json")
+    return summary
+
+
+def _tell_rate(plan: Plan) -> None:
+    """Rate, batch, warm-up and decay, each with its source, before the first step."""
+    told = rate_schedule(plan)
+    for line in (*(f"warning: {doubt}" for doubt in told.doubts), *start_lines(told)):
+        _to_stderr(line)
+
+
+def _to_stderr(line: str) -> None:
+    print(printable(line), file=sys.stderr)  # noqa: T201 - for the person who waits

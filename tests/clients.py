@@ -1,0 +1,169 @@
+"""What tests of clients share: a wire with faults, run folders, a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi.testclient import TestClient
+
+from batchwright.client.http import Service as Remote
+from batchwright.client.spool import METRICS, Report, new_report, write_report
+from batchwright.documents import write_record
+from batchwright.records import Plan, Profile
+from samples import make_plan, make_profile
+from services import ADDRESS, Service, epoch, step
+
+SECONDS = 60
+"""Until a wait in a test has failed."""
+
+
+class Wire:
+    """Stands between a client and the app: each request takes the next fault, or none.
+
+    ``refused`` and ``lost`` never arrive, of ``answered`` only the answer is lost.
+    """
+
+    def __init__(self, client: TestClient, faults: Iterable[str] = ()) -> None:
+        self.client = client
+        self.faults = iter(faults)
+        self.asked: list[tuple[str, str]] = []
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        self.asked.append((method, path))
+        fault = next(self.faults, "")
+        if fault == "refused":
+            raise httpx.ConnectError("all connection attempts failed")
+        if fault == "lost":
+            raise httpx.ReadTimeout("timed out")
+        if fault.isdecimal():
+            return httpx.Response(int(fault), json={"detail": f"asked for {fault}"})
+        answer = self.client.request(method, path, **options)
+        if fault == "answered":
+            raise httpx.ReadError("connection reset by peer")
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+def remote(service: Service, scope: str = "report", faults: Iterable[str] = ()) -> Remote:
+    """A client of the test's own service, over a wire with faults."""
+    found = Remote(ADDRESS, service.tokens[scope])
+    headers = {"authorization": f"Bearer {service.tokens[scope]}"}
+    client = TestClient(
+        service.app, base_url=ADDRESS, headers=headers, raise_server_exceptions=False
+    )
+    found._client = Wire(client, faults)  # type: ignore[assignment]
+    return found
+
+
+def run_folder(
+    place: Path, *, plan: Plan | None = None, profile: Profile | None = None, lines: int = 0
+) -> Path:
+    """A run folder as training leaves it after so many steps."""
+    place.mkdir(parents=True, exist_ok=True)
+    write_record(plan or make_plan(), place / "plan.json")
+    write_record(profile or make_profile(), place / "profile.json")
+    write_lines(place, *(step(number) for number in range(lines)))
+    return place
+
+
+def write_lines(folder: Path, *lines: dict[str, Any]) -> None:
+    with (folder / METRICS).open("a", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def a_report(folder: Path, url: str = ADDRESS, **changes: Any) -> Report:
+    report = new_report(folder, url).to(**changes)
+    write_report(folder, report)
+    return report
+
+
+def wait_until(true: Any, what: str = "") -> None:
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+class Server:
+    """`batchwright serve` as a process, over a SQLite file, on a port that stays the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.database = f"sqlite:///{folder}/service.sqlite"
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def token(self) -> str:
+        return (self.folder / "local-token").read_text().strip()
+
+    def start(self) -> None:
+        log = self.folder / "server.log"
+        with log.open("ab") as file:
+            start = file.tell()
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "batchwright.cli", "serve"),
+                    *("--database", self.database, "--port", str(self.port), "--rate", "10000"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=os.environ,
+            )
+        wait_until(lambda: self._port_in(log, start) is not None, log.read_text()[-2000:])
+        self.port = self._port_in(log, start) or 0
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    @staticmethod
+    def _port_in(log: Path, start: int) -> int | None:
+        found = re.search(r"serves at http://127\.0\.0\.1:(\d+)", log.read_text()[start:])
+        return int(found[1]) if found else None
+
+
+@contextmanager
+def a_server(folder: Path) -> Iterator[Server]:
+    server = Server(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+__all__ = ["epoch", "step"]

@@ -1,0 +1,137 @@
+"""Which optimizer `auto` comes to, why, and what its updates take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from batchwright.errors import PlanError
+from batchwright.group import Group
+from batchwright.planning.optimizer import MUON_ABOVE, chosen_optimizer, extra_seconds
+from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.probing.bench import Bench
+from batchwright.probing.update_time import update_times
+from batchwright.records import Job, Profile, UpdateTime
+from batchwright.training.loop import open_task
+from batchwright.workload.muon import Muon
+from batchwright.workload.sources import open_data
+from samples import make_data, make_job, make_network, make_profile
+from test_probe import tiny_image_data, tiny_job
+
+SGD_SECONDS, MUON_SECONDS = 0.0001, 0.0041
+
+
+def update(name: str, seconds: float) -> UpdateTime:
+    return UpdateTime(
+        optimizer=name, seconds=seconds, low=0.9 * seconds, high=1.2 * seconds, repeats=9
+    )
+
+
+def profile_of(**changes) -> Profile:
+    """Measured for a plan that chooses the optimizer."""
+    job = make_job(optimizer="auto", learning_rate="auto", **changes)
+    updates = update("sgd", SGD_SECONDS), update("muon", MUON_SECONDS)
+    return make_profile(job=job, updates=updates)
+
+
+def test_the_rule_is_by_the_batch_over_the_one_that_the_rate_is_for():
+    job = Job(base_batch=64)
+    assert chosen_optimizer(job, int(MUON_ABOVE * 64)) == "sgd"
+    assert chosen_optimizer(job, int(MUON_ABOVE * 64) + 1) == "muon"
+    assert chosen_optimizer(Job(optimizer="adamw"), 100_000) == "adamw"
+    assert chosen_optimizer(Job(optimizer="muon"), 2) == "muon"
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"method": "cyclic", "resolutions": (16, 32)}, "method=cyclic is as published"),
+        ({"learning_rate": 0.05}, "learning_rate=0.05 is given"),
+        ({"ags": {"mode": "norm"}}, "act on SGD"),
+        ({"scaling": "gain"}, "act on SGD"),
+        ({"momentum": 0}, "Without momentum"),
+    ],
+)
+def test_what_speaks_for_sgd_is_said(keys, why):
+    job = make_job(optimizer="auto", **({"learning_rate": "auto", "global_batch": 512} | keys))
+    plan = plan_without_profile(job, make_data(), make_network())
+    assert plan.update == "sgd"
+    assert plan.job.optimizer == "auto"
+    (reason,) = (one for one in plan.reasons if one.choice == "optimizer")
+    assert reason.value == "sgd"
+    assert why in reason.why
+
+
+def test_a_large_batch_is_given_muon_and_a_reason():
+    plan = make_plan(profile_of(global_batch=512))
+    assert plan.update == "muon"
+    (reason,) = (one for one in plan.reasons if one.choice == "optimizer")
+    assert reason.value == "muon"
+    assert "4 times" in reason.why
+    small = make_plan(profile_of(global_batch=32))
+    assert small.update == "sgd"
+    (reason,) = (one for one in small.reasons if one.choice == "optimizer")
+    assert "The batch is 0.25 times" in reason.why
+    asked = make_plan(make_profile(job=make_job(optimizer="sgd", global_batch=512)))
+    assert all(one.choice != "optimizer" for one in asked.reasons)
+
+
+def test_every_candidate_has_the_time_of_its_own_optimizers_update():
+    with_muon, with_sgd = (
+        {
+            one.global_batch_size: one
+            for one in make_plan(profile_of(), make_job(optimizer=name)).considered
+        }
+        for name in ("auto", "sgd")
+    )
+    assert with_muon.keys() & with_sgd.keys()
+    for batch in with_muon.keys() & with_sgd.keys():
+        one, other = with_muon[batch], with_sgd[batch]
+        large = batch > MUON_ABOVE * make_job().base_batch
+        extra = MUON_SECONDS - SGD_SECONDS if large else 0.0
+        assert one.step_seconds.value == pytest.approx(other.step_seconds.value + extra)
+        if large:
+            assert one.step_seconds.low > other.step_seconds.low
+            assert one.step_seconds.high > other.step_seconds.high + extra
+
+
+def test_a_profile_for_choosing_serves_either_optimizer_and_no_third():
+    profile = profile_of(global_batch=512)
+    for name in ("sgd", "muon"):
+        assert make_plan(profile, make_job(optimizer=name, global_batch=512)).update == name
+    with pytest.raises(PlanError, match="optimizer=auto, the job says optimizer=adamw"):
+        make_plan(profile, make_job(optimizer="adamw"))
+    with pytest.raises(PlanError, match="optimizer=sgd, the job says optimizer=muon"):
+        make_plan(make_profile(job=make_job(optimizer="sgd")), make_job(optimizer="muon"))
+
+
+def test_what_an_update_takes_more_is_known_only_where_both_were_timed():
+    job = make_job(optimizer="muon")
+    found = extra_seconds(job, profile_of(), 512)
+    assert found.value == pytest.approx(MUON_SECONDS - SGD_SECONDS)
+    assert 0 < found.low < found.value < found.high
+    assert extra_seconds(make_job(optimizer="sgd"), profile_of(), 512) is None
+    only = profile_of().model_copy(update={"updates": (update("sgd", SGD_SECONDS),)})
+    assert extra_seconds(job, only, 512) is None
+    assert extra_seconds(job, make_profile(job=make_job(optimizer="muon")), 512) is None
+
+
+def test_timing_updates_leaves_weights_state_and_gradients_alone():
+    bench = Bench(tiny_job(network="resnet8"), tiny_image_data(), Group(torch.device("cpu")))
+    before = [one.detach().clone() for one in bench.network.state_dict().values()]
+    state = [len(one) for one in bench.optimizer.state.values()]
+    times = {one.optimizer: one for one in update_times(bench, seconds=0.01)}
+    assert set(times) == {"sgd", "muon"}
+    assert times["muon"].seconds > times["sgd"].seconds > 0
+    after = list(bench.network.state_dict().values())
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert [len(one) for one in bench.optimizer.state.values()] == state
+    assert all(one.grad is None for one in bench.trained)
+
+
+def test_training_has_the_optimizer_that_the_plan_decided():
+    job = Job(data="digits", global_batch=479, workers=1, launch="in-process", precision="float32")
+    data = open_data(job).facts
+    plan = plan_without_profile(job, data, make_network())
+    assert plan.update == "muon"
+    assert isinstance(open_task(plan, torch.device("cpu"), resume=False).optimizer, Muon)

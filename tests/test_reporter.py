@@ -1,0 +1,573 @@
+"""A run reported from its folder: each line once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from batchwright.client import companion, reporter
+from batchwright.client.companion import Companion, destination, reported
+from batchwright.client.reporter import Order, Reporter
+from batchwright.client.send_verb import report_to_send, send
+from batchwright.client.sending import MOST_LINES, Sender
+from batchwright.client.spool import Lines, read_report, sound
+from batchwright.documents import read_record, write_record
+from batchwright.errors import BatchwrightError, FileError, Interrupted
+from batchwright.records.service import Advice, RunIntroduction
+from batchwright.training.recorder import Recorder, mend
+from clients import (
+    a_report,
+    a_server,
+    epoch,
+    lines_of,
+    remote,
+    run_folder,
+    step,
+    wait_until,
+    write_lines,
+)
+from samples import make_plan, make_summary
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return run_folder(tmp_path / "runs" / "a run", lines=7)
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+def stored(service, run):
+    """Sequence numbers and records as the service has them."""
+    page = service.store.records.after(run, None, -1, 5000)
+    return list(page.sequences), list(page.records)
+
+
+def sent(sender, times=50):
+    """Send until nothing is left, as a reporter would that has no clock."""
+    for _ in range(times):
+        if not sender.send_some():
+            return
+    raise AssertionError("it never ends")
+
+
+def a_sender(folder, service, told, faults=(), **report):
+    return Sender(
+        folder, a_report(folder, **report), remote(service, "report", faults), told.append
+    )
+
+
+# --------------------------------------------------------------------------------- lines of a file
+
+
+def test_only_whole_lines_count_and_each_has_its_number(tmp_path):
+    path = tmp_path / "lines"
+    lines = Lines(path)
+    assert (lines.ahead(5), lines.count(), lines.waiting) == ([], 0, False)
+    path.write_bytes(b"a\nbb\nc")
+    assert lines.ahead(5) == [b"a", b"bb"]
+    assert lines.count() == 2
+    lines.take(lines.ahead(5))
+    assert (lines.next, lines.ahead(5), lines.waiting) == (2, [], True)
+    with path.open("ab") as file:
+        file.write(b"c\n\n")
+    assert lines.ahead(5) == [b"cc", b""]
+    assert lines.go_to(1)
+    assert lines.ahead(1) == [b"bb"]
+    assert lines.go_to(4)
+    assert not lines.go_to(5)
+
+
+def test_a_line_longer_than_a_message_comes_alone(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"x" * 3_000_000 + b"\ny\n")
+    lines = Lines(path)
+    assert list(map(len, lines.ahead(9, 1000)))[:1] == [3_000_000]
+    lines.go_to(1)
+    assert lines.ahead(9) == [b"y"]
+
+
+@pytest.mark.parametrize("line", [b"", b"[1]", b'{"a": NaN}', b'{"a"', b"\xff", b"[" * 10_000])
+def test_what_is_no_json_object_is_not_sent(line):
+    assert not sound(line)
+    assert sound(b'{"kind": "step"}')
+
+
+@pytest.mark.parametrize(
+    ("content", "left"),
+    [
+        (b'{"a": 1}\n{"b"', b'{"a": 1}\n'),
+        (b'{"a": 1}\n', b'{"a": 1}\n'),
+        (b'{"a"', b""),
+        (b"", b""),
+        (b"a\n" + b"x" * 200_000, b"a\n"),
+        (b"x" * 65_535 + b"\n" + b"y" * 65_536, b"x" * 65_535 + b"\n"),
+    ],
+)
+def test_a_torn_last_line_is_cut_off_and_no_other(tmp_path, content, left):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    mend(path)
+    assert path.read_bytes() == left
+    mend(tmp_path / "nowhere")
+
+
+def test_a_recorder_mends_what_a_killed_one_left(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"kind": "note"}\n{"kind": "st')
+    Recorder(tmp_path, make_plan()).note("resumed")
+    assert [line["kind"] for line in lines_of(tmp_path)] == ["note", "note"]
+
+
+# --------------------------------------------------------------------------------------- the report
+
+
+def test_a_report_is_read_as_it_was_written_and_names_the_run_for_people(tmp_path):
+    folder = run_folder(tmp_path / "a\u202eb\nc")
+    report = a_report(folder, job=None, next=3)
+    assert read_report(folder) == report
+    assert report.name == "a b c"
+    assert read_report(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": "batchwright-report/1"}', '{"format": "else"}']
+)
+def test_a_damaged_report_says_what_to_do(tmp_path, content):
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(FileError, match="remove it to report anew"):
+        read_report(tmp_path)
+
+
+def test_where_to_report_is_asked_for_remembered_or_set(tmp_path, monkeypatch):
+    monkeypatch.delenv("BATCHWRIGHT_REPORT_TO", raising=False)
+    monkeypatch.delenv("BATCHWRIGHT_TOKEN", raising=False)
+    assert destination(None, None) is None
+    monkeypatch.setenv("BATCHWRIGHT_REPORT_TO", "http://localhost:1")
+    assert destination(None, None) == "http://localhost:1"
+    assert destination(None, "") is None
+    run_folder(tmp_path)
+    a_report(tmp_path, "http://localhost:2")
+    assert destination(tmp_path, None) == "http://localhost:2"
+    assert destination(tmp_path, "http://localhost:3/") == "http://localhost:3"
+    with pytest.raises(BatchwrightError, match="there is no token to report to https://far"):
+        destination(None, "https://far.example")
+
+
+# ------------------------------------------------------------------------------------- exactly once
+
+
+def test_a_run_is_introduced_sent_and_ended(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    sent(sender)
+    write_lines(folder, epoch(0))
+    sent(sender)
+    write_record(make_summary(), folder / "summary.json")
+    sender.end("finished", None)
+    run = sender.report.run
+    assert stored(service, run) == (list(range(8)), lines_of(folder))
+    info = service.store.runs.get(run)
+    assert (info.name, info.state, info.epochs_done) == ("a run", "finished", 1)
+    assert service.store.runs.summary(run) == make_summary()
+    assert service.store.runs.profile(run) is not None
+    assert (sender.report.next, sender.report.told, sender.left, told) == (8, True, 0, [])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_wire_loses_each_line_is_stored_once(service, folder, told, seed):
+    chance = random.Random(seed)
+    faults = ["refused", "lost", "answered", "503", "", "", ""]
+    wire = (chance.choice(faults) for _ in iter(int, 1))
+    sender = a_sender(folder, service, told, wire)
+    introduced = False
+    for turn in range(400):
+        if turn < 60:
+            write_lines(folder, *(step(turn) for _ in range(chance.randrange(4))))
+        if chance.random() < 0.05:  # killed, and started again with an old or no note of how far
+            report = sender.report.to(next=chance.choice([0, sender.report.next]))
+            sender = Sender(folder, report, remote(service, "report", wire), told.append)
+            introduced = False
+        try:
+            if not introduced:
+                sender.introduce()
+                introduced = True
+            if not sender.send_some() and turn > 60 and not sender.left:
+                break
+        except BatchwrightError:
+            continue
+    assert stored(service, sender.report.run) == (
+        list(range(len(lines_of(folder)))),
+        lines_of(folder),
+    )
+    assert told == []
+
+
+def test_two_senders_at_once_double_nothing(service, folder, told):
+    one = a_sender(folder, service, told)
+    two = Sender(folder, one.report, remote(service), told.append)
+    one.introduce()
+    two.introduce()
+    sent(one)
+    write_lines(folder, step(8))
+    sent(two)
+    sent(one)
+    assert stored(service, one.report.run) == (list(range(8)), lines_of(folder))
+    assert one.report.next == two.report.next == 8
+
+
+def test_many_lines_go_in_several_messages(service, folder, told):
+    write_lines(folder, *({"kind": "note", "text": str(n)} for n in range(2 * MOST_LINES)))
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    assert sender.send_some()
+    assert sender.report.next == MOST_LINES
+    sent(sender)
+    assert stored(service, sender.report.run)[1] == lines_of(folder)
+
+
+def test_damaged_and_unwanted_lines_keep_their_places(service, folder, told):
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(
+            b"half a li\n" + json.dumps({"kind": "step", "a": "b" * 5_000_000}).encode() + b"\n"
+        )
+    write_lines(folder, {"no": "kind"}, step(9))
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    sent(sender)
+    numbers, records = stored(service, sender.report.run)
+    assert numbers == list(range(11))
+    assert records[:7] + records[10:] == lines_of_sound(folder)
+    assert records[7] == {"kind": "note", "text": "line 8 of metrics.jsonl is damaged"}
+    assert records[8]["text"].startswith("line 9 of metrics.jsonl is damaged")
+
+
+def lines_of_sound(folder):
+    """The steps among the lines."""
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    return [json.loads(line) for line in lines if line.startswith(b'{"kind": "step", "epoch"')]
+
+
+def test_a_folder_that_is_another_copy_is_reported_as_a_run_of_its_own(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    sent(sender)
+    (folder / "metrics.jsonl").write_text(json.dumps(step(0)) + "\n")
+    other = Sender(folder, sender.report, remote(service), told.append)
+    other.introduce()
+    sent(other)
+    assert other.report.run != sender.report.run
+    assert len(stored(service, sender.report.run)[0]) == 7
+    assert stored(service, other.report.run) == ([0], lines_of(folder))
+    assert "it is reported as a run of its own" in told[0]
+
+
+def test_a_service_that_has_lost_records_gets_them_again(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    sent(sender)
+    plan = make_plan()
+    service.store.runs.delete(sender.report.run)
+    service.store.runs.introduce(
+        sender.report.run, RunIntroduction(name="restored", plan=plan), "report"
+    )
+    write_lines(folder, step(8))
+    sent(sender)
+    assert stored(service, sender.report.run)[1] == lines_of(folder)
+
+
+def test_what_has_been_sent_by_hand_need_not_be_sent_again(service, folder, told):
+    with pytest.raises(FileError, match="never reported anywhere"):
+        report_to_send(folder, None)
+    with pytest.raises(FileError, match="holds no run"):
+        report_to_send(folder.parent, None)
+    report = report_to_send(folder, "http://127.0.0.1:8400")
+    done = send(folder, report, remote(service, "report", ["", "answered"]), told.append)
+    assert (done.next, done.told) == (7, False)
+    assert service.store.runs.get(done.run).state == "running"
+    write_record(make_summary(), folder / "summary.json")
+    done = send(folder, report_to_send(folder, None), remote(service), told.append)
+    assert (done.run, done.told) == (read_report(folder).run, True)
+    assert service.store.runs.get(done.run).state == "finished"
+    with pytest.raises(BatchwrightError, match="7 lines are left to send"):
+        send(folder, report.to(next=0), remote(service, "report", ["401"]), told.append)
+
+
+# ------------------------------------------------------------------------------ the reporter's loop
+
+
+class Running:
+    """A reporter in a thread, with everything faster."""
+
+    def __init__(self, folder, service, monkeypatch, faults=()):
+        self.wire = remote(service, "report", faults)
+        monkeypatch.setattr(reporter, "Service", lambda *_: self.wire)
+        monkeypatch.setattr(reporter, "find_token", lambda _: "bw")
+        for name, seconds in (("LOOK_SECONDS", 0.01), ("BATCH_SECONDS", 0.02), ("KEEP_SECONDS", 0)):
+            monkeypatch.setattr(reporter, name, seconds)
+        self.orders = queue.Queue()
+        self.said = []
+        one = Reporter(folder, self.orders, self)
+        monkeypatch.setattr(one, "_backoff", Quick())
+        self.thread = threading.Thread(target=one.run, daemon=True)
+        self.thread.start()
+
+    def write(self, text):
+        self.said += [text] if text.strip() else []
+
+    def flush(self):
+        pass
+
+    def end(self, outcome="finished", error=None, seconds=20.0):
+        self.orders.put(Order(outcome, error, seconds))
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+class Quick:
+    def reset(self):
+        pass
+
+    def seconds(self, error=None):
+        return 0.01
+
+
+def test_a_reporter_follows_a_run_through_bad_times(service, folder, monkeypatch):
+    report = a_report(folder)
+    faults = [*["refused"] * 5, "", "503", "answered", "lost", ""]
+    running = Running(folder, service, monkeypatch, faults)
+    wait_until(lambda: read_report(folder).next == 7)
+    for number in range(5):
+        write_lines(folder, step(number))
+        time.sleep(0.01)
+    running.end("failed", "worker 1 was killed by SIGKILL")
+    assert stored(service, report.run) == (list(range(12)), lines_of(folder))
+    info = service.store.runs.get(report.run)
+    assert (info.state, info.error) == ("failed", "worker 1 was killed by SIGKILL")
+    assert running.said[0].startswith("cannot reach http://127.0.0.1:8400")
+    assert running.said[1] == "the service takes records again"
+    kept = read_report(folder)
+    assert (kept.next, kept.state, kept.told) == (12, "failed", True)
+
+
+def test_a_reporter_that_gets_no_further_notes_the_end_and_leaves(service, folder, monkeypatch):
+    report = a_report(folder)
+    running = Running(folder, service, monkeypatch, ["503"] * 1_000_000)
+    running.end(seconds=0.2)
+    kept = read_report(folder)
+    assert (kept.run, kept.next, kept.state, kept.told) == (report.run, 0, "finished", False)
+
+
+def test_a_reporter_whose_training_was_killed_sends_the_rest_and_says_nothing_of_an_end(
+    service, folder, monkeypatch
+):
+    report = a_report(folder)
+    running = Running(folder, service, monkeypatch)
+    running.end("", None)
+    assert len(stored(service, report.run)[0]) == 7
+    assert service.store.runs.get(report.run).state == "running"
+    assert read_report(folder).state == "running"
+
+
+def test_a_run_with_nothing_to_say_is_still_heard_of(service, folder, clock, monkeypatch):
+    report = a_report(folder)
+    monkeypatch.setattr(reporter, "ALIVE_SECONDS", 0.05)
+    running = Running(folder, service, monkeypatch)
+    wait_until(lambda: read_report(folder).next == 7)
+    clock.go(1000)
+    wait_until(lambda: service.store.runs.get(report.run).state == "running")
+    running.end("stopped")
+
+
+# ------------------------------------------------------------------------------------------- advice
+
+
+def offer(service, run, number):
+    """Advice of this number, from the epoch of the same number on."""
+    return service.store.advice.offer(run, number, f"reason {number}", make_plan())
+
+
+def test_advice_comes_into_the_folder_of_a_run_that_follows_it(service, folder, told):
+    sender = a_sender(folder, service, told, follows_advice=True)
+    sender.introduce()
+    run = sender.report.run
+    offer(service, run, 1)
+    two = offer(service, run, 2)
+    sent(sender)
+    sender.exchange_advice()
+    assert read_record(folder / "advice.json", Advice) == two
+    assert told == ["advice of the service, for the end of an epoch: reason 2"]
+    (folder / "advice.json").unlink()  # training put the one before aside, just then
+    sender.exchange_advice()
+    assert read_record(folder / "advice.json", Advice) == two
+
+
+def test_advice_that_was_taken_is_told_once_with_the_plan_that_came_of_it(service, folder, told):
+    sender = a_sender(folder, service, told, follows_advice=True)
+    sender.introduce()
+    run = sender.report.run
+    advice = offer(service, run, 1)
+    sent(sender)
+    sender.exchange_advice()
+    new = make_plan(reasons=())
+    write_record(new, folder / "plan.json")
+    write_record(advice.model_copy(update={"taken": 4}), folder / "advice-1.json")
+    (folder / "advice.json").unlink()
+    sender.exchange_advice()
+    (known,) = service.store.advice.list(run)
+    assert known.taken == 4
+    assert service.store.runs.plan(run) == new
+    assert sender.report.advice_told == 1
+    asked = list(sender._service._client.asked)
+    sender.exchange_advice()
+    assert sender._service._client.asked == asked
+    again = Sender(folder, sender.report, remote(service), told.append)
+    again.introduce()
+    again.alive()
+    again.exchange_advice()
+    assert not (folder / "advice.json").exists()
+
+
+def test_advice_is_only_told_to_a_run_that_does_not_follow_it(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    offer(service, sender.report.run, 1)
+    sender.alive()
+    sender.exchange_advice()
+    assert told == ["advice of the service: reason 1 (--follow-advice would take it)"]
+    assert not (folder / "advice.json").exists()
+
+
+def test_advice_that_cannot_be_read_does_not_hold_up_the_records(service, folder, told):
+    sender = a_sender(folder, service, told, ["", "", "403"])
+    sender.introduce()
+    offer(service, sender.report.run, 1)
+    sent(sender)
+    sender.exchange_advice()
+    sender.exchange_advice()
+    (line,) = told
+    assert line.startswith("there is advice, and it cannot be read")
+
+
+# ------------------------------------------------------------------------------------ the companion
+
+
+def test_a_run_that_is_not_reported_has_no_companion(folder, told):
+    with reported(folder, None, tell=told.append) as nobody:
+        assert nobody is None
+    assert told == []
+
+
+def test_a_report_that_cannot_be_written_does_not_stop_a_run(folder, told):
+    (folder / "report.json").mkdir()
+    with reported(folder, "http://127.0.0.1:9", tell=told.append):
+        pass
+    assert told[0].startswith("this run is not reported: cannot read")
+
+
+@pytest.mark.slow
+def test_a_service_that_is_not_there_is_told_of_and_left_for_later(folder, told, monkeypatch):
+    monkeypatch.setattr(companion, "LAST_SECONDS", 0.5)
+
+    def interrupted():
+        with reported(folder, "http://127.0.0.1:9", tell=told.append):
+            raise Interrupted(15, "stopped by signal 15")
+
+    with pytest.raises(Interrupted):
+        interrupted()
+    assert told[0].startswith("reporting to http://127.0.0.1:9/runs/")
+    assert told[-1].startswith("7 lines of this run could not be sent to http://127.0.0.1:9 yet")
+    report = read_report(folder)
+    assert (report.state, report.told) == ("stopped", False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_server_killed_again_and_again_has_each_line_once(tmp_path, told, monkeypatch):
+    folder = run_folder(tmp_path / "run")
+    chance = random.Random(time.time_ns())
+    with a_server(tmp_path) as server:
+        monkeypatch.setenv("BATCHWRIGHT_TOKEN", server.token)
+        one = Companion(folder, server.url)
+        for round_ in range(3):
+            for number in range(400):
+                write_lines(folder, step(number, epoch=round_))
+            time.sleep(chance.random())
+            server.kill()
+            write_lines(folder, *(step(number) for number in range(50)))
+            server.start()
+        wait_until(lambda: read_report(folder).next == 1350, "it never caught up")
+        one.end("finished", None)
+        run = read_report(folder).run
+        found = []
+        with remote_of(server) as service_:
+            while len(found) < 1350:
+                after = len(found) - 1
+                page = service_.get(f"/v1/runs/{run}/records?after={after}&limit=1000")
+                found += page["records"]
+            assert service_.get(f"/v1/runs/{run}")["state"] == "finished"
+    assert found == lines_of(folder)
+
+
+def remote_of(server):
+    from batchwright.client.http import Service
+
+    return Service(server.url, server.token)
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+from batchwright.client.companion import Companion
+companion = Companion(Path(sys.argv[1]), sys.argv[2])
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_reporter_ends_soon_after_its_training_was_killed(folder, monkeypatch):
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_x")
+    training = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(folder), "http://127.0.0.1:9"],
+        stdout=subprocess.PIPE,
+        env=os.environ,
+    )
+    assert training.stdout is not None
+    assert training.stdout.readline() == b"ready\n"
+    found = children_of(training.pid)
+    assert len(found) == 1
+    training.send_signal(signal.SIGKILL)
+    training.wait(10)
+    wait_until(lambda: not is_there(found[0]), "the reporter stayed")
+
+
+def children_of(process):
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process)],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
+    )
+    return [int(word) for word in listed.stdout.split()]
+
+
+def is_there(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

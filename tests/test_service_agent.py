@@ -1,0 +1,324 @@
+"""Jobs carried out by agents: once each, whoever is killed, and nothing that is not allowed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from batchwright.client import job_work, pulse
+from batchwright.client.agent import Agent, allowed, only_here
+from batchwright.client.http import Service, ServiceError
+from batchwright.client.job_work import code_words
+from batchwright.client.submitting import follow, state_words, submit
+from batchwright.documents import write_record
+from batchwright.errors import BatchwrightError, FileError, WorkerError
+from batchwright.records.service import AgentIntroduction
+from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
+from samples import make_job, make_plan, make_profile, make_summary
+
+pytestmark = pytest.mark.timeout(90)
+TESTS = Path(__file__).parent
+JOB = make_job()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What verbs make, so that `fake_verbs` need not load all records."""
+    folder = tmp_path_factory.mktemp("made")
+    write_record(make_profile(), folder / "profile.json")
+    write_record(make_plan(), folder / "plan.json")
+    write_record(make_summary(), folder / "summary.json")
+    (folder / "step.json").write_text(json.dumps(step(0)))
+    (folder / "epoch.json").write_text(json.dumps(epoch(0)))
+    return folder
+
+
+@pytest.fixture
+def hold(tmp_path, monkeypatch, made):
+    """The file by which verbs are held up, or made to fail."""
+    file = tmp_path / "hold"
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", paths)
+    monkeypatch.setenv("FAKE_MADE", str(made))
+    monkeypatch.setenv("FAKE_HOLD", str(file))
+    monkeypatch.setattr(job_work, "VERBS", "fake_verbs")
+    monkeypatch.setattr(job_work, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.05)
+    yield file
+    file.unlink(missing_ok=True)
+
+
+class Here:
+    """An agent of the test's own service, which works on one job when it is told to."""
+
+    def __init__(self, service, folder, *, name="one", allow=(), faults=(), **options):
+        self.service, self.folder, self.told = service, folder, []
+        (folder / "jobs").mkdir(parents=True, exist_ok=True)
+        introduction = AgentIntroduction(name=name, allow=allow)
+        self.agent = Agent(
+            remote(service, "report", faults),
+            service.tokens["report"],
+            folder,
+            introduction,
+            tell=self.told.append,
+            **options,
+        )
+        self.agent._introduce()
+
+    def work(self):
+        """Lease and carry out one job; returns whether there was one."""
+        lease = self.agent._lease()
+        if lease is not None:
+            self.agent._carry_out(lease)
+        return lease is not None
+
+    def begin(self):
+        thread = threading.Thread(target=self.work, daemon=True)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def queued(service):
+    """A job that trains without being asked again."""
+    return submit(remote(service, "submit"), JOB, name="a job", auto=True)
+
+
+def state(service, job):
+    return service.store.jobs.get(job.id)
+
+
+def reached(hold, verb):
+    wait_until(lambda: hold.with_name("reached").exists(), f"{verb} did not begin")
+    assert hold.with_name("reached").read_text() == verb
+
+
+# ------------------------------------------------------------------------------------- one job
+
+
+def test_a_job_is_probed_planned_trained_and_reported(service, queued, hold, tmp_path):
+    here = Here(service, tmp_path / "agent")
+    assert here.work()
+    found = state(service, queued)
+    assert (found.state, found.attempts, found.error) == ("done", 1, None)
+    assert found.has_profile
+    assert found.has_plan
+    run = service.store.runs.get(found.run)
+    assert (run.name, run.state, run.job, run.records) == ("a job", "finished", queued.id, 21)
+    folder = tmp_path / "agent" / "jobs" / queued.id
+    assert service.store.records.after(found.run, None, -1, 100).records == tuple(
+        lines_of(folder / "run")
+    )
+    assert not here.work()
+
+
+def test_a_plan_waits_for_approval_and_another_agent_may_follow_it(service, hold, tmp_path):
+    job = submit(remote(service, "submit"), JOB, name="a job", auto=False)
+    assert Here(service, tmp_path / "one").work()
+    other = Here(service, tmp_path / "two", name="two")
+    assert state(service, job).state == "planned"
+    assert not other.work()
+    service.store.jobs.approve(job.id)
+    service.store.agents.introduce(AgentIntroduction(name="one", allow=("data=none",)), "report")
+    assert other.work()
+    assert (state(service, job).state, state(service, job).attempts) == ("done", 2)
+
+
+def test_what_the_rules_do_not_name_is_not_run(service, hold, tmp_path):
+    wide = ["data=*", "network=*", "weights=*"]
+    job = JOB.model_copy(update={"network": "os:system"})
+    job = submit(remote(service, "submit"), job, name="evil", auto=True)
+    here = Here(service, tmp_path / "agent", allow=wide)
+    lease = here.agent._lease()
+    here.agent._introduction = AgentIntroduction(name="one", allow=())  # a service that lies
+    here.agent._carry_out(lease)
+    found = state(service, job)
+    assert found.state == "failed"
+    assert found.error.startswith("network=os:system is not allowed")
+    assert not list((tmp_path / "agent" / "jobs").glob("*/logs/*"))
+
+
+@pytest.mark.parametrize("verb", ["probe", "plan", "train"])
+def test_a_verb_that_fails_fails_the_job_with_its_line(service, queued, hold, tmp_path, verb):
+    hold.write_text(f"fail {verb}")
+    assert Here(service, tmp_path / "agent").work()
+    found = state(service, queued)
+    assert (found.state, found.error) == ("failed", f"{verb} cannot be done here")
+
+
+@pytest.mark.parametrize("verb", ["probe", "train"])
+def test_a_cancelled_job_stops_at_once(service, queued, hold, tmp_path, verb):
+    hold.write_text(verb)
+    thread = Here(service, tmp_path / "agent").begin()
+    reached(hold, verb)
+    service.store.jobs.cancel(queued.id)
+    thread.join(SECONDS)
+    assert state(service, queued).state == "cancelled"
+
+
+def test_an_agent_that_lost_its_job_stops_and_says_no_more(service, queued, hold, tmp_path, clock):
+    hold.write_text("train")
+    one = Here(service, tmp_path / "one")
+    thread = one.begin()
+    reached(hold, "train")
+    two = Here(service, tmp_path / "two", name="two")
+    clock.go(1000)
+    wait_until(two.agent._lease)
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert one.told[-1] == "a job: the lease was lost, so another agent goes on with it"
+    assert state(service, queued).agent == "two"
+    assert state(service, queued).state == "training"
+
+
+def test_a_stopped_agent_gives_its_job_back_and_goes_on_later(service, queued, hold, tmp_path):
+    hold.write_text("train")
+    here = Here(service, tmp_path / "agent")
+    thread = here.begin()
+    reached(hold, "train")
+    here.agent._stopping.set()
+    thread.join(SECONDS)
+    assert state(service, queued).state == "planned"
+    hold.unlink()
+    assert Here(service, tmp_path / "agent").work()
+    found = state(service, queued)
+    assert (found.state, found.attempts) == ("done", 2)
+    lines = lines_of(tmp_path / "agent" / "jobs" / queued.id / "run")
+    assert [line.get("step") for line in lines] == [*range(20), None]
+    assert service.store.runs.get(found.run).records == 21
+
+
+def test_a_service_that_is_away_at_the_end_hears_of_it_later(service, queued, hold, tmp_path):
+    here = Here(service, tmp_path / "agent")
+    hold.write_text("report")
+    thread = here.begin()
+    reached(hold, "report")
+    wire = here.agent._service._client
+    assert isinstance(wire, Wire)
+    wire.faults = iter(["refused", "lost", "answered"] * 4)
+    hold.unlink()
+    thread.join(SECONDS)
+    found = state(service, queued)
+    assert found.state == "done"
+    assert service.store.runs.get(found.run).records == 21
+
+
+# ------------------------------------------------------------------------------ rules and folders
+
+
+def test_rules_are_checked_and_code_is_named_again():
+    assert allowed(["data=a:/b/*", "network=c:d"]) == ("data=a:/b/*", "network=c:d")
+    with pytest.raises(BatchwrightError, match="--allow 'seed=1': write KEY=PATTERN"):
+        allowed(["seed=1"])
+    job = JOB.model_copy(update={"network": "torchvision.models:resnet50", "loss": "a:b"})
+    assert code_words(job) == ["network=torchvision.models:resnet50", "loss=a:b"]
+    assert code_words(JOB) == []
+
+
+def test_a_folder_has_one_agent(tmp_path):
+    with (
+        only_here(tmp_path),
+        pytest.raises(FileError, match="give this one another --folder"),
+        only_here(tmp_path),
+    ):
+        pass
+    with only_here(tmp_path):
+        pass
+
+
+# -------------------------------------------------------------------------------------- submitting
+
+
+def test_a_job_that_may_have_arrived_is_not_submitted_again(service, monkeypatch):
+    monkeypatch.setattr("batchwright.client.submitting.Backoff.seconds", lambda *_: 0.0)
+    with pytest.raises(ServiceError):
+        submit(remote(service, "submit", ["answered"]), JOB, name="a", auto=False)
+    assert len(service.store.jobs.list()) == 1
+    submit(remote(service, "submit", ["refused"] * 3), JOB, name="b", auto=False)
+    assert {job.name for job in service.store.jobs.list()} == {"a", "b"}
+    with pytest.raises(BatchwrightError, match="give 1 to 120 characters"):
+        submit(remote(service, "submit"), JOB, name="a\nb", auto=False)
+
+
+def test_a_job_is_followed_to_its_end(service, monkeypatch):
+    monkeypatch.setattr("batchwright.client.submitting.ASK_SECONDS", 0.0)
+    job = submit(remote(service, "submit"), JOB, name="a job", auto=True)
+    told = []
+
+    def tell(line):
+        told.append(line)
+        if len(told) == 1:
+            service.store.jobs.cancel(job.id)
+
+    with pytest.raises(WorkerError, match="job a job: cancelled"):
+        follow(remote(service, "read"), job, tell)
+    assert told == ["job a job: queued", "job a job: cancelled"]
+    waits = job.model_copy(update={"state": "planned", "auto": False})
+    assert state_words(waits, "http://x") == (
+        "job a job: planned, waits to be approved at http://x/jobs"
+    )
+
+
+# ------------------------------------------------------------------------------------------ killed
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    with a_server(tmp_path) as one:
+        monkeypatch.setenv("BATCHWRIGHT_TOKEN", one.token)
+        yield one
+
+
+def started(server, folder, hold):
+    log = (folder.parent / "agent.log").open("ab")
+    return subprocess.Popen(
+        [sys.executable, str(TESTS / "agents.py"), server.url, str(folder), "one"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=os.environ,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_an_agent_killed_in_probing_training_or_reporting_ends_each_job_once(
+    server, hold, tmp_path
+):
+    done = {}
+    with Service(server.url, server.token) as service:
+        for verb in ("probe", "train", "report"):
+            hold.write_text(verb)
+            job = submit(service, JOB, name=verb, auto=True)
+            agent = started(server, tmp_path / "agent", hold)
+            try:
+                reached(hold, verb)
+                agent.send_signal(signal.SIGKILL)
+                agent.wait(10)
+                hold.unlink()
+                hold.with_name("reached").unlink()
+                agent = started(server, tmp_path / "agent", hold)
+                path = f"/v1/jobs/{job.id}"
+                wait_until(lambda path=path: service.get(path)["state"] not in OPEN)
+                done[verb] = service.get(path)
+                agent.terminate()
+                assert agent.wait(30) == 143
+            finally:
+                agent.kill()
+                agent.wait()
+        for verb, job in done.items():
+            assert (job["state"], job["attempts"], job["error"]) == ("done", 2, None), verb
+            run = service.get(f"/v1/runs/{job['run']}")
+            assert (run["state"], run["records"]) == ("finished", 21)
+            lines = lines_of(tmp_path / "agent" / "jobs" / job["id"] / "run")
+            assert service.get(f"/v1/runs/{job['run']}/records")["records"] == lines
+
+
+OPEN = ("queued", "probing", "planned", "training")
