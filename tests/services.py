@@ -12,7 +12,6 @@ import functools
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -171,15 +170,17 @@ def template() -> tuple[bytes, dict[str, str]]:
         return (Path(folder) / "service.sqlite").read_bytes(), tokens
 
 
-@contextmanager
-def service_in(folder: Path, clock: HandClock) -> Iterator[Service]:
-    """A service over a file in ``folder``, with limits that no test meets by accident."""
+def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
+    """A service over a new database in ``folder``, for a fixture of any scope; with limits that no
+    test meets by accident."""
     content, tokens = template()
     (folder / "service.sqlite").write_bytes(content)
     limits = Limits(requests_per_second=100_000.0, burst=100_000)
     settings = Settings(database=f"sqlite:///{folder}/service.sqlite", limits=limits)
     store = Store.open(settings, clock)
-    yield Service(store, settings, clock, tokens)
+    made = Service(store, settings, clock, tokens)
+    yield made
+    made.app.state.adviser.close()
     store.close()
 
 
@@ -190,5 +191,4 @@ def clock() -> HandClock:
 
 @pytest.fixture
 def service(tmp_path, clock: HandClock) -> Iterator[Service]:
-    with service_in(tmp_path, clock) as one:
-        yield one
+    yield from serving_from(tmp_path, clock)
