@@ -119,10 +119,12 @@ def test_simulated_seconds_say_so_and_have_a_chart_of_their_own(mixed):
     assert list(charts) == [
         "Accuracy against epochs",
         "Accuracy against real time",
+        "Accuracy against cost",
         "Accuracy against simulated time",
+        "Accuracy against simulated cost",
     ]
     lines = [chart.count("<polyline") for chart in charts.values()]
-    assert lines == [3, 2, 1]
+    assert lines == [3, 2, 2, 1, 1]
     assert "simulated seconds of training" in charts["Accuracy against simulated time"]
     assert "training times of both are those of simulated clusters" in text
     labels = [axes.get_xlabel() for axes in draw_comparison(mixed).axes]

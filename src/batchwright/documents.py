@@ -106,7 +106,7 @@ def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
     Raises:
         FileError: missing, unreadable, not JSON, or not this kind of record.
     """
-    return _record_in(_read_text(path), _name_of(path), model)
+    return parse_record(_read_text(path), _name_of(path), model)
 
 
 def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
@@ -125,7 +125,7 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
     told = values.get("format") if isinstance(values, dict) else None
     for model in models:
         if told == model.model_fields["format"].default:
-            return _record_in(text, where, model)
+            return parse_record(text, where, model)
     kinds = [_KINDS.get(model.__name__, model.__name__) for model in models]
     what = f"its format is {_shorten(told)}" if told is not None else "it has no format"
     raise FileError(
@@ -134,7 +134,12 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
     )
 
 
-def _record_in(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
+def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
+    """The record in a JSON text; ``where`` is what messages call it.
+
+    Raises:
+        FileError: It is not JSON, or not this kind of record.
+    """
     kind = _KINDS.get(model.__name__, model.__name__)
     verb = _WRITTEN_BY.get(kind)
     hint = f"; `batchwright {verb}` writes a {kind}" if verb else ""

@@ -15,7 +15,7 @@ from typing import Literal
 from batchwright.reporting.axes import Axis, linear_axis
 
 WIDTH, HEIGHT = 440, 290
-LEFT, RIGHT, TOP = 56, 26, 12
+LEFT, RIGHT, TOP = 68, 26, 12
 ROW, LINE = 34, 15
 LEAST = 0.8  # width of a box: narrower ones would not be seen
 MARK = 14  # above lanes, for the words of marks
@@ -25,11 +25,13 @@ Marker = Literal["circle", "square", "diamond", "star", "ring", "none"]
 
 @dataclass(frozen=True)
 class Point:
-    """A mark and the words shown for it."""
+    """A mark and the words shown for it; with ``across`` or ``up`` the interval that way."""
 
     x: float
     y: float
     title: str
+    across: tuple[float, float] | None = None
+    up: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ def xy_chart(
         if one.line and len(one.points) > 1:
             places = _places([(p.x, p.y) for p in one.points], x, y)
             parts.append(f'<polyline class="line {one.style}" points="{places}"/>')
+    for one in series:
+        for point in one.points:
+            parts += _whiskers(one.style, point, x, y)
     for one in series:
         if one.marker != "none":
             parts += [_mark(one, point, x, y) for point in one.points]
@@ -202,7 +207,7 @@ def _grid(x: Axis, y: Axis | None, height: int) -> list[str]:
     if y:
         middle = (TOP + floor_line) / 2
         drawn.append(
-            f'<text class="axis" text-anchor="middle" transform="translate(13 {middle:.1f}) '
+            f'<text class="axis" text-anchor="middle" transform="translate(12 {middle:.1f}) '
             f'rotate(-90)">{escape(y.label)}</text>'
         )
     return drawn
@@ -230,6 +235,20 @@ def _place(point: tuple[float, float], x: Axis, y: Axis) -> tuple[float, float]:
 
 def _places(points: Iterable[tuple[float, float]], x: Axis, y: Axis) -> str:
     return " ".join("{:.1f},{:.1f}".format(*_place(point, x, y)) for point in points)
+
+
+def _whiskers(style: str, point: Point, x: Axis, y: Axis) -> list[str]:
+    """The intervals of a point, as far as they are inside the chart."""
+    ends = []
+    if point.across:
+        ends.append([(_within(end, x), point.y) for end in point.across])
+    if point.up:
+        ends.append([(point.x, _within(end, y)) for end in point.up])
+    return [f'<polyline class="line thin {style}" points="{_places(one, x, y)}"/>' for one in ends]
+
+
+def _within(value: float, axis: Axis) -> float:
+    return min(max(value, axis.low), axis.high)
 
 
 def _mark(series: Series, point: Point, x: Axis, y: Axis) -> str:

@@ -80,7 +80,7 @@ def table(caption: str, head: Sequence[str] | None, rows: Iterable[Sequence[str]
     )
     kind = "facts" if head is None else "numbers"
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{safe(caption)}">'
+        f'<div class="scroll" role="group" tabindex="0" aria-label="{safe(caption)}">'
         f'<table class="{kind}"><caption>{safe(caption)}</caption>{header}<tbody>{body}</tbody>'
         "</table></div>"
     )

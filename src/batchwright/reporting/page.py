@@ -6,10 +6,11 @@ Every word from outside is escaped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from batchwright.files import make_folder, write_whole
-from batchwright.records import EpochRecord, Plan, Reason, RunSummary
+from batchwright.records import EpochRecord, Plan, Profile, Reason, RunSummary
 from batchwright.records.words import (
     counted,
     duration,
@@ -18,6 +19,7 @@ from batchwright.records.words import (
     percent,
 )
 from batchwright.reporting import markup
+from batchwright.reporting.live_run import EpochNow
 from batchwright.reporting.page_charts import (
     candidates_chart,
     epochs_chart,
@@ -71,11 +73,11 @@ def page(summary: RunSummary) -> str:
     body = "\n".join(
         [
             _headline(summary, title),
-            markup.section("The plan", _plan(summary)),
-            markup.section("Predicted against measured", _predicted(summary)),
+            markup.section("The plan", plan_part(summary.plan, summary.profile, summary.epochs)),
+            markup.section("Predicted against measured", predicted_part(summary)),
             *([markup.section("Rounds", rounds_part(summary))] if summary.rounds else []),
-            markup.section("Accuracy", _accuracy(summary)),
-            markup.section("Where the time went", _time(summary)),
+            markup.section("Accuracy", accuracy_part(summary)),
+            markup.section("Where the time went", time_part(summary)),
             markup.section("The job", job_part(summary)),
             markup.section("Data, network and environment", environment_part(summary)),
         ]
@@ -148,8 +150,16 @@ def _top1(epoch: EpochRecord | None) -> str:
     return "not evaluated" if epoch is None or epoch.top1 is None else percent(epoch.top1)
 
 
-def _plan(summary: RunSummary) -> str:
-    plan = summary.plan
+def plan_part(
+    plan: Plan, profile: Profile | None = None, epochs: Sequence[EpochRecord] = ()
+) -> str:
+    """A plan: its table, why, over the epochs, and what else was considered.
+
+    Args:
+        plan: Any.
+        profile: What it was made from, if known: measured steps are drawn on top.
+        epochs: Those that were trained by it, if any: their rates are drawn on top.
+    """
     reasons = "\n".join(
         f"<li><p><strong>{markup.safe(one.choice)}: {markup.safe(one.value)}</strong> "
         f'<span class="badge">{markup.safe(one.source)}</span></p><p>{markup.safe(one.why)}'
@@ -160,8 +170,8 @@ def _plan(summary: RunSummary) -> str:
     return (
         _stages(plan)
         + (f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else "")
-        + stages_part(summary)
-        + choice_charts(plan, summary.profile)
+        + stages_part(plan, epochs)
+        + choice_charts(plan, profile)
         + knees_table(plan)
     )
 
@@ -187,7 +197,13 @@ def _alternatives(reason: Reason) -> str:
     return f'<ul class="instead">{items}</ul>' if items else ""
 
 
-def _predicted(summary: RunSummary) -> str:
+def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
+    """Seconds per epoch, stage by stage and epoch by epoch, and what a new fit would change.
+
+    Args:
+        summary: The run, or its finished epochs.
+        now: The epoch in progress, if one is.
+    """
     compared, measured = comparisons(summary), measured_word(summary)
     caption = f"{simulated_word(summary)}seconds per epoch of training".capitalize()
     head = ["stage", "predicted (95 %)", f"{measured} (median)", f"{measured} (range)"]
@@ -210,10 +226,7 @@ def _predicted(summary: RunSummary) -> str:
         "The median is taken over whole epochs, the first left out: it pays for what is done "
         "once.</p></div>"
     )
-    charts = markup.pair(candidates_chart(summary), epochs_chart(summary))
-    words = refit_words(summary)
-    refit = f"<p>{markup.safe(words)}</p>" if words else ""
-    charts = markup.pair(candidates_chart(summary), epochs_chart(summary))
+    charts = markup.pair(candidates_chart(summary), epochs_chart(summary, now))
     words = refit_words(summary)
     refit = f"<p>{markup.safe(words)}</p>" if words else ""
     beside = markup.pair(table, note) if len(compared) == 1 else table + note
@@ -226,7 +239,8 @@ def _range(one: Comparison) -> str:
     return f"{number(one.fastest)} to {number(one.slowest)}"
 
 
-def _accuracy(summary: RunSummary) -> str:
+def accuracy_part(summary: RunSummary) -> str:
+    """Last and best held-out accuracy, and both curves."""
     if not summary.epochs:
         return "<p>No epoch was finished.</p>"
     last, best = last_evaluated(summary), summary.best_epoch
@@ -239,7 +253,13 @@ def _accuracy(summary: RunSummary) -> str:
     return text + markup.pair(*learning_charts(summary))
 
 
-def _time(summary: RunSummary) -> str:
+def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
+    """Where the time went, of all and worker by worker.
+
+    Args:
+        summary: The run, or its finished epochs.
+        by_epoch: Whether to draw the workers over the epochs, too.
+    """
     parts = accounting(summary)
     total = sum(seconds for _, seconds in parts)
     whole = "training, simulated time" if summary.simulated else "wall time"
@@ -256,4 +276,5 @@ def _time(summary: RunSummary) -> str:
     )
     if not worker_curves(summary):
         return table
-    return markup.pair(worker_chart(summary), f"<div>{table}</div>") + workers_charts(summary)
+    over_epochs = workers_charts(summary) if by_epoch else ""
+    return markup.pair(worker_chart(summary), f"<div>{table}</div>") + over_epochs

@@ -10,6 +10,7 @@ from batchwright.records.words import in_bytes, in_seconds, number
 from batchwright.reporting import markup
 from batchwright.reporting.axes import Axis, batch_axis, epochs_axis, evenly, linear_axis
 from batchwright.reporting.charts import Band, Marker, Point, Series, bar_chart, swatch
+from batchwright.reporting.live_run import EpochNow
 from batchwright.reporting.reading import (
     accounting,
     accuracy,
@@ -124,9 +125,13 @@ def _by_batch(considered: Sequence[Prediction], side: int, look: tuple[str, Mark
     return Series(f"predicted{f', {side} px' if several else ''}", look[0], points, look[1])
 
 
-def epochs_chart(summary: RunSummary) -> str:
-    """Measured seconds of each epoch over the predicted interval; empty without epochs."""
-    if not summary.epochs:
+def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> str:
+    """Measured seconds of each epoch over the predicted interval; empty without epochs.
+
+    The one in progress, ``now``, is drawn as long as it would take at its pace so far.
+    """
+    expected = now.expected_seconds if now else None
+    if not summary.epochs and expected is None:
         return ""
     measured, clock = measured_word(summary), simulated_word(summary)
     points = {
@@ -145,6 +150,10 @@ def epochs_chart(summary: RunSummary) -> str:
         Series(measured, "red", points[True], marker="diamond", line=False),
         Series(f"{measured}, resumed inside", "grey", points[False], marker="diamond", line=False),
     ]
+    if now and expected is not None:
+        words = f"epoch {now.epoch + 1}: {number(expected)} {clock}s at its pace so far"
+        going = (Point(now.epoch + 1, expected, words),)
+        series.append(Series("in progress, by its pace", "ink", going, "ring", line=False))
     bands, first = [], 0.5
     for stage in summary.plan.stages:
         predicted, last = stage.predicted_epoch_seconds, first + stage.epochs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from batchwright.files import make_folder, write_whole
@@ -17,10 +18,12 @@ from batchwright.reporting.comparison import (
     setting_rows,
     time_unit,
 )
+from batchwright.reporting.spending import hourly_price
 
 _STYLES = ("blue", "red", "green", "purple", "orange")
 _MARKERS: tuple[Marker, ...] = ("circle", "square", "diamond")
 _MOST_MARKS = 40  # on one line
+_LONGEST = 60  # letters of a name in a legend
 
 _Place = tuple[int, float, float]  # epoch, seconds, accuracy
 
@@ -37,22 +40,41 @@ def write_comparison_page(told: RunComparison, path: Path) -> None:
 
 def comparison_page(told: RunComparison) -> str:
     """The comparison as an HTML document."""
+    body = [
+        f'<header><p class="kicker">Batchwright comparison</p>'
+        f"<h1>{markup.safe(told.title)}</h1>{clock_note(told)}</header>",
+        *comparison_parts(told),
+    ]
+    return markup.document(f"{told.title} - Batchwright comparison", "\n".join(body))
+
+
+def comparison_parts(told: RunComparison, *, by_run: bool = False) -> list[str]:
+    """The comparison's sections: charts, run by run, setting by setting where seeds differ.
+
+    Args:
+        told: The runs.
+        by_run: Whether each run has a colour of its own, or each setting.
+    """
+    drawn = told
+    if by_run:
+        runs_alone = [
+            replace(one, setting=at, label=one.name[:_LONGEST]) for at, one in enumerate(told.runs)
+        ]
+        drawn = replace(told, runs=tuple(runs_alone))
     head, *rows = comparison_rows(told)
     means_head, *means = setting_rows(told)
     runs = markup.table("Runs; training time is without evaluation", head, rows)
-    body = [
-        f'<header><p class="kicker">Batchwright comparison</p>'
-        f"<h1>{markup.safe(told.title)}</h1>{_note(told)}</header>",
-        markup.section("Accuracy", _charts(told)),
+    parts = [
+        markup.section("Accuracy", _charts(drawn)),
         markup.section("Run by run", runs + _common_words(told)),
     ]
     if means:
         table = markup.table("Runs that differ in the seed alone", means_head, means)
-        body.append(markup.section("Setting by setting", table))
-    return markup.document(f"{told.title} - Batchwright comparison", "\n".join(body))
+        parts.append(markup.section("Setting by setting", table))
+    return parts
 
 
-def _note(told: RunComparison) -> str:
+def clock_note(told: RunComparison) -> str:
     """What kinds of time are on the page, if not only real ones."""
     simulated, real = (told.of_clock(simulated=kind) for kind in (True, False))
     if not simulated:
@@ -78,24 +100,47 @@ def _common_words(told: RunComparison) -> str:
 
 
 def _charts(told: RunComparison) -> str:
-    charts = [_chart(told, told.runs, "epochs", "Accuracy against epochs", lambda at: at[0])]
+    charts = [_chart(told, told.runs, "epochs", "Accuracy against epochs", lambda _, at: at[0])]
     for simulated in (False, True):
         runs = told.of_clock(simulated=simulated)
         if not any(one.curve for one in runs):
             continue
         unit, name = time_unit(max(one.seconds for one in runs))
         kind = "simulated" if simulated else "real"
-        charts.append(
+        clock = "simulated " if simulated else ""
+        charts += [
             _chart(
                 told,
                 runs,
-                f"{'simulated ' if simulated else ''}{name} of training",
+                f"{clock}{name} of training",
                 f"Accuracy against {kind} time",
-                lambda at, unit=unit: at[1] / unit,  # type: ignore[misc]
-            )
-        )
+                lambda _, at, unit=unit: at[1] / unit,  # type: ignore[misc]
+            ),
+            _cost_chart(told, runs, clock),
+        ]
     charts += [""] * (len(charts) % 2)
     return "".join(markup.pair(*charts[at : at + 2]) for at in range(0, len(charts), 2))
+
+
+def _cost_chart(told: RunComparison, runs: Sequence[ComparedRun], clock: str) -> str:
+    """Against price times time of training; where a price is missing, against hours of work."""
+    priced = all(hourly_price(one.summary.plan)[1] for one in runs)
+    rates = {
+        id(one): hourly_price(one.summary.plan)[0] if priced else float(one.summary.plan.workers)
+        for one in runs
+    }
+    if priced:
+        seconds, label = 3600.0, "cost of training, in the price's currency"
+    else:
+        seconds, name = time_unit(max(one.seconds * rates[id(one)] for one in runs))
+        label = f"{clock}worker-{name} of training"
+    return _chart(
+        told,
+        runs,
+        label,
+        f"Accuracy against {'simulated ' if clock else ''}cost",
+        lambda one, at: rates[id(one)] * at[1] / seconds,
+    )
 
 
 def _chart(
@@ -103,15 +148,15 @@ def _chart(
     runs: Sequence[ComparedRun],
     label: str,
     title: str,
-    across: Callable[[_Place], float],
+    across: Callable[[ComparedRun, _Place], float],
 ) -> str:
     series = []
     for one in runs:
         style, marker = _look(one.setting)
         stride = -(-len(one.curve) // _MOST_MARKS)
-        line = tuple(Point(across(at), 100 * at[2], "") for at in one.curve)
+        line = tuple(Point(across(one, at), 100 * at[2], "") for at in one.curve)
         marks = tuple(
-            Point(across(at), 100 * at[2], f"{one.name}, epoch {at[0]}: {percent(at[2])}")
+            Point(across(one, at), 100 * at[2], f"{one.name}, epoch {at[0]}: {percent(at[2])}")
             for at in one.curve[::-1][:: stride or 1]
         )
         series += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from batchwright.records import RunSummary
+from batchwright.records import Profile, RunSummary
 from batchwright.records.words import counted, duration, number, size
 from batchwright.reporting import markup
 
@@ -39,11 +39,23 @@ def environment_part(summary: RunSummary) -> str:
     )
 
 
+def profile_facts(profile: Profile) -> str:
+    """What a profile was measured on, as a table."""
+    steps = [
+        ("network and data", f"{profile.network.name} on {profile.data.name}"),
+        ("step times", f"{len(profile.steps):,} measured"),
+    ]
+    return markup.table("What was measured", None, [*steps, *_measured(profile)])
+
+
 def _cluster(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.profile is None:
         return [("hardware", "not measured: the run had no profile")]
-    cluster = summary.profile.cluster
-    noise = summary.profile.noise
+    return _measured(summary.profile)
+
+
+def _measured(profile: Profile) -> list[tuple[str, str]]:
+    cluster, noise = profile.cluster, profile.noise
     scale = noise.noise_scale if noise else None
     return [
         ("device", f"{cluster.device_name} ({cluster.device})"),
@@ -54,5 +66,5 @@ def _cluster(summary: RunSummary) -> list[tuple[str, str]]:
         ("PyTorch", cluster.torch),
         ("allocator", cluster.allocator),
         ("gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"),
-        ("measured in", duration(summary.profile.probe_seconds)),
+        ("measured in", duration(profile.probe_seconds)),
     ]

@@ -41,12 +41,17 @@ def choice_charts(plan: Plan, profile: Profile | None) -> str:
     if not curves.clusters:
         return ""
     (seconds, unit), (worth, currency) = units_of(curves)
-    table = markup.table(*_candidates(plan))
+    table = candidates_table(plan)
     charts = markup.pair(
         _chart(curves, "seconds", seconds, "Time over global batch", f"training ({unit})", table),
         _chart(curves, "cost", worth, "Cost over global batch", f"cost ({currency})", table),
     )
     return f"<h3>Time and cost of the training, by cluster</h3>{charts}"
+
+
+def candidates_table(plan: Plan) -> str:
+    """The candidates that a choice could fall on, a row for each."""
+    return markup.table(*_candidates(plan))
 
 
 def knees_table(plan: Plan) -> str:

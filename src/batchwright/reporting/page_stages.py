@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from batchwright.records import EpochRecord, Plan, RunSummary
+from collections.abc import Sequence
+
+from batchwright.records import EpochRecord, Plan
 from batchwright.records.words import number
 from batchwright.reporting import markup
 from batchwright.reporting.axes import Axis, evenly, linear_axis, log_axis
@@ -13,18 +15,21 @@ from batchwright.reporting.stage_curves import StageChart, rate_stages, stage_ch
 _STYLES = ("blue", "orange")
 
 
-def stages_part(summary: RunSummary) -> str:
-    """A chart for each quantity that the rows change; empty for a plan of one row."""
-    plan = summary.plan
+def stages_part(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> str:
+    """A chart for each quantity that the rows change; empty for a plan of one row.
+
+    Args:
+        plan: Any.
+        epochs: Those that were trained; their rates are drawn on the planned one.
+    """
     if len(plan.stages) < 2:
         return ""
-    charts = [_chart(summary, one) for one in stage_charts(plan)]
+    charts = [_chart(plan, epochs, one) for one in stage_charts(plan)]
     pairs = (markup.pair(*charts[at : at + 2], *[""] * (at + 1 == len(charts))) for at in (0, 2))
     return "<h3>Over the epochs</h3>" + "".join(pairs)
 
 
-def _chart(summary: RunSummary, one: StageChart) -> str:
-    plan = summary.plan
+def _chart(plan: Plan, epochs: Sequence[EpochRecord], one: StageChart) -> str:
     ticks = tuple((float(at), str(at)) for at in evenly(range(plan.epochs + 1), 8))
     x = Axis("epochs", 0.0, plan.epochs, ticks)
     values = list(values_of(one))
@@ -41,7 +46,7 @@ def _chart(summary: RunSummary, one: StageChart) -> str:
     if one.logarithmic:
         told = tuple(
             Point(epoch.epoch + 1, epoch.learning_rate, f"epoch {epoch.epoch + 1}: {_rate(epoch)}")
-            for epoch in summary.epochs
+            for epoch in epochs
             if epoch.learning_rate > 0
         )
         series.append(Series("at the end of each epoch", "red", told, "diamond", line=False))

@@ -68,6 +68,7 @@ figcaption { font-weight: 600; }
 .axis { fill: var(--ink); font-size: 13.5px; }
 .grid { stroke: var(--edge); }
 .line { fill: none; stroke-width: 2; }
+.line.thin { stroke-width: 1; stroke-opacity: 0.75; }
 .ring { fill: none; stroke-width: 2; }
 .band { fill-opacity: 0.2; }
 .bar { stroke: var(--paper); }
@@ -79,6 +80,7 @@ figcaption { font-weight: 600; }
 .band.orange { fill: var(--orange); } .mark.star { stroke: var(--paper); }
 .line.grey { stroke: var(--grey); stroke-dasharray: 5 4; } .box { stroke: none; }
 .mark.grey, .band.grey { fill: var(--grey); } .ring.ink { stroke: var(--ink); }
+.mark.hollow { fill: var(--paper); stroke: var(--grey); }
 .part-set-up { fill: var(--grey); } .part-input { fill: var(--amber); }
 .part-compute { fill: var(--blue); } .part-wait { fill: var(--yellow); }
 .part-communication { fill: var(--red); }

@@ -36,6 +36,8 @@ from batchwright.service.middleware.headers import SecurityHeaders
 from batchwright.service.middleware.hosts import Hosts
 from batchwright.service.middleware.identify import Identify
 from batchwright.service.middleware.observe import Observe
+from batchwright.service.pages.problem import error_page
+from batchwright.service.pages.routers import ROUTERS as PAGES
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 
@@ -52,7 +54,6 @@ API: Sequence[APIRouter] = (
     jobs.router,
     agents.router,
 )
-PAGES: Sequence[APIRouter] = ()
 
 TIDY_SECONDS = 3600.0
 """Between two looks for what is too old to be kept."""
@@ -99,6 +100,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         app.include_router(router)
     for router in PAGES:
         app.include_router(router, include_in_schema=False)
+    app.state.error_page = error_page
     for kind in (BatchwrightError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _tell)
     return app

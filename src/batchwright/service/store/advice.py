@@ -61,6 +61,16 @@ class AdviceStore:
             ).all()
         return [_advice_of(row) for row in rows]
 
+    def numbers(self, run: str) -> tuple[tuple[int, int | None], ...]:
+        """Number of each advice and the epoch from which it is followed, without the plans."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                select(advice.c.number, advice.c.taken)
+                .where(advice.c.run_id == run)
+                .order_by(advice.c.number)
+            ).all()
+        return tuple((row.number, row.taken) for row in rows)
+
     def taken(self, run: str, number: int, epoch: int) -> Advice:
         """Note that a run follows advice from ``epoch`` on; telling it again changes nothing.
 

@@ -1,0 +1,129 @@
+"""Runs beside each other: accuracy against epochs, time and cost, those that go on among them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from batchwright.documents import one_line
+from batchwright.errors import FileError
+from batchwright.records import RunSummary
+from batchwright.records.service import Identifier, RunInfo
+from batchwright.reporting.comparison import compared
+from batchwright.reporting.live_page import Part
+from batchwright.reporting.page_comparison import clock_note, comparison_parts
+from batchwright.service.access import need_page, store_of
+from batchwright.service.caller import Caller
+from batchwright.service.pages.fragments import digest_of, live_parts, tagged, unchanged
+from batchwright.service.pages.rendering import piece, render
+from batchwright.service.pages.telling import OVER, story_of
+from batchwright.service.problems import NotFound
+from batchwright.service.store import Store
+
+router = APIRouter(prefix="/compare", include_in_schema=False)
+
+MOST_RUNS = 12
+"""Compared at once: more are not told apart."""
+MOST_OFFERED = 30
+"""Of the newest runs that one may add."""
+
+Reader = Annotated[Caller, need_page("read")]
+Chosen = Annotated[list[Identifier], Query(max_length=50)]
+Have = Annotated[str, Query(max_length=2000)]
+
+
+@router.get("")
+def compare_page(request: Request, caller: Reader, run: Chosen = []) -> Response:  # noqa: B006
+    """The page."""
+    store = store_of(request)
+    runs = _runs(store, run)
+    others = [one for one in store.runs.list(MOST_OFFERED) if one.id not in run]
+    query = "&".join(f"run={one.id}" for one in runs)
+    return render(
+        request,
+        "compare.html",
+        caller,
+        runs=runs,
+        others=others,
+        most=MOST_RUNS,
+        fragment=f"/compare/live?{query}",
+        over=_over(runs),
+        says=_says(runs),
+        parts=live_parts(_parts(store, runs)),
+    )
+
+
+@router.get("/live")
+def compare_live(
+    request: Request,
+    caller: Reader,
+    run: Chosen = [],  # noqa: B006 - FastAPI's way to say it; nothing changes it
+    have: Have = "",
+) -> Response:
+    """What has changed on it."""
+    store = store_of(request)
+    runs = _runs(store, run)
+    etag = digest_of(*(one.model_dump_json(exclude={"changed"}) for one in runs))
+    same = unchanged(request, etag)
+    if same is not None:
+        return same
+    response = render(
+        request,
+        "live.html",
+        caller,
+        title="",
+        says=_says(runs),
+        over=_over(runs),
+        parts=live_parts(_parts(store, runs), have),
+    )
+    return tagged(response, etag)
+
+
+def _runs(store: Store, identifiers: list[str]) -> list[RunInfo]:
+    """The runs that were asked for and are there, each once."""
+    found = []
+    for one in dict.fromkeys(identifiers):
+        try:
+            found.append(store.runs.get(one))
+        except NotFound:
+            continue
+    return found[:MOST_RUNS]
+
+
+def _over(runs: list[RunInfo]) -> bool:
+    return all(one.state in OVER for one in runs)
+
+
+def _says(runs: list[RunInfo]) -> str:
+    done = ", ".join(f"{one.name} {one.epochs_done} of {one.epochs} epochs" for one in runs)
+    return f"{done}." if done else "No run is chosen."
+
+
+def _parts(store: Store, runs: list[RunInfo]) -> list[Part]:
+    """The comparison, or why there is none."""
+    if len(runs) < 2:
+        return [Part("comparison", "", piece("compare_none.html", count=len(runs), problem=""))]
+    try:
+        told = compared([_summary(store, one, runs) for one in runs])
+    except FileError as error:
+        words = one_line(error)
+        return [Part("comparison", "", piece("compare_none.html", count=2, problem=words))]
+    if all(not one.curve for one in told.runs):
+        words = "none of these runs has finished and evaluated an epoch yet"
+        return [Part("comparison", "", piece("compare_none.html", count=2, problem=words))]
+    return [
+        Part("comparison", "", clock_note(told) + "\n".join(comparison_parts(told, by_run=True)))
+    ]
+
+
+def _summary(store: Store, info: RunInfo, runs: list[RunInfo]) -> RunSummary:
+    """A run under its name; one of several of that name has the start of its identifier, too."""
+    same = [one for one in runs if _flat(one.name) == _flat(info.name)]
+    name = _flat(info.name) if len(same) == 1 else f"{_flat(info.name)} ({info.id[:8]})"
+    return story_of(store, info).so_far.model_copy(update={"run_folder": name})
+
+
+def _flat(name: str) -> str:
+    """A name as one word of a path: the comparison is made for folders."""
+    return name.replace("/", "∕")  # noqa: RUF001 - the division slash looks like one

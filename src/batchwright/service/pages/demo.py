@@ -1,0 +1,53 @@
+"""The demo run: a real training, stored with the program, as if it had reported here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import RedirectResponse
+
+from batchwright.records.service import MOST_RECORDS, RecordBatch, RunEnd, RunIntroduction
+from batchwright.service.access import check_form, need_page, store_of
+from batchwright.service.caller import Caller
+from batchwright.service.store import Store
+
+router = APIRouter(include_in_schema=False)
+
+DEMO = "00000000-0000-4000-8000-00000000de30"
+"""The run's identifier: loading it again finds it there."""
+OWNER = "demo"
+
+Visitor = Annotated[Caller, need_page("report", "submit")]
+
+
+@router.post("/demo", dependencies=[Depends(check_form)])
+def load(request: Request, caller: Visitor) -> Response:
+    """Load it, if it is not there, and show it."""
+    store = store_of(request)
+    load_demo(store)
+    store.audit.note(caller.name, "demo.load", DEMO)
+    return RedirectResponse(f"/runs/{DEMO}", 303)
+
+
+def load_demo(store: Store) -> None:
+    """Store the demo run as its reporter would have; what is there already stays."""
+    told = demo()
+    introduction = RunIntroduction.model_validate(told["introduction"])
+    info = store.runs.introduce(DEMO, introduction, OWNER, demo=True)
+    lines = told["records"]
+    for first in range(info.records, len(lines), MOST_RECORDS):
+        batch = RecordBatch(first=first, records=tuple(lines[first : first + MOST_RECORDS]))
+        store.records.append(DEMO, batch)
+    if info.state != "finished":
+        store.runs.end(DEMO, RunEnd.model_validate(told["end"]))
+
+
+def demo() -> dict[str, Any]:
+    """What is stored: `introduction`, `records` and `end`, as a reporter sends them."""
+    packed = files("batchwright.service.pages") / "demo.json.gz"
+    found: dict[str, Any] = json.loads(gzip.decompress(packed.read_bytes()))
+    return found

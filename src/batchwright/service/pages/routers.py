@@ -1,0 +1,29 @@
+"""All pages, in the order in which addresses are looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+
+from batchwright.service.pages import (
+    assets,
+    compare,
+    demo,
+    jobs,
+    planner,
+    run,
+    runs,
+    sign_in,
+)
+
+ROUTERS: Sequence[APIRouter] = (
+    assets.router,
+    sign_in.router,
+    runs.router,  # its /runs/rows comes before /runs/{run}
+    run.router,
+    compare.router,
+    planner.router,
+    jobs.router,
+    demo.router,
+)

@@ -1,0 +1,295 @@
+// Keeps pages up to date. Without it every page works, and is as new as its last loading.
+//
+//   [data-live=URL]       fetched again and again; its [data-part] are changed where they differ
+//   [data-answer=URL]     a form whose fields are sent to URL as they change; the answer goes into
+//                         the element that data-into names
+//   time[data-ago]        told as "12 s ago"
+//
+// What changes is changed in place, node by node: focus, selection, open details, what was typed
+// and how far a table was scrolled stay as they are.
+"use strict";
+
+(() => {
+  const EVERY = 800; // ms between an answer and the next question
+  const HIDDEN = 15000; // the same while nobody looks
+  const SLOWEST = 10000; // after failures
+  const SPOKEN = 5000; // ms between two sentences for a screen reader
+
+  // ------------------------------------------------------------------------------- in place
+
+  function change(from, to) {
+    if (from.isEqualNode(to)) return;
+    changeAttributes(from, to);
+    if (from.matches("time[data-ago]")) return; // the clock below writes into it
+    changeChildren(from, to);
+  }
+
+  function changeAttributes(from, to) {
+    const own = from.nodeName === "DETAILS" ? "open" : null; // the reader's, not the server's
+    for (const { name } of [...from.attributes]) {
+      if (name !== own && !to.hasAttribute(name)) from.removeAttribute(name);
+    }
+    for (const { name, value } of to.attributes) {
+      if (name !== own && from.getAttribute(name) !== value) from.setAttribute(name, value);
+    }
+  }
+
+  function keyOf(node) {
+    return node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("data-key") : null;
+  }
+
+  function changeChildren(from, to) {
+    const keyed = new Map();
+    for (const child of from.children) if (keyOf(child)) keyed.set(keyOf(child), child);
+    let at = from.firstChild;
+    for (const wanted of [...to.childNodes]) {
+      const key = keyOf(wanted);
+      const known = key ? keyed.get(key) : at && !keyOf(at) ? at : null;
+      if (!known || known.nodeName !== wanted.nodeName) {
+        from.insertBefore(document.importNode(wanted, true), at);
+        continue;
+      }
+      if (known === at) at = at.nextSibling;
+      else from.insertBefore(known, at);
+      if (known.nodeType === Node.ELEMENT_NODE) change(known, wanted);
+      else if (known.nodeValue !== wanted.nodeValue) known.nodeValue = wanted.nodeValue;
+    }
+    while (at) {
+      const next = at.nextSibling;
+      at.remove();
+      at = next;
+    }
+  }
+
+  // --------------------------------------------------------------------------------- spoken
+
+  const speaker = document.querySelector("[data-speaker]");
+  let spoken = 0;
+  let waiting = 0;
+
+  function say(words) {
+    if (!speaker || !words || speaker.textContent === words) return;
+    clearTimeout(waiting);
+    const rest = spoken + SPOKEN - Date.now();
+    if (rest > 0) {
+      waiting = setTimeout(say, rest, words);
+      return;
+    }
+    spoken = Date.now();
+    speaker.textContent = words;
+  }
+
+  // ----------------------------------------------------------------------------------- live
+
+  class Live {
+    constructor(element) {
+      this.element = element;
+      this.etag = null;
+      this.failures = 0;
+      this.lost = element.querySelector("[data-lost]");
+      this.says = element.dataset.says;
+      this.timer = 0;
+      this.busy = false;
+      this.over = element.hasAttribute("data-over");
+      if (!this.over) this.wait();
+      document.addEventListener("visibilitychange", () => {
+        if (!document.hidden && !this.over && !this.busy) this.wait(0);
+      });
+    }
+
+    wait(time) {
+      clearTimeout(this.timer);
+      const slow = Math.min(SLOWEST, EVERY * 2 ** this.failures);
+      const pause = time ?? (document.hidden ? HIDDEN : slow);
+      this.timer = setTimeout(() => this.ask(), pause);
+    }
+
+    parts() {
+      return [...this.element.querySelectorAll("[data-part]")];
+    }
+
+    async ask() {
+      this.busy = true;
+      try {
+        const url = new URL(this.element.dataset.live, location.href);
+        const have = this.parts().map((one) => `${one.dataset.part}.${one.dataset.version}`);
+        url.searchParams.set("have", have.join("~"));
+        const headers = this.etag ? { "If-None-Match": this.etag } : {};
+        const answer = await fetch(url, {
+          headers,
+          cache: "no-store",
+          credentials: "same-origin",
+          redirect: "error",
+          signal: AbortSignal.timeout(15000),
+        });
+        await this.take(answer);
+      } catch {
+        this.fail("The server is not reached");
+      }
+      this.busy = false;
+      if (!this.over) this.wait();
+    }
+
+    async take(answer) {
+      if (answer.status === 401 || answer.status === 403) {
+        this.fail("This browser is no longer signed in: load the page again");
+        this.over = true;
+      } else if (answer.status === 404) {
+        this.fail("This is no longer there: it was deleted");
+        this.over = true;
+      } else if (answer.status === 429) {
+        this.fail("The server asks to be asked less often");
+      } else if (answer.status === 200) {
+        this.show(await answer.text());
+        this.etag = answer.headers.get("ETag");
+        this.reached();
+      } else if (answer.status === 304) {
+        this.reached();
+      } else {
+        this.fail("The server cannot answer just now");
+      }
+    }
+
+    show(text) {
+      const told = new DOMParser().parseFromString(text, "text/html").body.firstElementChild;
+      const known = new Map(this.parts().map((one) => [one.dataset.part, one]));
+      let before = null;
+      for (const part of told.querySelectorAll("[data-part]")) {
+        const old = known.get(part.dataset.part);
+        known.delete(part.dataset.part);
+        if (!old) {
+          const fresh = document.importNode(part, true);
+          if (before) before.after(fresh);
+          else this.element.querySelector("[data-parts]").prepend(fresh);
+          before = fresh;
+          continue;
+        }
+        if (old.dataset.version !== part.dataset.version) change(old, part);
+        before = old;
+      }
+      for (const gone of known.values()) gone.remove();
+      if (told.dataset.says !== this.says) {
+        this.says = told.dataset.says;
+        say(this.says);
+      }
+      if (told.dataset.title) document.title = told.dataset.title;
+      this.over = told.hasAttribute("data-over");
+      tellTimes();
+    }
+
+    reached() {
+      if (this.failures && this.lost) {
+        this.lost.hidden = true;
+        say("The server is reached again.");
+      }
+      this.failures = 0;
+    }
+
+    fail(words) {
+      this.failures = Math.min(this.failures + 1, 6);
+      if (!this.lost) return;
+      if (this.lost.hidden) {
+        const since = new Date().toLocaleTimeString();
+        this.lost.textContent = `${words}. What you see is of ${since}.`;
+        this.lost.hidden = false;
+      }
+    }
+  }
+
+  // --------------------------------------------------------------------------------- answer
+
+  class Answer {
+    constructor(form) {
+      this.form = form;
+      this.into = document.getElementById(form.dataset.into);
+      this.timer = 0;
+      this.asked = 0;
+      form.addEventListener("input", (event) => {
+        if (event.target.type === "file") return;
+        clearTimeout(this.timer);
+        this.timer = setTimeout(() => this.ask(), 250);
+      });
+      form.addEventListener("submit", (event) => {
+        event.preventDefault();
+        clearTimeout(this.timer);
+        this.ask();
+      });
+    }
+
+    async ask() {
+      const number = ++this.asked;
+      const fields = new URLSearchParams();
+      for (const [name, value] of new FormData(this.form)) if (value) fields.append(name, value);
+      this.into.setAttribute("aria-busy", "true");
+      let text;
+      try {
+        const answer = await fetch(`${this.form.dataset.answer}?${fields}`, {
+          cache: "no-store",
+          credentials: "same-origin",
+          redirect: "error",
+          signal: AbortSignal.timeout(60000),
+        });
+        if (answer.status === 401) throw new Error("signed out");
+        text = await answer.text();
+      } catch {
+        text = null;
+      }
+      if (number !== this.asked) return; // a newer question is on its way
+      this.into.removeAttribute("aria-busy");
+      if (text === null) {
+        say("The server is not reached, or this browser is no longer signed in.");
+        const lost = this.into.querySelector("[data-lost]");
+        if (lost) lost.hidden = false;
+        return;
+      }
+      const told = new DOMParser().parseFromString(text, "text/html").body;
+      const fresh = told.querySelector("[data-answered]");
+      if (!fresh) return;
+      changeChildren(this.into, fresh);
+      this.complain(told);
+      history.replaceState(null, "", `${this.form.getAttribute("action")}?${fields}`);
+      say(fresh.dataset.says);
+    }
+
+    complain(told) {
+      const wrong = new Map();
+      for (const one of told.querySelectorAll("[data-wrong]")) {
+        wrong.set(one.dataset.wrong, one.textContent);
+      }
+      for (const place of this.form.querySelectorAll("[data-error-of]")) {
+        const words = wrong.get(place.dataset.errorOf) ?? "";
+        if (place.textContent !== words) place.textContent = words;
+        place.hidden = !words;
+        const field = this.form.elements.namedItem(place.dataset.errorOf);
+        if (!(field instanceof Element)) continue;
+        if (words) field.setAttribute("aria-invalid", "true");
+        else field.removeAttribute("aria-invalid");
+      }
+    }
+  }
+
+  // ---------------------------------------------------------------------------------- times
+
+  function ago(seconds) {
+    if (seconds < 5) return "just now";
+    if (seconds < 60) return `${Math.floor(seconds)} s ago`;
+    if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+    if (seconds < 48 * 3600) return `${Math.floor(seconds / 3600)} h ago`;
+    return `${Math.floor(seconds / 86400)} days ago`;
+  }
+
+  function tellTimes() {
+    for (const one of document.querySelectorAll("time[data-ago]")) {
+      const at = new Date(one.dateTime);
+      const words = ago(Math.max(0, (Date.now() - at) / 1000));
+      if (one.textContent !== words) one.textContent = words;
+      const title = at.toLocaleString();
+      if (one.title !== title) one.title = title;
+    }
+  }
+
+  for (const element of document.querySelectorAll("[data-live]")) new Live(element);
+  for (const form of document.querySelectorAll("form[data-answer]")) new Answer(form);
+  tellTimes();
+  setInterval(tellTimes, 1000);
+})();

@@ -1,0 +1,292 @@
+"""A run that goes on, drawn from its lines by what draws a finished one."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.planning.schedule import rate_schedule
+from batchwright.records import KindCount, Plan
+from batchwright.reporting.live_page import RunStory, happened, plan_parts, run_parts, tiles
+from batchwright.reporting.live_run import (
+    RunLines,
+    epoch_now,
+    rounds_of,
+    summary_so_far,
+    workers_now,
+)
+from batchwright.reporting.pareto_chart import pareto_part
+from batchwright.reporting.spending import hourly_price, spending
+from clusters import make_choice
+from samples import (
+    EPOCHS,
+    TRAIN,
+    VAL,
+    make_dual_plan,
+    make_hybrid_plan,
+    make_job,
+    make_plan,
+    make_summary,
+)
+from services import epoch, step
+from test_reporting_page import HOSTILE, Document
+
+
+def shares(epoch_number, step_number, sizes, **changes):
+    line = {"kind": "shares", "epoch": epoch_number, "step": step_number, "steps": 40}
+    for rank, size in enumerate(sizes):
+        line |= {f"batch/local/{rank}": size, f"place/{rank}": f"node{rank}/cpu"}
+    return line | changes
+
+
+def a_round(number, worker, **changes):
+    line = {
+        "kind": "round",
+        "round": number,
+        "worker": worker,
+        "epoch": 0,
+        "resolution": 32,
+        "batch/local": 64,
+        "samples": 300,
+        "steps": 5,
+        "factor": 1.0,
+        "train/loss": 2.0,
+        "lr": 0.1,
+        "lead": 0,
+        "committed": 300 * (number + 1),
+        "time/start_s": 1.0 * number,
+        "time/compute_s": 0.8,
+        "time/exchange_s": 0.1,
+        "time/wait_s": 0.05,
+        "time/eval_s": 0.0,
+    }
+    return line | changes
+
+
+def a_story(plan: Plan | None = None, **lines):
+    plan = plan or make_plan()
+    return RunStory("digits", plan, None, rate_schedule(plan), RunLines(**lines))
+
+
+def names_of(parts):
+    return [part.name for part in parts]
+
+
+def test_epoch_lines_become_the_epochs_of_a_summary():
+    told = summary_so_far("a", make_plan(), None, RunLines(epochs=[epoch(0), epoch(1)]))
+    assert [one.epoch for one in told.epochs] == [0, 1]
+    first = told.epochs[0]
+    assert (first.training_seconds, first.evaluation_seconds) == (0.5, 0.05)
+    assert first.samples == round(2874.0 * 0.5)
+    assert first.val_count == VAL
+    assert first.top1 == pytest.approx(0.1, abs=1 / VAL)
+    assert len(first.workers) == 2
+    assert told.wall_seconds == pytest.approx(2 * 0.56)
+
+
+def test_an_epoch_that_was_told_twice_counts_as_told_last():
+    lines = RunLines(epochs=[epoch(0), epoch(1), epoch(1, **{"time/epoch_s": 9.0})])
+    assert [
+        one.training_seconds for one in summary_so_far("a", make_plan(), None, lines).epochs
+    ] == [
+        0.5,
+        9.0,
+    ]
+
+
+def test_local_batches_hold_until_the_next_line_about_them():
+    lines = RunLines(
+        epochs=[epoch(0), epoch(1), epoch(2)],
+        shares=[shares(0, 0, (16, 16)), shares(1, 20, (20, 12))],
+    )
+    told = summary_so_far("a", make_plan(), None, lines)
+    assert [[(s.step, s.sizes) for s in one.shares] for one in told.epochs] == [
+        [(0, (16, 16))],
+        [(0, (16, 16)), (20, (20, 12))],
+        [(0, (20, 12))],
+    ]
+    assert [one.place for one in told.epochs[0].workers] == ["node0/cpu", "node1/cpu"]
+
+
+def test_the_epoch_in_progress_is_that_of_the_newest_step():
+    now = epoch_now(
+        make_plan(), RunLines(epochs=[epoch(0)], steps=[step(9, 1, **{"time/train_s": 2.0})])
+    )
+    assert (now.epoch, now.step, now.steps, now.seconds) == (1, 9, 45, 2.0)
+    assert now.expected_seconds == pytest.approx(2.0 * 45 / 9)
+    assert epoch_now(make_plan(), RunLines(epochs=[epoch(0)], steps=[step(44, 0)])) is None
+    assert epoch_now(make_plan(), RunLines()) is None
+
+
+def test_workers_are_told_by_the_newest_step():
+    told = workers_now(RunLines(steps=[step(1), step(2)], shares=[shares(0, 0, (16, 16))]))
+    assert [(one.rank, one.place, one.share) for one in told] == [
+        (0, "node0/cpu", 0.5),
+        (1, "node1/cpu", 0.5),
+    ]
+    assert told[1].wait_seconds == 0.001
+
+
+def test_all_that_a_live_run_tells_is_on_its_page():
+    story = a_story(
+        epochs=[epoch(0), epoch(1)],
+        steps=[step(1, 2), step(20, 2)],
+        shares=[shares(0, 0, (16, 16))],
+        notes=[{"kind": "note", "text": "resumed from epoch 1"}],
+    )
+    parts = {part.name: part.content for part in run_parts(story)}
+    assert list(parts) == [
+        "predicted",
+        "accuracy",
+        "schedule",
+        "workers",
+        "cost",
+        "time",
+        "notes",
+    ]
+    for content in parts.values():
+        Document(content)
+    assert "in progress, by its pace" in parts["predicted"]
+    for title in ("Learning rate", "Global batch", "Resolution", "Speed"):
+        assert f"<figcaption>{title}</figcaption>" in parts["schedule"]
+    assert "A step now, worker by worker" in parts["workers"]
+    assert "Local batch" in parts["workers"]
+    assert "worker-hours" in parts["cost"]
+    assert "resumed from epoch 1" in parts["notes"]
+    told = {name: value for name, value, _ in tiles(story, left=60.0)}
+    assert told["Epochs done"] == "2 of 30"
+    assert happened(story).startswith("Epoch 2 of 30 finished, held-out accuracy")
+
+
+def test_a_run_of_which_nothing_is_heard_yet_says_so():
+    story = a_story()
+    parts = {part.name: part.content for part in run_parts(story)}
+    assert "is not finished yet" in parts["predicted"]
+    assert "no finished epoch yet" in parts["accuracy"]
+    assert "workers" not in parts
+    assert happened(story) == "No epoch is finished yet."
+    assert tiles(story)[1][1] == "not evaluated yet"
+
+
+def test_a_finished_run_is_told_by_its_summary():
+    plan, summary = make_plan(), make_summary()
+    story = RunStory("a", plan, None, rate_schedule(plan), RunLines(), summary, ended=True)
+    assert story.so_far is summary
+    assert story.now is None
+    parts = {part.name: part.content for part in run_parts(story)}
+    assert "A step now" not in parts["workers"]
+
+
+def test_rounds_show_the_newest_of_each_worker_and_how_far_the_epoch_is():
+    plan = make_dual_plan()
+    lines = [a_round(number, number % 4) for number in range(3)]
+    story = a_story(plan, rounds=lines)
+    assert (story.now.unit, story.now.step, story.now.steps) == ("sample", 900, TRAIN)
+    assert story.now.expected_seconds is None
+    (rounds,) = [part for part in run_parts(story) if part.name == "rounds"]
+    assert "The newest rounds" in rounds.content
+    assert "2 large" in rounds.content
+    Document(rounds.content)
+
+
+def test_a_plan_of_several_rows_is_drawn_as_steps():
+    story = a_story(make_hybrid_plan(), epochs=[epoch(0, 6)])
+    (part,) = [one for one in run_parts(story) if one.name == "schedule"]
+    assert part.content.count('class="line blue"') >= 3
+    assert names_of(plan_parts(story.plan, None)) == ["plan", "job", "environment"]
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**30), 10**30),
+    st.floats(allow_nan=True),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+)
+KEYS = sorted({*epoch(0), *step(0), *shares(0, 0, (1, 1)), *a_round(0, 0), "text"})
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=30), max_size=4))
+def test_whatever_the_lines_hold_the_page_is_drawn(lines):
+    for plan in (make_plan(), make_dual_plan()):
+        story = a_story(plan, epochs=lines, steps=lines, shares=lines, rounds=lines, notes=lines)
+        for part in run_parts(story):
+            Document(part.content)
+        tiles(story)
+        happened(story)
+
+
+def test_words_from_outside_are_text():
+    story = a_story(
+        steps=[step(1)],
+        shares=[shares(0, 0, (16, 16), **{"place/0": HOSTILE})],
+        notes=[{"kind": "note", "text": HOSTILE}],
+    )
+    text = "".join(part.content for part in run_parts(story))
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_rounds_of_workers_that_the_plan_has_not_are_left_out():
+    plan = make_dual_plan()
+    assert rounds_of(plan, [a_round(0, 99), a_round(1, 0, epoch=99), {"kind": "round"}]) == []
+
+
+# ------------------------------------------------------------------------------------------- cost
+
+
+def test_cost_counts_training_evaluation_and_checkpoints():
+    plan = make_plan(job=make_job(goal={"price": 0.36}))
+    told = spending(summary_so_far("a", plan, None, RunLines(epochs=[epoch(0), epoch(1)])))
+    assert told.priced
+    assert told.hourly == pytest.approx(0.72)
+    assert told.so_far == pytest.approx(2 * 0.56)
+    assert told.cost(3600.0) == pytest.approx(0.72)
+    assert told.expected == pytest.approx(EPOCHS * 0.56, rel=0.01)
+
+
+def test_epochs_that_are_not_among_the_lines_cost_as_much_as_those_that_are():
+    lines = RunLines(epochs=[epoch(0), epoch(2), epoch(4)], stride=2)
+    told = spending(summary_so_far("a", make_plan(), None, lines), stride=2)
+    assert told.so_far == pytest.approx(5 * 0.56)
+
+
+def test_without_a_price_cost_is_hours_of_work():
+    assert hourly_price(make_plan()) == (2.0, False)
+
+
+def test_kinds_of_workers_have_their_own_prices():
+    kinds = ({"kind": "a", "count": 2, "price": 1.0}, {"kind": "b", "count": 4})
+    plan = make_plan(
+        job=make_job(goal={"kinds": kinds, "price": 0.25}),
+        kinds=(KindCount(kind="a", count=1), KindCount(kind="b", count=1)),
+    )
+    assert hourly_price(plan) == (1.25, True)
+
+
+# ----------------------------------------------------------------------------------------- Pareto
+
+
+def test_the_frontier_rises_in_time_and_falls_in_cost():
+    plan = make_choice()
+    text = pareto_part(plan)
+    document = Document(text)
+    titles = document.text("title")
+    assert "chosen: " in titles
+    assert "knee: " in titles
+    assert "on the frontier" in titles
+    assert 'class="line thin' in text
+    numbers = re.search(r"<caption>The frontier.*?</table>", text, re.DOTALL)
+    assert numbers
+    assert json.dumps(titles)
+
+
+def test_a_plan_without_candidates_has_no_pareto_chart():
+    assert pareto_part(make_plan(considered=())) == ""

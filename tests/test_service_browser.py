@@ -1,0 +1,164 @@
+"""The whole story in a real browser: submit, approve, watch, compare."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from batchwright.records.service import (
+    AgentIntroduction,
+    JobProgress,
+    RecordBatch,
+    RunEnd,
+    RunIntroduction,
+)
+from browsers import browsing, serving, violations
+from clusters import make_measured
+from samples import make_plan, make_profile, make_summary
+from services import epoch, step
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+class Story:
+    """What reporters and agents would do, done to the store."""
+
+    def __init__(self, store):
+        self.store = store
+        allow = ("data=digits", "network=*")
+        store.agents.introduce(AgentIntroduction(name="rig", allow=allow), "report")
+
+    def work(self, state, job, **told):
+        lease = self.store.jobs.lease("rig")
+        assert lease is not None
+        assert lease.job.id == job
+        self.store.jobs.progress(job, JobProgress(key=lease.key, state=state, **told))
+        return lease.key
+
+    def run(self, name, **changes):
+        run = str(uuid.uuid4())
+        told = {"name": name, "plan": make_plan(), "profile": make_profile()} | changes
+        self.store.runs.introduce(run, RunIntroduction(**told), "report")
+        return run
+
+    def report(self, run, *lines):
+        first = self.store.runs.get(run).records
+        self.store.records.append(run, RecordBatch(first=first, records=lines))
+
+
+def sign_in(page, server):
+    page.goto(f"{server.address}/sign-in?link={server.store.sign_in.link(['admin'])}")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("heading", name="Runs").wait_for()
+
+
+def test_submit_approve_watch_compare(tmp_path):
+    with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
+        story = Story(server.store)
+        page.goto(server.address)
+        assert "batchwright sign-in" in page.content()
+        page.complaints.clear()  # the browser tells of the 401
+        sign_in(page, server)
+        assert violations(page) == []
+
+        # submit
+        page.get_by_role("link", name="Jobs").click()
+        page.get_by_label("Name").fill("from the form")
+        page.get_by_role("button", name="Submit").click()
+        page.get_by_text("It waits for an agent").wait_for()
+        job = page.url.rpartition("/")[2]
+        assert violations(page) == []
+
+        # an agent measures and plans; the page shows it by itself, and the plan is approved
+        story.work("planned", job, profile=make_profile(), plan=make_plan())
+        page.get_by_role("button", name="Approve the plan").click()
+        page.get_by_text("Its plan is approved").wait_for()
+        assert violations(page) == []
+
+        # the agent trains; the run is watched
+        run = story.run("watched", job=job)
+        key = story.work("training", job, run=run)
+        page.get_by_role("link", name="Its run").click()
+        story.report(run, epoch(0), step(3, 1))
+        page.get_by_text("in epoch 2: step 3 of 45").wait_for()
+        numbers = page.locator("#accuracy details").first
+        numbers.locator("summary").click()
+        numbers.locator("summary").focus()
+        story.report(run, *(epoch(number) for number in range(1, 8)))
+        page.get_by_text("8 of 30").first.wait_for()
+        assert numbers.get_attribute("open") is not None
+        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+        page.get_by_text("Epoch 8 of 30 finished").wait_for(state="attached")
+        assert violations(page) == []
+
+        # the server goes away and comes back
+        assert page.complaints == []
+        server.stop()
+        page.get_by_text("The server is not reached").wait_for()
+        story.report(run, epoch(8))
+        server.start()
+        page.get_by_text("9 of 30").first.wait_for()
+        page.locator("[data-lost]").wait_for(state="hidden")
+        page.complaints.clear()  # the browser tells of each question that nobody answered
+
+        # it ends; nobody asks any more
+        server.store.runs.end(run, RunEnd(outcome="finished", summary=make_summary()))
+        server.store.jobs.progress(job, JobProgress(key=key, state="done"))
+        page.get_by_role("link", name="report.html").wait_for()
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.wait_for_timeout(2000)
+        assert asked == []
+
+        # compare
+        other = story.run("another")
+        story.report(other, epoch(0), epoch(1))
+        page.get_by_role("link", name="Runs", exact=True).first.click()
+        for name in ("watched", "another"):
+            page.get_by_label(f"Compare {name}").check()
+        page.get_by_role("button", name="Compare the runs ticked").click()
+        page.locator("figcaption", has_text="Accuracy against cost").wait_for()
+        assert violations(page) == []
+        assert page.complaints == []
+
+
+def test_the_planner_answers_while_one_types(tmp_path):
+    with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
+        server.store.profiles.add("two workers", make_measured())
+        sign_in(page, server)
+        page.get_by_role("link", name="Planner").click()
+        page.locator("figcaption", has_text="Cost over time").wait_for()
+        page.get_by_label("Price", exact=True).fill("0.35")
+        page.locator(".tiles").get_by_text("in the price's currency").wait_for()
+        assert "goal.price=0.35" in page.url
+        page.get_by_label("Deadline").fill("soon")
+        page.get_by_text("Write a time, such as 2 h 30 min").first.wait_for()
+        assert page.get_by_label("Deadline").get_attribute("aria-invalid") == "true"
+        assert violations(page) == []
+        page.get_by_label("Deadline").fill("2 h")
+        page.get_by_role("link", name="Download plan.json").wait_for()
+        assert page.get_by_label("Deadline").get_attribute("aria-invalid") is None
+        assert page.locator("#f-goal\\.deadline").evaluate("e => e === document.activeElement")
+        assert violations(page) == []
+        assert page.complaints == []
+
+
+def test_on_a_phone_in_the_dark_nothing_is_wider_than_the_screen(tmp_path):
+    size = {"width": 360, "height": 740}
+    with (
+        serving(f"sqlite:///{tmp_path}/service.sqlite") as server,
+        browsing(viewport=size, color_scheme="dark") as page,
+    ):
+        story = Story(server.store)
+        run = story.run("W" * 120)
+        story.report(run, epoch(0), epoch(1), step(3, 2))
+        other = story.run("another")
+        story.report(other, epoch(0))
+        server.store.profiles.add("two workers", make_measured())
+        sign_in(page, server)
+        paths = ("/runs", f"/runs/{run}", "/planner", f"/compare?run={run}&run={other}", "/jobs")
+        for path in (*paths, "/nothing"):
+            page.goto(server.address + path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+            assert violations(page) == [], path

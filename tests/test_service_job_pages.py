@@ -1,0 +1,214 @@
+"""The pages of jobs and agents."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.records import Job
+from batchwright.records.service import AgentIntroduction, JobProgress
+from batchwright.service.pages.job_text import JobTextError, job_of_text
+from pages import (
+    LONG,
+    NASTY,
+    browse,
+    empty_service,  # noqa: F401 - a fixture
+    post,
+    shared_service,  # noqa: F401 - a fixture
+)
+from samples import make_plan, make_profile
+from services import ADDRESS
+
+
+def a_job(service, name="digits", *, auto=False, owner="browser", **keys):
+    return service.store.jobs.submit(name, Job(**keys), auto=auto, owner=owner).id
+
+
+def an_agent(service, name="rig"):
+    allow = ("data=digits", "network=resnet8")
+    service.store.agents.introduce(AgentIntroduction(name=name, allow=allow), "report")
+    return name
+
+
+def planned(service, **options):
+    """A job whose plan waits."""
+    job = a_job(service, **options)
+    lease = service.store.jobs.lease(an_agent(service))
+    told = {"state": "planned", "profile": make_profile(), "plan": make_plan()}
+    service.store.jobs.progress(job, JobProgress(key=lease.key, **told))
+    return job
+
+
+# ------------------------------------------------------------------------------------- what to type
+
+
+def test_without_jobs_and_agents_the_page_says_how_to_get_them(empty):
+    service = empty
+    page = browse(service.sign_in(), "/jobs")
+    assert f"batchwright submit job.yaml --server {ADDRESS}" in page.source
+    assert f"batchwright agent --server {ADDRESS}" in page.source
+
+
+def test_a_job_is_read_as_a_job_file_is():
+    job = job_of_text("epochs: 3\ngoal:\n  price: 0.5\nprobe.budget: 9\n")
+    assert (job.epochs, job.goal.price, job.probe.budget) == (3, 0.5, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Write a key"),
+        ("- 1", "Write a key"),
+        ("1: 2", "Write a key"),
+        ("epochs: [", "not YAML in line"),
+        ("epoch: 3", "did you mean 'epochs'"),
+        ("epochs: many", "epochs"),
+        ("a: &x [1]\nb: *x", "Anchors"),
+        ("a: *x", "Anchors"),
+        ("[" * 100, "deeply nested"),
+        ("x" * 70_000, "KiB"),
+        ("epochs: 2001-99-99", ""),
+        ("a: !!python/object:os.system {}", ""),
+        ("epochs: \x00", "not YAML"),
+    ],
+)
+def test_a_text_that_is_no_job_is_refused_in_a_sentence(text, words):
+    with pytest.raises(JobTextError) as refusal:
+        job_of_text(text)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+# ----------------------------------------------------------------------------------------- submit
+
+
+def test_a_job_is_submitted_by_form(empty):
+    service = empty
+    browser = service.sign_in("read", "submit")
+    token = browse(browser, "/jobs").csrf
+    answer = post(browser, "/jobs", token, job="epochs: 3\nnetwork: vgg8", name="", auto="yes")
+    assert answer.status_code == 303
+    (job,) = service.store.jobs.list()
+    assert answer.headers["location"] == f"/jobs/{job.id}"
+    assert (job.name, job.auto, job.job["epochs"], job.state) == (
+        "vgg8 on digits",
+        True,
+        3,
+        "queued",
+    )
+    page = browse(browser, f"/jobs/{job.id}")
+    assert "waits for an agent" in page.source
+    assert "network: vgg8" in page.source
+
+
+def test_a_job_that_is_refused_comes_back_with_the_reason(empty):
+    service = empty
+    browser = service.sign_in("read", "submit")
+    token = browse(browser, "/jobs").csrf
+    answer = post(browser, "/jobs", token, job="epoch: 3", name=NASTY)
+    assert answer.status_code == 422
+    assert "did you mean &#39;epochs&#39;" in answer.text
+    assert "epoch: 3" in answer.text
+    assert "<script>alert" not in answer.text
+    answer = post(browser, "/jobs", token, job="epochs: 3", name=LONG + "x")
+    assert "at most 120" in answer.text
+    assert service.store.jobs.list() == []
+
+
+# ------------------------------------------------------------------------------------------ follow
+
+
+def test_a_plan_is_looked_at_and_approved(empty):
+    service = empty
+    job = planned(service)
+    browser = service.sign_in("read", "submit")
+    listed = browse(browser, "/jobs")
+    assert "See the plan" in listed.source
+    assert "1 plan" in next(one["data-says"] for _, one in listed.seen if "data-says" in one)
+    page = browse(browser, f"/jobs/{job}")
+    assert "Approve the plan" in page.source
+    assert list(page.parts) == ["now", "plan", "job", "environment"]
+    etag = browser.get(f"/jobs/{job}/live").headers["etag"]
+    answer = post(browser, f"/jobs/{job}/approve", page.csrf)
+    assert answer.headers["location"] == f"/jobs/{job}"
+    assert service.store.jobs.get(job).approved
+    news = browser.get(f"/jobs/{job}/live", headers={"if-none-match": etag})
+    assert "Approve the plan" not in news.text
+
+
+def test_a_job_is_cancelled(service):
+    job = a_job(service)
+    browser = service.sign_in("read", "submit")
+    page = browse(browser, f"/jobs/{job}")
+    post(browser, f"/jobs/{job}/cancel", page.csrf)
+    assert service.store.jobs.get(job).state == "cancelled"
+    over = browse(browser, f"/jobs/{job}")
+    assert "data-over" in over.source
+    assert "Cancel the job" not in over.source
+
+
+def test_another_ones_job_is_not_mine_to_cancel(service):
+    job = a_job(service, owner="submit")
+    browser = service.sign_in("read", "submit")
+    answer = post(browser, f"/jobs/{job}/cancel", browse(browser, "/jobs").csrf)
+    assert answer.status_code == 403
+    assert service.store.jobs.get(job).state == "queued"
+
+
+def test_who_may_only_read_sees_no_buttons(empty):
+    service = empty
+    job = planned(service)
+    page = browse(service.sign_in("read"), f"/jobs/{job}")
+    assert "Approve the plan" not in page.source
+    assert "Cancel the job" not in page.source
+
+
+def test_a_job_leads_to_its_run_and_back(empty):
+    service = empty
+    job = planned(service, auto=True)
+    run = service.a_run(job=job)
+    lease = service.store.jobs
+    assert lease.get(job).state in ("planned", "training")
+    page = browse(service.sign_in(), f"/runs/{run}")
+    assert f"/jobs/{job}" in [one["href"] for one in page.all("a")]
+
+
+def test_a_failed_job_says_why(empty):
+    service = empty
+    job = a_job(service)
+    lease = service.store.jobs.lease(an_agent(service))
+    service.store.jobs.progress(job, JobProgress(key=lease.key, state="failed", error=NASTY))
+    page = browse(service.sign_in(), f"/jobs/{job}")
+    assert "&lt;script&gt;" in page.source
+    assert "data-over" in page.source
+
+
+def test_agents_are_shown_and_when_they_fall_silent(empty):
+    service = empty
+    an_agent(service, NASTY[:100].replace("/", "-"))
+    browser = service.sign_in()
+    page = browse(browser, "/jobs")
+    assert "data=digits" in page.source
+    assert "ready" in page.source
+    assert "<script>alert" not in page.source
+    service.clock.go(100)
+    assert '<span class="state silent">' in browse(browser, "/jobs").source
+
+
+def test_jobs_are_found_by_state(empty):
+    service = empty
+    a_job(service, "one")
+    cancelled = a_job(service, "two")
+    service.store.jobs.cancel(cancelled)
+    browser = service.sign_in()
+    page = browse(browser, "/jobs?state=cancelled")
+    assert ("two" in page.source, ">one<" in page.source) == (True, False)
+    assert "No job is like that" in browse(browser, "/jobs?state=training").source
+
+
+def test_nobody_asks_again_for_nothing(service):
+    a_job(service)
+    browser = service.sign_in()
+    etag = browser.get("/jobs/rows").headers["etag"]
+    assert browser.get("/jobs/rows", headers={"if-none-match": etag}).status_code == 304
+    a_job(service)
+    assert browser.get("/jobs/rows", headers={"if-none-match": etag}).status_code == 200

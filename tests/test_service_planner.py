@@ -1,0 +1,206 @@
+"""The planner's page: words become job keys, a profile and a goal become a plan."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from batchwright import verbs
+from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
+from clusters import make_measured
+from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - fixtures
+from samples import make_plan
+from services import ADDRESS
+
+
+@pytest.fixture
+def stored(service):
+    """The identifier of a stored profile."""
+    return service.store.profiles.add("two workers", make_measured())
+
+
+def asked(**fields):
+    return read_form({name.replace("__", "."): words for name, words in fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("field", "words", "value"),
+    [
+        ("goal.deadline", "2 h 30 min", 9000.0),
+        ("goal.deadline", "90min", 5400.0),
+        ("goal.deadline", "5400", 5400.0),
+        ("goal.deadline", "1,5 hours", 5400.0),
+        ("goal.memory", "8 GiB", 8 * 2**30),
+        ("goal.memory", "500MB", 500_000_000),
+        ("goal.memory", "1024", 1024),
+        ("goal.price", "0.35", 0.35),
+        ("goal.price", "0,35", 0.35),
+        ("goal.max_workers", "4", 4),
+        ("goal.accuracy", "95 %", 0.95),
+        ("goal.accuracy", "0.95", 0.95),
+        ("link.latency", "0.2 ms", 0.0002),
+        ("link.bandwidth", "1.2 GB/s", 1_200_000_000),
+        ("link.bandwidth", "1.2 GB a second", 1_200_000_000),
+    ],
+)
+def test_people_write_units_and_jobs_have_numbers(field, words, value):
+    told = read_form({field: words})
+    assert told.errors == {}
+    assert told.keys == {field: pytest.approx(value)}
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("goal.deadline", "soon"),
+        ("goal.deadline", "2 parsecs"),
+        ("goal.deadline", "0"),
+        ("goal.deadline", "1" * 400),
+        ("goal.memory", "much"),
+        ("goal.memory", "-8 GiB"),
+        ("goal.price", "cheap"),
+        ("goal.price", "nan"),
+        ("goal.max_workers", "0"),
+        ("goal.max_workers", "2.5"),
+        ("goal.max_workers", "9" * 30),
+        ("goal.accuracy", "150 %"),
+        ("keys", "epochs"),
+    ],
+)
+def test_what_cannot_be_read_is_told_beside_its_field(field, words):
+    told = read_form({field: words})
+    assert list(told.errors) == [field]
+    assert told.errors[field].endswith(".")
+
+
+def test_empty_fields_change_nothing():
+    assert asked().keys == {}
+    told = read_form({one.name: "  " for one in ALL_FIELDS})
+    assert (told.keys, told.texts, told.errors) == ({}, [], {})
+
+
+def test_other_keys_are_those_of_a_job():
+    told = asked(keys="epochs=3\n\n goal.doubling_gain = 0.1 ")
+    assert told.texts == [("epochs", "3"), ("goal.doubling_gain", "0.1")]
+    plan = answer_form(make_measured(), told)
+    assert plan.job.epochs == 3
+    assert plan.job.goal.doubling_gain == 0.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"goal__deadline": "1 ms"}, "goal.deadline"),
+        ({"goal__objective": "cost"}, "goal.objective"),
+        ({"keys": "epoch=3"}, "keys"),
+        ({"keys": "data=cifar10:/x"}, "keys"),
+    ],
+)
+def test_a_refusal_stands_beside_the_field_that_it_is_about(fields, field):
+    told = asked(**fields)
+    assert answer_form(make_measured(), told) is None
+    assert list(told.errors) == [field]
+
+
+def test_the_plan_is_that_of_the_command_line(service, stored):
+    query = {"profile": stored, "goal.price": "0.35", "goal.deadline": "20 min", "keys": "epochs=9"}
+    answer = service.sign_in("read").get("/planner/plan.json", params=query)
+    keys = ["goal.price=0.35", "goal.deadline=1200", "epochs=9"]
+    plan = verbs.plan(make_measured(), keys)
+    assert answer.text == plan.model_dump_json(indent=2) + "\n"
+
+
+def test_without_a_profile_the_page_says_how_to_make_one(empty):
+    service = empty
+    page = browse(service.sign_in(), "/planner")
+    assert "batchwright probe" in page.source
+    assert "Upload a profile" in page.source
+
+
+def test_the_newest_profile_is_planned_from_at_once(empty):
+    service = empty
+    stored = service.store.profiles.add("two workers", make_measured())
+    page = browse(service.sign_in(), "/planner")
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
+    assert "Cost over time: every candidate" in titles
+    assert "Time over global batch" in titles
+    (chosen,) = [one["value"] for one in page.all("option") if one.get("value") == stored]
+    assert chosen == stored
+    links = [one["href"] for one in page.all("a") if "plan.json" in one["href"]]
+    assert links == [f"/planner/plan.json?profile={stored}"]
+
+
+def test_an_answer_comes_alone_with_what_is_wrong_by_field(service, stored):
+    browser = service.sign_in("read")
+    good = browse(browser, f"/planner/answer?profile={stored}&goal.price=0.35")
+    assert "in the price" in good.source
+    assert next(one for _, one in good.seen if "data-answered" in one)["data-says"]
+    bad = browse(browser, f"/planner/answer?profile={stored}&goal.deadline=1+ms&goal.price=x")
+    assert [one["data-wrong"] for _, one in bad.seen if "data-wrong" in one] == ["goal.price"]
+    assert "No plan comes of this" in bad.source
+
+
+def test_fields_keep_what_was_written_and_show_what_is_wrong_with_it(service, stored):
+    page = browse(service.sign_in(), f"/planner?profile={stored}&goal.deadline=soon&epochs=7")
+    (deadline,) = [one for one in page.all("input") if one.get("name") == "goal.deadline"]
+    assert (deadline["value"], deadline["aria-invalid"]) == ("soon", "true")
+    assert "e-goal.deadline" in deadline["aria-describedby"]
+    assert "Write a time" in page.source
+    (epochs,) = [one for one in page.all("input") if one.get("name") == "epochs"]
+    assert epochs["value"] == "7"
+
+
+def test_a_profile_is_uploaded_and_planned_from(empty):
+    service = empty
+    browser = service.sign_in("read", "submit")
+    token = browse(browser, "/planner").csrf
+    text = make_measured().model_dump_json()
+
+    def send(content, name=""):
+        return browser.post(
+            "/planner/profiles",
+            data={"csrf": token, "name": name},
+            files={"file": ("profile.json", content, "application/json")},
+            headers={"origin": ADDRESS},
+        )
+
+    good = send(text.encode(), NASTY[:60])
+    assert good.status_code == 303
+    page = browse(browser, good.headers["location"])
+    assert "<script>alert" not in page.source
+    for content, words in (
+        (b"", "Choose a file"),
+        (b"\xff\xfe", "not text in UTF-8"),
+        (b"{}", "not a valid profile"),
+        (b"[" * 5000, "not a valid profile"),
+        (make_plan().model_dump_json().encode(), "not a valid profile"),
+        (json.dumps({"format": NASTY}).encode(), "not a valid profile"),
+    ):
+        answer = send(content)
+        assert answer.status_code == 422
+        assert words in answer.text
+        assert "<script>alert" not in answer.text
+    assert len(service.store.profiles.list()) == 1
+
+
+def test_the_profile_of_a_run_can_be_planned_from(service):
+    run = service.a_run(profile=make_measured(), name="the run")
+    page = browse(service.sign_in(), f"/planner?profile=run:{run}")
+    assert "of run the run" in page.source
+    assert "Cost over time" in page.source
+
+
+@pytest.mark.parametrize(
+    "profile", ["x", "run:x", "tree:1", "00000000-0000-4000-8000-000000000000"]
+)
+def test_a_profile_that_is_not_there_is_said_so(service, stored, profile):
+    page = browse(service.sign_in(), f"/planner?profile={profile}")
+    assert "no such profile" in page.source.lower() or "no profile" in page.source.lower()
+
+
+def test_a_run_without_a_profile_says_so(service):
+    run = service.a_run(profile=None)
+    page = browse(service.sign_in(), f"/planner?profile=run:{run}")
+    assert "came without a profile" in page.source
