@@ -93,7 +93,7 @@ class JobWork:
                 self._pulse.say("cancelled")
                 return "cancelled"
             raise
-        except BatchwrightError as error:
+        except (BatchwrightError, OSError) as error:  # a full disk, for example
             if self._pulse.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
             problem = " ".join(str(error).split())[:_MOST_ERROR]
