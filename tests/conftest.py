@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from gloo import Crew
+from postgres import postgres
 from services import clock, service
 
-__all__ = ["clock", "crew", "service"]
+__all__ = ["clock", "crew", "postgres", "service"]
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,9 +41,26 @@ def _user() -> pwd.struct_passwd:
         return pwd.getpwnam("nobody")
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Callable[[], str]]:
+    """A server for all tests; each call makes an empty database and gives its URL."""
+    import psycopg
+
+    numbers = itertools.count()
+    with _server() as folder:
+
+        def empty() -> str:
+            name = f"test{next(numbers)}"
+            with psycopg.connect(f"host={folder} user=bw dbname=postgres", autocommit=True) as link:
+                link.execute(f"CREATE DATABASE {name}")
+            return f"postgresql://bw@/{name}?host={folder}"
+
+        yield empty
+
+
 @contextmanager
-def postgresql() -> Iterator[str]:
-    """URL of an empty database, reached over a socket in a folder that goes with it.
+def _server() -> Iterator[Path]:
+    """The folder of a server's socket; all that is the server's goes with it.
 
     Its disk is not synced: nobody pulls the plug of a test.
     """
@@ -74,7 +92,7 @@ def postgresql() -> Iterator[str]:
         log = str(folder / "log")
         call("pg_ctl", "start", "-D", data, "-w", "-l", log, "-o", options)
         try:
-            yield f"postgresql://bw@/postgres?host={folder}"
+            yield folder
         finally:
             call("pg_ctl", "stop", "-D", data, "-m", "immediate", "-w")
     finally:

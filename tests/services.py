@@ -50,7 +50,13 @@ class Service:
     scope whose token is sent, or none.
     """
 
-    def __init__(self, store: Store, settings: Settings, clock: HandClock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        clock: HandClock,
+        tokens: dict[str, str] | None = None,
+    ) -> None:
         self.store = store
         self.settings = settings
         self.clock = clock
@@ -58,10 +64,7 @@ class Service:
         self.client = TestClient(
             self.app, base_url=ADDRESS, raise_server_exceptions=True, follow_redirects=False
         )
-        self.tokens = {
-            scope: store.tokens.create(scope, [scope])
-            for scope in ("read", "report", "submit", "admin")
-        }
+        self.tokens = dict(tokens or tokens_of(store))
 
     def headers(self, scope: str | None) -> dict[str, str]:
         return {"authorization": f"Bearer {self.tokens[scope]}"} if scope else {}
@@ -152,32 +155,40 @@ def epoch(number: int, epochs: int = 30, **changes: Any) -> dict[str, Any]:
     return line | changes
 
 
+def tokens_of(store: Store) -> dict[str, str]:
+    """New tokens, one of each scope and named for it."""
+    return {s: store.tokens.create(s, [s]) for s in ("read", "report", "submit", "admin")}
+
+
+@functools.cache
+def template() -> tuple[bytes, dict[str, str]]:
+    """A database with nothing in it but the tokens; made once, for that takes a while."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.open(Settings(database=f"sqlite:///{folder}/service.sqlite"), HandClock())
+        tokens = tokens_of(store)
+        store.close()
+        return (Path(folder) / "service.sqlite").read_bytes(), tokens
+
+
+def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
+    """A service over a new database in ``folder``, for a fixture of any scope; with limits that no
+    test meets by accident."""
+    content, tokens = template()
+    (folder / "service.sqlite").write_bytes(content)
+    limits = Limits(requests_per_second=100_000.0, burst=100_000)
+    settings = Settings(database=f"sqlite:///{folder}/service.sqlite", limits=limits)
+    store = Store.open(settings, clock)
+    made = Service(store, settings, clock, tokens)
+    yield made
+    made.app.state.adviser.close()
+    store.close()
+
+
 @pytest.fixture
 def clock() -> HandClock:
     return HandClock()
 
 
-@functools.cache
-def empty_database() -> bytes:
-    """A database with all tables and nothing in them: made once, for that takes a while."""
-    with tempfile.TemporaryDirectory() as folder:
-        Store.open(Settings(database=f"sqlite:///{folder}/service.sqlite")).close()
-        return (Path(folder) / "service.sqlite").read_bytes()
-
-
 @pytest.fixture
 def service(tmp_path, clock: HandClock) -> Iterator[Service]:
-    """A service with limits that no test meets by accident."""
     yield from serving_from(tmp_path, clock)
-
-
-def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
-    """A service over a new database in ``folder``, for a fixture of any scope."""
-    limits = Limits(requests_per_second=100_000.0, burst=100_000)
-    (folder / "service.sqlite").write_bytes(empty_database())
-    settings = Settings(database=f"sqlite:///{folder}/service.sqlite", limits=limits)
-    store = Store.open(settings, clock)
-    made = Service(store, settings, clock)
-    yield made
-    made.app.state.adviser.close()
-    store.close()

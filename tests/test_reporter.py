@@ -7,21 +7,25 @@ import os
 import queue
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from typing import ClassVar
 
 import pytest
 
+from batchwright import cli_client
 from batchwright.client import companion, reporter
 from batchwright.client.companion import Companion, destination, reported
 from batchwright.client.reporter import Order, Reporter
 from batchwright.client.send_verb import report_to_send, send
 from batchwright.client.sending import MOST_LINES, Sender
-from batchwright.client.spool import Lines, read_report, sound
+from batchwright.client.spool import Lines, read_report, seal_of, sound
 from batchwright.documents import read_record, write_record
-from batchwright.errors import BatchwrightError, FileError, Interrupted
+from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
+from batchwright.records import Plan
 from batchwright.records.service import Advice, RunIntroduction
 from batchwright.training.recorder import Recorder, mend
 from clients import (
@@ -36,6 +40,7 @@ from clients import (
     write_lines,
 )
 from samples import make_plan, make_summary
+from test_session import make_session, make_tiny_plan, train
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -159,11 +164,31 @@ def test_where_to_report_is_asked_for_remembered_or_set(tmp_path, monkeypatch):
     assert destination(None, None) == "http://localhost:1"
     assert destination(None, "") is None
     run_folder(tmp_path)
-    a_report(tmp_path, "http://localhost:2")
-    assert destination(tmp_path, None) == "http://localhost:2"
+    there = "http://localhost:2"
+    monkeypatch.delenv("BATCHWRIGHT_REPORT_TO")
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_mine")
+    a_report(tmp_path, there, seal=seal_of(there, "bw_mine"))
+    assert destination(tmp_path, None) == there
     assert destination(tmp_path, "http://localhost:3/") == "http://localhost:3"
+    monkeypatch.delenv("BATCHWRIGHT_TOKEN")
     with pytest.raises(BatchwrightError, match="there is no token to report to https://far"):
         destination(None, "https://far.example")
+
+
+def test_a_folder_of_somebody_elses_does_not_get_the_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_mine")
+    monkeypatch.delenv("BATCHWRIGHT_REPORT_TO", raising=False)
+    run_folder(tmp_path, lines=1)
+    evil = "https://evil.example"
+    a_report(tmp_path, evil, seal=seal_of(evil, "bw_theirs"))
+    with pytest.raises(BatchwrightError, match="with another token than yours: say --report-to"):
+        destination(tmp_path, None)
+    with pytest.raises(BatchwrightError, match="with another token than yours: say --to"):
+        cli_client.send(tmp_path)
+    assert destination(tmp_path, "") is None
+    assert destination(tmp_path, evil) == evil
+    monkeypatch.setenv("BATCHWRIGHT_REPORT_TO", evil)
+    assert destination(tmp_path, None) == evil
 
 
 # ------------------------------------------------------------------------------------- exactly once
@@ -186,15 +211,15 @@ def test_a_run_is_introduced_sent_and_ended(service, folder, told):
     assert (sender.report.next, sender.report.told, sender.left, told) == (8, True, 0, [])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_whatever_the_wire_loses_each_line_is_stored_once(service, folder, told, seed):
     chance = random.Random(seed)
     faults = ["refused", "lost", "answered", "503", "", "", ""]
     wire = (chance.choice(faults) for _ in iter(int, 1))
     sender = a_sender(folder, service, told, wire)
     introduced = False
-    for turn in range(400):
-        if turn < 60:
+    for turn in range(200):
+        if turn < 30:
             write_lines(folder, *(step(turn) for _ in range(chance.randrange(4))))
         if chance.random() < 0.05:  # killed, and started again with an old or no note of how far
             report = sender.report.to(next=chance.choice([0, sender.report.next]))
@@ -204,7 +229,7 @@ def test_whatever_the_wire_loses_each_line_is_stored_once(service, folder, told,
             if not introduced:
                 sender.introduce()
                 introduced = True
-            if not sender.send_some() and turn > 60 and not sender.left:
+            if not sender.send_some() and turn > 30 and not sender.left:
                 break
         except BatchwrightError:
             continue
@@ -494,6 +519,18 @@ def test_a_service_that_is_not_there_is_told_of_and_left_for_later(folder, told,
 
 
 @pytest.mark.slow
+def test_a_service_that_hangs_keeps_nobody_waiting(folder, told, monkeypatch):
+    monkeypatch.setattr(companion, "LAST_SECONDS", 0.5)
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_x")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with reported(folder, f"http://127.0.0.1:{silent.getsockname()[1]}", tell=told.append):
+            connection, _ = silent.accept()  # and never a word
+        connection.close()
+    assert told[-1].startswith("7 lines of this run could not be sent")
+    assert read_report(folder).state == "finished"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_server_killed_again_and_again_has_each_line_once(tmp_path, told, monkeypatch):
     folder = run_folder(tmp_path / "run")
@@ -571,3 +608,65 @@ def is_there(process):
     except ProcessLookupError:
         return False
     return True
+
+
+# ---------------------------------------------------------------------------- loops of one's own
+
+
+class Noted:
+    """In place of a companion: how it was begun and ended."""
+
+    def __init__(self, folder, url, *, follow_advice):
+        self.calls.append((folder.name, url, follow_advice))
+
+    calls: ClassVar[list] = []
+
+    def lines(self):
+        return ["a line"]
+
+    def end(self, *outcome):
+        self.calls.append(outcome)
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    monkeypatch.setattr("batchwright.training.session.Companion", Noted)
+    monkeypatch.setattr(Noted, "calls", [])
+    return Noted.calls
+
+
+def test_a_session_is_reported_from_its_begin_to_its_end(tmp_path, noted, capsys):
+    options = {"run_folder": tmp_path / "run", "report_to": "http://localhost:8400/"}
+    with make_session(**options) as one:
+        assert read_record(tmp_path / "run" / "plan.json", Plan) == one.plan
+        train(one)
+    assert noted == [("run", "http://localhost:8400", False), ("finished", None)]
+    assert capsys.readouterr().err.splitlines() == ["batchwright: a line"] * 2
+
+
+def test_a_session_that_fails_or_stops_says_so(tmp_path, noted):
+    options = {"report_to": "http://localhost:8400"}
+    with pytest.raises(ZeroDivisionError), make_session(run_folder=tmp_path / "a", **options):
+        1 / 0  # noqa: B018
+    assert noted[-1] == ("failed", "ZeroDivisionError: division by zero")
+    with (
+        pytest.raises(SystemExit),
+        make_session(run_folder=tmp_path / "b", plan=make_tiny_plan(epochs=9), **options) as one,
+    ):
+        train(one, until=2)
+    assert noted[-1] == ("stopped", None)
+
+
+def test_a_session_without_a_run_folder_has_nothing_to_report():
+    with pytest.raises(PlanError, match="report_to= needs run_folder="):
+        make_session(report_to="http://localhost:8400")
+
+
+def test_neither_training_nor_a_reporter_loads_what_it_does_not_need():
+    code = (
+        "import sys, batchwright.client.reporter as r, batchwright.client.companion\n"
+        "assert not {'pydantic', 'torch', 'httpx', 'yaml'} & set(sys.modules)\n"
+        "import batchwright.verbs\n"
+        "assert not {'torch', 'httpx'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from batchwright.planning.planner import make_plan
 from batchwright.planning.splicing import spliced
-from batchwright.records.service import Advice
+from batchwright.records import Job
+from batchwright.records.service import Advice, AgentIntroduction, JobProgress
 from batchwright.refitting import EpochTime, at_level_of, epoch_seconds
 from batchwright.service.adviser import Adviser
 from batchwright.service.advising import LEAST_CHANGE, MOST_CHANGE, advice_for, drift_of
@@ -298,6 +301,20 @@ def test_a_run_that_has_finished_is_not_advised(service):
     service.report(run, *lines(PLAN, 4, **SLOW_LINK))
     service.put("report", f"/v1/runs/{run}/end", json={"outcome": "finished"})
     assert adviser.consider(run) is None
+
+
+def test_a_run_without_a_profile_has_that_of_the_job_it_carries_out(service):
+    job = service.store.jobs.submit("a", Job(), auto=True, owner="me").id
+    runs = [
+        service.a_run(plan=PLAN, profile=None, job=one) for one in (job, None, str(uuid.uuid4()))
+    ]
+    service.store.agents.introduce(AgentIntroduction(name="one", allow=()), "me")
+    key = service.store.jobs.lease("one").key
+    service.store.jobs.progress(job, JobProgress(key=key, profile=PROFILE))
+    for run in runs:
+        service.report(run, *lines(PLAN, 4, **SLOW_LINK))
+    adviser = Adviser(service.store)
+    assert [adviser.consider(run) is not None for run in runs] == [True, False, False]
 
 
 def test_what_cannot_be_planned_again_is_left_alone(service):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
+from batchwright import cli_client
 from batchwright.client import job_work, pulse
 from batchwright.client.agent import Agent, allowed, only_here
 from batchwright.client.http import Service, ServiceError
@@ -20,8 +24,9 @@ from batchwright.client.submitting import follow, state_words, submit
 from batchwright.documents import write_record
 from batchwright.errors import BatchwrightError, FileError, WorkerError
 from batchwright.records.service import AgentIntroduction
+from batchwright.service.database.tables import jobs
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
-from samples import make_job, make_plan, make_profile, make_summary
+from samples import make_dual_plan, make_job, make_plan, make_profile, make_summary
 
 pytestmark = pytest.mark.timeout(90)
 TESTS = Path(__file__).parent
@@ -119,6 +124,24 @@ def test_a_job_is_probed_planned_trained_and_reported(service, queued, hold, tmp
     assert not here.work()
 
 
+@pytest.mark.parametrize(
+    "change", [{"network": "os:system"}, {"data": "cifar10:/"}, {"weights": "/etc/passwd"}]
+)
+def test_a_plan_that_another_agent_made_is_held_against_the_rules(service, hold, tmp_path, change):
+    job = submit(remote(service, "submit"), JOB, name="a job", auto=False)
+    assert Here(service, tmp_path / "one").work()
+    service.store.jobs.approve(job.id)
+    plan = make_plan(job=make_job(**change)).model_dump_json()  # past all checks of the service
+    with service.store.database.writing() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == job.id).values(plan=plan))
+    assert Here(service, tmp_path / "one").work()
+    assert state(service, job).state == "failed"
+    assert "is not allowed" in state(service, job).error
+    assert (
+        not hold.with_name("reached").exists() or hold.with_name("reached").read_text() != "train"
+    )
+
+
 def test_a_plan_waits_for_approval_and_another_agent_may_follow_it(service, hold, tmp_path):
     job = submit(remote(service, "submit"), JOB, name="a job", auto=False)
     assert Here(service, tmp_path / "one").work()
@@ -210,6 +233,21 @@ def test_a_service_that_is_away_at_the_end_hears_of_it_later(service, queued, ho
     assert service.store.runs.get(found.run).records == 21
 
 
+def test_two_batch_sizes_are_measured_side_by_side_before_training(
+    service, queued, hold, tmp_path, made, monkeypatch
+):
+    own = tmp_path / "made"
+    shutil.copytree(made, own)
+    write_record(make_dual_plan(), own / "plan.json")
+    monkeypatch.setenv("FAKE_MADE", str(own))
+    here = Here(service, tmp_path / "agent")
+    assert here.work()
+    assert [line.partition(":")[0] for line in here.told[1:6]] == [
+        *("probe", "plan", "check", "plan", "train")
+    ]
+    assert state(service, queued).state == "done"
+
+
 # ------------------------------------------------------------------------------ rules and folders
 
 
@@ -234,6 +272,53 @@ def test_a_folder_has_one_agent(tmp_path):
 
 
 # -------------------------------------------------------------------------------------- submitting
+
+
+@pytest.fixture
+def reached_in_process(service, monkeypatch):
+    """Commands speak to the test's own service."""
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN", service.tokens["admin"])
+    monkeypatch.setattr("batchwright.client.http.Service", lambda *_, **__: Held(service))
+
+
+class Held:
+    """A client that leaves the test's service open."""
+
+    def __init__(self, service):
+        self.one = remote(service, "admin")
+
+    def __enter__(self):
+        return self.one
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_job_is_submitted_by_a_command(service, reached_in_process, tmp_path, capsys):
+    file = tmp_path / "small.yaml"
+    file.write_text("epochs: 3\n")
+    cli_client.submit("http://127.0.0.1:8400", [str(file), "seed=4"], as_json=True)
+    (job,) = service.store.jobs.list()
+    assert (job.name, job.job["epochs"], job.job["seed"], job.auto) == ("small", 3, 4, False)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["id"] == job.id
+    assert err.splitlines() == [f"submitted as {job.id}", "job small: queued"]
+
+
+def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monkeypatch):
+    monkeypatch.delenv("BATCHWRIGHT_TOKEN", raising=False)
+    url = "https://train.example"
+    for mistake, why in (
+        (lambda: cli_client.submit(url, ["epochs=0"]), "epochs"),
+        (lambda: cli_client.submit(url, []), "there is no token for https://train.example"),
+        (lambda: cli_client.submit("train.example", []), "is no address of a service"),
+        (lambda: cli_client.send(tmp_path), "holds no run"),
+        (lambda: cli_client.agent(url, tmp_path, name="a\nb"), "--name: "),
+        (lambda: cli_client.agent(url, tmp_path, allow=["x"]), "--allow 'x': write KEY=PATTERN"),
+    ):
+        with pytest.raises(BatchwrightError, match=re.escape(why)):
+            mistake()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_job_that_may_have_arrived_is_not_submitted_again(service, monkeypatch):
@@ -262,7 +347,7 @@ def test_a_job_is_followed_to_its_end(service, monkeypatch):
     assert told == ["job a job: queued", "job a job: cancelled"]
     waits = job.model_copy(update={"state": "planned", "auto": False})
     assert state_words(waits, "http://x") == (
-        "job a job: planned, waits to be approved at http://x/jobs"
+        f"job a job: planned, waits to be approved at http://x/jobs/{job.id}"
     )
 
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.service.app import create_app
@@ -18,7 +18,7 @@ from batchwright.service.middleware.headers import HEADERS
 from batchwright.service.middleware.identify import MOST_KEYS, Rates
 from batchwright.service.problems import Refused
 from batchwright.service.settings import Limits
-from services import ADDRESS, step
+from services import ADDRESS, HandClock, serving_from, step
 
 LOOPBACK = ["127.0.0.1", "127.0.0.1:8400", "127.8.8.8", "localhost", "LOCALHOST:1", "[::1]:8400"]
 STRANGE = [
@@ -37,15 +37,23 @@ STRANGE = [
 ]
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One service for tests that change nothing in it that others see."""
+    for one in serving_from(tmp_path_factory.mktemp("shared"), HandClock()):
+        with one.client:
+            yield one
+
+
 @pytest.mark.parametrize("host", LOOPBACK)
-def test_the_service_goes_by_loopbacks_names(service, host):
-    assert service.get("read", "/v1/runs", headers={"host": host}).status_code == 200
+def test_the_service_goes_by_loopbacks_names(shared, host):
+    assert shared.get("read", "/v1/runs", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", STRANGE)
 @pytest.mark.parametrize("path", ["/healthz", "/v1/runs", "/nothing"])
-def test_a_name_that_was_made_to_point_here_is_refused(service, host, path):
-    answer = service.get("admin", path, headers={"host": host})
+def test_a_name_that_was_made_to_point_here_is_refused(shared, host, path):
+    answer = shared.get("admin", path, headers={"host": host})
     assert answer.status_code == 403
     assert "--allowed-host" in answer.text
 
@@ -78,8 +86,8 @@ def test_names_that_were_allowed_are_its_own(service):
         ("chrome-extension://abcdef", 403),
     ],
 )
-def test_pages_of_other_sites_are_not_answered(service, origin, status):
-    answer = service.get("read", "/v1/runs", headers={"origin": origin})
+def test_pages_of_other_sites_are_not_answered(shared, origin, status):
+    answer = shared.get("read", "/v1/runs", headers={"origin": origin})
     assert answer.status_code == status
 
 
@@ -97,9 +105,9 @@ def test_an_origin_without_a_port_has_its_schemes(service):
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/runs", "/nothing", "/metrics"])
-def test_every_answer_carries_the_headers(service, path):
+def test_every_answer_carries_the_headers(shared, path):
     for scope in (None, "admin"):
-        answer = service.get(scope, path)
+        answer = shared.get(scope, path)
         for name, value in HEADERS.items():
             assert answer.headers[name] == value
         assert "unsafe" not in answer.headers["content-security-policy"]
@@ -120,26 +128,26 @@ def post(service, scope, body, kind="application/json"):
     return service.post(scope, path, content=body, headers={"content-type": kind})
 
 
-def test_a_body_is_read_up_to_the_limit(service):
-    most = service.settings.limits.body_bytes
-    assert post(service, "report", body_of(most)).status_code == 422
-    answer = post(service, "report", body_of(most + 1))
+def test_a_body_is_read_up_to_the_limit(shared):
+    most = shared.settings.limits.body_bytes
+    assert post(shared, "report", body_of(most)).status_code == 422
+    answer = post(shared, "report", body_of(most + 1))
     assert answer.status_code == 413
     assert str(most) in answer.json()["detail"]
 
 
-def test_a_body_that_does_not_say_its_length_is_cut_off_too(service):
+def test_a_body_that_does_not_say_its_length_is_cut_off_too(shared):
     def endless():
         for _ in range(20):
             yield b" " * 2**20
 
-    assert post(service, "report", endless()).status_code == 413
+    assert post(shared, "report", endless()).status_code == 413
 
 
-def test_little_is_read_of_a_strangers_body(service):
-    assert post(service, None, body_of(STRANGERS_BYTES + 1)).status_code == 401
+def test_little_is_read_of_a_strangers_body(shared):
+    assert post(shared, None, body_of(STRANGERS_BYTES + 1)).status_code == 401
     path = {"url": "/nothing", "headers": {"content-type": "application/json"}}
-    assert service.client.post(content=body_of(STRANGERS_BYTES + 1), **path).status_code == 413
+    assert shared.client.post(content=body_of(STRANGERS_BYTES + 1), **path).status_code == 413
 
 
 @pytest.mark.parametrize(
@@ -170,8 +178,8 @@ def test_little_is_read_of_a_strangers_body(service):
         b'{"first": 0, "records": [{}]}',
     ],
 )
-def test_a_body_that_is_no_batch_is_refused_in_one_line(service, body):
-    answer = post(service, "report", body)
+def test_a_body_that_is_no_batch_is_refused_in_one_line(shared, body):
+    answer = post(shared, "report", body)
     assert answer.status_code in (400, 422)
     assert list(answer.json()) == ["detail"]
     assert "\n" not in answer.json()["detail"]
@@ -179,14 +187,15 @@ def test_a_body_that_is_no_batch_is_refused_in_one_line(service, body):
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "x"])
-def test_a_batch_must_say_that_it_is_json(service, kind):
+def test_a_batch_must_say_that_it_is_json(shared, kind):
     batch = json.dumps({"first": 0, "records": [step(0)]}).encode()
-    assert post(service, "report", batch, kind).status_code == 422
+    assert post(shared, "report", batch, kind).status_code == 422
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text("[]{}\\\"'\x01a\u00e9\U0001f600")
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text('[{"\\'), inner)),
     st.booleans(),
@@ -287,8 +296,8 @@ def test_who_guesses_tokens_is_slowed_down_and_nobody_else(service):
         ("GET", "/v1/runs/", 404),
     ],
 )
-def test_what_is_not_there_is_told_as_any_problem(service, method, path, status):
-    answer = service.request(method, "admin", path)
+def test_what_is_not_there_is_told_as_any_problem(shared, method, path, status):
+    answer = shared.request(method, "admin", path)
     assert answer.status_code == status
     assert list(answer.json()) == ["detail"]
     if status == 405:
@@ -299,8 +308,8 @@ def test_what_is_not_there_is_told_as_any_problem(service, method, path, status)
     "path",
     ["/v1/runs/..%2f..%2fetc%2fpasswd", "/v1/runs/%00", "/v1/runs/' OR 1=1 --", "/v1/runs/%ff"],
 )
-def test_hostile_identifiers_are_refused(service, path):
-    assert service.get("admin", path).status_code in (404, 422)
+def test_hostile_identifiers_are_refused(shared, path):
+    assert shared.get("admin", path).status_code in (404, 422)
 
 
 @pytest.mark.parametrize("query", ["%", "_", "'; DROP TABLE runs; --", "\\", "\u202e", "<script>"])

@@ -19,7 +19,6 @@ from batchwright.service.job_states import ENDED, Standing
 from batchwright.service.problems import Conflict
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from postgres import postgresql
 from samples import make_plan
 from services import HandClock
 
@@ -29,10 +28,9 @@ PLAN = make_plan()
 
 
 @pytest.fixture(scope="module")
-def server():
-    """A PostgreSQL server for this module."""
-    with postgresql() as url:
-        yield url
+def server(postgres):
+    """A database of PostgreSQL for this module."""
+    return postgres()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])

@@ -14,16 +14,9 @@ from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
 from batchwright.service.store.lines import checked
-from postgres import postgresql
+from batchwright.service.store.records import from_level
 from samples import make_plan
 from services import epoch, step
-
-
-@pytest.fixture(scope="module")
-def server():
-    """A PostgreSQL server for this module."""
-    with postgresql() as url:
-        yield url
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -32,7 +25,7 @@ def store(request, tmp_path):
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/service.sqlite"
     else:
-        url = request.getfixturevalue("server")
+        url = request.getfixturevalue("postgres")()
     store = Store.open(Settings(database=url))
     yield store
     store.close()
@@ -156,7 +149,7 @@ def test_a_commit_that_fails_is_told_to_everybody_in_it_and_stores_nothing(store
     assert send(store, run, 0, step(0)) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 15)), max_size=15))
 def test_whatever_is_delivered_in_whatever_order_each_record_is_there_once(deliveries):
     import tempfile
@@ -227,6 +220,15 @@ def test_a_page_is_evenly_spaced_and_ends_with_the_newest(long_run, most):
     assert [s + 1 for s in steps[:-1]] == [page.stride * (i + 1) for i in range(len(steps) - 1)]
     assert page.stride == 1 or 1000 // page.stride <= most < 2 * 1000 // page.stride + 1
     assert sorted(page.sequences) == list(page.sequences)
+
+
+def test_few_of_a_long_runs_records_are_found_without_going_through_all(tmp_path):
+    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    asked = from_level(a_run(store), "step", 3).compile(compile_kwargs={"literal_binds": True})
+    with store.database.reading() as connection:
+        (line,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked}").all()
+    assert "USING INDEX ix_records_level (run_id=? AND kind=? AND level>?)" in line[3]
+    store.close()
 
 
 def test_a_page_stays_as_it_was_when_more_comes(store):

@@ -31,7 +31,6 @@ from batchwright.service.serving import (
 )
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from postgres import postgresql
 from samples import make_plan
 from services import step
 
@@ -165,42 +164,36 @@ def slow_request(service, run, body):
         yield finish
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def database(request, tmp_path):
+    """URL of an empty database of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/service.sqlite"
+    return request.getfixturevalue("postgres")()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_what_was_acknowledged_is_there_after_a_kill(tmp_path, kind):
-    with postgresql_or_none(kind) as database:
-        acknowledged, run = 0, None
-        for _ in range(2):
-            with serving(tmp_path, "--rate", "10000", database=database) as service:
-                client = service.client(service.token())
-                run = run or introduce(client)
-                killer = threading.Timer(0.5, service.process.kill)
-                killer.start()
-                try:
-                    while True:
-                        answer = send(client, run, acknowledged, 20)
-                        answer.raise_for_status()
-                        acknowledged = answer.json()["next"]
-                except httpx.TransportError:
-                    pass
-                killer.join()
-        with serving(tmp_path, database=database) as service:
-            stored = service.client(service.token()).get(run).json()["records"]
-            assert acknowledged <= stored <= acknowledged + 20
-            page = (
-                service.client(service.token()).get(f"{run}/records", params={"limit": 5000}).json()
-            )
-            assert page["sequences"] == list(range(min(stored, 5000)))
-            assert [one["step"] for one in page["records"]] == page["sequences"]
-
-
-@contextmanager
-def postgresql_or_none(kind):
-    if kind == "sqlite":
-        yield None
-    else:
-        with postgresql() as url:
-            yield url
+def test_what_was_acknowledged_is_there_after_a_kill(tmp_path, database):
+    acknowledged = 0
+    with serving(tmp_path, "--rate", "10000", database=database) as service:
+        client = service.client(service.token())
+        run = introduce(client)
+        killer = threading.Timer(0.5, service.process.kill)
+        killer.start()
+        try:
+            while True:
+                answer = send(client, run, acknowledged, 20)
+                answer.raise_for_status()
+                acknowledged = answer.json()["next"]
+        except httpx.TransportError:
+            pass
+        killer.join()
+    with serving(tmp_path, database=database) as service:
+        stored = service.client(service.token()).get(run).json()["records"]
+        assert acknowledged <= stored <= acknowledged + 20
+        page = service.client(service.token()).get(f"{run}/records", params={"limit": 5000}).json()
+        assert page["sequences"] == list(range(min(stored, 5000)))
+        assert [one["step"] for one in page["records"]] == page["sequences"]
 
 
 # ------------------------------------------------------------------------------------- commands
@@ -220,8 +213,12 @@ def test_tokens_are_made_listed_and_revoked_by_command(tmp_path, capsys, monkeyp
     assert store.tokens.find(secret) is None
     link = run_here(capsys, "sign-in", "--scopes", "read", "--server", "https://x.org/").out.strip()
     assert link.startswith("https://x.org/sign-in?link=")
-    assert store.sign_in.enter(link.partition("link=")[2])
+    session = store.sign_in.enter(link.partition("link=")[2])
+    assert store.sign_in.find(session)
+    assert "until now: 1" in run_here(capsys, "sign-in", "--out").err
+    assert store.sign_in.find(session) is None
     assert [one.action for one in store.audit.list()] == [
+        "sign-in.out",
         "sign-in.link",
         "token.revoke",
         "token.create",
@@ -339,44 +336,41 @@ def test_an_address_that_is_taken_is_told_in_a_line():
 # -------------------------------------------------------------------------------------- backups
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def test_a_backup_taken_while_records_come_is_whole(tmp_path, kind):
-    with postgresql_or_none(kind) as url:
-        database = url or f"sqlite:///{tmp_path}/s.sqlite"
-        store = Store.open(Settings(database=database))
-        run = str(uuid.uuid4())
-        store.runs.introduce(run, RunIntroduction(name="x", plan=make_plan()), "me")
-        stop, sent = threading.Event(), [0]
+def test_a_backup_taken_while_records_come_is_whole(tmp_path, database):
+    store = Store.open(Settings(database=database))
+    run = str(uuid.uuid4())
+    store.runs.introduce(run, RunIntroduction(name="x", plan=make_plan()), "me")
+    stop, sent = threading.Event(), [0]
 
-        def report():
-            while not stop.is_set():
-                lines = tuple(step(sent[0] + i) for i in range(10))
-                sent[0] = store.records.append(run, RecordBatch(first=sent[0], records=lines)).next
+    def report():
+        while not stop.is_set():
+            lines = tuple(step(sent[0] + i) for i in range(10))
+            sent[0] = store.records.append(run, RecordBatch(first=sent[0], records=lines)).next
 
-        reporter = threading.Thread(target=report)
-        reporter.start()
-        try:
-            target = tmp_path / "copy"
-            while sent[0] < 50:
-                time.sleep(0.01)
-            before = sent[0]
-            size = backup(database, target)
-            after = sent[0] + 10
-        finally:
-            stop.set()
-            reporter.join(LAST_SECONDS)
-            store.close()
-        assert size == target.stat().st_size > 0
-        assert stat.S_IMODE(target.stat().st_mode) == 0o600
-        assert not list(tmp_path.glob(".copy*"))
-        if kind == "postgresql":
-            assert target.read_bytes()[:5] == b"PGDMP"
-            return
-        copied = Store.open(Settings(database=f"sqlite:///{target}"))
-        stored = copied.runs.get(run).records
-        assert before <= stored <= after
-        assert len(copied.records.after(run, limit=10**6).sequences) == stored
-        copied.close()
+    reporter = threading.Thread(target=report)
+    reporter.start()
+    try:
+        target = tmp_path / "copy"
+        while sent[0] < 50:
+            time.sleep(0.01)
+        before = sent[0]
+        size = backup(database, target)
+        after = sent[0] + 10
+    finally:
+        stop.set()
+        reporter.join(LAST_SECONDS)
+        store.close()
+    assert size == target.stat().st_size > 0
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert not list(tmp_path.glob(".copy*"))
+    if database.startswith("postgresql"):
+        assert target.read_bytes()[:5] == b"PGDMP"
+        return
+    copied = Store.open(Settings(database=f"sqlite:///{target}"))
+    stored = copied.runs.get(run).records
+    assert before <= stored <= after
+    assert len(copied.records.after(run, limit=10**6).sequences) == stored
+    copied.close()
 
 
 def test_a_backup_overwrites_nothing_and_leaves_nothing_half_done(tmp_path):

@@ -19,7 +19,6 @@ from batchwright.service.database.tables import metadata
 from batchwright.service.problems import Conflict, NotFound
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from postgres import postgresql
 from samples import make_plan, make_profile
 from services import step
 
@@ -123,10 +122,8 @@ def test_writes_are_noted_with_who_and_what(service):
 def empty(request, tmp_path):
     """URL of an empty database."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/deep/er/service.sqlite"
-    else:
-        with postgresql() as url:
-            yield url
+        return f"sqlite:///{tmp_path}/deep/er/service.sqlite"
+    return request.getfixturevalue("postgres")()
 
 
 def test_the_schema_comes_from_nothing_and_is_what_the_tables_say(empty):

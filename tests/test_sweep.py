@@ -220,7 +220,10 @@ def test_a_cell_that_fails_is_told_by_its_line_and_ends_alone(scripted):
 
 def test_cells_are_told_their_threads_and_who_started_them(scripted):
     names, seen, _ = scripted(
-        [f"test $BATCHWRIGHT_THREADS = 3 && test $BATCHWRIGHT_SWEEP = {os.getpid()} && {GOOD}"],
+        [
+            f"test $BATCHWRIGHT_THREADS = 3 "
+            f"&& test $BATCHWRIGHT_VERB_PARENT = {os.getpid()} && {GOOD}"
+        ],
         cores=3,
     )
     assert seen.states == {names[0]: "done"}

@@ -239,12 +239,20 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE.json", help="What the plan was made from; kept with the run."
+        ),
+    ] = None,
     report_to: ReportTo = None,
     follow_advice: FollowAdvice = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train as a plan says, with real worker processes."""
     from batchwright import verbs
+    from batchwright.documents import read_record
+    from batchwright.records import Profile
 
     words = list(overrides or ())
     if plan is not None and "=" in plan and not Path(plan).exists():
@@ -254,6 +262,7 @@ def train(
         plan,
         run_folder=out,
         resume=resume,
+        profile=None if profile is None else read_record(profile, Profile),
         report_to=report_to,
         follow_advice=follow_advice,
         overrides=words,

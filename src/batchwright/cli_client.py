@@ -70,7 +70,7 @@ def submit(
             try:
                 info = follow(service, info, _tell)
             except KeyboardInterrupt:
-                _tell(f"the job goes on without being watched: {url}/jobs")
+                _tell(f"the job goes on without being watched: {url}/jobs/{info.id}")
                 raise
         else:
             _tell(state_words(info, url))
@@ -90,9 +90,16 @@ def send(
     from batchwright.client.http import Service, checked_url
     from batchwright.client.send_verb import report_to_send
     from batchwright.client.send_verb import send as send_run
+    from batchwright.client.spool import seal_of
 
     report = report_to_send(run, checked_url(to) if to is not None else None)
     url, token = _reached(report.url, token_file)
+    if to is None and token_file is None and report.seal != seal_of(url, token):
+        raise BatchwrightError(
+            f"{run} reported to {url} with another token than yours: say --to {url} if yours is "
+            "meant for it"
+        )
+    report = report.to(seal=seal_of(url, token))
     with Service(url, token) as service:
         done = send_run(run, report, service, _tell)
     _tell(f"{done.next} lines of {run} are at {url}/runs/{done.run}")

@@ -145,10 +145,17 @@ def sign_in(
     server: Annotated[
         str, typer.Option(metavar="URL", help="Address of the service, for the link.")
     ] = "http://127.0.0.1:8400",
+    out: Annotated[
+        bool, typer.Option("--out", help="Sign all browsers out instead, and void all links.")
+    ] = False,
     database: Database = None,
 ) -> None:
-    """Print a link that signs a browser in, once."""
+    """Print a link that signs a browser in, once; or sign all browsers out."""
     with _store(database) as store:
+        if out:
+            _say(f"signed in until now: {store.sign_in.leave_all()}; nobody is any more")
+            store.audit.note("operator", "sign-in.out", "browser")
+            return
         from batchwright.service.access import sign_in_address
 
         words = [word.strip() for word in scopes.split(",") if word.strip()]

@@ -26,6 +26,7 @@ from batchwright.client.spool import (
     Report,
     new_report,
     read_report,
+    seal_of,
     write_report,
 )
 from batchwright.client.tokens import find_token
@@ -49,12 +50,11 @@ def destination(former: Path | None, wanted: str | None) -> str | None:
     Raises:
         BatchwrightError: It is no address, or there is no token for it.
     """
+    set_to = os.environ.get(REPORT_TO)
     if wanted is None and former is not None:
-        with suppress(BatchwrightError):
-            report = read_report(former)
-            wanted = report.url if report is not None else None
+        wanted = _remembered(former, set_to)
     if wanted is None:
-        wanted = os.environ.get(REPORT_TO)
+        wanted = set_to
     if not wanted:
         return None
     url = checked_url(wanted)
@@ -64,6 +64,26 @@ def destination(former: Path | None, wanted: str | None) -> str | None:
             "`batchwright token create` made there"
         )
     return url
+
+
+def _remembered(folder: Path, set_to: str | None) -> str | None:
+    """Where the run of a folder reported before, if it was with this user's token.
+
+    Raises:
+        BatchwrightError: It was with another one.
+    """
+    try:
+        report = read_report(folder)
+    except BatchwrightError:
+        return None
+    if report is None or (set_to and checked_url(set_to) == report.url):
+        return set_to
+    if report.seal != seal_of(report.url, find_token(report.url)):
+        raise BatchwrightError(
+            f"{folder} reported to {report.url} with another token than yours: say --report-to "
+            f'{report.url} if yours is meant for it, or --report-to "" to report nowhere'
+        )
+    return report.url
 
 
 class Companion:
@@ -80,7 +100,8 @@ class Companion:
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self.report = _report_of(folder, url, follow_advice)
+            report = _report_of(folder, url, follow_advice)
+            self.report = report.to(seal=seal_of(url, find_token(url)))
             write_report(folder, self.report)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "batchwright.client.reporter", str(folder)],

@@ -93,7 +93,7 @@ class JobWork:
                 self._pulse.say("cancelled")
                 return "cancelled"
             raise
-        except BatchwrightError as error:
+        except (BatchwrightError, OSError) as error:  # a full disk, for example
             if self._pulse.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
             problem = " ".join(str(error).split())[:_MOST_ERROR]
@@ -119,13 +119,17 @@ class JobWork:
     def _checked_job(self) -> Job:
         """The job, if this agent may carry it out.
 
+        A profile or plan that comes with it names data and code of its own, as another agent said.
+
         Raises:
             JobError: It may not, or it is none.
         """
         job = change_job(Job(), self._lease.job.job)
-        problem = not_allowed(self._allow, job)
-        if problem:
-            raise JobError(problem)
+        given = (self._lease.profile, self._lease.plan)
+        for one in (job, *(document.job for document in given if document is not None)):
+            problem = not_allowed(self._allow, one)
+            if problem:
+                raise JobError(problem)
         return job
 
     # ------------------------------------------------------------------------------- probe and plan

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.sending import Sender
-from batchwright.client.spool import read_report, write_report
+from batchwright.client.spool import read_report, seal_of, write_report
 from batchwright.client.tokens import find_token
 from batchwright.errors import BatchwrightError
 
@@ -71,7 +71,7 @@ class Reporter:
         self._order: Order | None = None
         self._introduced = False
         self._backoff = Backoff()
-        self._problem = ""
+        self._problem = self._seal = ""
         self._since: float | None = None  # when the oldest line that waits was seen
         self._heard = self._kept = 0.0
 
@@ -124,6 +124,7 @@ class Reporter:
         sender = self._opened()
         if not self._introduced:
             sender.introduce()
+            sender.report = sender.report.to(seal=self._seal)
             self._introduced, self._heard = True, time.monotonic()
         now = time.monotonic()
         if sender.waiting and self._since is None:
@@ -151,7 +152,8 @@ class Reporter:
 
     def _opened(self) -> Sender:
         if self._sender is None:
-            service = Service(self._report.url, find_token(self._report.url))
+            url, token = self._report.url, find_token(self._report.url)
+            self._seal, service = seal_of(url, token), Service(url, token)
             self._sender = Sender(self._folder, self._report, service, self._tell)
         return self._sender
 

@@ -6,6 +6,7 @@ appended to, so the folder is all the memory that a reporter needs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import uuid
@@ -13,7 +14,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import FileError
+from batchwright.client.http import checked_url
+from batchwright.errors import BatchwrightError, FileError
 
 REPORT = "report.json"
 FORMAT = "batchwright-report/1"
@@ -38,6 +40,7 @@ class Report:
         error: The line that the user saw, if it failed.
         told: Whether the service knows of that end.
         advice_told: Number of the last advice that the service knows to be taken.
+        seal: `seal_of` the service and the token that it was reported with.
     """
 
     url: str
@@ -50,6 +53,7 @@ class Report:
     error: str | None = None
     told: bool = False
     advice_told: int = 0
+    seal: str = ""
 
     def to(self, **changes: Any) -> Report:
         """The same with something changed."""
@@ -60,6 +64,15 @@ def new_report(folder: Path, url: str, *, name: str = "", **more: Any) -> Report
     """A run that has not been reported yet; its name is that of the folder unless given."""
     plain = "".join(c if c.isprintable() else " " for c in name or folder.resolve().name)
     return Report(url, str(uuid.uuid4()), plain.strip()[:_MOST_NAME] or "run", **more)
+
+
+def seal_of(url: str, token: str | None) -> str:
+    """Shows that a token was meant for a service; who does not know the token cannot make it.
+
+    A run folder may come from anybody. Without this, the address in it would get whatever token is
+    at hand.
+    """
+    return hashlib.sha256(f"{url} {token or ''}".encode()).hexdigest()
 
 
 def read_report(folder: Path) -> Report | None:
@@ -82,8 +95,8 @@ def read_report(folder: Path) -> Report | None:
     try:
         report = Report(**{key: value for key, value in values.items() if key in known})
         uuid.UUID(report.run)
-        sound = isinstance(report.next, int) and isinstance(report.url, str)
-    except (TypeError, ValueError, AttributeError):
+        sound = isinstance(report.next, int) and checked_url(report.url) == report.url
+    except (BatchwrightError, TypeError, ValueError, AttributeError):
         sound = False
     if not sound:
         raise FileError(f"{path} is damaged; remove it to report anew")

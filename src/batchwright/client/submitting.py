@@ -86,7 +86,7 @@ def state_words(info: JobInfo, url: str) -> str:
     """Where a job stands, in a line."""
     words: str = info.state
     if info.state == "planned" and not (info.auto or info.approved):
-        words += f", waits to be approved at {url}/jobs"
+        words += f", waits to be approved at {url}/jobs/{info.id}"
     elif info.cancelling:
         words += ", being cancelled"
     elif info.agent and info.state in ("probing", "training"):

@@ -8,7 +8,8 @@ from collections import OrderedDict
 
 from batchwright.documents import one_line
 from batchwright.errors import BatchwrightError
-from batchwright.records.service import Advice
+from batchwright.records import Profile
+from batchwright.records.service import Advice, RunInfo
 from batchwright.service.bounds import PLANNING, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -73,7 +74,8 @@ class Adviser:
         """
         from batchwright.service import advising  # the planner: the start does without it
 
-        if self._store.runs.get(run).state == "finished":
+        info = self._store.runs.get(run)
+        if info.state == "finished":
             return None
         plan, epochs = self._store.runs.plan(run), self._store.records.epochs(run)
         drift = advising.drift_of(plan, epochs)
@@ -83,7 +85,7 @@ class Adviser:
             or not self._is_news(run, str(drift.stage), drift.measured)
         ):
             return None
-        profile, offered = self._store.runs.profile(run), self._store.advice.list(run)
+        profile, offered = self._profile_of(info), self._store.advice.list(run)
         if profile is None:
             return None
         try:
@@ -98,6 +100,16 @@ class Adviser:
         advice = self._store.advice.offer(run, offer.epoch, offer.reason, offer.plan)
         self._store.audit.note("service", "advice.offer", run, offer.reason)
         return advice
+
+    def _profile_of(self, run: RunInfo) -> Profile | None:
+        """What the run's plan was made from: it came with the run, or with its job."""
+        profile = self._store.runs.profile(run.id)
+        if profile is not None or run.job is None:
+            return profile
+        try:
+            return self._store.jobs.profile(run.job)
+        except NotFound:
+            return None
 
     def _is_news(self, run: str, row: str, measured: float) -> bool:
         """Whether the run is not as it was when it was thought about last."""

@@ -15,8 +15,8 @@ class Limits(Record):
 
     body_bytes: Count = Field(8 * MIB, description="Of a request.")
     nesting: Count = Field(32, description="Levels of lists and objects in a body.")
-    requests_per_second: Positive = Field(50.0, description="Of one token or address, sustained.")
-    burst: Count = Field(200, description="Requests beyond that at once.")
+    requests_per_second: Positive = Field(200.0, description="Of one token or address, sustained.")
+    burst: Count = Field(800, description="Requests beyond that at once.")
     runs: Count = Field(100_000, description="Stored in all.")
     records_per_run: Count = Field(20_000_000, description="Stored of one run.")
     open_jobs: Count = Field(1000, description="Neither done, failed nor cancelled.")

@@ -15,10 +15,10 @@ from batchwright.service.pages.fragments import digest_of
 from batchwright.service.pages.rendering import piece
 from batchwright.service.store import Store
 
-MOST_EPOCHS = 240
+MOST_EPOCHS = 160
 """Epoch lines that are drawn; of a longer run, evenly spaced ones."""
-MOST_STEPS = 300
-MOST_SHARES = 200
+MOST_STEPS = 200
+MOST_SHARES = 160
 MOST_ROUNDS = 400
 MOST_NOTES = 20
 MOST_KEPT = 32

@@ -79,16 +79,8 @@ class Records:
             level = 0
             while total >> level > most:
                 level += 1
-            wanted = (
-                select(records.c.sequence, records.c.body)
-                .where(
-                    records.c.run_id == identifier,
-                    records.c.kind == kind,
-                    records.c.level >= level,
-                )
-                .order_by(records.c.sequence)
-            )
-            rows = [(row.sequence, row.body) for row in connection.execute(wanted)]
+            found = connection.execute(from_level(identifier, kind, level))
+            rows = sorted((row.sequence, row.body) for row in found)
             if total and (not rows or rows[-1][0] < newest):
                 rows += [
                     (row.sequence, row.body)
@@ -231,6 +223,15 @@ def _counts(connection: Connection, identifier: str) -> dict[str, tuple[int, int
         raise NotFound(f"there is no run {identifier[:36]}")
     counts: dict[str, tuple[int, int]] = json.loads(stored)
     return counts
+
+
+def from_level(identifier: str, kind: str, level: int) -> Select[Any]:
+    """Records of a kind from a level on, in no order: asked for one, SQLite would rather go through
+    all of the run's records, which are in order, than take these few from the index.
+    """
+    return select(records.c.sequence, records.c.body).where(
+        records.c.run_id == identifier, records.c.kind == kind, records.c.level >= level
+    )
 
 
 def _after_of_kind(

@@ -87,6 +87,12 @@ class SignIn:
         with self._database.writing() as connection:
             connection.execute(delete(sessions).where(sessions.c.hash == hash_of(session)))
 
+    def leave_all(self) -> int:
+        """Sign all browsers out and void all links; returns how many were signed in."""
+        with self._database.writing() as connection:
+            connection.execute(delete(links))
+            return connection.execute(delete(sessions)).rowcount
+
     def forget_expired(self) -> None:
         """Delete links and sessions that no longer work."""
         now = self._clock()
