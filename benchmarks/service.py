@@ -9,8 +9,8 @@
     p99_seconds, p99_seconds_DATABASE   of these requests, the time that 99 in 100 are answered
                                     within; the first is the worse of both
     page_seconds_million_records    of a run with 1,000,000 records: its page, or its records over
-                                    the API at most 1,000 of them, whichever is slower, each time after
-                                    one more has come; median of 20 each; below 1
+                                    the API at most 1,000 of them, whichever is slower, each time
+                                    after one more has come; median of 20 each; below 1
     fuzz_server_errors              requests made by schemathesis from the service's own OpenAPI
                                     description, with a token of every scope, that end in a status
                                     of 500 or above, or in an answer that is not declared; 0
