@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 
 import pytest
 
@@ -23,8 +22,9 @@ from pages import (
 from samples import make_dual_plan, make_plan, make_summary
 from services import ADDRESS, epoch, step
 
-# ------------------------------------------------------------------------------------ who may see
+UNKNOWN = "5f0a3c1e-0000-4000-8000-000000000000"  # of no run or job
 
+# ------------------------------------------------------------------------------------ who may see
 
 PAGES = ("/", "/runs", "/runs/rows", "/compare", "/compare/live", "/planner", "/jobs", "/jobs/rows")
 
@@ -70,7 +70,7 @@ def test_who_may_only_read_is_offered_nothing_else(service):
 
 
 @pytest.mark.parametrize(
-    "path", ["/demo", "/jobs", "/sign-out", "/planner/profiles", f"/runs/{uuid.uuid4()}/delete"]
+    "path", ["/demo", "/jobs", "/sign-out", "/planner/profiles", f"/runs/{UNKNOWN}/delete"]
 )
 def test_a_form_from_elsewhere_changes_nothing(empty, path):
     service = empty
@@ -346,8 +346,8 @@ def test_names_are_only_names(service, name):
     [
         ("/nothing", 404),
         ("/runs/not-a-run", 422),
-        (f"/runs/{uuid.uuid4()}", 404),
-        (f"/jobs/{uuid.uuid4()}", 404),
+        (f"/runs/{UNKNOWN}", 404),
+        (f"/jobs/{UNKNOWN}", 404),
         ("/runs?before=x", 422),
         ("/compare?run=x", 422),
     ],
