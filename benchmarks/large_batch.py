@@ -1,12 +1,12 @@
 """What a large batch costs in accuracy at equal epochs, and what wins it back.
 
-Four tasks, each with a small batch and one 15 or 16 times as large, one worker in one process on
+Four tasks, each with a small batch and one 15 to 32 times as large, one worker in one process on
 one core, bfloat16 where the processor computes in it (digits in float32); a large batch goes
 through the network in 8 equal parts in every arm, so batch normalization sees an eighth of it, and
 norms of 8 partial gradients are at hand:
 
     digits              resnet8,  8 px, all  1,437 images,  5 epochs, batch 479 against 32
-    cifar-resnet8       resnet8, 16 px,     20,480 images,  8 epochs, batch 1,024 against 64
+    cifar-resnet8       resnet8, 16 px,     20,480 images,  8 epochs, batch 2,048 against 64
     cifar-vgg8          vgg8,    16 px,     20,480 images,  8 epochs, batch 1,024 against 64
     imagenette-resnet8  resnet8, 64 px,      1,920 images, 10 epochs, batch 480 against 32
 
@@ -21,8 +21,8 @@ tenth of the epochs.
     small-half, small, small-double    the small batch, SGD at half, once and twice that rate
     small-muon-half, small-muon, small-muon-double
                                        the small batch, Muon likewise around its default rate
-    unscaled, linear                   the large batch at the small one's rate, or at 15 or 16 times
-                                       it, no warm-up; the better of the two is called plain
+    unscaled, linear                   the large batch at the small one's rate, or at as many times
+                                       it as the batch, no warm-up; the better of the two is called plain
     linear-warmup, sqrt-warmup         the rate scaled with the batch or its root, after a warm-up
     lars                               peak rate 5, trust 0.001, warm-up (ResNet-50 of MLPerf 0.6 at
                                        batches below 8,192); vectors at SGD's rate, scaled alike

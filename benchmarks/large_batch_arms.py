@@ -54,7 +54,7 @@ class Task:
 
 TASKS = {
     "digits": Task("digits", "resnet8", 8, 1437, 5, small=32, large=479, rate=0.1),
-    "cifar-resnet8": Task("cifar100", "resnet8", 16, 20_480, 8, small=64, large=1024, rate=0.05),
+    "cifar-resnet8": Task("cifar100", "resnet8", 16, 20_480, 8, small=64, large=2048, rate=0.2),
     "cifar-vgg8": Task("cifar100", "vgg8", 16, 20_480, 8, small=64, large=1024, rate=0.05),
     "imagenette-resnet8": Task(
         "imagenette", "resnet8", 64, 1920, 10, small=32, large=480, rate=0.05
