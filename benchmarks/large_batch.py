@@ -22,7 +22,7 @@ tenth of the epochs.
     small-muon-half, small-muon, small-muon-double
                                        the small batch, Muon likewise around its default rate
     unscaled, linear                   the large batch at the small one's rate, or at as many times
-                                       it as the batch, no warm-up; the better of the two is called plain
+                                       that as the batch, no warm-up; the better is called plain
     linear-warmup, sqrt-warmup         the rate scaled with the batch or its root, after a warm-up
     lars                               peak rate 5, trust 0.001, warm-up (ResNet-50 of MLPerf 0.6 at
                                        batches below 8,192); vectors at SGD's rate, scaled alike
