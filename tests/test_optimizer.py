@@ -122,7 +122,7 @@ def test_timing_updates_leaves_weights_state_and_gradients_alone():
     state = [len(one) for one in bench.optimizer.state.values()]
     times = {one.optimizer: one for one in update_times(bench, seconds=0.01)}
     assert set(times) == {"sgd", "muon"}
-    assert times["muon"].seconds > times["sgd"].seconds > 0
+    assert all(0 < one.low <= one.seconds <= one.high for one in times.values())
     after = list(bench.network.state_dict().values())
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert [len(one) for one in bench.optimizer.state.values()] == state

@@ -276,7 +276,8 @@ def test_groups_that_cannot_be_are_refused_in_one_line(changes, named):
     assert "\n" not in str(caught.value)
 
 
-def test_steps_without_a_fixed_time_are_refused():
+def test_steps_in_which_no_fixed_time_was_found_are_taken_to_have_a_little():
+    """As a busy machine measures them; a refusal would end a run after its probe."""
     steps = tuple(
         step_of(4, side, b).model_copy(
             update={"compute_seconds": 0.001 * b, "step_seconds": 0.001 * b, "sync_seconds": 0.0}
@@ -284,8 +285,11 @@ def test_steps_without_a_fixed_time_are_refused():
         for side in SIDES
         for b in (16, 64, 256)
     )
-    with pytest.raises(PlanError, match="no fixed time"):
-        planned("dual-batch", profile_of(steps=steps))
+    plan = planned("dual-batch", profile_of(steps=steps))
+    large, small = plan.stages[0].local_batch_sizes[0], plan.stages[0].local_batch_sizes[-1]
+    assert 2 <= small < large
+    assert "No fixed part could be told from none: 1% of a step" in reason(plan, "small batch").why
+    assert "No fixed part" not in reason(planned("dual-batch"), "small batch").why
 
 
 def test_a_round_of_few_steps_is_said_to_have_no_exact_time():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from batchwright.errors import PlanError
 from batchwright.planning.dual_batch import PAPER
 from batchwright.planning.groups import Pace, grouped, shown_speeds
+from batchwright.planning.pacing import LEAST_FIXED
 from batchwright.planning.rows import (
     MOST_EXTRA_TIME,
     USUAL_EXTRA_TIME,
@@ -204,6 +205,13 @@ def _small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[Reas
         texts.append(
             f"By {how}, a step takes {1e3 * groups.step_seconds:.3g} ms and "
             f"{1e3 * groups.sample_seconds:.3g} ms a sample{where}."
+        )
+    if measured and any(
+        groups.measured is None and groups.fixed_share <= LEAST_FIXED * (1 + 1e-9)
+        for groups in found.groups
+    ):
+        texts.append(
+            f"No fixed part could be told from none: {LEAST_FIXED:.0%} of a step is taken for it."
         )
     texts.append(
         "So both groups end a round together. A small error of the fixed part moves it a lot."

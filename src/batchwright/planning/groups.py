@@ -31,6 +31,8 @@ class Pace:
         exchange: Seconds of each worker's push to the parameter server and its pull, in rank order.
         spread: Ends of the interval of such times as shares of them, by resolution and local batch.
         pairs: Unequal batches that were measured side by side.
+        least_fixed: Share of a step that is fixed at least: measured times cannot tell less from
+            none, and with none there would be no small batch at all.
     """
 
     seconds: Callable[[int, int], float]
@@ -39,6 +41,14 @@ class Pace:
     exchange: tuple[float, ...]
     spread: Callable[[int, int], tuple[float, float]]
     pairs: tuple[PairTime, ...] = ()
+    least_fixed: float = 0.0
+
+    def chord(self, side: int, batch: int, large: int) -> tuple[float, float]:
+        """Seconds per sample and fixed ones, by the steps of two batches, at a resolution."""
+        whole = self.seconds(side, large)
+        a, b = chord((batch, self.seconds(side, batch)), (large, whole))
+        least = self.least_fixed * whole
+        return (a, b) if b >= least else ((whole - least) / large, least)
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,12 @@ class Groups:
     local_batch_sizes: tuple[int, ...]
     round_seconds: float
     measured: PairTime | None
+
+    @property
+    def fixed_share(self) -> float:
+        """What of a step with the large batch is fixed, as a share."""
+        per_batch = self.sample_seconds * self.large_batch
+        return self.step_seconds / (self.step_seconds + per_batch)
 
 
 def grouped(
@@ -122,7 +138,7 @@ def most_extra_time(
     least = min(pace.least, large_batch)
     if least == large_batch:
         return 1.0
-    a, b = chord((least, pace.seconds(side, least)), (large_batch, pace.seconds(side, large_batch)))
+    a, b = pace.chord(side, least, large_batch)
     if b <= 0:
         return 1.0
     bound = largest_extra_time(
@@ -193,7 +209,7 @@ def _by_turns(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float]]:
         other = batch if batch != large else max(large // 2, 1)
         if other == large:  # a batch of one sample
             other = large + 1
-        return chord((other, pace.seconds(side, other)), (large, pace.seconds(side, large)))
+        return pace.chord(side, other, large)
 
     batch, seen = _crossing(pace, sought), set()
     pair, line = sought.pair(line_to(batch), pace.least), line_to(batch)

@@ -10,6 +10,10 @@ from batchwright.planning.simulated import stated_line
 from batchwright.prediction.collective import exchange_seconds, fit_collectives
 from batchwright.records import Job, NetworkFacts
 
+LEAST_FIXED = 0.01
+"""Share of a measured step that counts as fixed at least. On a busy machine a fit may leave none,
+and the run would be refused after it was probed; pairs measured side by side correct it."""
+
 _BYTES = 4  # of a weight
 
 
@@ -51,6 +55,7 @@ def measured_pace(mix: Mix, job: Job, batch: int) -> Pace:
         least=max(kind.least for kind, _ in mix.members),
         exchange=_exchanges(job, size, workers, seconds),
         spread=ends,
+        least_fixed=LEAST_FIXED,
         pairs=profile.pairs if len(mix.members) == 1 and not first.stated else (),
     )
 
