@@ -38,7 +38,7 @@ class Records:
         self._clock = clock
         self._queue = threading.Lock()
         self._waiting: list[_Delivery] = []
-        self._commit = threading.Lock()
+        self._led = False
 
     def append(
         self, identifier: str, batch: RecordBatch, caller: Caller | None = None
@@ -139,24 +139,34 @@ class Records:
     def _store_together(self, delivery: _Delivery) -> None:
         """Store with whatever else waits, in one transaction.
 
-        SQLite syncs the disk once for each. Whoever gets the turn to commit takes all that has
-        come in while the one before was busy; the others find theirs done when their turn comes.
+        SQLite syncs the disk once for each. One thread at a time leads: it commits all that came in
+        while the one before was busy, wakes those it has served, and hands the lead to one that
+        came since. So nobody waits longer than for two commits, however many there are.
         """
         with self._queue:
             self._waiting.append(delivery)
-        with self._commit:
+            leads, self._led = not self._led, True
+        if not leads:
+            delivery.turn.wait()
             if delivery.settled:
                 return
+        with self._queue:
+            together, self._waiting = self._waiting, []
+        try:
+            with self._database.writing() as connection:
+                for one in together:
+                    self._store(connection, one)
+        except Exception as error:  # noqa: BLE001 - each of them raises it
+            for one in together:  # rolled back, all of them
+                one.taken, one.problem = None, error
+        finally:
             with self._queue:
-                together, self._waiting = self._waiting, []
-            try:
-                with self._database.writing() as connection:
-                    for one in together:
-                        self._store(connection, one)
-            except Exception as error:
-                for one in together:  # rolled back, all of them
-                    one.taken, one.problem = None, error
-                raise
+                if self._waiting:
+                    self._waiting[0].turn.set()
+                else:
+                    self._led = False
+            for one in together:
+                one.turn.set()
 
     def _store(self, connection: Connection, delivery: _Delivery) -> None:
         """Store one delivery; what is wrong with it is noted there, before anything is written."""
@@ -210,6 +220,8 @@ class _Delivery:
         self.caller = caller
         self.taken: RecordsTaken | None = None
         self.problem: Exception | None = None
+        self.turn = threading.Event()
+        """Set when it is settled, or when its thread is to lead."""
 
     @property
     def settled(self) -> bool:
