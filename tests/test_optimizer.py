@@ -7,6 +7,7 @@ import torch
 
 from batchwright.errors import PlanError
 from batchwright.group import Group
+from batchwright.planning.merging import merge_profiles
 from batchwright.planning.optimizer import MUON_ABOVE, chosen_optimizer, extra_seconds
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.probing.bench import Bench
@@ -111,9 +112,16 @@ def test_what_an_update_takes_more_is_known_only_where_both_were_timed():
     assert found.value == pytest.approx(MUON_SECONDS - SGD_SECONDS)
     assert 0 < found.low < found.value < found.high
     assert extra_seconds(make_job(optimizer="sgd"), profile_of(), 512) is None
+    assert extra_seconds(make_job(optimizer="muon", launch="virtual"), profile_of(), 512) is None
     only = profile_of().model_copy(update={"updates": (update("sgd", SGD_SECONDS),)})
     assert extra_seconds(job, only, 512) is None
     assert extra_seconds(job, make_profile(job=make_job(optimizer="muon")), 512) is None
+
+
+def test_merged_profiles_keep_the_times_of_updates():
+    without = profile_of().model_copy(update={"updates": ()})
+    (merged,) = merge_profiles([without, profile_of()])
+    assert merged.updates == profile_of().updates
 
 
 def test_timing_updates_leaves_weights_state_and_gradients_alone():

@@ -108,6 +108,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
                 lambda one: (one.operation, one.workers, one.bytes),
                 _collective,
             ),
+            "updates": next((p.updates for p in profiles if p.updates), ()),
             "noise": max(noises, key=lambda noise: noise.repeats) if noises else None,
             "evaluation_seconds_per_image": median(
                 p.evaluation_seconds_per_image for p in profiles

@@ -78,10 +78,11 @@ def extra_seconds(job: Job, profile: Profile, batch: int) -> Estimate | None:
         batch: Global batch, in samples.
 
     Returns:
-        In seconds, at least 0; `None` where it is the same optimizer or nothing was measured.
+        In seconds, at least 0; `None` where it is the same optimizer, where nothing was measured,
+        and for a virtual cluster, whose clock goes by the steps alone.
     """
     name = chosen_optimizer(job, batch)
-    if profile.job.optimizer != "auto" or name == "sgd":
+    if profile.job.optimizer != "auto" or name == "sgd" or job.launch == "virtual":
         return None
     usual, other = _of(profile.updates, "sgd"), _of(profile.updates, name)
     if usual is None or other is None:
