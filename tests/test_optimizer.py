@@ -108,14 +108,14 @@ def test_a_profile_for_choosing_serves_either_optimizer_and_no_third():
 
 def test_what_an_update_takes_more_is_known_only_where_both_were_timed():
     job = make_job(optimizer="muon")
-    found = extra_seconds(job, profile_of(), 512)
+    found = extra_seconds(job, profile_of(), "muon")
     assert found.value == pytest.approx(MUON_SECONDS - SGD_SECONDS)
     assert 0 < found.low < found.value < found.high
-    assert extra_seconds(make_job(optimizer="sgd"), profile_of(), 512) is None
-    assert extra_seconds(make_job(optimizer="muon", launch="virtual"), profile_of(), 512) is None
+    assert extra_seconds(make_job(optimizer="sgd"), profile_of(), "sgd") is None
+    assert extra_seconds(make_job(optimizer="muon", launch="virtual"), profile_of(), "muon") is None
     only = profile_of().model_copy(update={"updates": (update("sgd", SGD_SECONDS),)})
-    assert extra_seconds(job, only, 512) is None
-    assert extra_seconds(job, make_profile(job=make_job(optimizer="muon")), 512) is None
+    assert extra_seconds(job, only, "muon") is None
+    assert extra_seconds(job, make_profile(job=make_job(optimizer="muon")), "muon") is None
 
 
 def test_merged_profiles_keep_the_times_of_updates():

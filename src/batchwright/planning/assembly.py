@@ -7,7 +7,7 @@ from typing import Any
 from batchwright.planning.gradient_scaling import ags_rule, check_parts
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.inputs import least_local, precision_of
-from batchwright.planning.optimizer import chosen_optimizer
+from batchwright.planning.optimizer import OptimizerName, chosen_optimizer
 from batchwright.records import (
     DataFacts,
     Job,
@@ -44,10 +44,11 @@ def assemble(
     stages: tuple[Stage, ...],
     *,
     server: ServerRule | None = None,
+    update: OptimizerName | None = None,
     reasons: tuple[Reason, ...],
     **predicted: Any,
 ) -> Plan:
-    """The plan; ``predicted`` are its fields of that kind.
+    """The plan; ``predicted`` are its fields of that kind, and ``update`` what runs say, if any.
 
     Raises:
         JobError: Bounds of gradient scaling contradict each other.
@@ -55,12 +56,13 @@ def assemble(
     """
     least = least_local(network)
     check_parts(job, stages, least)
+    largest = max(stage.global_batch_size for stage in stages)
     return Plan(
         job=job,
         data=data,
         network=network,
         method=job.method,
-        update=chosen_optimizer(job, max(stage.global_batch_size for stage in stages)),
+        update=update or chosen_optimizer(job, largest),
         ags=ags_rule(job),
         precision=precision_of(job),
         learning_rate=rule,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 from batchwright.errors import PlanError
 from batchwright.planning.knees import Bend
@@ -55,35 +56,46 @@ class Progress:
     """What a batch means for the training's progress, each batch asked once.
 
     Attributes:
-        model: Fitted.
+        models: Fitted, by optimizer.
+        optimizer: The one that a batch is given.
     """
 
-    model: ProgressModel
+    models: Mapping[str, ProgressModel]
+    optimizer: Callable[[int], str]
     _efficiency: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+
+    def model(self, batch: int) -> ProgressModel:
+        """That of the optimizer which a batch is given."""
+        return self.models[self.optimizer(batch)]
 
     def efficiency(self, batch: int) -> Estimate | None:
         """Progress per sample against the base batch; `None` if nothing tells."""
         if batch not in self._efficiency:
-            self._efficiency[batch] = self.model.efficiency(batch)
+            self._efficiency[batch] = self.model(batch).efficiency(batch)
         return self._efficiency[batch]
 
     def epochs(self, batch: int) -> Estimate | None:
         """Epochs to the target accuracy; `None` if nothing tells."""
         if batch not in self._epochs:
-            self._epochs[batch] = self.model.epochs(batch)
+            self._epochs[batch] = self.model(batch).epochs(batch)
         return self._epochs[batch]
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy after so many epochs; `None` if nothing tells."""
-        return self.model.accuracy(batch, epochs)
+        return self.model(batch).accuracy(batch, epochs)
 
     def relative_epochs(self, batch: int) -> float | None:
-        """Epochs to the target, or in proportion to them where no run tells how many."""
+        """Epochs to the target, or in proportion to them where no run tells how many.
+
+        Infinite where only runs with another optimizer reached the target.
+        """
         epochs = self.epochs(batch)
         if epochs is not None:
             return epochs.value
-        ratio = self.model.relative_epochs(batch)
+        if any(model.tells_epochs for model in self.models.values()):
+            return inf
+        ratio = self.model(batch).relative_epochs(batch)
         return None if ratio is None else ratio.value
 
 

@@ -360,8 +360,9 @@ def progress_of(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
 
 
 def _noise_scale(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
-    scale = progress.model.noise_scale
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in progress.model.notes)
+    model = progress.model(batch)
+    scale = model.noise_scale
+    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in model.notes)
     if scale is None:
         return (
             Reason(choice="gradient noise scale", value="not known", why=notes, source="assumed"),

@@ -11,7 +11,7 @@ from math import cos, exp, isfinite, log, pi, sqrt
 from typing import Literal, NamedTuple
 
 from batchwright.errors import JobError
-from batchwright.planning.optimizer import chosen_optimizer
+from batchwright.planning.optimizer import OptimizerName, chosen_optimizer
 from batchwright.records import Job, LearningRateRule
 
 DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}  # at the base batch, per step
@@ -148,7 +148,9 @@ def warmup_epochs(job: Job, base: float, peak: float, global_batch: int, epochs:
     return fitted_warmup(global_batch / job.base_batch, epochs).epochs if peak > base else 0.0
 
 
-def make_rule(job: Job, global_batch: int, epochs: int) -> LearningRateRule:
+def make_rule(
+    job: Job, global_batch: int, epochs: int, update: OptimizerName | None = None
+) -> LearningRateRule:
     """The rule for a job at the global batch that was chosen.
 
     A batch below the base batch is not refused: both scaling rules hold in that direction, too, and
@@ -158,13 +160,15 @@ def make_rule(job: Job, global_batch: int, epochs: int) -> LearningRateRule:
         job: Gives the base rate and batch, scaling, warm-up and decay.
         global_batch: Samples per step over all workers.
         epochs: Length of the training, in epochs.
+        update: The optimizer, which the default rate goes by; `None`: as without any runs.
 
     Raises:
         JobError: The warm-up asked for is longer than the training, or the scaled rate is no
             finite number above 0.
     """
     asked = job.learning_rate
-    base = DEFAULT_RATE[chosen_optimizer(job, global_batch)] if asked == "auto" else asked
+    update = update or chosen_optimizer(job, global_batch)
+    base = DEFAULT_RATE[update] if asked == "auto" else asked
     peak = scaled_rate(base, job.base_batch, global_batch, job.scaling)
     if not (isfinite(peak) and peak > 0):
         raise JobError(

@@ -3,52 +3,119 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
 from typing import Literal
 
 from batchwright.records import Estimate, Job, Profile, Reason, UpdateTime
 
 MUON_ABOVE = 2.0
-"""Global batch over base batch beyond which `auto` takes Muon."""
+"""Global batch over base batch beyond which `auto` takes Muon, where no runs tell better."""
+
+Z_975 = 1.96
 
 JORDAN = "Jordan et al. 2024, Muon; measured in docs/log.md"
 
 _KEPT = "It takes more than twice the batch that the rate is for to gain anything by Muon."
 
 
-def chosen_optimizer(job: Job, batch: int) -> Literal["sgd", "adamw", "muon"]:
-    """The optimizer for a global batch, in samples: as asked, or by the rule of `auto`."""
+OptimizerName = Literal["sgd", "adamw", "muon"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A batch with which runs of the task had SGD, and others Muon.
+
+    Attributes:
+        batch: Global batch, in samples.
+        sgd: Mean held-out accuracy at the end with SGD, a share.
+        muon: The same with Muon.
+        error: Standard error of their difference.
+        runs: How many, of both.
+    """
+
+    batch: int
+    sgd: float
+    muon: float
+    error: float
+    runs: int
+
+    @property
+    def better(self) -> Literal["sgd", "muon"] | None:
+        """The one that reached more; `None` if that may be chance."""
+        if abs(self.muon - self.sgd) <= Z_975 * self.error:
+            return None
+        return "muon" if self.muon > self.sgd else "sgd"
+
+
+def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
+    """The optimizers that a job can come to."""
+    return ("sgd", "muon") if job.optimizer == "auto" else (job.optimizer,)
+
+
+def chosen_optimizer(job: Job, batch: int, compared: Sequence[Compared] = ()) -> OptimizerName:
+    """The optimizer for a global batch: as asked, as runs showed, or by the rule of `auto`.
+
+    Args:
+        job: May ask for one.
+        batch: In samples.
+        compared: Batches that ran with both; one within a factor of two counts, the nearest.
+    """
     if job.optimizer != "auto":
         return job.optimizer
-    return "sgd" if _against_muon(job) or batch <= MUON_ABOVE * job.base_batch else "muon"
+    if _against_muon(job):
+        return "sgd"
+    near = _near(batch, compared)
+    better = near.better if near else None
+    return better or ("sgd" if batch <= MUON_ABOVE * job.base_batch else "muon")
 
 
-def optimizer_reason(asked: Job, batch: int) -> tuple[Reason, ...]:
+def optimizer_reason(
+    asked: Job, batch: int, compared: Sequence[Compared] = ()
+) -> tuple[Reason, ...]:
     """Why `auto` comes to what it comes to; nothing where the optimizer was asked for."""
     if asked.optimizer != "auto":
         return ()
-    ratio = batch / asked.base_batch
-    against = _against_muon(asked)
-    if chosen_optimizer(asked, batch) == "muon":
+    name = chosen_optimizer(asked, batch, compared)
+    against, near = _against_muon(asked), _near(batch, compared)
+    if near and not against:
+        measured = (
+            f"In the {near.runs} runs given with batch {near.batch}, SGD reached {near.sgd:.1%} "
+            f"held out and Muon {near.muon:.1%}"
+        )
+        if near.better:
+            why = f"{measured}."
+            return (Reason(choice="optimizer", value=name, why=why, source="measured"),)
+        measured += ", no further apart than seeds are. "
+    else:
+        measured = ""
+    ratio = (
+        f"{measured}The batch is {batch / asked.base_batch:.3g} times the one that the rate is for."
+    )
+    if name == "muon":
         return (
             Reason(
                 choice="optimizer",
                 value="muon",
-                why=f"The batch is {ratio:.3g} times the one that the rate is for. Momentum made "
-                "orthogonal loses less to small batches than SGD with any scaled rate, in as many "
-                "epochs. In a loop of your own: `bw.muon(model, lr=...)`; `optimizer=sgd` keeps "
-                "SGD.",
+                why=f"{ratio} Momentum made orthogonal loses less to small batches than SGD with "
+                "any scaled rate, in as many epochs. In a loop of your own: "
+                "`bw.muon(model, lr=...)`; `optimizer=sgd` keeps SGD.",
                 source="published",
                 reference=JORDAN,
             ),
         )
-    return (
-        Reason(
-            choice="optimizer",
-            value="sgd",
-            why=against or f"The batch is {ratio:.3g} times the one that the rate is for. {_KEPT}",
-            source="assumed",
-        ),
+    why = against or f"{ratio} {_KEPT}"
+    return (Reason(choice="optimizer", value="sgd", why=why, source="assumed"),)
+
+
+def _near(batch: int, compared: Sequence[Compared]) -> Compared | None:
+    """The nearest batch that ran with both, if within a factor of two."""
+    away, nearest = min(
+        ((abs(log2(one.batch / batch)), one) for one in compared),
+        key=lambda pair: pair[0],
+        default=(2.0, None),
     )
+    return nearest if away <= 1 else None
 
 
 def _against_muon(job: Job) -> str:
@@ -69,19 +136,18 @@ def _against_muon(job: Job) -> str:
 # ------------------------------------------------------------------------------------------ times
 
 
-def extra_seconds(job: Job, profile: Profile, batch: int) -> Estimate | None:
+def extra_seconds(job: Job, profile: Profile, name: OptimizerName) -> Estimate | None:
     """What an update takes more than one of the optimizer that was measured with.
 
     Args:
-        job: To plan for; its optimizer may be `auto`.
+        job: To plan for.
         profile: Measured, with SGD where `updates` says what others take.
-        batch: Global batch, in samples.
+        name: The optimizer that the batch in question is given.
 
     Returns:
         In seconds, at least 0; `None` where it is the same optimizer, where nothing was measured,
         and for a virtual cluster, whose clock goes by the steps alone.
     """
-    name = chosen_optimizer(job, batch)
     if profile.job.optimizer != "auto" or name == "sgd" or job.launch == "virtual":
         return None
     usual, other = _of(profile.updates, "sgd"), _of(profile.updates, name)

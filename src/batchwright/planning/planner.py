@@ -21,6 +21,7 @@ from batchwright.planning import alternatives, cycle_reasons, explanations, reas
 from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.choice import Choice, Progress, check_goal, choose
 from batchwright.planning.composed import COMPOSED, compose, searched
+from batchwright.planning.experience import Experience, experience_of
 from batchwright.planning.inputs import (
     PLANNING_KEYS,
     SERVED,
@@ -36,14 +37,18 @@ from batchwright.planning.knees import Bend, bends_of, knee_record
 from batchwright.planning.learning_rate import make_rule
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
-from batchwright.planning.optimizer import optimizer_reason
+from batchwright.planning.optimizer import (
+    Compared,
+    chosen_optimizer,
+    optimizer_reason,
+    optimizers_of,
+)
 from batchwright.planning.outlook import MOST_SHOWN, held_out, kept_rows, predictions
 from batchwright.planning.resolution import CYCLED
 from batchwright.planning.shares import local_batches
 from batchwright.planning.simulated import simulated, usual_times
 from batchwright.planning.table import Row, Table
 from batchwright.planning.unmeasured import plan_without_profile
-from batchwright.prediction.quality import fit_progress
 from batchwright.records import (
     Job,
     LearningRateRule,
@@ -91,15 +96,20 @@ def make_plan(
     check_profiles(given, job)
     asked, job = job, searched(job, merged[0].data)
     kinds = kinds_of(merged, job)
-    table = Table(job=job, data=merged[0].data, mixes=mixes_of(kinds, job))
+    told = experience_of(merged[0], job, runs)
+    compared = told.compared()
+    mixes = mixes_of(kinds, job)
+    table = Table(job=job, data=merged[0].data, mixes=mixes, compared=compared)
     table.check_asked()
-    progress = _progress(merged, job, runs)
+    progress = _progress(merged, told, compared)
     check_goal(job, [kind.price for kind in kinds], progress)
     rows, bends, choice = _chosen(job, table.rows(), progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, bends, choice)
     considered = predictions(table, rows, kept, progress, named=named)
     chosen = considered[kept.index(choice.row)]
+    batch = chosen.global_batch_size
+    update = chosen_optimizer(job, batch, compared)
     settled = asked.model_copy(update={"workers": chosen.workers})
     check_counts(settled)
     explained: tuple[Reason, ...] = (
@@ -109,9 +119,9 @@ def make_plan(
     if job.method in COMPOSED:
         made = compose(settled, table, choice, chosen, progress)
         rule, stages, server = made.rule, made.stages, made.server
-        explained += (*made.reasons, *optimizer_reason(settled, chosen.global_batch_size))
+        explained += (*made.reasons, *optimizer_reason(settled, batch))
     else:
-        rule, server = make_rule(job, chosen.global_batch_size, job.epochs), None
+        rule, server = make_rule(job, batch, job.epochs, update), None
         stages = (_stage(settled, chosen, choice.row, rule),)
         explained = (
             explained[0],
@@ -121,9 +131,9 @@ def make_plan(
             explained[1],
             *reasons.method(settled),
             *_predicted(job, choice, chosen, stages[0], bends, progress),
-            *optimizer_reason(settled, chosen.global_batch_size),
+            *optimizer_reason(settled, batch, compared),
             *reasons.learning_rate(job, rule, stages[0]),
-            *explanations.progress_of(job, chosen.global_batch_size, progress),
+            *explanations.progress_of(job, batch, progress),
             *cycle_reasons.link(settled),
         )
     return assemble(
@@ -133,6 +143,7 @@ def make_plan(
         rule,
         stages,
         server=server,
+        update=update,
         considered=considered,
         knees=tuple(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
@@ -206,28 +217,12 @@ def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> St
     )
 
 
-def _progress(profiles: Sequence[Profile], job: Job, runs: Sequence[RunSummary]) -> Progress:
-    first = profiles[0]
-    for run in runs:
-        for name, one, other in (
-            ("data", first.data.digest, run.plan.data.digest),
-            ("network", first.network.name, run.plan.network.name),
-            ("optimizer", first.job.optimizer, run.plan.job.optimizer),
-        ):
-            if one != other:
-                raise PlanError(
-                    f"the run {run.run_folder} has {name}={other}, the profile {name}={one}: give "
-                    "runs of the same task"
-                )
+def _progress(
+    profiles: Sequence[Profile], told: Experience, compared: Sequence[Compared]
+) -> Progress:
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
-    model = fit_progress(
-        noise,
-        base_batch=job.base_batch,
-        target=job.goal.accuracy,
-        runs=runs,
-        scaling=job.scaling,
-    )
-    return Progress(model)
+    models = {name: told.progress(noise, name) for name in optimizers_of(told.job)}
+    return Progress(models, lambda batch: chosen_optimizer(told.job, batch, compared))
 
 
 def _mixing(kinds: Sequence[Kind], job: Job) -> str:

@@ -15,7 +15,7 @@ from batchwright.planning.grid import totals_to_compare
 from batchwright.planning.inputs import check_batch, sides
 from batchwright.planning.kinds import Kind
 from batchwright.planning.mixes import Mix
-from batchwright.planning.optimizer import extra_seconds
+from batchwright.planning.optimizer import Compared, chosen_optimizer, extra_seconds
 from batchwright.planning.shares import largest_shares, split
 from batchwright.records import DataFacts, Estimate, Job
 
@@ -93,11 +93,13 @@ class Table:
         job: Resolved.
         data: The data set.
         mixes: Clusters to compare.
+        compared: What runs with either optimizer showed.
     """
 
     job: Job
     data: DataFacts
     mixes: tuple[Mix, ...]
+    compared: tuple[Compared, ...] = ()
 
     def rows(self) -> list[Row]:
         """All candidates, by resolution, workers and batch.
@@ -168,7 +170,8 @@ class Table:
 
     def _update(self, mix: Mix, batch: int) -> Estimate | None:
         """What the optimizer of this batch takes more than the measured one, on the slowest."""
-        found = [extra_seconds(self.job, kind.profile, batch) for kind, _ in mix.members]
+        name = chosen_optimizer(self.job, batch, self.compared)
+        found = [extra_seconds(self.job, kind.profile, name) for kind, _ in mix.members]
         return max(filter(None, found), key=lambda one: one.value, default=None)
 
     @property

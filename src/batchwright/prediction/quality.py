@@ -124,6 +124,11 @@ class ProgressModel:
     _reference: tuple[int, float, float] | None  # batch, epochs, relative standard error
     _runs: tuple[_Run, ...]
 
+    @property
+    def tells_epochs(self) -> bool:
+        """Whether a run reached the target."""
+        return self._law is not None or self._reference is not None
+
     def efficiency(self, batch: int) -> Estimate | None:
         """Worth of a sample in ``batch`` against one in the base batch; `None` if unknown."""
         return self._worth(self.base_batch, batch)
@@ -205,6 +210,7 @@ def fit_progress(
     target: float | None = None,
     runs: Sequence[RunSummary] = (),
     scaling: Scaling | None = None,
+    notes: Sequence[str] = (),
 ) -> ProgressModel:
     """Model of progress.
 
@@ -214,9 +220,10 @@ def fit_progress(
         target: Held-out accuracy to reach, a share; unset: no epochs are predicted.
         runs: Finished runs of the same task; each is a reference.
         scaling: How the rate follows the batch; unset: as in the runs, linear without any.
+        notes: What is to be said of the runs; comes first among the model's notes.
     """
     told = tuple(_read_run(run, target) for run in runs if _one_batch(run))
-    notes = []
+    notes = list(notes)
     if len(told) < len(runs):
         notes.append("runs whose batch changed, or that were never evaluated, are left out")
     scale, whence = _noise_scale(noise, told)

@@ -1,0 +1,149 @@
+"""What runs with either optimizer tell a plan that may choose between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.errors import PlanError
+from batchwright.planning.experience import SEED_ERROR, experience_of
+from batchwright.planning.learning_rate import DEFAULT_RATE
+from batchwright.planning.optimizer import chosen_optimizer
+from batchwright.planning.planner import make_plan
+from batchwright.records import Goal, RunSummary
+from samples import make_epoch, make_job, make_summary
+from samples import make_plan as make_sample_plan
+from test_optimizer import profile_of
+
+COUNT = 1_000_000  # held-out images, so that an accuracy is hardly rounded
+
+
+def run_of(
+    update: str,
+    batch: int,
+    accuracy: float,
+    *,
+    epochs: int = 10,
+    base: float | None = None,
+    **changes,
+) -> RunSummary:
+    """Accuracy rises evenly to its last value."""
+    plan = make_sample_plan()
+    job = plan.job.model_copy(update={"optimizer": "auto", "learning_rate": "auto"} | changes)
+    rule = plan.learning_rate.model_copy(
+        update={"base": base or DEFAULT_RATE[update], "base_batch": job.base_batch}
+        | {"scaling": job.scaling}
+    )
+    stage = plan.stages[0].model_copy(update={"epochs": epochs, "local_batch_sizes": (batch,)})
+    fields = {"job": job, "update": update, "learning_rate": rule, "stages": (stage,)}
+    return make_summary(
+        plan=plan.model_copy(update=fields),
+        epochs=tuple(
+            make_epoch(
+                e,
+                global_batch_size=batch,
+                val_count=COUNT,
+                val_correct=round(COUNT * (0.1 + (accuracy - 0.1) * (e + 1) / epochs)),
+                noise_scale=None,
+            )
+            for e in range(epochs)
+        ),
+    )
+
+
+def reason_of(plan, choice):
+    return next(one for one in plan.reasons if one.choice == choice)
+
+
+def test_what_runs_with_both_showed_at_a_batch_comes_before_the_rule():
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    assert make_plan(profile_of(), job).update == "muon"
+    runs = [run_of("sgd", 512, 0.97), run_of("muon", 512, 0.90)]
+    plan = make_plan(profile_of(), job, runs=runs)
+    assert plan.update == "sgd"
+    assert plan.learning_rate.base == DEFAULT_RATE["sgd"]
+    why = reason_of(plan, "optimizer")
+    assert why.source == "measured"
+    assert (
+        "In the 2 runs given with batch 512, SGD reached 97.0% held out and Muon 90.0%" in why.why
+    )
+    small = job.model_copy(update={"global_batch": 64})
+    turned = [run_of("sgd", 64, 0.90), run_of("muon", 64, 0.97)]
+    plan = make_plan(profile_of(), small, runs=turned)
+    assert plan.update == "muon"
+    assert reason_of(plan, "optimizer").source == "measured"
+
+
+def test_it_counts_within_a_factor_of_two_and_the_nearest_comes_first():
+    job = make_job(optimizer="auto", learning_rate="auto", base_batch=64)
+    runs = [
+        run_of(name, batch, accuracy, base_batch=64)
+        for batch, reached in ((512, (0.97, 0.9)), (2048, (0.8, 0.9)))
+        for name, accuracy in zip(("sgd", "muon"), reached, strict=True)
+    ]
+    compared = experience_of(profile_of(), job, runs).compared()
+    assert [one.batch for one in compared] == [512, 2048]
+    expected = {255: "muon", 256: "sgd", 700: "sgd", 1025: "muon", 2048: "muon"}
+    assert {batch: chosen_optimizer(job, batch, compared) for batch in expected} == expected
+
+
+def test_a_difference_that_seeds_could_make_leaves_the_rule_and_is_told():
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    runs = [run_of("sgd", 512, 0.92), run_of("muon", 512, 0.92 - SEED_ERROR)]
+    plan = make_plan(profile_of(), job, runs=runs)
+    assert plan.update == "muon"
+    assert "no further apart than seeds are" in reason_of(plan, "optimizer").why
+    many = [run_of("sgd", 512, 0.92) for _ in range(16)]
+    many += [run_of("muon", 512, 0.92 - SEED_ERROR) for _ in range(16)]
+    assert make_plan(profile_of(), job, runs=many).update == "sgd"
+
+
+def test_only_runs_at_the_rates_of_a_plan_and_of_one_length_are_compared():
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    sgd = run_of("sgd", 512, 0.97)
+    for muon in (
+        run_of("muon", 512, 0.5, base=0.3),
+        run_of("muon", 512, 0.5, epochs=5),
+        run_of("muon", 512, 0.5, scaling="none"),
+    ):
+        assert experience_of(profile_of(), job, [sgd, muon]).compared() == ()
+        assert make_plan(profile_of(), job, runs=[sgd, muon]).update == "muon"
+
+
+def test_each_optimizers_batches_are_judged_by_its_own_runs():
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    runs = [run_of("sgd", 512, 0.4), run_of("muon", 512, 0.9)]
+    goal = Goal(accuracy=0.85)
+    plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=runs)
+    assert "90.0%" in reason_of(plan, "accuracy").value
+    assert 9 < float(reason_of(plan, "epochs to target").value.split()[0]) < 10
+    forced = job.model_copy(update={"goal": goal, "optimizer": "sgd"})
+    plan = make_plan(profile_of(), forced, runs=runs)
+    assert "40.0%" in reason_of(plan, "accuracy").value
+    assert all(one.choice != "epochs to target" for one in plan.reasons)
+
+
+def test_a_target_that_only_one_optimizer_reached_is_planned_with_that_one():
+    job = make_job(optimizer="auto", learning_rate="auto", base_batch=64)
+    goal = Goal(objective="target-accuracy", accuracy=0.85)
+    runs = [run_of("sgd", 64, 0.4, base_batch=64), run_of("muon", 512, 0.9, base_batch=64)]
+    plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=runs)
+    assert plan.update == "muon"
+
+
+def test_runs_with_other_settings_are_left_out_or_stand_in_and_it_is_said():
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    runs = [run_of("muon", 512, 0.9), run_of("muon", 512, 0.3, base=5.0)]
+    plan = make_plan(profile_of(), job, runs=runs)
+    assert "90.0%" in reason_of(plan, "accuracy").value
+    told = reason_of(plan, "gradient noise scale").why
+    assert "Of the runs with optimizer=muon, 1 with another rate" in told
+    plan = make_plan(profile_of(), job, runs=[run_of("sgd", 512, 0.6)])
+    assert plan.update == "muon"
+    assert "No run with optimizer=muon was given" in reason_of(plan, "gradient noise scale").why
+
+
+def test_runs_that_the_job_cannot_be_like_are_refused_if_there_are_no_others():
+    job = make_job(optimizer="sgd", global_batch=512)
+    with pytest.raises(PlanError, match="has optimizer=muon, the job optimizer=sgd"):
+        make_plan(profile_of(), job, runs=[run_of("muon", 512, 0.9)])
+    assert make_plan(profile_of(), job, runs=[run_of("muon", 512, 0.9), run_of("sgd", 512, 0.9)])
