@@ -9,6 +9,7 @@ from math import inf
 
 from batchwright.errors import PlanError
 from batchwright.planning.knees import Bend
+from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.table import Row
 from batchwright.prediction.quality import ProgressModel
 from batchwright.records import Estimate, Goal, Job
@@ -60,8 +61,8 @@ class Progress:
         optimizer: The one that a batch is given.
     """
 
-    models: Mapping[str, ProgressModel]
-    optimizer: Callable[[int], str]
+    models: Mapping[OptimizerName, ProgressModel]
+    optimizer: Callable[[int], OptimizerName]
     _efficiency: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
 
