@@ -223,3 +223,24 @@ def stands(store, job, model):
     )
     assert (found.agent, found.attempts, found.error) == (model.agent, model.attempts, model.error)
     assert found.has_plan == model.has_plan
+
+
+def test_a_job_that_nobody_takes_says_why(store):
+    """Agents of the fixture allow the defaults only."""
+    store.clock.go(1000.0)  # nobody has been heard of since
+    first = submit(store)
+    assert "no agent is there" in store.jobs.get(first).waiting
+    store.agents.introduce(AgentIntroduction(name="one", allow=()), "me")
+    assert store.jobs.get(first).waiting is None  # it will have it in a moment
+    birds = Job(data="imagefolder:/sets/birds")
+    refused = store.jobs.submit("a", birds, auto=True, owner="me")
+    says = "the agent that is there does not carry it out: data=imagefolder:/sets/birds is not"
+    assert says in refused.waiting
+    store.agents.introduce(AgentIntroduction(name="two", allow=()), "me")
+    assert "the 2 agents that are there do not" in store.jobs.get(refused.id).waiting
+    assert store.jobs.lease("one").job.id == first
+    assert store.jobs.get(first).waiting is None
+    second, third = submit(store), submit(store)
+    assert store.jobs.lease("two").job.id == second
+    assert store.jobs.get(third).waiting == "the agents that carry it out have another job"
+    assert all(one.waiting is None for one in store.jobs.list())

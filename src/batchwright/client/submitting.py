@@ -91,6 +91,8 @@ def state_words(info: JobInfo, url: str) -> str:
         words += ", being cancelled"
     elif info.agent and info.state in ("probing", "training"):
         words += f" by {info.agent}"
+    elif info.waiting is not None:
+        words += f", {info.waiting}"
     if info.run is not None and info.state in ("training", "done"):
         words += f": {url}/runs/{info.run}"
     return f"job {info.name}: {words}"

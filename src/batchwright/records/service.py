@@ -148,6 +148,11 @@ class JobInfo(Record):
     error: str | None = Field(description="The line that the user would have seen.")
     has_profile: bool
     has_plan: bool
+    waiting: str | None = Field(
+        None,
+        description="Of a job that waits for an agent: why none that is there has it, asked for "
+        "alone. Null in lists, and where one that carries it out is free.",
+    )
 
 
 class AgentIntroduction(Record):

@@ -183,6 +183,7 @@ def examples() -> dict[str, Any]:
         "error": None,
         "has_profile": True,
         "has_plan": True,
+        "waiting": None,
     }
     advice = {
         "number": 1,

@@ -233,8 +233,12 @@ def cancel_job(request: Request, caller: Submitter, job: Identifier) -> Response
 
 def _says_of(info: JobInfo) -> str:
     if info.state == "planned" and (info.approved or info.auto):
-        return "Its plan is approved; it waits for an agent."
-    return SAYS[info.state]
+        says = "Its plan is approved; it waits for an agent."
+    else:
+        says = SAYS[info.state]
+    if info.waiting is None:
+        return says
+    return f"{says[:-1]}: {info.waiting}."
 
 
 def _run_of(request: Request, info: JobInfo) -> RunInfo | None:

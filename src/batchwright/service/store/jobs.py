@@ -86,7 +86,8 @@ class Jobs:
                     **_columns(Standing(auto=auto)),
                 )
             )
-            return _info(_row(connection, identifier))
+            row = _row(connection, identifier)
+            return _info(row, self._waits_for(connection, row))
 
     def get(self, identifier: str) -> JobInfo:
         """A job.
@@ -96,7 +97,8 @@ class Jobs:
         """
         self.settle()
         with self._database.reading() as connection:
-            return _info(_row(connection, identifier))
+            row = _row(connection, identifier)
+            return _info(row, self._waits_for(connection, row))
 
     def list(
         self, limit: int = 50, before: str | None = None, state: JobState | None = None
@@ -351,18 +353,40 @@ class Jobs:
         }
         return Lease(key=key, seconds=seconds, job=_info(_row(connection, identifier)), **documents)
 
+    def _waits_for(self, connection: Connection, row: RowMapping) -> str | None:
+        """Why no agent that is there has a job that waits for one."""
+        if not _standing(row).leasable:
+            return None
+        job = Job.model_construct(**json.loads(row["job"]))
+        present = self._present(connection)
+        if not present:
+            return "no agent is there: start `batchwright agent` on the machine that is to train"
+        refused = {name: not_allowed(allow, job) for name, (allow, _) in present.items()}
+        if all(refused.values()):
+            many = f"the {len(refused)} agents that are there do"
+            who = "the agent that is there does" if len(refused) == 1 else many
+            return f"{who} not carry it out: {next(iter(refused.values()))}"
+        if all(busy for name, (_, busy) in present.items() if not refused[name]):
+            return "the agents that carry it out have another job"
+        return None
+
     def _waited_for(self, connection: Connection, agent: str) -> dict[str, Sequence[str]]:
         """Other agents that are there and have no job, and what they carry out."""
+        present = self._present(connection)
+        return {n: allow for n, (allow, busy) in present.items() if not busy and n != agent}
+
+    def _present(self, connection: Connection) -> dict[str, tuple[Sequence[str], bool]]:
+        """Agents that are there: what they carry out, and whether they have a job."""
         busy = select(jobs.c.agent).where(
             jobs.c.lease_expires.is_not(None), jobs.c.agent.is_not(None)
         )
         there = agents.c.seen > self._clock() - self._settings.lease_seconds
         rows = connection.execute(
-            select(agents.c.name, agents.c.allow).where(
-                there, agents.c.name != agent, agents.c.name.not_in(busy)
-            )
+            select(agents.c.name, agents.c.allow, agents.c.name.in_(busy))
+            .where(there)
+            .order_by(agents.c.name)
         )
-        return {name: json.loads(allow) for name, allow in rows}
+        return {name: (json.loads(allow), bool(has_job)) for name, allow, has_job in rows}
 
     def _column(self, identifier: str, name: str) -> Any:
         with self._database.reading() as connection:
@@ -437,7 +461,7 @@ def _columns(job: Standing) -> dict[str, Any]:
     }
 
 
-def _info(row: RowMapping) -> JobInfo:
+def _info(row: RowMapping, waiting: str | None = None) -> JobInfo:
     return JobInfo(
         id=row["id"],
         name=row["name"],
@@ -454,6 +478,7 @@ def _info(row: RowMapping) -> JobInfo:
         error=row["error"],
         has_profile=row["has_profile"],
         has_plan=row["has_plan"],
+        waiting=waiting,
     )
 
 
