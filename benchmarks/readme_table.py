@@ -1,8 +1,9 @@
-"""Puts the newest kept results into the README: ``python -m benchmarks.readme_table [--check]``.
+"""Puts the newest kept results into the documents: ``python -m benchmarks.readme_table [--check]``.
 
 Reads the newest report of each benchmark in ``benchmarks/results`` and replaces what stands between
-the two comments ``<!-- figures ... -->`` and ``<!-- /figures -->``. With ``--check`` nothing is
-written; the exit code is 1 if the README is out of step.
+the two comments ``<!-- figures ... -->`` and ``<!-- /figures -->``: in the README a few of them in
+one table, in ``docs/measured.md`` all. With ``--check`` nothing is written; the exit code is 1 if a
+document is out of step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,51 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- figures: .*? -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
 NOTHING = "No result has been kept yet."
+HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
+
+HEADLINES = (
+    ("main_job", "over_lightning", "our loop over Lightning's as started by default, images/s"),
+    (
+        "uneven",
+        "two_workers_over_ddp_images",
+        "our loop over a plain DDP loop, two workers, images/s",
+    ),
+    ("main_job", "digits_accuracy", "accuracy of `batchwright run` with its defaults (digits)"),
+    ("predict", "step_seconds_median_error", "error of a predicted step time, median"),
+    ("predict", "interval_coverage", "steps inside the predicted 95 % interval"),
+    ("predict", "memory_median_error", "error of predicted peak memory, median"),
+    (
+        "uneven",
+        "dynamic_over_equal_shares",
+        "`dynamic-batch`, one of two workers slowed down: epoch time over equal shares",
+    ),
+    ("uneven", "kills_recovered", "killed workers after which a run went on"),
+    ("uneven", "samples_lost_or_repeated", "samples lost or repeated in these runs"),
+    ("dual_batch", "round_over_large_k105", "`dual-batch` planned for 1.05: round time over plain"),
+    ("cyclic", "cifar_time_saved", "`cyclic`, CIFAR-100: training time saved"),
+    ("cyclic", "cifar_accuracy", "accuracy less that of the top resolution throughout"),
+    ("cyclic", "folder_time_saved", "`cyclic`, photographs up to 160 px: training time saved"),
+    ("dual_accuracy", "dual_accuracy_gain", "`dual-batch`: accuracy less that of the large batch"),
+    ("large_batch", "ags_over_plain_points", "gradient scaling: accuracy less plain training"),
+    ("large_batch", "picked_gap_closed", "gap to small batches that the plan's choice closes"),
+    ("gradient_overhead", "ags_overhead", "gradient scaling: what it adds to a step"),
+    ("service", "records_lost", "records that the service lost in 20 kills"),
+    ("service", "page_seconds_million_records", "page of a run with a million records"),
+)
+"""Benchmark, figure, and its words, in the README's order; what was never kept is left out."""
+
+TITLES = {
+    "main_job": "One worker, and the first command",
+    "predict": "Predictions",
+    "uneven": "Uneven workers, and kills",
+    "dual_batch": "Two batch sizes at once: time",
+    "dual_accuracy": "Two batch sizes at once: accuracy",
+    "cyclic": "Low resolutions first",
+    "data_path": "The way from files to batches",
+    "large_batch": "Large batches",
+    "gradient_overhead": "What measuring gradients costs",
+    "service": "The service",
+}
 
 MEANINGS = {
     "main_job": {
@@ -115,8 +161,19 @@ MEANINGS = {
         "noise_scale_overhead": "what measuring the gradient noise scale adds to a step",
         "ags_overhead": "what adaptive gradient scaling adds to a step",
     },
+    "service": {
+        "records_lost": "records acknowledged and not stored as they were sent, the service killed "
+        "ten times on each database",
+        "records_doubled": "records stored twice in these runs",
+        "records_per_second_sqlite": "records taken in from 64 reporters, SQLite",
+        "records_per_second_postgresql": "the same, PostgreSQL",
+        "p99_seconds": "99 of 100 of these requests of 100 records are answered within",
+        "page_seconds_million_records": "page or API answer of a run with a million records",
+        "fuzz_server_errors": "requests made up from the description that end in a server error or "
+        "an undeclared answer",
+    },
 }
-"""What a figure is, for a reader of the README; figures without a line here are left out."""
+"""What a figure is, for a reader; figures without a line here are left out."""
 
 REMARKS = {
     "main_job": "Ratios compare arms that took turns in one run. CIFAR-100, `resnet8`, batch 128, "
@@ -134,6 +191,7 @@ REMARKS = {
     "large_batch": "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), "
     "batches 479 to 1,024 against 32 and 64, equal epochs, five paired seeds",
     "gradient_overhead": "`resnet8` on one worker; arms took turns in one run",
+    "service": "Reporters and service share the two cores",
 }
 
 
@@ -146,28 +204,46 @@ def newest(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
     return max(reports, key=lambda one: one[:2])[2] if reports else None
 
 
+def headlines(folder: Path = RESULTS) -> str:
+    """Markdown: one table of what matters first."""
+    reports = {name: newest(name, folder) for name in TITLES}
+    rows, places = [], set()
+    for name, figure, words in HEADLINES:
+        report = reports[name]
+        found = {one["name"]: one for one in report["figures"]} if report else {}
+        if report and figure in found:
+            rows.append(_row(found[figure], words))
+            places.add("{processor}, {cores} cores".format(**report["environment"]))
+    if not rows:
+        return NOTHING + "\n"
+    return "\n".join([*HEAD, *rows, "", f"On {' and '.join(sorted(places))}.", ""])
+
+
 def tables(folder: Path = RESULTS) -> str:
-    """Markdown: the table of each benchmark with a kept report."""
-    reports = {name: newest(name, folder) for name in MEANINGS}
-    made = [table(name, report) for name, report in reports.items() if report is not None]
+    """Markdown: a section with the table of each benchmark that has a kept report."""
+    reports = {name: newest(name, folder) for name in TITLES}
+    made = [section(name, report) for name, report in reports.items() if report is not None]
     return "\n".join(made) or NOTHING + "\n"
 
 
-def table(name: str, report: Mapping[str, Any]) -> str:
+def section(name: str, report: Mapping[str, Any]) -> str:
     """Markdown: one row for each figure that was measured, and where it was measured."""
     figures = {figure["name"]: figure for figure in report["figures"]}
     rows = [_row(figures[one], words) for one, words in MEANINGS[name].items() if one in figures]
     place = report["environment"]
     return "\n".join(
         [
-            "| figure | measured (spread) | goal | met |",
-            "|---|---|---|---|",
+            f"## {TITLES[name]}",
+            "",
+            f"{REMARKS[name]}.",
+            "",
+            *HEAD,
             *rows,
             "",
             f"{place['processor']}, {place['cores']} cores, torch {place['torch']}, Python "
-            f"{place['python']}; {report['date']}, commit {place['commit']}. {REMARKS[name]}; "
-            f"`{report['command']}` repeats it, and the head of `benchmarks/{name}.py` says what "
-            "is compared.",
+            f"{place['python']}; {report['date']}, commit {place['commit']}. "
+            f"`{report['command']}` repeats it; the head of `benchmarks/{name}.py` says what is "
+            "compared.",
             "",
         ]
     )
@@ -191,25 +267,28 @@ def _shown(unit: str) -> Any:
     }.get(unit, lambda value: f"{value:.4g} {unit}")
 
 
-def filled(readme: str) -> str:
-    """The README's text with the block as it should be."""
-    text, found = BLOCK.subn(lambda m: m[1] + tables() + m[3], readme)
+def filled(text: str, block: str) -> str:
+    """A document's text with its block as it should be."""
+    text, found = BLOCK.subn(lambda m: m[1] + block + m[3], text)
     if found != 1:
-        raise SystemExit("README.md does not hold exactly one block of figures")
+        raise SystemExit("a document does not hold exactly one block of figures")
     return text
 
 
 def main() -> None:
-    """Write the block, or with ``--check`` compare it."""
-    path = ROOT / "README.md"
-    before = path.read_text(encoding="utf-8")
-    after = filled(before)
-    if sys.argv[1:] == ["--check"]:
-        if after != before:
-            raise SystemExit("README.md is out of step: run python -m benchmarks.readme_table")
-    elif after != before:
+    """Write the blocks, or with ``--check`` compare them."""
+    for name, make in DOCUMENTS.items():
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        after = filled(before, make())
+        if after == before:
+            continue
+        if sys.argv[1:] == ["--check"]:
+            raise SystemExit(f"{name} is out of step: run python -m benchmarks.readme_table")
         path.write_text(after, encoding="utf-8")
 
+
+DOCUMENTS: dict[str, Callable[[], str]] = {"README.md": headlines, "docs/measured.md": tables}
 
 if __name__ == "__main__":
     main()

@@ -103,9 +103,18 @@ def test_the_page_of_job_keys_is_in_step_with_the_record():
         assert set(table) <= set(job_keys())
 
 
-def test_the_table_in_the_readme_is_in_step_with_the_newest_result():
+@pytest.mark.parametrize("name", ["README.md", "docs/measured.md"])
+def test_tables_of_figures_are_in_step_with_the_newest_results(name):
     table = load(ROOT / "benchmarks" / "readme_table.py")
-    assert table.filled(README) == README, "run python -m benchmarks.readme_table"
+    text = table.filled(read(name), table.DOCUMENTS[name]())
+    assert text == read(name), "run python -m benchmarks.readme_table"
+
+
+def test_every_figure_of_the_readme_is_one_of_a_benchmark_and_each_benchmark_has_its_words():
+    table = load(ROOT / "benchmarks" / "readme_table.py")
+    assert set(table.MEANINGS) == set(table.TITLES) == set(table.REMARKS)
+    assert all(figure in table.MEANINGS[name] for name, figure, _ in table.HEADLINES)
+    assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in table.TITLES)
 
 
 def test_every_public_name_is_in_the_documents():
@@ -124,9 +133,10 @@ def test_links_between_the_documents_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_every_module_named_in_the_readme_exists_and_every_folder_is_named():
+def test_every_module_named_for_contributors_exists_and_every_folder_is_named():
     package = ROOT / "src" / "batchwright"
-    table = README[README.index("## What is where") :].splitlines()
+    page = read("CONTRIBUTING.md")
+    table = page[page.index("## What is where") :].splitlines()
     named = {name for row in table if row.startswith("| `") for name in re.findall("`(.+?)`", row)}
     modules = {name for name in named if name.endswith((".py", "/"))}
     assert all((package / name).exists() for name in modules)

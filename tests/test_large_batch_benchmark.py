@@ -39,7 +39,7 @@ from benchmarks.large_batch_arms import (
     precision_of,
     wanted,
 )
-from benchmarks.readme_table import MEANINGS, REMARKS
+from benchmarks.readme_table import MEANINGS
 
 from batchwright.records import Plan
 from samples import make_data, make_network
@@ -190,4 +190,3 @@ def test_accuracies_are_those_of_the_runs() -> None:
 
 def test_the_readme_explains_every_figure_with_a_goal() -> None:
     assert set(GOALS) <= set(MEANINGS["large_batch"])
-    assert set(MEANINGS) == set(REMARKS)
