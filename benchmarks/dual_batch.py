@@ -20,6 +20,7 @@ rounds of 40 to 57 s in one and the same arm.
     round_over_large_k110   the same for k = 1.1
     finish_spread           of a turn's rounds of both workers, longest less shortest over their
                             mean, for both pairs; median and quartiles
+    equal_finish_spread     the same of the arm with two large batches: what the machine alone makes
     server_share_of_round   push, merge and pull, as a share of a round of this fifth of CIFAR-100
                             (of all of it, a fifth of the share); all arms, median and quartiles
     pushes_per_second_2     pushes a second, each with merge and pull, of a `resnet18` (11 million
@@ -178,6 +179,7 @@ def round_figures(turns: Sequence[Mapping[str, Round]]) -> list[Figure]:
             )
         )
     spreads = [turn[name].spread for turn in turns for name in EXTRA_TIMES]
+    equal = [turn["large"].spread for turn in turns]
     shares = [
         exchange / seconds
         for turn in turns
@@ -187,6 +189,7 @@ def round_figures(turns: Sequence[Mapping[str, Round]]) -> list[Figure]:
     return [
         *figures,
         median_figure("finish_spread", spreads, "ratio", at_most=SPREAD_GOAL),
+        median_figure("equal_finish_spread", equal, "ratio"),
         median_figure("server_share_of_round", shares, "share", at_most=SERVER_GOAL),
     ]
 

@@ -119,6 +119,7 @@ MEANINGS = {
         "planned for 1.05",
         "round_over_large_k110": "the same, planned for 1.1",
         "finish_spread": "longest less shortest round of the two workers over their mean",
+        "equal_finish_spread": "the same of two workers with equal batches: the machine's own part",
         "server_share_of_round": "push, merge and pull as a share of a round",
         "pushes_per_second_2": "pushes of an 11-million-parameter model by two processes",
         "pushes_per_second_4": "the same by four",
