@@ -17,8 +17,9 @@
 
 Reporters run in one process of their own, beside the service, so both share the cores. With --quick
 a tenth of the records, two kills, 100,000 records on the page and 10 cases for each operation
-are measured; with --full all of it, with 100 cases, kept in benchmarks/results. PostgreSQL is left
-out where it is not installed (Debian: apt-get install postgresql).
+are measured, for a minute; with --full all of it, with 100 cases, for ten minutes, kept in
+benchmarks/results. PostgreSQL is left out where it is not installed (Debian: apt-get install
+postgresql).
 """
 
 from __future__ import annotations
@@ -84,9 +85,10 @@ class Extent:
     kills: int
     page_records: int
     cases: int
+    fuzz_seconds: int
 
 
-QUICK, FULL = Extent(20_000, 2, 100_000, 10), Extent(200_000, 10, 1_000_000, 100)
+QUICK, FULL = Extent(20_000, 2, 100_000, 10, 60), Extent(200_000, 10, 1_000_000, 100, 600)
 
 
 def main() -> None:
@@ -109,8 +111,8 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
     say(f"a run of {extent.page_records} records")
     looks = full_page(plan, extent.page_records, folder)
     say("nonsense")
-    errors = fuzz(extent.cases, folder)
-    return figures_of(loads, kept, looks, errors), {
+    answered, errors = fuzz(extent, folder)
+    return figures_of(loads, kept, looks, answered, errors), {
         "seconds": {name: one.seconds for name, one in loads.items()},
         "looks": looks,
         "fuzzed": errors,
@@ -118,7 +120,11 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
 
 
 def figures_of(
-    loads: dict[str, Load], kept: list[Kept], looks: dict[str, list[float]], errors: list[str]
+    loads: dict[str, Load],
+    kept: list[Kept],
+    looks: dict[str, list[float]],
+    answered: int,
+    errors: list[str],
 ) -> list[Figure]:
     """The figures, from what was measured."""
     late = {name: quantiles(one.answers, n=100)[98] for name, one in loads.items()}
@@ -141,7 +147,7 @@ def figures_of(
             for name, value in late.items()
         ),
         median_figure("page_seconds_million_records", slowest, "s", at_most=PAGE_GOAL),
-        _count("fuzz_server_errors", len(errors), "answers", 1),
+        _count("fuzz_server_errors", len(errors), "answers", answered),
     ]
 
 
@@ -365,8 +371,8 @@ CHECKS = (
 )
 
 
-def fuzz(cases: int, folder: Path) -> list[str]:
-    """Titles of what schemathesis found."""
+def fuzz(extent: Extent, folder: Path) -> tuple[int, list[str]]:
+    """How many requests were answered, and titles of what schemathesis found."""
     (folder / "fuzz").mkdir()
     database = f"sqlite:///{folder}/fuzz.sqlite"
     scopes = ("read", "report", "submit", "admin")
@@ -378,7 +384,8 @@ def fuzz(cases: int, folder: Path) -> list[str]:
         description.write_text(answer.text, encoding="utf-8")
         report = folder / "fuzz" / "report.xml"
         words = ["run", str(description), "--url", service.url, "--checks", ",".join(CHECKS)]
-        words += ["-H", f"Authorization: Bearer {token}", "--max-examples", str(cases)]
+        words += ["-H", f"Authorization: Bearer {token}", "--max-examples", str(extent.cases)]
+        words += ["--max-time", str(extent.fuzz_seconds)]
         words += ["--seed", "0", "--no-color", "--report", "junit"]
         words += ["--report-junit-path", str(report), "--continue-on-failure"]
         done = subprocess.run(
@@ -393,7 +400,9 @@ def fuzz(cases: int, folder: Path) -> list[str]:
     found = re.findall(r"<failure[^>]*message=\"([^\"]*)\"", report.read_text(encoding="utf-8"))
     for one in found:
         say(one)
-    return found
+    logs = (folder / "fuzz").glob("service-*.log")
+    answered = sum(log.read_text(encoding="utf-8").count('"status":') for log in logs)
+    return answered, found
 
 
 if __name__ == "__main__":
