@@ -170,6 +170,8 @@ MEANINGS = {
         "records_per_second_postgresql": "the same, PostgreSQL",
         "p99_seconds": "99 of 100 of these requests of 100 records are answered within",
         "page_seconds_million_records": "page or API answer of a run with a million records",
+        "live_update_worst_seconds": "from a line in the run folder until the run's page in a "
+        "browser shows it, the longest of 20",
         "fuzz_server_errors": "requests made up from the description that end in a server error or "
         "an undeclared answer",
     },

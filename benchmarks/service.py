@@ -11,6 +11,9 @@
     page_seconds_million_records    of a run with 1,000,000 records: its page, or its records over
                                     the API at most 1,000 of them, whichever is slower, each time
                                     after one more has come; median of 20 each; below 1
+    live_update_seconds             from a training's line in its run folder, through its reporter,
+                                    until the run's page in a headless Chromium shows it; median and
+                                    quartiles of 20, and live_update_worst_seconds, below 2
     fuzz_server_errors              requests made by schemathesis from the service's own OpenAPI
                                     description, with a token of every scope, that end in a status
                                     of 500 or above, or in an answer that is not declared; 0
@@ -19,7 +22,7 @@ Reporters run in one process of their own, beside the service, so both share the
 a tenth of the records, two kills, 100,000 records on the page and 10 cases for each operation
 are measured, for a minute; with --full all of it, with 100 cases, for ten minutes, kept in
 benchmarks/results. PostgreSQL is left out where it is not installed (Debian: apt-get install
-postgresql).
+postgresql), and so is the live page without Chromium.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ from benchmarks.common import (
     say,
 )
 from benchmarks.reporters import record
+from benchmarks.service_live import live
 from benchmarks.service_process import (
     Service,
     free_port,
@@ -73,7 +77,7 @@ from benchmarks.service_process import (
 
 REPORTERS, AT_ONCE = 64, 100
 LOOKS = 20
-PAGE_GOAL = 1.0
+PAGE_GOAL, UPDATE_GOAL = 1.0, 2.0
 OWNER = Caller("benchmark", frozenset({"report", "admin"}))
 
 
@@ -110,11 +114,14 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
             kept.append(killed(url, plan, extent, folder / f"{name}-killed"))
     say(f"a run of {extent.page_records} records")
     looks = full_page(plan, extent.page_records, folder)
+    say("a page that is looked at")
+    updates = live(plan, folder / "live")
     say("nonsense")
     answered, errors = fuzz(extent, folder)
-    return figures_of(loads, kept, looks, answered, errors), {
+    return figures_of(loads, kept, looks, updates, answered, errors), {
         "seconds": {name: one.seconds for name, one in loads.items()},
         "looks": looks,
+        "updates": updates,
         "fuzzed": errors,
     }
 
@@ -123,6 +130,7 @@ def figures_of(
     loads: dict[str, Load],
     kept: list[Kept],
     looks: dict[str, list[float]],
+    updates: list[float],
     answered: int,
     errors: list[str],
 ) -> list[Figure]:
@@ -147,7 +155,23 @@ def figures_of(
             for name, value in late.items()
         ),
         median_figure("page_seconds_million_records", slowest, "s", at_most=PAGE_GOAL),
+        *_updates(updates),
         _count("fuzz_server_errors", len(errors), "answers", answered),
+    ]
+
+
+def _updates(seconds: list[float]) -> list[Figure]:
+    if not seconds:
+        return []
+    worst = max(seconds)
+    met = worst <= UPDATE_GOAL
+    return [
+        median_figure("live_update_seconds", seconds, "s"),
+        Figure(
+            *("live_update_worst_seconds", worst, "s", min(seconds), worst, len(seconds)),
+            goal=UPDATE_GOAL,
+            met=met,
+        ),
     ]
 
 
