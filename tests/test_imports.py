@@ -57,6 +57,7 @@ ARROWS = {
         "records",
         "errors",
         "documents",
+        "files",
         "group",
         "meeting",
         "processes",

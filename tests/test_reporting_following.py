@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
 import time
 
+import pytest
+
 from batchwright.reporting.following import Tail
+from batchwright.training.recorder import mend
 
 
 def test_each_whole_line_is_handed_on_once(tmp_path):
@@ -27,6 +31,28 @@ def test_what_was_there_before_can_be_left_out(tmp_path):
         file.write('{"a": 2}\n')
     lines(seen.append)
     assert seen == [{"a": 2}]
+
+
+@pytest.mark.parametrize("begun", ['{"kind": "step", "a": [1, 2, 3', "x" * 70_000])
+def test_half_a_line_that_is_mended_does_not_move_what_comes_after_it(tmp_path, begun):
+    path, seen = tmp_path / "lines.jsonl", []
+    path.write_text('{"a": 1}\n' + begun)
+    lines = Tail(path, from_end=True)
+    lines(seen.append)
+    mend(path)
+    for number in range(2, 6):
+        with path.open("a") as file:
+            file.write(json.dumps({"a": number, "text": "y" * 20_000}) + "\n")
+        lines(seen.append)
+    assert [line["a"] for line in seen] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[1]", "1", "\0" * 9, "[" * 100_000])
+def test_a_damaged_line_is_left_out(tmp_path, damaged):
+    path, seen = tmp_path / "lines.jsonl", []
+    path.write_text(f'{{"a": 1}}\n{damaged}\n{{"a": 2}}\n')
+    Tail(path)(seen.append)
+    assert seen == [{"a": 1}, {"a": 2}]
 
 
 def test_lines_are_followed_while_they_are_written(tmp_path):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from batchwright.errors import FileError
+
+_PIECE = 65536  # bytes that are read at a time from the end of a file
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -54,6 +57,17 @@ def _usual_mode() -> int:
 
 def _refusal(path: Path, error: OSError) -> FileError:
     return FileError(f"cannot write {path}: {error.strerror}; choose another place")
+
+
+def end_of_lines(file: BinaryIO) -> int:
+    """Where the last whole line of a file ends; what stands after it, a killed process left."""
+    place = file.seek(0, os.SEEK_END)
+    tail = b""
+    while place > 0 and b"\n" not in tail:
+        stop, place = place, max(0, place - _PIECE)
+        file.seek(place)
+        tail = file.read(stop - place) + tail
+    return place + tail.rfind(b"\n") + 1
 
 
 def make_folder(folder: Path) -> None:

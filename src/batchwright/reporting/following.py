@@ -9,20 +9,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from batchwright.files import end_of_lines
+
 FOLLOW_SECONDS = 0.1
 
 
 class Tail:
-    """Hands on the JSON lines of a file, each once and whole lines only.
+    """Hands on the JSON lines of a file, each once and whole lines only; damaged ones are left out.
 
     Args:
         path: The file; it may not be there yet.
-        from_end: Leave out what it holds already.
+        from_end: Leave out the whole lines that it holds already. Half a line at its end, as a full
+            disk leaves it, is cut off and written over by whoever appends next.
     """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
-        self._position = path.stat().st_size if from_end and path.exists() else 0
+        self._position = 0
+        if from_end and path.exists():
+            with path.open("rb") as file:
+                self._position = end_of_lines(file)
 
     def __call__(self, show: Callable[[dict[str, Any]], None]) -> None:
         """Call ``show`` with every line that is new."""
@@ -34,13 +40,24 @@ class Tail:
                 if not line.endswith(b"\n"):
                     break
                 self._position += len(line)
-                show(json.loads(line))
+                values = _values_of(line)
+                if values is not None:
+                    show(values)
 
     @contextmanager
     def followed(self, show: Callable[[dict[str, Any]], None]) -> Iterator[None]:
         """Inside, a thread calls ``show`` with every line soon after it was written."""
         with following(lambda: self(show)):
             yield
+
+
+def _values_of(line: bytes) -> dict[str, Any] | None:
+    """What a line says; ``None`` if it is damaged: a training is worth more than its display."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 @contextmanager

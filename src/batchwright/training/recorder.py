@@ -14,13 +14,13 @@ from typing import Any
 
 from batchwright.documents import write_record
 from batchwright.errors import FileError
+from batchwright.files import end_of_lines
 from batchwright.processes import seconds_since_launch
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.reduction import WorkerNote
 from batchwright.training.meter import EpochMeter
 
 STEP_LINE_SECONDS = 0.5  # between two lines inside an epoch
-_PIECE = 65536  # bytes that are read at a time from the end of a file
 
 
 class Recorder:
@@ -225,14 +225,8 @@ def mend(path: Path) -> None:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        place = end = file.seek(0, os.SEEK_END)
-        tail = b""
-        while place > 0 and b"\n" not in tail:
-            stop, place = place, max(0, place - _PIECE)
-            file.seek(place)
-            tail = file.read(stop - place) + tail
-        whole = place + tail.rfind(b"\n") + 1
-        if whole < end:
+        whole = end_of_lines(file)
+        if whole < file.seek(0, os.SEEK_END):
             file.truncate(whole)
 
 
