@@ -14,7 +14,7 @@ from batchwright.errors import NewPlan, PlanError
 from batchwright.planning.continuing import why_not
 from batchwright.planning.splicing import spliced
 from batchwright.records import Plan, RunSummary
-from batchwright.records.service import Advice
+from batchwright.records.service import KeptAdvice
 from batchwright.training.advised import Advised
 from batchwright.training.recorder import Recorder
 from samples import make_dual_plan, make_job, make_plan
@@ -44,7 +44,7 @@ LARGER = another(PLAN, local_batch_sizes=(11,), learning_rate=0.2)
 
 
 def advise(folder, plan=LARGER, *, number=1, epoch=1):
-    advice = Advice(number=number, epoch=epoch, reason="epochs take twice as long", plan=plan)
+    advice = KeptAdvice(number=number, epoch=epoch, reason="epochs take twice as long", plan=plan)
     write_record(advice, folder / "advice.json")
     return advice
 
@@ -123,7 +123,7 @@ def test_advice_for_an_epoch_that_has_passed_is_for_the_next_one(folder):
     one.take()
     assert read_record(folder / "plan.json", Plan) == spliced(PLAN, LARGER, 3)
     assert read_record(folder / "plan-1.json", Plan) == PLAN
-    assert read_record(folder / "advice-1.json", Advice).taken == 3
+    assert read_record(folder / "advice-1.json", KeptAdvice).taken == 3
     assert not (folder / "advice.json").exists()
     assert notes(folder) == ["advice 1 is taken from epoch 4 on: epochs take twice as long"]
 
@@ -147,7 +147,7 @@ def test_advice_that_cannot_be_followed_is_put_aside_with_a_note(folder, plan, w
     advise(folder, plan)
     assert not advised(folder).wanted(1)
     assert not (folder / "advice.json").exists()
-    assert read_record(folder / "advice-1.json", Advice).taken is None
+    assert read_record(folder / "advice-1.json", KeptAdvice).taken is None
     assert read_record(folder / "plan.json", Plan) == PLAN
     (note,) = notes(folder)
     assert note.startswith("advice 1 is not taken: ")
@@ -166,7 +166,7 @@ def test_advice_that_a_killed_process_had_taken_is_not_taken_twice(folder):
     changed = spliced(PLAN, LARGER, 1)
     write_record(changed, folder / "plan.json")
     assert not advised(folder, changed).wanted(2)
-    assert read_record(folder / "advice-1.json", Advice).taken == 2
+    assert read_record(folder / "advice-1.json", KeptAdvice).taken == 2
     assert not (folder / "advice.json").exists()
     assert read_record(folder / "plan.json", Plan) == changed
 

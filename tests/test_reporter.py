@@ -26,9 +26,10 @@ from batchwright.client.spool import Lines, read_report, seal_of, sound
 from batchwright.documents import read_record, write_record
 from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
 from batchwright.records import Plan
-from batchwright.records.service import Advice, RunIntroduction
+from batchwright.records.service import KeptAdvice, RunIntroduction
 from batchwright.training.recorder import Recorder, mend
 from clients import (
+    Wire,
     a_report,
     a_server,
     epoch,
@@ -395,6 +396,18 @@ def test_a_reporter_that_gets_no_further_notes_the_end_and_leaves(service, folde
     assert (kept.run, kept.next, kept.state, kept.told) == (report.run, 0, "finished", False)
 
 
+def test_a_reporter_that_looks_for_another_token_closes_its_connections(
+    service, folder, monkeypatch
+):
+    closed = []
+    monkeypatch.setattr(Wire, "close", lambda wire: closed.append(wire))
+    report = a_report(folder)
+    running = Running(folder, service, monkeypatch, ["401", "", "401"])
+    running.end()
+    assert len(closed) == 2
+    assert service.store.runs.get(report.run).state == "finished"
+
+
 def test_a_reporter_whose_training_was_killed_sends_the_rest_and_says_nothing_of_an_end(
     service, folder, monkeypatch
 ):
@@ -424,6 +437,17 @@ def offer(service, run, number):
     return service.store.advice.offer(run, number, f"reason {number}", make_plan())
 
 
+def kept(advice, run, taken=None):
+    """Advice as the run folder holds it."""
+    return KeptAdvice(**dict(advice) | {"run": run, "taken": taken})
+
+
+def put_aside(folder, advice, run, taken=None):
+    """What training leaves behind when it is done with advice."""
+    write_record(kept(advice, run, taken), folder / f"advice-{advice.number}.json")
+    (folder / "advice.json").unlink(missing_ok=True)
+
+
 def test_advice_comes_into_the_folder_of_a_run_that_follows_it(service, folder, told):
     sender = a_sender(folder, service, told, follows_advice=True)
     sender.introduce()
@@ -432,11 +456,11 @@ def test_advice_comes_into_the_folder_of_a_run_that_follows_it(service, folder, 
     two = offer(service, run, 2)
     sent(sender)
     sender.exchange_advice()
-    assert read_record(folder / "advice.json", Advice) == two
+    assert read_record(folder / "advice.json", KeptAdvice) == kept(two, run)
     assert told == ["advice of the service, for the end of an epoch: reason 2"]
     (folder / "advice.json").unlink()  # training put the one before aside, just then
     sender.exchange_advice()
-    assert read_record(folder / "advice.json", Advice) == two
+    assert read_record(folder / "advice.json", KeptAdvice) == kept(two, run)
 
 
 def test_advice_that_was_taken_is_told_once_with_the_plan_that_came_of_it(service, folder, told):
@@ -448,8 +472,7 @@ def test_advice_that_was_taken_is_told_once_with_the_plan_that_came_of_it(servic
     sender.exchange_advice()
     new = make_plan(reasons=())
     write_record(new, folder / "plan.json")
-    write_record(advice.model_copy(update={"taken": 4}), folder / "advice-1.json")
-    (folder / "advice.json").unlink()
+    put_aside(folder, advice, run, taken=4)
     sender.exchange_advice()
     (known,) = service.store.advice.list(run)
     assert known.taken == 4
@@ -473,6 +496,86 @@ def test_advice_is_only_told_to_a_run_that_does_not_follow_it(service, folder, t
     sender.exchange_advice()
     assert told == ["advice of the service: reason 1 (--follow-advice would take it)"]
     assert not (folder / "advice.json").exists()
+
+
+OTHER_RUN = "00000000-0000-4000-8000-000000000001"
+
+
+@pytest.fixture
+def once_advised(service, folder):
+    """The folder of a run that has taken advice of another service."""
+    advice = offer(service, service.a_run(), 1)
+    put_aside(folder, advice, OTHER_RUN, taken=1)
+    return folder
+
+
+def test_advice_that_was_taken_for_another_run_is_not_told(service, once_advised, told):
+    write_record(make_summary(), once_advised / "summary.json")
+    report = report_to_send(once_advised, "http://127.0.0.1:8400")
+    done = send(once_advised, report, remote(service), told.append)
+    assert (done.told, done.advice_told, told) == (True, 0, [])
+    assert service.store.runs.get(done.run).state == "finished"
+
+
+def test_advice_of_a_number_that_another_run_had_comes_into_the_folder(service, once_advised, told):
+    sender = a_sender(once_advised, service, told, follows_advice=True)
+    sender.introduce()
+    run = sender.report.run
+    advice = offer(service, run, 1)
+    sent(sender)
+    sender.exchange_advice()
+    assert read_record(once_advised / "advice.json", KeptAdvice) == kept(advice, run)
+    (once_advised / "advice.json").unlink()
+    sender.exchange_advice()
+    assert (once_advised / "advice.json").exists()
+    put_aside(once_advised, advice, run, taken=1)
+    sender.exchange_advice()
+    assert service.store.advice.list(run)[0].taken == 1
+    assert sender.report.advice_told == 1
+
+
+def test_a_copy_that_is_a_run_of_its_own_gets_advice_of_its_own(service, folder, told):
+    sender = a_sender(folder, service, told, follows_advice=True)
+    sender.introduce()
+    former = sender.report.run
+    sent(sender)
+    service.report(former, step(7), step(8))  # from the other copy
+    offer(service, former, 1)
+    sender.alive()
+    sender.exchange_advice()
+    run = sender.report.run
+    assert run != former
+    assert not (folder / "advice.json").exists()
+    advice = offer(service, run, 1)
+    sent(sender)
+    sender.exchange_advice()
+    assert read_record(folder / "advice.json", KeptAdvice) == kept(advice, run)
+
+
+@pytest.mark.parametrize(("number", "taken"), [(2, 1), (1, 10_000)])
+def test_taken_advice_that_the_service_refuses_does_not_hold_up_the_end(
+    service, folder, number, taken, monkeypatch
+):
+    report = a_report(folder)
+    plan = make_plan()
+    service.store.runs.introduce(report.run, RunIntroduction(name="a", plan=plan), "report")
+    advice = offer(service, report.run, 1).model_copy(update={"number": number})
+    put_aside(folder, advice, report.run, taken)
+    running = Running(folder, service, monkeypatch)
+    running.end()
+    (line,) = running.said
+    assert line.startswith(f"advice {number} was taken, which the service does not note: ")
+    assert service.store.runs.get(report.run).state == "finished"
+    assert read_report(folder).told
+
+
+def test_damaged_advice_does_not_hold_up_the_end(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    (folder / "advice-1.json").write_text("{")
+    (folder / "advice-2.json").write_text("[]")
+    sender.tell_taken()
+    assert sender.report.advice_told == 0
 
 
 def test_advice_that_cannot_be_read_does_not_hold_up_the_records(service, folder, told):

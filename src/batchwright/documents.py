@@ -28,6 +28,7 @@ _KINDS = {
     "RunSummary": "summary",
     "Sweep": "sweep",
     "Job": "job",
+    "KeptAdvice": "advice",
 }
 _WRITTEN_BY = {  # which verb writes what
     "profile": "probe",

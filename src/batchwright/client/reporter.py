@@ -66,6 +66,7 @@ class Reporter:
         report = read_report(folder)
         if report is None:
             raise BatchwrightError(f"{folder} reports nowhere")
+        self._service: Service | None = None
         self._sender: Sender | None = None
         self._report = report
         self._order: Order | None = None
@@ -153,14 +154,17 @@ class Reporter:
     def _opened(self) -> Sender:
         if self._sender is None:
             url, token = self._report.url, find_token(self._report.url)
-            self._seal, service = seal_of(url, token), Service(url, token)
-            self._sender = Sender(self._folder, self._report, service, self._tell)
+            self._seal, self._service = seal_of(url, token), Service(url, token)
+            self._sender = Sender(self._folder, self._report, self._service, self._tell)
         return self._sender
 
     def _close(self) -> None:
         """The next turn begins with a token that is looked for anew."""
         if self._sender is not None:
             self._report, self._sender = self._sender.report, None
+        if self._service is not None:
+            self._service.close()
+            self._service = None
 
     def _keep_sometimes(self) -> None:
         if self._order is not None or time.monotonic() - self._kept >= KEEP_SECONDS:

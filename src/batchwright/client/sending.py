@@ -118,19 +118,14 @@ class Sender:
 
     def tell_taken(self) -> None:
         """Tell of advice that training has put aside as taken, and of the plan that came of it."""
-        number = self.report.advice_told + 1
-        for path in sorted(self._folder.glob("advice-*.json"), key=_number_of):
-            if _number_of(path) < number:
+        for number in sorted(map(_number_of, self._folder.glob("advice-*.json"))):
+            advice = self._put_aside(number) if number > self.report.advice_told else None
+            if advice is None:
                 continue
-            told = json.loads(_json_in(path))
-            epoch = _count_in(told, "taken")
+            epoch = _count_in(advice, "taken")
             if epoch is not None:
-                self._service.put(
-                    f"/v1/runs/{self.report.run}/advice/{_number_of(path)}/taken",
-                    {"epoch": epoch},
-                )
-                self._plan = (0, 0)  # the plan that came of it is told below
-            self.report = self.report.to(advice_told=_number_of(path))
+                self._tell_taken(number, epoch)
+            self.report = self.report.to(advice_told=number)
         if self._plan is not None and _mark_of(self._folder / "plan.json") != self._plan:
             self._introduced(with_profile=False)
 
@@ -182,12 +177,12 @@ class Sender:
             raise error
 
     def _take_answer(self, answer: Any, expected: int) -> None:
+        self._newest_advice = max(self._newest_advice, _count_in(answer, "advice") or 0)
         known = _count_in(answer, "next")
         if known is not None and known != expected:
             self._go_to(known)
         else:
             self.report = self.report.to(next=expected)
-        self._newest_advice = max(self._newest_advice, _count_in(answer, "advice") or 0)
 
     def _go_to(self, number: int) -> None:
         """Go on with the line that the service wants."""
@@ -200,6 +195,8 @@ class Sender:
         )
         self._lines.go_to(0)
         self.report = self.report.to(run=str(uuid.uuid4()), next=0, told=False, advice_told=0)
+        self._newest_advice = self._advice_seen = self._advice_left = 0
+        self._refused = {}
         self._introduced(with_profile=True)
 
     # -------------------------------------------------------------------------------------- advice
@@ -218,7 +215,7 @@ class Sender:
         numbered = [(_count_in(one, "number") or 0, one) for one in advice]
         number, newest = max(numbered, key=lambda pair: pair[0], default=(0, {}))
         self._advice_seen = max(self._newest_advice, number)
-        old = newest.get("taken") is not None or (self._folder / f"advice-{number}.json").exists()
+        old = newest.get("taken") is not None or self._put_aside(number) is not None
         if not newest or old or number <= self.report.advice_told:
             return
         reason = " ".join(str(newest.get("reason", "")).split())
@@ -228,7 +225,7 @@ class Sender:
         self._tell(f"advice of the service, for the end of an epoch: {reason}")
         path, aside = self._folder / ADVICE, self._folder / f".{ADVICE}.writing"
         try:
-            aside.write_text(json.dumps(newest), encoding="utf-8")
+            aside.write_text(json.dumps({**newest, "run": self.report.run}), encoding="utf-8")
             aside.replace(path)
         except OSError as error:
             raise FileError(f"cannot write {path}: {error.strerror}") from None
@@ -236,8 +233,35 @@ class Sender:
 
     def _is_lost(self, number: int) -> bool:
         """Whether advice is neither there nor put aside: training removed what came before it."""
-        places = (ADVICE, f"advice-{number}.json")
-        return number > 0 and not any((self._folder / place).exists() for place in places)
+        if number == 0 or (self._folder / ADVICE).exists():
+            return False
+        return self._put_aside(number) is None
+
+    def _put_aside(self, number: int) -> dict[str, Any] | None:
+        """Advice that training is done with; ``None`` if it is another run's, or damaged.
+
+        The folder may have been reported elsewhere before, and each run counts its advice from 1.
+        """
+        path = self._folder / f"advice-{number}.json"
+        try:
+            advice = json.loads(_json_in(path)) if path.exists() else None
+        except FileError:
+            return None  # the end of the run is worth more than what is in there
+        ours = isinstance(advice, dict) and advice.get("run") == self.report.run
+        return advice if ours else None
+
+    def _tell_taken(self, number: int, epoch: int) -> None:
+        """Tell that an advice is followed from a zero-based epoch on."""
+        place = f"/v1/runs/{self.report.run}/advice/{number}/taken"
+        try:
+            self._service.put(place, {"epoch": epoch})
+        except ServiceError as error:
+            if error.status not in (404, 422):
+                raise
+            # It would refuse it again. What is left of the run and its end are worth more.
+            self._tell(f"advice {number} was taken, which the service does not note: {error}")
+            return
+        self._plan = (0, 0)  # the plan that came of it is to be told
 
 
 def _json_in(path: Path) -> bytes:

@@ -86,6 +86,12 @@ class Advice(Record):
     taken: Index | None = Field(None, description="Epoch from which it is followed, if it is.")
 
 
+class KeptAdvice(Advice):
+    """Advice in a run folder, which may be reported as several runs that each count their own."""
+
+    run: Identifier | None = Field(None, description="Run of the service that it was given to.")
+
+
 class RunInfo(Record):
     """A run, without its records."""
 

@@ -16,7 +16,7 @@ from batchwright.errors import FileError, PlanError
 from batchwright.planning.continuing import why_not
 from batchwright.planning.splicing import spliced
 from batchwright.records import Plan
-from batchwright.records.service import Advice
+from batchwright.records.service import KeptAdvice
 from batchwright.training.recorder import Recorder
 
 ADVICE = "advice.json"
@@ -34,7 +34,7 @@ class Advised:
 
     def __init__(self, folder: Path | None, plan: Plan, recorder: Recorder, least: int) -> None:
         self._folder, self._plan, self._recorder, self._least = folder, plan, recorder, least
-        self._advice: Advice | None = None
+        self._advice: KeptAdvice | None = None
         self._next: Plan | None = None
 
     def wanted(self, epoch: int) -> bool:
@@ -49,7 +49,7 @@ class Advised:
         if not path.exists():
             return False
         try:
-            advice = read_record(path, Advice)
+            advice = read_record(path, KeptAdvice)
         except FileError as error:
             path.replace(path.with_name("advice-unreadable.json"))
             self._recorder.note(f"advice is not taken: {one_line(error)}")
@@ -87,7 +87,7 @@ class Advised:
         )
         self._put_aside(advice)
 
-    def _put_aside(self, advice: Advice) -> None:
+    def _put_aside(self, advice: KeptAdvice) -> None:
         assert self._folder is not None  # noqa: S101 - it came from there
         try:
             write_record(advice, self._folder / f"advice-{advice.number}.json")
