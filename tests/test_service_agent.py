@@ -63,13 +63,15 @@ def hold(tmp_path, monkeypatch, made):
 class Here:
     """An agent of the test's own service, which works on one job when it is told to."""
 
-    def __init__(self, service, folder, *, name="one", allow=(), faults=(), **options):
+    def __init__(
+        self, service, folder, *, name="one", allow=(), faults=(), owner="report", **options
+    ):
         self.service, self.folder, self.told = service, folder, []
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
         introduction = AgentIntroduction(name=name, allow=allow)
         self.agent = Agent(
-            remote(service, "report", faults),
-            service.tokens["report"],
+            remote(service, owner, faults),
+            service.tokens[owner],
             folder,
             introduction,
             tell=self.told.append,
@@ -186,12 +188,16 @@ def test_a_cancelled_job_stops_at_once(service, queued, hold, tmp_path, verb):
     assert state(service, queued).state == "cancelled"
 
 
-def test_an_agent_that_lost_its_job_stops_and_says_no_more(service, queued, hold, tmp_path, clock):
+@pytest.mark.parametrize("owner", ["report", "two"])
+def test_an_agent_that_lost_its_job_stops_and_says_no_more(
+    service, queued, hold, tmp_path, clock, owner
+):
+    service.tokens["two"] = service.store.tokens.create("two", ["report"])
     hold.write_text("train")
     one = Here(service, tmp_path / "one")
     thread = one.begin()
     reached(hold, "train")
-    two = Here(service, tmp_path / "two", name="two")
+    two = Here(service, tmp_path / "two", name="two", owner=owner)
     clock.go(1000)
     wait_until(two.agent._lease)
     thread.join(SECONDS)
@@ -199,6 +205,37 @@ def test_an_agent_that_lost_its_job_stops_and_says_no_more(service, queued, hold
     assert one.told[-1] == "a job: the lease was lost, so another agent goes on with it"
     assert state(service, queued).agent == "two"
     assert state(service, queued).state == "training"
+
+
+def test_an_agent_whose_token_was_revoked_stops(service, queued, hold, tmp_path):
+    service.tokens["own"] = service.store.tokens.create("own", ["report"])
+    hold.write_text("train")
+    here = Here(service, tmp_path / "agent", owner="own")
+    thread = here.begin()
+    reached(hold, "train")
+    service.store.tokens.revoke("own")
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert here.told[-1].startswith("a job: the lease was lost")
+    with pytest.raises(ServiceError, match="does not know the token"):
+        here.work()
+
+
+@pytest.mark.parametrize(
+    ("status", "lost"),
+    [
+        *((401, True), (403, True), (404, True), (409, True)),
+        *((0, False), (413, False), (422, False), (429, False), (503, False)),
+    ],
+)
+def test_only_what_no_repeating_helps_against_is_a_lost_lease(status, lost):
+    def report(progress):
+        raise ServiceError("refused", status=status)
+
+    key = "00000000-0000-4000-8000-000000000001"
+    one = pulse.Pulse(report, key, 30.0, threading.Event())
+    one.say_once("queued")
+    assert (one.lost, one.ended) == (lost, lost)
 
 
 def test_a_stopped_agent_gives_its_job_back_and_goes_on_later(service, queued, hold, tmp_path):

@@ -20,6 +20,10 @@ from batchwright.records.service import JobOrders, JobProgress
 
 BEAT_SECONDS = 2.0  # between two signs of life, at most: a cancelled job stops so soon
 
+_LOST = (401, 403, 404, 409)
+"""Answers after which no other will come: the token is not known any more or may not speak of the
+job, or the job or its lease is gone. Another agent may have the job, so this one stops."""
+
 Report = Callable[[JobProgress], JobOrders]
 """Tells the service how a job stands; raises `ServiceError`."""
 
@@ -40,7 +44,7 @@ class Pulse:
     Attributes:
         ended: Set when the work is to stop: cancelled, lost, or `stopping`.
         cancelled: Whether the service asked for that.
-        lost: Whether the lease is another's.
+        lost: Whether the lease is another's, or the service will not hear of it from this agent.
         run: The run that carries out the job, told with the next sign of life.
     """
 
@@ -121,7 +125,7 @@ class Pulse:
             try:
                 orders = self._report(JobProgress(key=self._key, run=run, **told))
             except ServiceError as problem:
-                self.lost = self.lost or problem.status in (404, 409)
+                self.lost = self.lost or problem.status in _LOST
                 raise
             self._told_run = run or self._told_run
             self.cancelled = self.cancelled or orders.stop
