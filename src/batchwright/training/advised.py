@@ -4,7 +4,7 @@
 
 What was followed before is kept as ``plan-N.json`` and the advice as ``advice-N.json``, N being its
 number. Replacing ``plan.json`` is what counts: a process that is killed before or after it leaves a
-run folder that can be resumed.
+run folder that can be resumed, and what it had yet to tell of a plan that it took is told then.
 """
 
 from __future__ import annotations
@@ -37,24 +37,27 @@ class Advised:
         self._advice: KeptAdvice | None = None
         self._next: Plan | None = None
 
+    def finish(self) -> None:
+        """What is left of taking advice, if a process was killed once it had replaced the plan.
+
+        Raises:
+            FileError: It cannot be written.
+        """
+        advice = self._found()
+        epoch = self._followed_from(advice) if advice is not None else None
+        if advice is not None and epoch is not None:
+            self._settle(advice.model_copy(update={"taken": epoch}))
+
     def wanted(self, epoch: int) -> bool:
         """Whether another plan is to be followed from a zero-based epoch on.
 
         Advice for a later epoch waits; what cannot be followed is put aside, with a note.
         """
         self._advice = self._next = None
-        if self._folder is None or epoch >= self._plan.epochs:
+        if epoch >= self._plan.epochs:
             return False
-        path = self._folder / ADVICE
-        if not path.exists():
-            return False
-        try:
-            advice = read_record(path, KeptAdvice)
-        except FileError as error:
-            path.replace(path.with_name("advice-unreadable.json"))
-            self._recorder.note(f"advice is not taken: {one_line(error)}")
-            return False
-        if advice.epoch > epoch:
+        advice = self._found()
+        if advice is None or advice.epoch > epoch:
             return False
         try:
             plan = spliced(self._plan, advice.plan, epoch)
@@ -63,7 +66,7 @@ class Advised:
             self._recorder.note(f"advice {advice.number} is not taken: {one_line(error)}")
             self._put_aside(advice)
             return False
-        if _effects(plan) == _effects(self._plan):  # as where a process was killed on the way
+        if _effects(plan) == _effects(self._plan):  # nothing to change
             self._put_aside(advice.model_copy(update={"taken": epoch}))
             return False
         self._advice, self._next = advice.model_copy(update={"taken": epoch}), plan
@@ -78,9 +81,44 @@ class Advised:
         assert self._folder is not None  # noqa: S101 - it was wanted
         assert self._advice is not None  # noqa: S101
         assert self._next is not None  # noqa: S101
-        advice = self._advice
-        write_record(self._plan, self._folder / f"plan-{advice.number}.json")
+        write_record(self._plan, self._folder / f"plan-{self._advice.number}.json")
         write_record(self._next, self._folder / "plan.json")
+        self._settle(self._advice)
+
+    def _found(self) -> KeptAdvice | None:
+        """Advice in the run folder; what cannot be read is put aside, with a note."""
+        path = self._folder / ADVICE if self._folder is not None else None
+        if path is None or not path.exists():
+            return None
+        try:
+            return read_record(path, KeptAdvice)
+        except FileError as error:
+            path.replace(path.with_name("advice-unreadable.json"))
+            self._recorder.note(f"advice is not taken: {one_line(error)}")
+            return None
+
+    def _followed_from(self, advice: KeptAdvice) -> int | None:
+        """The epoch from which the plan is what came of the advice; ``None`` if it is not.
+
+        The first in which it differs from the plan before, provided that the advice brings just
+        this about: the plan before may be one that was kept for something else.
+        """
+        assert self._folder is not None  # noqa: S101 - the advice came from there
+        path, now = self._folder / f"plan-{advice.number}.json", _effects(self._plan)
+        if not path.exists():
+            return None
+        try:
+            before = read_record(path, Plan)
+            pairs = enumerate(zip(_effects(before), now, strict=False))
+            epoch = next((number for number, (old, new) in pairs if old != new), None)
+            if epoch is None or _effects(spliced(before, advice.plan, epoch)) != now:
+                return None
+        except (FileError, PlanError):
+            return None
+        return epoch
+
+    def _settle(self, advice: KeptAdvice) -> None:
+        """Tell that the plan which came of advice is followed."""
         first = (advice.taken or 0) + 1
         self._recorder.note(
             f"advice {advice.number} is taken from epoch {first} on: {advice.reason}"

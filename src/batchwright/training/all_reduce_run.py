@@ -128,6 +128,7 @@ class AllReduceRun:
 
     def epochs(self) -> Iterator[int]:
         """The zero-based epochs that are left to train."""
+        self._advised.finish()
         self._recorder.training_begins()
         state = self.state
         while state.epoch < self._plan.epochs:
