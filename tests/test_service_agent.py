@@ -20,10 +20,11 @@ from batchwright.client import job_work, pulse
 from batchwright.client.agent import Agent, allowed, only_here
 from batchwright.client.http import Service, ServiceError
 from batchwright.client.job_work import code_words
+from batchwright.client.spool import read_report
 from batchwright.client.submitting import follow, state_words, submit
 from batchwright.documents import write_record
 from batchwright.errors import BatchwrightError, FileError, WorkerError
-from batchwright.records.service import AgentIntroduction
+from batchwright.records.service import AgentIntroduction, KeptAdvice, RunIntroduction
 from batchwright.service.database.tables import jobs
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
 from samples import make_dual_plan, make_job, make_plan, make_profile, make_summary
@@ -268,6 +269,25 @@ def test_a_service_that_is_away_at_the_end_hears_of_it_later(service, queued, ho
     found = state(service, queued)
     assert found.state == "done"
     assert service.store.runs.get(found.run).records == 21
+
+
+def test_advice_that_was_taken_while_the_service_was_away_is_told_at_the_end(
+    service, queued, hold, tmp_path
+):
+    hold.write_text("report")
+    thread = Here(service, tmp_path / "agent").begin()
+    reached(hold, "report")
+    folder = tmp_path / "agent" / "jobs" / queued.id / "run"
+    run = read_report(folder).run
+    told = RunIntroduction(name="a job", plan=make_plan())
+    service.store.runs.introduce(run, told, "report")
+    advice = service.store.advice.offer(run, 1, "epochs take longer", make_plan())
+    kept = KeptAdvice(**dict(advice) | {"run": run, "taken": 4})
+    write_record(kept, folder / "advice-1.json")
+    hold.unlink()
+    thread.join(SECONDS)
+    assert state(service, queued).state == "done"
+    assert [one.taken for one in service.store.advice.list(run)] == [4]
 
 
 def test_two_batch_sizes_are_measured_side_by_side_before_training(

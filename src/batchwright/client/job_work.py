@@ -217,6 +217,7 @@ class JobWork:
                 sender.introduce()
                 while sender.send_some():
                     self._stop_if_ended()
+                sender.tell_taken()
                 sender.end("finished", None)
             except ServiceError as error:
                 if not error.passing:
