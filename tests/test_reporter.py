@@ -419,9 +419,12 @@ def test_a_reporter_whose_training_was_killed_sends_the_rest_and_says_nothing_of
     assert read_report(folder).state == "running"
 
 
-def test_a_run_with_nothing_to_say_is_still_heard_of(service, folder, clock, monkeypatch):
+@pytest.mark.parametrize("begun", ["", '{"kind": "st'])  # a full disk leaves half a line
+def test_a_run_with_nothing_to_say_is_still_heard_of(service, folder, clock, monkeypatch, begun):
     report = a_report(folder)
-    monkeypatch.setattr(reporter, "ALIVE_SECONDS", 0.05)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(begun)
+    monkeypatch.setattr(reporter, "ALIVE_SECONDS", 1.0)
     running = Running(folder, service, monkeypatch)
     wait_until(lambda: read_report(folder).next == 7)
     clock.go(1000)

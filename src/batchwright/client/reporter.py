@@ -74,7 +74,7 @@ class Reporter:
         self._backoff = Backoff()
         self._problem = self._seal = ""
         self._since: float | None = None  # when the oldest line that waits was seen
-        self._heard = self._kept = 0.0
+        self._kept = 0.0
 
     def run(self) -> bool:
         """Until all is sent after the order to finish, or its time is up; returns which."""
@@ -126,14 +126,13 @@ class Reporter:
         if not self._introduced:
             sender.introduce()
             sender.report = sender.report.to(seal=self._seal)
-            self._introduced, self._heard = True, time.monotonic()
+            self._introduced = True
         now = time.monotonic()
         if sender.waiting and self._since is None:
             self._since = now
         ripe = self._since is not None and now - self._since >= BATCH_SECONDS
         if ripe or (self._order is not None and sender.waiting):
             more = sender.send_some()
-            self._heard = time.monotonic()
             self._keep_sometimes()
             if more:
                 return 0.0
@@ -143,9 +142,8 @@ class Reporter:
             if self._order.outcome:
                 sender.end(self._order.outcome, self._order.error)
             return None
-        if now - self._heard >= ALIVE_SECONDS:
+        if now - sender.heard >= ALIVE_SECONDS:
             sender.alive()
-            self._heard = time.monotonic()
         self._keep_sometimes()
         return LOOK_SECONDS
 

@@ -7,6 +7,7 @@ either side, or with two senders at once, nothing is lost and nothing counted tw
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -34,12 +35,13 @@ class Sender:
 
     Attributes:
         report: As it is now; whoever calls keeps it in the run folder.
+        heard: When the service was told last that the run goes on, by `time.monotonic`.
     """
 
     def __init__(
         self, folder: Path, report: Report, service: Service, tell: Callable[[str], None]
     ) -> None:
-        self.report = report
+        self.report, self.heard = report, 0.0
         self._folder, self._service, self._tell = folder, service, tell
         self._lines = Lines(folder / METRICS)
         self._most, self._corrections = MOST_LINES, 0
@@ -148,7 +150,7 @@ class Sender:
             if error.status == 413 and with_profile and profile.exists():
                 return self._introduced(with_profile=False)
             raise
-        self._plan = _mark_of(plan)
+        self._plan, self.heard = _mark_of(plan), time.monotonic()
         return _count_in(info, "records")
 
     def _sendable(self, number: int, line: bytes) -> bytes:
@@ -177,6 +179,7 @@ class Sender:
             raise error
 
     def _take_answer(self, answer: Any, expected: int) -> None:
+        self.heard = time.monotonic()
         self._newest_advice = max(self._newest_advice, _count_in(answer, "advice") or 0)
         known = _count_in(answer, "next")
         if known is not None and known != expected:
