@@ -26,6 +26,7 @@ from batchwright.training import keeper
 from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.feeding import SeededItems
 from batchwright.training.sampler import epoch_order
+from batchwright.workload.muon import muon
 from samples import make_data, make_job, make_plan
 
 SAMPLES, FEATURES, CLASSES = 22, 4, 3
@@ -196,6 +197,44 @@ def test_rates_of_ones_own_are_no_news_where_the_plan_wants_the_same():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_session(learning_rate="mine").__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("update", "build", "how"),
+    [
+        ("muon", "SGD", r"take bw\.muon\(model, lr=\.\.\.\), or plan with optimizer=sgd"),
+        ("muon", "AdamW", r"take bw\.muon\(model, lr=\.\.\.\), or plan with optimizer=sgd"),
+        ("sgd", "Muon", "take an optimizer like sgd, or plan with optimizer=muon"),
+        ("adamw", "Muon", "take an optimizer like adamw, or plan with optimizer=muon"),
+    ],
+)
+def test_an_optimizer_that_the_plan_is_not_for_is_told(update, build, how):
+    model = make_model()
+    made = muon(model, 0.1) if build == "Muon" else getattr(torch.optim, build)(model.parameters())
+    plan = make_tiny_plan().model_copy(update={"update": update})
+    with pytest.warns(
+        UserWarning, match=f"for optimizer={update} and the session got {build}: {how}"
+    ) as told:
+        one = make_session(model, made, plan=plan)
+    one.__exit__(None, None, None)
+    assert [warning.filename for warning in told] == [__file__]
+
+
+@pytest.mark.parametrize(("update", "build"), [("muon", "Muon"), ("sgd", "SGD"), ("adamw", "SGD")])
+def test_an_optimizer_like_the_plans_is_no_news(update, build):
+    model = make_model()
+    made = muon(model, 0.1) if build == "Muon" else torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = make_tiny_plan().model_copy(update={"update": update})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_session(model, made, plan=plan).__exit__(None, None, None)
+
+
+def test_a_model_on_another_device_than_the_plans_is_told():
+    how = r"for device=cuda and the model is on cpu: model\.to\(f'cuda:{local_rank}'\) before"
+    with pytest.warns(UserWarning, match=how):
+        one = make_session(plan=make_tiny_plan(device="cuda"))
+    one.__exit__(None, None, None)
 
 
 def first_change(**options):
@@ -385,6 +424,84 @@ def test_a_loss_that_has_nothing_to_do_with_the_model_is_refused():
     one = make_session()
     with pytest.raises(RuntimeError, match="no gradient: is the loss computed from"):
         run_loop(one, lambda features, labels: one.step(torch.zeros((), requires_grad=True) * 2))
+
+
+@pytest.fixture
+def group_of_one():
+    """A process group that somebody joined before the session."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, nn.parallel.DistributedDataParallel])
+@pytest.mark.parametrize("inside", ["", "backbone"])
+def test_a_wrapped_model_is_refused_with_what_to_give_instead(group_of_one, wrap, inside):
+    model = wrap(make_model())
+    if inside:
+        model = nn.ModuleDict({inside: model})
+    what = f"the model's {inside}" if inside else "the model"
+    with pytest.raises(PlanError) as refused:
+        make_session(model)
+    told = str(refused.value)
+    assert told.startswith(f"{what} is wrapped in {wrap.__name__}: leave that out and give Session")
+    assert "the wrapper's .module" in told
+    assert "\n" not in told
+
+
+def test_a_sharded_model_is_refused():
+    class FSDPModule:
+        """As `fully_shard` leaves it among a module's classes."""
+
+    class Sharded(FSDPModule, nn.Linear):
+        pass
+
+    with pytest.raises(
+        PlanError, match=r"the model is sharded \(Sharded\): give Session the model"
+    ):
+        make_session(Sharded(FEATURES, CLASSES))
+
+
+def test_a_process_group_that_was_joined_before_is_used_and_left_open(group_of_one):
+    with make_session() as one:
+        train(one)
+    assert torch.distributed.is_initialized()
+
+
+def test_a_compiled_model_trains_as_the_model_itself():
+    """The session gets the model, the loop calls what the compiler made of it."""
+    plain, model = make_model(), make_model()
+    compiled = torch.compile(model, backend="eager")
+    for called, held in ((plain, plain), (compiled, model)):
+        with make_session(held) as one:
+            run_loop(one, lambda x, y, f=called, s=one: s.step(functional.cross_entropy(f(x), y)))
+    assert torch.equal(weights_of(plain), weights_of(model))
+
+
+def test_a_scheduler_of_ones_own_steps_with_rates_of_ones_own(tmp_path):
+    rates = []
+    for resume in (False, True):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+        options = {"run_folder": tmp_path / "run", "resume": resume, "learning_rate": "mine"}
+        one = make_session(model, optimizer, plan=make_tiny_plan(micro=3, epochs=1), **options)
+        one.keep("scheduler", scheduler)
+
+        def step(features, labels, one=one, scheduler=scheduler, optimizer=optimizer):
+            if one.step(functional.cross_entropy(one.model(features), labels)):
+                rates.append(optimizer.param_groups[0]["lr"])
+                scheduler.step()
+                if len(rates) == 3:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        if resume:
+            run_loop(one, step)
+        else:
+            with pytest.raises(SystemExit):
+                run_loop(one, step)
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
 
 
 def test_a_plan_for_other_data_is_refused():

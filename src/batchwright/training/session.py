@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import Dataset
 
 from batchwright.client.companion import Companion, destination, outcome_of
@@ -58,8 +59,10 @@ class Session:
     own initial rate: build the optimizer with the rate that holds at the plan's base batch.
 
     Args:
-        model: On its device already. All workers start from rank 0's weights.
-        optimizer: Of the model's parameters.
+        model: On its device already, where batches will arrive: with several GPUs on this worker's
+            own, ``cuda:LOCAL_RANK``. Not in a wrapper such as `DistributedDataParallel`. All
+            workers start from rank 0's weights.
+        optimizer: Of the model's parameters, built once the model is on its device.
         dataset: Map-style data set, or an `ImagePipeline`.
         plan: What to do, or the path of its file.
         run_folder: Where metrics, checkpoints and the summary go; ``None`` keeps none.
@@ -87,7 +90,7 @@ class Session:
 
     Raises:
         PlanError: The plan is for another number of workers (unless a run goes on), other data or
-            several resolutions that nothing resizes.
+            several resolutions that nothing resizes; or the model is in a wrapper.
         FileError: The run folder holds a run already, or cannot be written.
         DataError: The data set can only be iterated.
     """
@@ -112,6 +115,7 @@ class Session:
         report_to: str | None = None,
         follow_advice: bool = False,
     ) -> None:
+        _refuse_wrapped(model)
         self.plan = plan if isinstance(plan, Plan) else read_record(plan, Plan)
         self.model, self.optimizer = model, optimizer
         self.device = next(model.parameters()).device
@@ -176,8 +180,11 @@ class Session:
                 "(scaling=gain), which is left out",
                 stacklevel=3,
             )
-        if self.plan.ags is not None and self.rank == 0:
-            _warn_of_adam(self.optimizer)
+        if self.rank == 0:
+            _warn_of_device(self.plan, self.device)
+            _warn_of_other_optimizer(self.plan, self.optimizer)
+            if self.plan.ags is not None:
+                _warn_of_adam(self.optimizer)
         if self._own_rates and rule.peak != rule.base:
             warnings.warn(
                 f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
@@ -227,7 +234,7 @@ class Session:
         return self._run.evaluation_due
 
     def keep(self, name: str, thing: Any) -> None:
-        """Put anything with a ``state_dict`` (an average of weights, a scaler) into checkpoints.
+        """Put anything with a ``state_dict`` (an average of weights, a counter) into checkpoints.
 
         On a resumed run its state is loaded at once.
 
@@ -458,6 +465,52 @@ def _warn_of_adam(optimizer: torch.optim.Optimizer) -> None:
             "factors on gradients nearly cancel: use SGD, or plan with ags.mode=off",
             stacklevel=4,
         )
+
+
+def _warn_of_device(plan: Plan, device: torch.device) -> None:
+    planned = plan.job.device  # `auto` where nothing was measured
+    if planned in ("auto", device.type):
+        return
+    move = "model.to(f'cuda:{local_rank}')" if planned == "cuda" else "model.to('cpu')"
+    warnings.warn(
+        f"the plan is for device={planned} and the model is on {device}: {move} before the "
+        f"optimizer is built, or probe with device={device.type}",
+        stacklevel=4,
+    )
+
+
+def _warn_of_other_optimizer(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+    """SGD for AdamW goes without a word: rates are factors on the user's own, times are close."""
+    name = type(optimizer).__name__
+    found = "muon" in name.lower()  # ours, torch's, or somebody's own
+    if found == (plan.update == "muon"):
+        return
+    if found:
+        how = f"take an optimizer like {plan.update}, or plan with optimizer=muon"
+    else:
+        how = "take bw.muon(model, lr=...), or plan with optimizer=sgd"
+    warnings.warn(
+        f"the plan's batch and times are for optimizer={plan.update} and the session got {name}: "
+        f"{how}",
+        stacklevel=4,
+    )
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Wrappers exchange gradients by themselves, or hold only a part of the weights."""
+    for name, module in model.named_modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        what = f"the model's {name}" if name else "the model"
+        if isinstance(module, (DataParallel, DistributedDataParallel)):
+            raise PlanError(
+                f"{what} is wrapped in {type(module).__name__}: leave that out and give Session "
+                "the model itself, which is the wrapper's .module; step() sums the gradients"
+            )
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            raise PlanError(
+                f"{what} is sharded ({type(module).__name__}): give Session the model as it was "
+                "before; each worker holds all of its weights, and step() sums the gradients"
+            )
 
 
 def _refuse_synchronized_on_cpu(model: nn.Module, device: torch.device) -> None:
