@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,10 +25,12 @@ import batchwright as bw
 from batchwright import cli
 from batchwright.documents import write_record
 from batchwright.planning.planner import plan_without_profile
+from batchwright.preparing import refuse_unconfirmed_code
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
 from batchwright.records.explaining import is_chosen
 from batchwright.reporting.reading import overall
+from batchwright.run_folder import telling_how_to_resume
 from batchwright.workload.sources import open_data
 from clusters import make_step
 from samples import (
@@ -394,6 +397,36 @@ def test_code_named_by_a_file_runs_only_if_the_command_line_repeats_it(refused, 
         (place / "run" / "job.yaml").write_text(f"{key}: mine:{key}\n")
         assert f"repeat {key}=mine:" in refused("run", "--resume", "--out", "run")
     assert not mine.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("network", "resnet8", ""),
+        ("network", "mine:network", " network=mine:network"),
+        ("data", "mine:data", " data=mine:data"),
+        ("data", "cifar10:some where", ""),
+        ("loss", "mine:loss", " loss=mine:loss"),
+    ],
+)
+def test_a_stop_says_the_whole_command_that_goes_on(key, value, words):
+    job = make_job(**{key: value})
+    with (
+        pytest.raises(bw.Interrupted) as stopped,
+        telling_how_to_resume(Path("runs/a b"), job),
+    ):
+        raise bw.Interrupted(15, "stopped")
+    command = f"batchwright run --resume --out 'runs/a b'{words}"
+    assert str(stopped.value) == f"stopped; continue with `{command}`"
+    refuse_unconfirmed_code(job, (), shlex.split(command)[5:])  # is not refused
+
+
+def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):
+    (place / "run").mkdir()
+    assert "with Session(resume=True)" in refused("report", "run")
+    (place / "run" / "job.yaml").write_text("network: mine:network\n")
+    command = "`batchwright run --resume --out run network=mine:network`"
+    assert f"continue it with {command}" in refused("report", "run")
 
 
 def test_planning_and_reporting_run_no_code(command, mine, place):

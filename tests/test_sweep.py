@@ -399,6 +399,27 @@ def test_code_named_in_a_sweeps_file_is_run_only_if_named_again(place, instantly
         bw.sweep(out="a", resume=True)
 
 
+@pytest.mark.parametrize(
+    ("job", "grid", "words"),
+    [
+        ({}, {"epochs": [1, 2]}, []),
+        ({"network": "mine:net", "loss": "mine:loss"}, {"epochs": [1]},
+         ["network=mine:net", "loss=mine:loss"]),
+        ({"loss": "mine:loss"}, {"network": ["resnet8", "mine:net"], "epochs": [1, 2]},
+         ["--grid", "network=resnet8,mine:net", "loss=mine:loss"]),
+    ],
+)  # fmt: skip
+def test_a_stopped_sweep_says_the_whole_command_that_goes_on(job, grid, words):
+    job = Job(**job)
+    swept = read_grid(job, grid)
+    found = verb._code_words(job, swept, cells_of(job, swept, [0, 1]))
+    assert sorted(found) == sorted(words)
+    with pytest.raises(Interrupted) as stopped, verb._telling_how_to_resume(Path("a"), found):
+        raise Interrupted(15, "stopped")
+    command = " ".join(["batchwright sweep --resume --out a", *found])
+    assert str(stopped.value) == f"stopped; continue with `{command}`"
+
+
 def test_two_sweeps_do_not_share_a_folder(place, instantly):
     refused = pytest.raises(FileError, match="another sweep is running in a")
     with verb._alone(Path("a")), refused, verb._alone(Path("a")):

@@ -120,7 +120,7 @@ def _train_once(
 ) -> None:
     """Until the training ends, is stopped, or takes another plan."""
     lines = Tail(folder / "metrics.jsonl", from_end=resume)
-    with telling_how_to_resume(folder), progress(epochs=plan.epochs, plan=plan) as shown:
+    with telling_how_to_resume(folder, plan.job), progress(epochs=plan.epochs, plan=plan) as shown:
         look = _looker(lines, companion, shown)
         if plan.job.launch == "in-process":
             _train_here(folder, plan, look, resume=resume, follow_advice=follow_advice)

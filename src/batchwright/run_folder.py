@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from batchwright.documents import job_yaml, read_record, write_record, write_text
-from batchwright.errors import FileError, Interrupted
+from batchwright.documents import job_yaml, load_job, read_record, write_record, write_text
+from batchwright.errors import BatchwrightError, FileError, Interrupted
 from batchwright.files import make_folder
+from batchwright.preparing import code_keys
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
 
 
@@ -69,13 +71,27 @@ def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
 
 
 @contextmanager
-def telling_how_to_resume(folder: Path) -> Iterator[None]:
+def telling_how_to_resume(folder: Path, job: Job) -> Iterator[None]:
     """Add to the message of a stop that was asked for how to go on from it."""
     try:
         yield
     except Interrupted as stop:
-        stop.args = (f"{stop}; continue with `batchwright run --resume --out {folder}`",)
+        stop.args = (f"{stop}; continue with `{resuming_command(folder, job)}`",)
         raise
+
+
+def resuming_command(folder: str | Path, job: Job) -> str:
+    """The command line that goes on with a run; it names again what the job imports."""
+    named = (f"{key}={getattr(job, key)}" for key in code_keys(job))
+    return shlex.join(["batchwright", "run", "--resume", "--out", str(folder), *named])
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """With a run that has not finished."""
+    try:
+        return f"continue it with `{resuming_command(folder, load_job(folder / 'job.yaml'))}`"
+    except BatchwrightError:  # a loop of somebody's own leaves no job there
+        return "continue it as it was begun; in a loop of your own, with Session(resume=True)"
 
 
 def read_summary(run: str | Path) -> RunSummary:
@@ -93,8 +109,7 @@ def read_summary(run: str | Path) -> RunSummary:
         path = path / "summary.json"
         if not path.exists():
             raise FileError(
-                f"{run} holds no summary.json: the run has not finished; "
-                f"continue it with `batchwright run --resume --out {run}`"
+                f"{run} holds no summary.json: the run has not finished; {_how_to_go_on(Path(run))}"
             )
     return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
 

@@ -326,13 +326,13 @@ def run(
         logs = folder / "logs" / "probe"
         make_folder(logs)
         write_text(job_yaml(job), folder / "job.yaml")
-        with telling_how_to_resume(folder):
+        with telling_how_to_resume(folder, job):
             profile = _probe_in(logs, job)
         write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
         decided = make_plan(profile)
         if pairs_of(decided):
             logs = folder / "logs" / "pairs"
-            with telling_how_to_resume(folder), pair_measurer_for(decided, logs) as measure:
+            with telling_how_to_resume(folder, job), pair_measurer_for(decided, logs) as measure:
                 settled = settle(decided, profile, measure, make_plan)
             decided, profile = settled.plan, settled.profile
             write_record(profile, folder / "profile.json")

@@ -9,6 +9,7 @@ many run at once, `runner` runs them, `gathering` puts together what came of it.
 from __future__ import annotations
 
 import fcntl
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from batchwright.documents import change_job, read_record, write_record, write_t
 from batchwright.errors import FileError, Interrupted, JobError
 from batchwright.files import make_folder
 from batchwright.planning.schedule import rate_schedule
-from batchwright.preparing import TRAINING_KEYS, job_of, refuse_unconfirmed_code
+from batchwright.preparing import TRAINING_KEYS, code_keys, job_of, refuse_unconfirmed_code
 from batchwright.records import Job, Plan, Sweep, SweptKey
 from batchwright.records.words import counted, printable
 from batchwright.reporting.page_sweep import write_sweep_page
@@ -93,7 +94,7 @@ def sweep(
     _slots(planner, most)  # refuses too many at once
     if not resume:
         folder = new_folder(out, job, "sweep")
-    with _alone(folder), _telling_how_to_resume(folder):
+    with _alone(folder), _telling_how_to_resume(folder, _code_words(job, swept, cells)):
         _say(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
         book = Book(folder, job, swept, chosen, cells)
         book.data = planner.facts
@@ -227,12 +228,26 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _telling_how_to_resume(folder: Path) -> Iterator[None]:
+def _telling_how_to_resume(folder: Path, words: Sequence[str]) -> Iterator[None]:
+    """Add to the message of a stop how to go on; ``words`` name again what the runs import."""
     try:
         yield
     except Interrupted as stop:
-        stop.args = (f"{stop}; continue with `batchwright sweep --resume --out {folder}`",)
+        command = shlex.join(["batchwright", "sweep", "--resume", "--out", str(folder), *words])
+        stop.args = (f"{stop}; continue with `{command}`",)
         raise
+
+
+def _code_words(job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]) -> list[str]:
+    """What a resume has to name again: keys of the job, and those of the grid."""
+    values = {one.key: ",".join(map(str, one.values)) for one in swept}
+    words = []
+    for key in dict.fromkeys(key for cell in cells for key in code_keys(cell.job)):
+        if key in values:
+            words += ["--grid", f"{key}={values[key]}"]
+        else:
+            words.append(f"{key}={getattr(job, key)}")
+    return words
 
 
 def _say(text: str) -> None:
