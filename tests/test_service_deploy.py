@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import configparser
 import re
+import shlex
+import signal
 import tomllib
 from pathlib import Path
 
+import typer
 import yaml
 
+from batchwright.cli import app
+from batchwright.client.agent import allowed
+from batchwright.client.job_work import LAST_SECONDS
 from batchwright.service.serving import GRACE_SECONDS
 
 ROOT = Path(__file__).parent.parent
@@ -42,13 +48,43 @@ def test_the_compose_file_starts_the_service_when_the_database_is_there():
     )
 
 
-def test_the_unit_waits_for_requests_in_progress():
+def unit_in(name):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
-    unit.read_string((DEPLOY / "batchwright.service").read_text())
+    unit.read_string((DEPLOY / name).read_text().replace("\\\n", " "))
+    return unit
+
+
+def test_the_unit_waits_for_requests_in_progress():
+    unit = unit_in("batchwright.service")
     assert unit["Service"]["ExecStart"].endswith("/batchwright serve")
     assert int(unit["Service"]["TimeoutStopSec"]) > GRACE_SECONDS
     assert unit["Service"]["User"] != "root"
+
+
+def test_the_agents_unit_leaves_gpus_and_data_in_reach():
+    service = unit_in("batchwright-agent.service")["Service"]
+    for closed in ("PrivateDevices", "ProtectClock", "DeviceAllow", "MemoryDenyWriteExecute"):
+        assert closed not in service
+    assert service["ProtectHome"] == "read-only"
+    assert service["User"] != "root"
+
+
+def test_the_agents_unit_gives_it_time_for_a_checkpoint():
+    service = unit_in("batchwright-agent.service")["Service"]
+    assert service["KillMode"] == "mixed"  # its trainings are told by the agent, not by systemd
+    assert int(service["TimeoutStopSec"]) > LAST_SECONDS
+    assert int(service["SuccessExitStatus"]) == 128 + signal.SIGTERM
+
+
+def test_the_agents_unit_calls_it_with_options_that_it_has():
+    _, _, words = unit_in("batchwright-agent.service")["Service"]["ExecStart"].partition(" agent ")
+    known = {
+        option for p in typer.main.get_command(app).commands["agent"].params for option in p.opts
+    }
+    given = shlex.split(words)
+    assert {word for word in given if word.startswith("--")} <= known
+    assert allowed([given[given.index("--allow") + 1]])
 
 
 def test_no_secret_and_no_address_of_anybody_is_in_the_examples():

@@ -1,6 +1,6 @@
 """Commands of whoever runs a service: `serve`, `token`, `sign-in`, `backup`.
 
-What they need beyond the rest of Batchwright comes with ``pip install "batchwright[serve]"``.
+What they need beyond the rest of Batchwright comes with ``pip install ".[serve]"`` in a clone.
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ def _with_serve() -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if missing not in PACKAGES:
             raise
-        raise BatchwrightError(f'{missing} is missing: pip install "batchwright[serve]"') from None
+        raise BatchwrightError(
+            f'{missing} is missing: pip install ".[serve]" in the clone'
+        ) from None
 
 
 @contextmanager
