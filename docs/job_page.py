@@ -37,6 +37,34 @@ SECTIONS = {
 }
 """First key of each section, in the record's order."""
 
+NOTES = {
+    "data": "What a probe measures of their loading: [probe](verbs.md#probe).",
+    "loss": "Rate, warm-up and decay: [methods](methods.md#deciding), shown by "
+    "[schedule](verbs.md#schedule). `scaling=gain`: [methods](methods.md#large-batches). Muon: "
+    "[methods](methods.md#muon).",
+    "precision": "`method=dynamic-batch`: [methods](methods.md#dynamic-batch-size). Keys of the "
+    "other methods: below. Several machines: [hosts](hosts.md).",
+    "dual.small_workers": "For `dual-batch` and `hybrid`: "
+    "[two batch sizes](methods.md#two-batch-sizes-at-once), "
+    "[parameter server](methods.md#parameter-server).",
+    "ags.mode": "What the factors are: [methods](methods.md#large-batches).",
+    "cycle.preset": "For `cyclic` and `hybrid`: [cycles](methods.md#cycles-of-resolutions), "
+    "[low resolutions](methods.md#low-resolutions-that-are-cheap).",
+    "virtual.sample_seconds": "For `launch=virtual`: [methods](methods.md#virtual-cluster).",
+    "probe.budget": "What is measured: [probe](verbs.md#probe).",
+    "goal.objective": "How a plan is chosen, also among several kinds of workers (`goal.kinds`): "
+    "[plan](verbs.md#plan), [methods](methods.md#deciding).",
+    "link.latency": "For more workers than were measured: [plan](verbs.md#plan). How to get both: "
+    "[hosts](hosts.md#a-plan-for-several-hosts).",
+}
+"""Where to read on, of a section by its first key."""
+
+LATER = {
+    "optimizer": "probe; from `auto` to `sgd` or `muon` plan",
+    "goal.deadline": "train",
+}
+"""Keys that may change later than the others of their kind, or in part."""
+
 UNITS = {
     "val": "share",
     "label_smoothing": "share",
@@ -214,7 +242,8 @@ and the data decide replaced, is saved beside the run as `job.yaml` and can be g
 
 The last column says from which verb on a key may still change. *probe*: it changes what is
 measured. *plan*: a profile can be planned again with another value. *train*: even a finished plan
-can run with another value (`data` only to another place of the same images).
+can run with another value, or go on with it (`data` only to another place of the same images).
+What the verbs do: [verbs](verbs.md). A [loop of your own](loop.md) takes the keys from its plan.
 """
 
 
@@ -225,6 +254,7 @@ def page() -> str:
         if key in SECTIONS:
             lines += [
                 f"\n## {SECTIONS[key]}\n",
+                *([f"{NOTES[key]}\n"] if key in NOTES else []),
                 "| key | meaning | unit | default | example | changes at |",
                 "|---|---|---|---|---|---|",
             ]
@@ -279,6 +309,8 @@ def _default(value: Any) -> str:
 def _verb(key: str) -> str:
     """The last verb that still takes another value."""
     name = key.partition(".")[0]
+    if key in LATER:
+        return LATER[key]
     return "train" if name in TRAINING_KEYS else "plan" if name in PLANNING_KEYS else "probe"
 
 

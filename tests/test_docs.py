@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pickle
@@ -131,6 +132,29 @@ def test_links_between_the_documents_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def headings(page: Path) -> set[str]:
+    """Of a page, as links name them."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_links_to_headings_lead_to_one():
+    for page in PAGES:
+        for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text("utf-8")):
+            if "://" not in target:
+                there = page.parent / target if target else page
+                assert heading in headings(there), f"{page.name}: {target}#{heading}"
+
+
+def test_every_option_of_a_session_has_a_row():
+    page = read("docs/loop.md")
+    for method in (bw.Session.__init__, bw.Session.evaluate):
+        for parameter in inspect.signature(method).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                name = re.escape(parameter.name)
+                assert re.search(rf"^\| `{name}=` \||[(, ]{name}=\.\.\.", page, re.MULTILINE), name
 
 
 def test_every_module_named_for_contributors_exists_and_every_folder_is_named():

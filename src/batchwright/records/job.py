@@ -252,7 +252,9 @@ class Goal(Record):
         None, description="Most bytes one worker may use; unset: what the device has free."
     )
     deadline: Positive | None = Field(
-        None, description="Most time for the whole training, evaluation included, in seconds."
+        None,
+        description="Most time for the whole training, evaluation included, in seconds. The plan "
+        "keeps to it, and training ends there, with a checkpoint and exit code 124.",
     )
     max_cost: Positive | None = Field(
         None, description="Most the whole training may cost, in the currency of the price."
@@ -420,8 +422,8 @@ class Job(Record):
     resolutions: Literal["auto"] | tuple[Count, ...] = Field(
         "auto",
         description="Training image sides in pixels, low to high; `cyclic` and `hybrid` go through "
-        "them, the others train at the highest. `auto`: the data's own size, and for the two "
-        "that and some below.",
+        "them, the others train at the highest. `auto`: the data's own size, of `imagefolder` "
+        "at most 160, and for the two that and some below.",
     )
     evaluate_epochs: Count = Field(1, description="Evaluate every so many epochs, and at the end.")
     checkpoint_seconds: Positive = Field(
