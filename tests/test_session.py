@@ -93,6 +93,7 @@ def make_tiny_plan(
     return make_plan(
         job=make_job(workers=len(batches), timeout=30, **job),
         data=make_data(train_samples=samples, classes=tuple("abc")),
+        update=job.get("optimizer", "sgd"),
         precision=precision,
         learning_rate=rule,
         stages=stages,
