@@ -7,12 +7,17 @@ In this folder, the plain loop, in one process:
 The same loop on two workers, with the batch and the rate that a plan decides:
 
     batchwright probe data=classify:images network=classify:network workers=2 probe.budget=3 \
+        optimizer=sgd learning_rate=0.1 base_batch=128 \
         | batchwright plan - epochs=10 --out plan.json
     torchrun --standalone --nproc-per-node 2 classify.py plan.json
+
+Optimizer, rate and batch are those of the plain loop. Where there are GPUs, both compute on them, a
+worker on each: two workers take two, and with one GPU it is `workers=1` and `--nproc-per-node 1`.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -23,6 +28,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import batchwright as bw
 
 EPOCHS = 10
+DEVICE = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 
 
 def images() -> tuple[Subset[tuple[Tensor, ...]], Subset[tuple[Tensor, ...]], tuple[str, ...]]:
@@ -53,7 +59,7 @@ def train_plainly() -> None:
     """Before: one process, a batch and a rate chosen by hand."""
     train_set, test_set, names = images()
     torch.manual_seed(0)
-    model = network(len(names))
+    model = network(len(names)).to(DEVICE)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     loader = DataLoader(train_set, batch_size=128, shuffle=True)
@@ -62,13 +68,13 @@ def train_plainly() -> None:
         model.train()
         for inputs, labels in loader:
             optimizer.zero_grad()
-            criterion(model(inputs), labels).backward()
+            criterion(model(inputs.to(DEVICE)), labels.to(DEVICE)).backward()
             optimizer.step()
             scheduler.step()
         model.eval()
         with torch.inference_mode():
             right = sum(
-                int(accuracy(model(inputs), labels)["top1"].sum())
+                int(accuracy(model(inputs.to(DEVICE)), labels.to(DEVICE))["top1"].sum())
                 for inputs, labels in DataLoader(test_set, batch_size=256)
             )
         print(f"epoch {epoch + 1}: {right / len(test_set):.1%}")
@@ -78,7 +84,7 @@ def train_as_planned(plan: str) -> None:
     """After: as many workers as the plan says, each in a process of its own."""
     train_set, test_set, names = images()
     torch.manual_seed(0)
-    model = network(len(names))
+    model = network(len(names)).to(DEVICE)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     with bw.Session(model, optimizer, train_set, plan=plan, loaders=0) as session:

@@ -9,11 +9,12 @@ even from odd:
 The same fine-tuning on two workers, with the batch and the rates that a plan decides:
 
     batchwright probe data=finetune_loop:parity network=finetune_loop:network frozen='0.*,1.*' \
-        workers=2 probe.budget=3 | batchwright plan - epochs=5 --out plan.json
+        workers=2 probe.budget=3 optimizer=sgd learning_rate=0.02 base_batch=64 \
+        | batchwright plan - epochs=5 --out plan.json
     torchrun --standalone --nproc-per-node 2 finetune_loop.py plan.json
 
 The first convolution is frozen, the second learns at a tenth of the new head's rate, and what is
-evaluated is a moving average of the weights.
+evaluated is a moving average of the weights. On GPUs: as in classify.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from classify import accuracy, images, network
+from classify import DEVICE, accuracy, images, network
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -47,12 +48,12 @@ def train_first() -> None:
     """Two epochs on the ten digits, to have weights to start from."""
     training, _, names = images()
     torch.manual_seed(0)
-    model = network(len(names))
+    model = network(len(names)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     for _ in range(2):
         for inputs, labels in DataLoader(training, batch_size=64, shuffle=True):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), labels).backward()
+            nn.functional.cross_entropy(model(inputs.to(DEVICE)), labels.to(DEVICE)).backward()
             optimizer.step()
     torch.save(model.state_dict(), WEIGHTS)
 
@@ -61,10 +62,10 @@ def trained_network() -> nn.Sequential:
     """The first network with a fresh head for two classes."""
     torch.manual_seed(0)
     model = network(10)
-    model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
+    model.load_state_dict(torch.load(WEIGHTS, weights_only=True, map_location="cpu"))
     model[HEAD] = nn.Linear(256, 2)
     model[:FROZEN].requires_grad_(False)
-    return model
+    return model.to(DEVICE)
 
 
 def make_optimizer(model: nn.Sequential) -> torch.optim.Optimizer:
@@ -96,13 +97,13 @@ def tune_plainly() -> None:
     for epoch in range(EPOCHS):
         for inputs, labels in loader:
             optimizer.zero_grad()
-            criterion(model(inputs), labels).backward()
+            criterion(model(inputs.to(DEVICE)), labels.to(DEVICE)).backward()
             optimizer.step()
             scheduler.step()
             average.update_parameters(model)
         with torch.inference_mode():
             right = sum(
-                int(accuracy(average(inputs), labels)["top1"].sum())
+                int(accuracy(average(inputs.to(DEVICE)), labels.to(DEVICE))["top1"].sum())
                 for inputs, labels in DataLoader(test_set, batch_size=256)
             )
         print(f"epoch {epoch + 1}: {right / len(test_set):.1%}")

@@ -7,7 +7,7 @@ In this folder, the plain loop, in one process:
 The same loop on two workers, with the batch and the rate that a plan decides:
 
     batchwright probe data=segment:labelled network=segment:labelling workers=2 probe.budget=3 \
-        learning_rate=0.2 base_batch=32 | batchwright plan - epochs=5 --out plan.json
+        optimizer=sgd learning_rate=0.2 base_batch=32 | batchwright plan - epochs=5 --out plan.json
     torchrun --standalone --nproc-per-node 2 segment.py plan.json
 
 Each image shows a disc or a square. Its mask holds a class for each pixel (0: neither, 1: disc, 2:
@@ -15,11 +15,13 @@ square), and -1 where nobody has labelled it: most pixels, and more in some imag
 The loss is a mean over labelled pixels, so each step says how many there were.
 
 A probe takes images with one label each. So it gets the shape's class, and the network with its
-outputs averaged over the pixels: the same work, as far as time and memory go.
+outputs averaged over the pixels: the same work, as far as time and memory go. On GPUs: as in
+classify.py.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -30,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 import batchwright as bw
 
 EPOCHS, SIDE, UNLABELLED = 5, 32, -1
+DEVICE = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 CLASSES = ("neither", "disc", "square")
 SPANS = (8, 24), (8, 24), (4, 9)  # of a shape's middle and its radius, in pixels
 
@@ -119,7 +122,7 @@ def train_plainly() -> None:
     """Before: one process, a batch and a rate chosen by hand."""
     train_set, test_set = sets()
     torch.manual_seed(0)
-    model = network(len(CLASSES))
+    model = network(len(CLASSES)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True)
     loader = DataLoader(train_set, batch_size=32, shuffle=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(loader))
@@ -127,15 +130,15 @@ def train_plainly() -> None:
         model.train()
         for batch in loader:
             optimizer.zero_grad()
-            mean_loss(model(batch["image"]), batch["mask"]).backward()
+            mean_loss(model(batch["image"].to(DEVICE)), batch["mask"].to(DEVICE)).backward()
             optimizer.step()
             scheduler.step()
         model.eval()
         with torch.inference_mode():
-            right = sum(
-                float(pixel_accuracy(model(batch["image"]), batch["mask"])["pixels"].sum())
-                for batch in DataLoader(test_set, batch_size=256)
-            )
+            right = 0.0
+            for batch in DataLoader(test_set, batch_size=256):
+                outputs = model(batch["image"].to(DEVICE))
+                right += float(pixel_accuracy(outputs, batch["mask"].to(DEVICE))["pixels"].sum())
         print(f"epoch {epoch + 1}: {right / len(test_set):.1%}")
 
 
@@ -143,7 +146,7 @@ def train_as_planned(plan: str) -> None:
     """After: as many workers as the plan says, each in a process of its own."""
     train_set, test_set = sets()
     torch.manual_seed(0)
-    model = network(len(CLASSES))
+    model = network(len(CLASSES)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True)
     with bw.Session(model, optimizer, train_set, plan=plan, resize=smaller, loaders=0) as session:
         for epoch in session.epochs():
