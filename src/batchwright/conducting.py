@@ -86,11 +86,14 @@ def conduct(
         BatchwrightError: What is wrong, in one line; the run folder keeps what there is.
         Interrupted: A stop signal came; a checkpoint was written.
     """
-    _tell_rate(plan)
-    logs = folder / "logs" / "train"
-    logs.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
     with reported(folder, report_to, follow_advice=follow_advice, tell=_to_stderr) as companion:
+        if resume and _is_done(folder, plan):
+            _to_stderr("the run was finished already: nothing is left to train")
+            return _summarized(folder)
+        _tell_rate(plan)
+        logs = folder / "logs" / "train"
+        logs.mkdir(parents=True, exist_ok=True)
         while True:
             before = path.read_bytes()
             _train_once(folder, plan, companion, resume=resume, follow_advice=follow_advice)
@@ -108,6 +111,15 @@ def with_refit(summary: RunSummary) -> RunSummary:
     except BatchwrightError as error:  # the run itself is fine
         _to_stderr(f"not planned again: {one_line(error)}")
         return summary
+
+
+def _is_done(folder: Path, plan: Plan) -> bool:
+    """Whether all epochs of the plan are trained, so that no worker need be started to say so."""
+    try:
+        epochs = read_record(folder / "summary.json", RunSummary).epochs
+    except BatchwrightError:  # none yet, or a damaged one, which training writes anew
+        return False
+    return bool(epochs) and epochs[-1].epoch + 1 >= plan.epochs
 
 
 def _train_once(
