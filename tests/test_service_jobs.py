@@ -422,8 +422,26 @@ def test_a_name_belongs_to_the_token_that_took_it(web, service):
     lease = service.client.post("/v1/agents/one/lease", headers=headers)
     assert lease.status_code == 403
     path = f"/v1/jobs/{mine['job']['id']}/progress"
-    assert service.client.post(path, json={"key": mine["key"]}, headers=headers).status_code == 403
+    assert service.client.post(path, json={"key": mine["key"]}, headers=headers).status_code == 409
     assert web.agent()["name"] == "one"
+
+
+def test_an_agent_that_lost_its_job_to_one_with_another_token_is_told_so(web, service, clock):
+    """It must stop: 409 says that, where 403 would say that it may not ask."""
+    other = service.store.tokens.create("another", ["report"])
+    headers = {"authorization": f"Bearer {other}"}
+    web.agent("one")
+    service.client.put("/v1/agents/two", json={"name": "two", "allow": []}, headers=headers)
+    web.submit(auto=True)
+    mine = web.lease("one")
+    clock.go(SECONDS + 1)
+    theirs = service.client.post("/v1/agents/two/lease", headers=headers).json()
+    assert theirs["job"]["id"] == mine["job"]["id"]
+    for state in (None, "failed"):
+        assert "lease of this job was lost" in web.say(mine, state, status=409)["detail"]
+    path = f"/v1/jobs/{mine['job']['id']}/progress"
+    told = service.client.post(path, json={"key": theirs["key"]}, headers=headers)
+    assert told.status_code == 200
 
 
 def test_an_agent_says_who_it_is_before_it_asks(service):

@@ -18,7 +18,7 @@ from batchwright.records.service import (
 )
 from batchwright.service.access import need, own, store_of
 from batchwright.service.caller import Caller
-from batchwright.service.problems import NotFound
+from batchwright.service.problems import Conflict, NotFound
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -110,8 +110,9 @@ def report_progress(
     """
     store = store_of(request)
     agent = store.jobs.get(job).agent
-    if agent is not None:
-        own(caller, store.agents.owner(agent))
+    if agent is not None and not caller.owns(store.agents.owner(agent)):
+        # Most likely it was the caller's until its agent fell silent: 403 would not tell it so.
+        raise Conflict("the lease of this job was lost: stop working on it, and lease again")
     orders = store.jobs.progress(job, progress)
     if progress.state is not None:
         store.audit.note(caller.name, f"job.{progress.state}", job, agent or "")
