@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 
 from batchwright.cli import main
 from batchwright.documents import record_text, write_record
+from batchwright.records.service import PlanRequest
 from batchwright.service import plan_answers
 from batchwright.service.bounds import PLANNING
+from batchwright.service.problems import TooMany
 from samples import make_epoch, make_job, make_kind_profile, make_plan, make_profile, make_summary
 
 ANY = make_profile(job=make_job(workers="auto"))
@@ -147,6 +149,20 @@ def test_who_comes_while_others_plan_waits_for_a_turn_or_is_sent_away(service, m
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
     assert posted(service, ANY).status_code == 200
+
+
+def test_only_a_few_wait_for_their_turn_and_further_ones_are_sent_away_at_once(monkeypatch):
+    """Else those that wait would take all threads, and nobody's records would be taken."""
+    monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 60.0)
+    request, many = PlanRequest(profiles=(ANY,)), plan_answers.MOST_AT_ONCE
+    with ThreadPoolExecutor(many + 1) as pool:
+        with PLANNING:
+            asked = [pool.submit(plan_answers.planned, request) for _ in range(many + 1)]
+            (first,) = wait(asked, timeout=50, return_when=FIRST_COMPLETED).done
+            assert isinstance(first.exception(), TooMany)
+        others = [one for one in asked if one is not first]
+        assert all(one.result(timeout=60).workers for one in others)
+    assert plan_answers.planned(request).workers  # nobody keeps a place
 
 
 @pytest.mark.timeout(60)
