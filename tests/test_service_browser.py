@@ -13,6 +13,8 @@ from batchwright.records.service import (
     RunEnd,
     RunIntroduction,
 )
+from batchwright.service import plan_answers
+from batchwright.service.bounds import PLANNING
 from browsers import browsing, serving, violations
 from clusters import make_measured
 from samples import make_plan, make_profile, make_summary
@@ -123,7 +125,7 @@ def test_submit_approve_watch_compare(tmp_path):
         assert page.complaints == []
 
 
-def test_the_planner_answers_while_one_types(tmp_path):
+def test_the_planner_answers_while_one_types(tmp_path, monkeypatch):
     with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
         server.store.profiles.add("two workers", make_measured())
         sign_in(page, server)
@@ -142,6 +144,16 @@ def test_the_planner_answers_while_one_types(tmp_path):
         assert page.locator("#f-goal\\.deadline").evaluate("e => e === document.activeElement")
         assert violations(page) == []
         assert page.complaints == []
+
+        # others plan: the old answer is told to be one, and the question asked again
+        monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 0.01)
+        with PLANNING:
+            page.get_by_label("Deadline").fill("3 h")
+            page.get_by_text("The server has too much to do").first.wait_for()
+            page.get_by_text("the answer to an earlier question").wait_for()
+            assert violations(page) == []
+        page.locator("[data-lost]").wait_for(state="hidden")
+        assert "goal.deadline=3+h" in page.url
 
 
 def test_on_a_phone_in_the_dark_nothing_is_wider_than_the_screen(tmp_path):

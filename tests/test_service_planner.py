@@ -8,6 +8,9 @@ import re
 import pytest
 
 from batchwright import verbs
+from batchwright.records.service import RunIntroduction
+from batchwright.service import plan_answers
+from batchwright.service.bounds import PLANNING
 from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
 from clusters import make_measured
 from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - fixtures
@@ -198,6 +201,35 @@ def test_the_profile_of_a_run_can_be_planned_from(service):
 def test_a_profile_that_is_not_there_is_said_so(service, stored, profile):
     page = browse(service.sign_in(), f"/planner?profile={profile}")
     assert "no such profile" in page.source.lower() or "no profile" in page.source.lower()
+
+
+def test_that_others_plan_is_not_kept_as_the_answer(service, stored, monkeypatch):
+    monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 0.01)
+    browser = service.sign_in("read")
+    asked = f"?profile={stored}&goal.price=0.36"
+    with PLANNING:
+        for path in ("/planner", "/planner/answer", "/planner/plan.json"):
+            answer = browser.get(path + asked)
+            assert answer.status_code == 429, path
+            assert int(answer.headers["retry-after"]) >= 1
+    for path in ("/planner", "/planner/answer"):
+        page = browse(browser, path + asked)
+        assert "in the price" in page.source
+        assert "busy" not in page.source
+
+
+def test_a_plan_is_made_anew_when_the_profile_of_a_run_is_another(service):
+    run, browser = service.a_run(profile=make_measured()), service.sign_in("read")
+    plan = f"/planner/plan.json?profile=run:{run}"
+    first = browser.get(plan).json()
+    measured = make_measured()
+    slower = [
+        one.model_copy(update={"step_seconds": 2 * one.step_seconds}) for one in measured.steps
+    ]
+    again = measured.model_copy(update={"steps": tuple(slower)})
+    told = RunIntroduction(name="a", plan=make_plan(), profile=again)
+    service.store.runs.introduce(run, told, "report")
+    assert browser.get(plan).json()["stages"] != first["stages"]
 
 
 def test_a_run_without_a_profile_says_so(service):

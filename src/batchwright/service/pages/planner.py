@@ -5,6 +5,7 @@ The page's address holds all that was asked, so that it can be kept or sent to a
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -96,21 +97,27 @@ class Answers:
         self._turn = threading.Lock()
 
     def answer(self, store: Store, given: dict[str, str]) -> Answer:
-        """The answer to a filled-in form."""
+        """The answer to a filled-in form.
+
+        Raises:
+            TooMany: Others plan just now.
+        """
         asked = read_form(given)
         chosen = given.get("profile", "")
         if not chosen:
             return Answer(asked, None, None)
-        key = (chosen, *(asked.words[one.name] for one in ALL_FIELDS))
-        with self._turn:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
         try:
             profile = chosen_profile(store, chosen)
         except NotFound as problem:
             asked.errors["profile"] = f"{problem.detail[:1].upper()}{problem.detail[1:]}."
             return Answer(asked, None, None)
+        # By what is in it: the profile of a run or a job is replaced when a new one is sent.
+        content = hashlib.sha256(profile.model_dump_json().encode()).hexdigest()
+        key = (content, *(asked.words[one.name] for one in ALL_FIELDS))
+        with self._turn:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
         told = Answer(asked, answer_form(profile, asked), profile)
         with self._turn:
             self._kept[key] = told

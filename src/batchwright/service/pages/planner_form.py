@@ -16,6 +16,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.records import Plan, Profile
 from batchwright.records.service import PlanRequest
 from batchwright.service.plan_answers import planned
+from batchwright.service.problems import TooMany
 
 Kind = Literal["choice", "number", "count", "share", "duration", "bytes", "keys"]
 
@@ -112,12 +113,18 @@ def read_form(given: Mapping[str, str]) -> Asked:
 
 
 def answer_form(profile: Profile, asked: Asked) -> Plan | None:
-    """The plan that was asked for, as `batchwright plan` makes it; `None` adds to the errors."""
+    """The plan that was asked for, as `batchwright plan` makes it; `None` adds to the errors.
+
+    Raises:
+        TooMany: Others plan; nothing is wrong with what was asked.
+    """
     if asked.errors:
         return None
     keys = asked.keys | {key: _value(raw) for key, raw in asked.texts}
     try:
         return planned(PlanRequest(profiles=(profile,), keys=keys))
+    except TooMany:
+        raise
     except BatchwrightError as error:
         words = one_line(error)
         asked.errors[_field_of(words, asked)] = words

@@ -17,7 +17,7 @@ TITLES = {
     409: "This does not fit what is there",
     413: "This is too large",
     422: "Something in it is wrong",
-    429: "Too fast",
+    429: "Too much at once",
     500: "Something went wrong",
     503: "Not available just now",
 }

@@ -15,6 +15,18 @@
   const SLOWEST = 10000; // after failures
   const SPOKEN = 5000; // ms between two sentences for a screen reader
 
+  const PATIENCE = 60000; // for the answer to a form
+
+  // What an answer that is none means to the reader.
+  function refusal(status) {
+    if (status === 401 || status === 403) {
+      return "This browser is no longer signed in: load the page again";
+    }
+    if (status === 404) return "This is no longer there: it was deleted";
+    if (status === 429) return "The server has too much to do";
+    return "The server cannot answer just now";
+  }
+
   // ------------------------------------------------------------------------------- in place
 
   function change(from, to) {
@@ -131,22 +143,15 @@
     }
 
     async take(answer) {
-      if (answer.status === 401 || answer.status === 403) {
-        this.fail("This browser is no longer signed in: load the page again");
-        this.over = true;
-      } else if (answer.status === 404) {
-        this.fail("This is no longer there: it was deleted");
-        this.over = true;
-      } else if (answer.status === 429) {
-        this.fail("The server asks to be asked less often");
-      } else if (answer.status === 200) {
+      if (answer.status === 200) {
         this.show(await answer.text());
         this.etag = answer.headers.get("ETag");
         this.reached();
       } else if (answer.status === 304) {
         this.reached();
       } else {
-        this.fail("The server cannot answer just now");
+        this.fail(refusal(answer.status));
+        this.over = [401, 403, 404].includes(answer.status);
       }
     }
 
@@ -203,7 +208,7 @@
       this.form = form;
       this.into = document.getElementById(form.dataset.into);
       this.timer = 0;
-      this.asked = 0;
+      this.question = null; // the newest one
       form.addEventListener("input", (event) => {
         if (event.target.type === "file") return;
         clearTimeout(this.timer);
@@ -217,38 +222,56 @@
     }
 
     async ask() {
-      const number = ++this.asked;
+      this.question?.abort(); // nobody waits for its answer any more
+      const question = (this.question = new AbortController());
+      const late = setTimeout(() => question.abort(), PATIENCE);
       const fields = new URLSearchParams();
       for (const [name, value] of new FormData(this.form)) if (value) fields.append(name, value);
       this.into.setAttribute("aria-busy", "true");
-      let text;
+      let told = null;
+      let wrong = "The server is not reached";
       try {
         const answer = await fetch(`${this.form.dataset.answer}?${fields}`, {
           cache: "no-store",
           credentials: "same-origin",
           redirect: "error",
-          signal: AbortSignal.timeout(60000),
+          signal: question.signal,
         });
-        if (answer.status === 401) throw new Error("signed out");
-        text = await answer.text();
+        if (answer.ok) {
+          told = new DOMParser().parseFromString(await answer.text(), "text/html").body;
+        } else {
+          wrong = refusal(answer.status);
+        }
+        if (answer.status === 429) this.askAgain(question, answer.headers.get("Retry-After"));
       } catch {
-        text = null;
+        // not reached
       }
-      if (number !== this.asked) return; // a newer question is on its way
+      clearTimeout(late);
+      if (question !== this.question) return; // a newer question is on its way
       this.into.removeAttribute("aria-busy");
-      if (text === null) {
-        say("The server is not reached, or this browser is no longer signed in.");
-        const lost = this.into.querySelector("[data-lost]");
-        if (lost) lost.hidden = false;
+      const fresh = told?.querySelector("[data-answered]");
+      if (!fresh) {
+        this.fail(wrong);
         return;
       }
-      const told = new DOMParser().parseFromString(text, "text/html").body;
-      const fresh = told.querySelector("[data-answered]");
-      if (!fresh) return;
       changeChildren(this.into, fresh);
       this.complain(told);
       history.replaceState(null, "", `${this.form.getAttribute("action")}?${fields}`);
       say(fresh.dataset.says);
+    }
+
+    askAgain(question, seconds) {
+      if (question !== this.question) return;
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.ask(), 1000 * Math.min(10, Number(seconds) || 1));
+    }
+
+    fail(words) {
+      say(`${words}.`);
+      const lost = this.into.querySelector("[data-lost]");
+      if (!lost) return;
+      lost.textContent = `${words}. What you see is the answer to an earlier question.`;
+      lost.hidden = false;
     }
 
     complain(told) {
