@@ -12,7 +12,7 @@ from batchwright.records.service import RunIntroduction
 from batchwright.service import plan_answers
 from batchwright.service.bounds import PLANNING
 from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
-from clusters import make_measured
+from clusters import make_measured, make_step
 from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - fixtures
 from samples import make_plan
 from services import ADDRESS
@@ -222,12 +222,8 @@ def test_a_plan_is_made_anew_when_the_profile_of_a_run_is_another(service):
     run, browser = service.a_run(profile=make_measured()), service.sign_in("read")
     plan = f"/planner/plan.json?profile=run:{run}"
     first = browser.get(plan).json()
-    measured = make_measured()
-    slower = [
-        one.model_copy(update={"step_seconds": 2 * one.step_seconds}) for one in measured.steps
-    ]
-    again = measured.model_copy(update={"steps": tuple(slower)})
-    told = RunIntroduction(name="a", plan=make_plan(), profile=again)
+    steps = tuple(make_step(count, batch, 2.0) for count in (1, 2) for batch in (8, 32, 96, 256))
+    told = RunIntroduction(name="a", plan=make_plan(), profile=make_measured(steps=steps))
     service.store.runs.introduce(run, told, "report")
     assert browser.get(plan).json()["stages"] != first["stages"]
 

@@ -13,8 +13,8 @@ from batchwright.records.service import RecordBatch, RunEnd, RunIntroduction
 from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
-from batchwright.service.store.lines import checked
-from batchwright.service.store.records import from_level
+from batchwright.service.store.lines import LONGEST_LINE, MOST_KEYS, _known_shape, checked
+from batchwright.service.store.records import MOST_KINDS, from_level
 from samples import make_plan
 from services import epoch, step
 
@@ -309,11 +309,71 @@ def test_a_runs_row_follows_its_epochs(store):
         {"kind": "note", "x" * 121: 1},
         {"kind": "note", "text": ["a"]},
         {"kind": "note", "text": {"a": 1}},
+        {"kind": "note"} | {f"key{i}": 1 for i in range(MOST_KEYS)},
+        {"kind": "note"} | {f"key{i}": "x" * 4000 for i in range(100)},
     ],
+    ids=range(20),
 )
 def test_what_no_run_writes_is_refused_by_number_and_key(record):
     with pytest.raises(Refused, match="record 7: "):
         checked(record, 7)
+
+
+def test_an_epoch_of_a_thousand_workers_is_taken():
+    line = epoch(3)
+    for rank in range(1000):
+        line[f"batch/local/{rank}"] = 16
+        for part in ("input", "compute", "wait", "comm"):
+            line[f"time/rank{rank}/{part}_s"] = 0.12345678901234567
+    kind, body = checked(line, 0)
+    assert kind == "epoch"
+    assert len(body) < LONGEST_LINE
+
+
+def test_little_is_remembered_of_the_keys_that_somebody_sends():
+    """One token could fill the memory with names, were they remembered as they come."""
+    _known_shape.cache_clear()
+    checked(step(0), 0)
+    for number in range(50):
+        many = {f"{number}/{i}": 1.0 for i in range(1000)}
+        long = {f"{number}/{i}".ljust(120, "x"): 1.0 for i in range(500)}
+        for line in (many, long):
+            checked({"kind": "step"} | line, 0)
+    assert _known_shape.cache_info().currsize == 1
+    assert checked(step(1), 1)[0] == "step"
+    assert _known_shape.cache_info().hits == 1
+
+
+def test_a_run_has_only_so_many_kinds_of_records(store):
+    run = a_run(store)
+    send(store, run, 0, *({"kind": f"kind{i}"} for i in range(MOST_KINDS)))
+    with pytest.raises(Refused, match="64 kinds of records"):
+        send(store, run, MOST_KINDS, {"kind": "kind0"}, {"kind": "another"})
+    note = {"kind": "note", "text": "line 66 was not taken"}
+    assert send(store, run, MOST_KINDS, {"kind": "kind0"}, note) == MOST_KINDS + 2
+    assert len(store.records.after(run, limit=1000).records) == MOST_KINDS + 2
+
+
+def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
+    run = a_run(store)
+    send(store, run, 0, *(step(i) for i in range(100)))
+    length = len(checked(step(0), 0)[1])
+    monkeypatch.setattr("batchwright.service.store.records.MOST_CHARACTERS", 10 * length)
+    for kind in (None, "step"):
+        found, last = [], -1
+        while sequences := store.records.after(run, kind, last).sequences:
+            assert len(sequences) < 12
+            found += sequences
+            last = sequences[-1]
+        assert found == list(range(100))
+    page = store.records.page(run, "step", 100)
+    assert 5 <= len(page.records) <= 13
+    steps = [record["step"] + 1 for record in page.records]
+    assert steps[:-1] == [page.stride * (i + 1) for i in range(len(steps) - 1)]
+    assert steps[-1] == 100
+    monkeypatch.setattr("batchwright.service.store.records.MOST_CHARACTERS", 1)
+    assert store.records.after(run, None, 41).sequences == (42,)
+    assert store.records.page(run, "step", 100).sequences[-1] == 99
 
 
 def test_every_line_that_a_run_writes_is_taken(tmp_path):

@@ -52,7 +52,9 @@ def get_records(
     after: Annotated[
         int, Query(ge=-1, le=2**53, description="All that come after this sequence number.")
     ] = -1,
-    limit: Annotated[int, Query(ge=1, le=5000, description="At most so many of them.")] = 1000,
+    limit: Annotated[
+        int, Query(ge=1, le=5000, description="At most so many of them, fewer where they are long.")
+    ] = 1000,
 ) -> RecordPage:
     """Records: with `most` and `kind` evenly spaced ones of the whole run, else page by page."""
     store = store_of(request)

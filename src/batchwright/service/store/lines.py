@@ -16,8 +16,14 @@ from batchwright.service.problems import Refused
 
 LONGEST_NAME = 120
 LONGEST_TEXT = 4000
+MOST_KEYS = 8000
+LONGEST_LINE = 256 * 1024
+"""Characters of a whole line: an epoch of a thousand workers has some 200,000."""
 LARGEST = 2**53
 """Whole numbers beyond it are not exact in JSON."""
+
+_MOST_KNOWN_KEYS = 512
+_MOST_KNOWN_CHARACTERS = 16 * 1024
 
 _KIND = re.compile(r"[a-z][a-z0-9_-]{0,19}\Z")
 _COUNTS = frozenset(("epoch", "epochs", "step", "steps", "worker", "round"))
@@ -35,6 +41,8 @@ def checked(record: Mapping[str, Any], sequence: int) -> tuple[str, str]:
     kind = record.get("kind")
     if not isinstance(kind, str) or not _KIND.match(kind):
         raise Refused(f"record {sequence}: its kind is not a short lower-case word")
+    if len(record) > MOST_KEYS:
+        raise Refused(f"record {sequence}: {len(record):,} keys, where {MOST_KEYS:,} are taken")
     for name, holds, value in zip(record, _shape(tuple(record)), record.values(), strict=True):
         # Most values are numbers where numbers belong: of those, no more is asked.
         if holds == "number" and type(value) in (float, int) and -LARGEST <= value <= LARGEST:
@@ -42,12 +50,30 @@ def checked(record: Mapping[str, Any], sequence: int) -> tuple[str, str]:
         problem = _problem(holds, value)
         if problem:
             raise Refused(f"record {sequence}: {name[:LONGEST_NAME]!r} {problem}")
-    return kind, to_json(record).decode()
+    text = to_json(record).decode()
+    if len(text) > LONGEST_LINE:
+        raise Refused(
+            f"record {sequence}: {len(text):,} characters, where {LONGEST_LINE:,} are taken"
+        )
+    return kind, text
 
 
-@lru_cache(maxsize=1024)
 def _shape(names: tuple[str, ...]) -> tuple[Holds, ...]:
-    """What the values of a line with these keys may be: most lines of a run have the same keys."""
+    """What the values of a line with these keys may be.
+
+    Most lines of a run have the same keys, so that is remembered; but only little, since the names
+    come from outside.
+    """
+    small = len(names) <= _MOST_KNOWN_KEYS and sum(map(len, names)) <= _MOST_KNOWN_CHARACTERS
+    return _known_shape(names) if small else _shape_of(names)
+
+
+@lru_cache(maxsize=128)
+def _known_shape(names: tuple[str, ...]) -> tuple[Holds, ...]:
+    return _shape_of(names)
+
+
+def _shape_of(names: tuple[str, ...]) -> tuple[Holds, ...]:
     return tuple(_holds(name) for name in names)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Select, select, union_all, update
@@ -24,6 +24,13 @@ from batchwright.service.settings import Settings
 from batchwright.service.store.clock import Clock
 from batchwright.service.store.lines import checked
 from batchwright.service.store.rows import insert_rows, progress_in, rows_of
+
+MOST_KINDS = 64
+"""Of the records of a run, beside notes; our own runs write five. How many there are of each is
+counted anew with each batch."""
+
+MOST_CHARACTERS = 32 * 2**20
+"""Of records handed out at once, however many were asked for."""
 
 MOST_EPOCHS = 10_000
 """Epoch lines handed out at once; of more, evenly spaced ones."""
@@ -54,7 +61,7 @@ class Records:
             NotFound: There is no such run.
             Forbidden: It is not the caller's.
             Conflict: Records before it are missing (`next` says from which on), or it is full.
-            Refused: A record is none that a run writes.
+            Refused: A record is none that a run writes, or there are too many kinds of them.
         """
         lines = [checked(record, batch.first + i) for i, record in enumerate(batch.records)]
         delivery = _Delivery(identifier, batch.first, lines, caller)
@@ -69,7 +76,7 @@ class Records:
         return delivery.taken
 
     def page(self, identifier: str, kind: str, most: int = 1000) -> RecordPage:
-        """Records of a kind, evenly spaced, at most ``most`` and the newest.
+        """Records of a kind, evenly spaced, at most ``most`` and the newest; fewer of long ones.
 
         Raises:
             NotFound: There is no such run.
@@ -79,8 +86,11 @@ class Records:
             level = 0
             while total >> level > most:
                 level += 1
-            found = connection.execute(from_level(identifier, kind, level))
-            rows = sorted((row.sequence, row.body) for row in found)
+            rows, whole = _read(connection, from_level(identifier, kind, level))
+            while not whole:
+                level += 1
+                rows, whole = _read(connection, from_level(identifier, kind, level))
+            rows.sort()
             if total and (not rows or rows[-1][0] < newest):
                 rows += [
                     (row.sequence, row.body)
@@ -101,7 +111,8 @@ class Records:
             identifier: The run.
             kind: Of these only.
             sequence: Those with a greater one; -1 starts at the beginning.
-            limit: At most so many; the page's last sequence leads to the next page.
+            limit: At most so many, fewer of very long ones; the page's last sequence leads to the
+                next page, until one is empty.
 
         Raises:
             NotFound: There is no such run.
@@ -119,7 +130,7 @@ class Records:
             else:
                 total = counts.get(kind, (0, -1))[0]
                 wanted = _after_of_kind(identifier, kind, sequence, limit, total.bit_length())
-            rows = [(row.sequence, row.body) for row in connection.execute(wanted)]
+            rows, _ = _read(connection, wanted)
         return _page(kind or "", total, 1, rows)
 
     def epochs(self, identifier: str) -> list[dict[str, Any]]:
@@ -201,11 +212,21 @@ class Records:
         if new:
             counts = json.loads(run.counts)
             rows = rows_of(run.next_sequence, new, counts)
+            _refuse_kinds(counts)
             values |= {"next_sequence": following, "counts": json.dumps(counts)}
             values |= progress_in(new)
             insert_rows(connection, delivery.run, rows)
         connection.execute(update(runs).where(runs.c.id == delivery.run).values(**values))
         return RecordsTaken(next=following, advice=run.advice)
+
+
+def _refuse_kinds(counts: Mapping[str, Any]) -> None:
+    """Notes are always taken: a reporter sends them in place of what was refused."""
+    if len(counts.keys() - {"note"}) > MOST_KINDS:
+        raise Refused(
+            f"this service keeps {MOST_KINDS} kinds of records of a run: write what differs into "
+            "their keys"
+        )
 
 
 class _Delivery:
@@ -275,6 +296,22 @@ def _after_of_kind(
         .order_by(records.c.sequence)
         .limit(limit)
     )
+
+
+def _read(connection: Connection, wanted: Select[Any]) -> tuple[list[tuple[int, str]], bool]:
+    """Sequence numbers and bodies, up to `MOST_CHARACTERS` of them but at least one row; and
+    whether that is all.
+    """
+    rows: list[tuple[int, str]] = []
+    size = 0
+    found = connection.execute(wanted, execution_options={"yield_per": 200})
+    for sequence, body in found:
+        size += len(body)
+        if rows and size > MOST_CHARACTERS:
+            found.close()
+            return rows, False
+        rows.append((sequence, body))
+    return rows, True
 
 
 def _page(kind: str, total: int, stride: int, rows: Sequence[tuple[int, str]]) -> RecordPage:
