@@ -229,6 +229,27 @@ def test_what_no_agent_allows_waits(jobs):
     assert jobs.lease() is None
 
 
+def test_who_asks_in_vain_keeps_nobody_from_writing(jobs, store, clock, monkeypatch):
+    """Every idle agent asks every two seconds; that it is there is noted now and then."""
+    jobs.submit(network="torchvision.models:resnet50")
+    jobs.agent()
+    writing, writes = store.database.writing, []
+
+    def noted():
+        writes.append(clock())
+        return writing()
+
+    monkeypatch.setattr(store.database, "writing", noted)
+    for _ in range(30):
+        clock.go(2)
+        assert jobs.lease() is None
+        assert clock() - store.agents.get("one").seen < SECONDS / 3
+    assert 6 <= len(writes) <= 12
+    job = jobs.submit()
+    assert jobs.lease()["job"]["id"] == job["id"]
+    assert jobs.get(job)["agent"] == "one"
+
+
 def test_a_silent_agent_loses_its_job_and_another_one_goes_on_with_what_there_is(jobs, clock):
     job, lease = jobs.planned(auto=True)
     jobs.say(lease, "training")

@@ -6,7 +6,7 @@ anything: a job may name code to import and places to read, so nothing is allowe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from batchwright.records.job import Job
@@ -20,7 +20,11 @@ DEFAULTS = {
 """What is allowed where no rule names the key; ``weights`` unset is always allowed."""
 
 
-def rules_of(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+Rules = Mapping[str, tuple[str, ...]]
+"""Patterns by job key."""
+
+
+def rules_of(texts: Iterable[str]) -> Rules:
     """Patterns by job key; a key that is named loses its default, the others keep theirs.
 
     Args:
@@ -48,7 +52,12 @@ def not_allowed(texts: Iterable[str], job: Job) -> str:
     Raises:
         ValueError: A rule is not of the form that `rules_of` takes.
     """
-    for key, patterns in rules_of(texts).items():
+    return refusal(rules_of(texts), job)
+
+
+def refusal(rules: Rules, job: Job) -> str:
+    """As `not_allowed`, of rules that were read already."""
+    for key, patterns in rules.items():
         value = getattr(job, key)
         if value is not None and not any(_matches(value, pattern) for pattern in patterns):
             return f"{key}={value} is not allowed: start an agent with --allow {key}=PATTERN for it"

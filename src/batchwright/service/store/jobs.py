@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, select, update
 
 from batchwright.records import Job, Plan, Profile, Record
-from batchwright.records.allowing import DEFAULTS, not_allowed
+from batchwright.records.allowing import DEFAULTS, Rules, refusal, rules_of
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
 from batchwright.records.words import printable
 from batchwright.service import job_states
@@ -27,6 +28,12 @@ from batchwright.service.job_states import ENDED, Standing
 from batchwright.service.problems import Conflict, NotFound, Refused, TooMany
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.clock import Clock
+
+NOTED_SHARE = 1 / 6
+"""Of a lease: who asks for work and gets none is noted to be there again after so long only."""
+
+_LONGEST_KNOWN = 8000
+"""Characters of a job that is kept in memory for agents that ask; most have some 2,000."""
 
 _DOCUMENTS: dict[str, type[Record]] = {"profile": Profile, "plan": Plan}
 _SHOWN = [
@@ -185,29 +192,23 @@ class Jobs:
             NotFound: No agent of this name has introduced itself.
         """
         self.settle()
-        now = self._clock()
+        if self._has_nothing_for(agent):
+            return None
         with self._database.writing() as connection:
             # In SQLite everybody else waits, in PostgreSQL whoever asks for the same agent.
             allow = connection.execute(
                 update(agents)
                 .where(agents.c.name == agent)
-                .values(seen=now)
+                .values(seen=self._clock())
                 .returning(agents.c.allow)
             ).scalar()
             if allow is None:
                 raise NotFound(f"no agent {printable(agent)} has introduced itself")
             for row in _held(connection, jobs.c.agent == agent):
                 self._store(connection, row, job_states.lose(_standing(row)))
-            elsewhere = self._waited_for(connection, agent)
             key = str(uuid.uuid4())
-            for row in connection.execute(_waiting(agent)).mappings():
-                values = json.loads(row["job"])
-                if not_allowed(json.loads(allow), Job.model_construct(**values)):
-                    continue
-                others = elsewhere.get(row["agent"])
-                if others is not None and not not_allowed(others, Job.model_construct(**values)):
-                    continue
-                leased = self._lease(connection, row["id"], agent, key)
+            for job in self._fitting(connection, agent, allow):
+                leased = self._lease(connection, job, agent, key)
                 if leased is not None:
                     return leased
         return None
@@ -353,15 +354,47 @@ class Jobs:
         }
         return Lease(key=key, seconds=seconds, job=_info(_row(connection, identifier)), **documents)
 
+    def _has_nothing_for(self, agent: str) -> bool:
+        """Whether an agent that asks for work changes nothing: as it is nearly always.
+
+        Raises:
+            NotFound: No agent of this name has introduced itself.
+        """
+        with self._database.reading() as connection:
+            known = connection.execute(
+                select(agents.c.allow, agents.c.seen).where(agents.c.name == agent)
+            ).one_or_none()
+            if known is None:
+                raise NotFound(f"no agent {printable(agent)} has introduced itself")
+            if self._clock() - known.seen >= self._settings.lease_seconds * NOTED_SHARE:
+                return False
+            held = select(jobs.c.id).where(jobs.c.agent == agent, jobs.c.lease_expires.is_not(None))
+            if connection.execute(held.limit(1)).first() is not None:
+                return False
+            return next(self._fitting(connection, agent, known.allow), None) is None
+
+    def _fitting(self, connection: Connection, agent: str, allow: str) -> Iterator[str]:
+        """Jobs that an agent may have now, those first that it gets first."""
+        rules = _rules(allow)
+        elsewhere = {
+            name: _rules(texts)
+            for name, (texts, busy) in self._present(connection).items()
+            if not busy and name != agent
+        }
+        for identifier, before, text in connection.execute(_waiting(agent)):
+            job = _asked(text)
+            theirs = elsewhere.get(before)  # it is left to who had it, where that one may have it
+            if not refusal(rules, job) and (theirs is None or refusal(theirs, job)):
+                yield identifier
+
     def _waits_for(self, connection: Connection, row: RowMapping) -> str | None:
         """Why no agent that is there has a job that waits for one."""
         if not _standing(row).leasable:
             return None
-        job = Job.model_construct(**json.loads(row["job"]))
-        present = self._present(connection)
+        job, present = _asked(row["job"]), self._present(connection)
         if not present:
             return "no agent is there: start `batchwright agent` on the machine that is to train"
-        refused = {name: not_allowed(allow, job) for name, (allow, _) in present.items()}
+        refused = {name: refusal(_rules(allow), job) for name, (allow, _) in present.items()}
         if all(refused.values()):
             many = f"the {len(refused)} agents that are there do"
             who = "the agent that is there does" if len(refused) == 1 else many
@@ -370,13 +403,8 @@ class Jobs:
             return "the agents that carry it out have another job"
         return None
 
-    def _waited_for(self, connection: Connection, agent: str) -> dict[str, Sequence[str]]:
-        """Other agents that are there and have no job, and what they carry out."""
-        present = self._present(connection)
-        return {n: allow for n, (allow, busy) in present.items() if not busy and n != agent}
-
-    def _present(self, connection: Connection) -> dict[str, tuple[Sequence[str], bool]]:
-        """Agents that are there: what they carry out, and whether they have a job."""
+    def _present(self, connection: Connection) -> dict[str, tuple[str, bool]]:
+        """Agents that are there: what they carry out, as stored, and whether they have a job."""
         busy = select(jobs.c.agent).where(
             jobs.c.lease_expires.is_not(None), jobs.c.agent.is_not(None)
         )
@@ -386,7 +414,7 @@ class Jobs:
             .where(there)
             .order_by(agents.c.name)
         )
-        return {name: (json.loads(allow), bool(has_job)) for name, allow, has_job in rows}
+        return {name: (allow, bool(has_job)) for name, allow, has_job in rows}
 
     def _column(self, identifier: str, name: str) -> Any:
         with self._database.reading() as connection:
@@ -397,6 +425,27 @@ class Jobs:
 
 
 # ------------------------------------------------------------------------------- rows and records
+
+
+@lru_cache(maxsize=500)
+def _rules(texts: str) -> Rules:
+    """What an agent carries out, from what is stored; many agents ask every other second."""
+    return rules_of(json.loads(texts))
+
+
+def _asked(text: str) -> Job:
+    """What rules look at of a job, from what is stored, which never changes."""
+    return _known_job(text) if len(text) <= _LONGEST_KNOWN else _job_of(text)
+
+
+@lru_cache(maxsize=1000)
+def _known_job(text: str) -> Job:
+    return _job_of(text)
+
+
+def _job_of(text: str) -> Job:
+    values = json.loads(text)  # checked when it was submitted
+    return Job.model_construct(**{key: values[key] for key in DEFAULTS})
 
 
 def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping:
