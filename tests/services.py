@@ -181,6 +181,7 @@ def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
     made = Service(store, settings, clock, tokens)
     yield made
     made.app.state.adviser.close()
+    made.app.state.remover.close()
     store.close()
 
 

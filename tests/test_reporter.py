@@ -15,6 +15,7 @@ import time
 from typing import ClassVar
 
 import pytest
+from sqlalchemy import delete
 
 from batchwright import cli_client
 from batchwright.client import companion, reporter
@@ -27,6 +28,7 @@ from batchwright.documents import read_record, write_record
 from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
 from batchwright.records import Plan
 from batchwright.records.service import KeptAdvice, RunIntroduction
+from batchwright.service.database.tables import runs
 from batchwright.training.recorder import Recorder, mend
 from clients import (
     Wire,
@@ -305,7 +307,8 @@ def test_a_service_that_has_lost_records_gets_them_again(service, folder, told):
     sender.introduce()
     sent(sender)
     plan = make_plan()
-    service.store.runs.delete(sender.report.run)
+    with service.store.database.writing() as connection:  # as where a backup was gone back to
+        connection.execute(delete(runs).where(runs.c.id == sender.report.run))
     service.store.runs.introduce(
         sender.report.run, RunIntroduction(name="restored", plan=plan), "report"
     )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.records.service import RecordBatch, RunEnd, RunIntroduction
-from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused
+from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, Unavailable
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
 from batchwright.service.store.lines import LONGEST_LINE, MOST_KEYS, _known_shape, checked
@@ -435,7 +435,7 @@ def test_a_run_gives_back_plan_profile_and_summary_as_they_were(store):
 
 
 def test_a_deleted_run_leaves_nothing_behind(store, monkeypatch):
-    monkeypatch.setattr("batchwright.service.store.runs.DELETED_AT_ONCE", 3)
+    monkeypatch.setattr("batchwright.service.store.runs.REMOVED_AT_ONCE", 3)
     kept, run = a_run(store), a_run(store)
     for one in (kept, run):
         send(store, one, 0, *(step(i) for i in range(10)))
@@ -443,11 +443,63 @@ def test_a_deleted_run_leaves_nothing_behind(store, monkeypatch):
     store.runs.delete(run)
     with pytest.raises(NotFound):
         store.runs.delete(run)
+    assert store.runs.to_remove() == [run]
+    while store.runs.remove_some(run):
+        pass
+    assert store.runs.to_remove() == []
     with store.database.reading() as connection:
         for table in ("records", "advice"):
             left = connection.exec_driver_sql(f"SELECT run_id FROM {table}").scalars()  # noqa: S608
             assert run not in set(left)
     assert stored(store, kept) == list(range(10))
+
+
+def test_nobody_finds_a_run_that_is_half_removed_and_its_reporter_cannot_bring_it_back(
+    store, monkeypatch
+):
+    """As after a kill: the row said that all records were there, while half of them were gone."""
+    monkeypatch.setattr("batchwright.service.store.runs.REMOVED_AT_ONCE", 3)
+    kept, run = a_run(store), a_run(store)
+    send(store, run, 0, *(step(i) for i in range(10)))
+    store.advice.offer(run, 2, "because", make_plan())
+    store.runs.delete(run)
+    assert store.runs.remove_some(run)
+    asks = (
+        *(store.runs.get, store.runs.owner, store.runs.plan, store.runs.alive, store.runs.delete),
+        *(store.records.after, store.records.epochs, store.advice.list),
+        lambda run: send(store, run, 10, step(10)),
+        lambda run: store.runs.end(run, RunEnd(outcome="finished")),
+        lambda run: store.runs.list(before=run),
+        lambda run: store.advice.offer(run, 3, "because", make_plan()),
+        lambda run: store.advice.taken(run, 1, 3),
+    )
+    for ask in asks:
+        with pytest.raises(NotFound):
+            ask(run)
+    assert [one.id for one in store.runs.list()] == [kept]
+    again = RunIntroduction(name="digits", plan=make_plan())
+    for _ in range(2):
+        with pytest.raises(Conflict, match="deleted here"):
+            store.runs.introduce(run, again, "me")
+        while store.runs.remove_some(run):
+            pass
+    assert store.tidy() == []
+    monkeypatch.setattr("batchwright.service.store.runs.REMEMBERED_SECONDS", -1.0)
+    store.tidy()
+    assert store.runs.introduce(run, again, "me").records == 0
+
+
+def test_a_run_that_was_too_old_may_come_again(store):
+    run = a_run(store)
+    send(store, run, 0, step(0))
+    store.runs._settings = store.settings.model_copy(update={"retention_days": 1e-9})
+    assert store.tidy() == [run]
+    again = RunIntroduction(name="digits", plan=make_plan())
+    with pytest.raises(Unavailable):
+        store.runs.introduce(run, again, "me")
+    while store.runs.remove_some(run):
+        pass
+    assert store.runs.introduce(run, again, "me").records == 0
 
 
 def test_advice_is_numbered_told_with_records_and_taken(store):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import stat
 import threading
+import time
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -89,6 +90,36 @@ def test_old_runs_are_deleted_when_asked_and_demo_runs_never(service):
     service.store.runs._settings = service.settings.model_copy(update={"retention_days": 30.0})
     assert service.store.tidy() == [old]
     assert [run.id for run in service.store.runs.list()] == [new]
+
+
+def test_what_a_deleted_run_held_is_removed_after_the_answer(service):
+    run, kept = service.a_run(), service.a_run()
+    for one in (run, kept):
+        service.report(one, *(step(number) for number in range(5)))
+    assert service.delete("report", f"/v1/runs/{run}").status_code == 204
+    assert service.get("read", f"/v1/runs/{run}/records").status_code == 404
+    assert service.app.state.remover.wait(30)
+    assert runs_of_records(service) == {kept}
+    body = {"name": "digits", "plan": make_plan().model_dump(mode="json")}
+    again = service.put("report", f"/v1/runs/{run}", json=body)
+    assert again.status_code == 409
+    assert "report.json" in again.json()["detail"]
+
+
+def test_a_service_that_starts_removes_what_was_left(service):
+    run = service.a_run()
+    service.report(run, step(0))
+    service.store.runs.delete(run)
+    with service.client:  # as a process that starts and ends
+        until = time.monotonic() + 30
+        while runs_of_records(service):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def runs_of_records(service):
+    with service.store.database.reading() as connection:
+        return set(connection.exec_driver_sql("SELECT run_id FROM records").scalars())
 
 
 def test_profiles_are_kept_and_given_back(service):

@@ -38,6 +38,7 @@ from batchwright.service.middleware.identify import Identify
 from batchwright.service.middleware.observe import Observe
 from batchwright.service.pages.problem import error_page
 from batchwright.service.pages.routers import ROUTERS as PAGES
+from batchwright.service.remover import Remover
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 
@@ -96,6 +97,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.meters = meters
     app.state.adviser = Adviser(store)
+    app.state.remover = Remover(store)
     for router in API:
         app.include_router(router)
     for router in PAGES:
@@ -116,18 +118,20 @@ def _tell(request: Request, error: Exception) -> Response:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(app.state.store.jobs.forgive_absence)
-    tidying = asyncio.create_task(_tidy_now_and_then(app.state.store))
+    tidying = asyncio.create_task(_tidy_now_and_then(app.state.store, app.state.remover))
     yield
     tidying.cancel()
+    await run_in_threadpool(app.state.remover.close)
     await run_in_threadpool(app.state.adviser.close)
 
 
-async def _tidy_now_and_then(store: Store) -> None:
+async def _tidy_now_and_then(store: Store, remover: Remover) -> None:
     """Forget what is too old, at the start and then every hour."""
     while True:
         try:
             for run in await run_in_threadpool(store.tidy):
                 log.info("deleted", extra={"fields": {"run": run}})
+            remover.soon()  # also what was begun when the service ended
         except Exception as error:
             log.error("tidying failed", exc_info=error)
         await asyncio.sleep(TIDY_SECONDS)

@@ -87,10 +87,11 @@ def end_run(request: Request, caller: Reporter, run: RunId, end: RunEnd) -> RunI
 
 @router.delete("/{run}", status_code=204)
 def delete_run(request: Request, caller: Reporter, run: RunId) -> Response:
-    """Delete a run with its records and advice."""
+    """Delete a run with its records and advice: nobody finds it any more when this answers."""
     store = store_of(request)
     own(caller, store.runs.owner(run))
     store.runs.delete(run)
+    request.app.state.remover.soon()
     store.audit.note(caller.name, "run.delete", run)
     return Response(status_code=204)
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    or_,
 )
 
 metadata = MetaData(
@@ -64,7 +65,7 @@ runs = Table(
     Column("id", String(36), primary_key=True),
     Column("name", String(120), nullable=False),
     Column("owner", String(120), nullable=False),  # name of the token that introduced it
-    Column("outcome", String(20)),  # null while it runs, else as in `RunOutcome`
+    Column("outcome", String(20)),  # null while it runs, else as in `RunOutcome`, or of `GONE`
     Column("created", Float, nullable=False, index=True),
     Column("changed", Float, nullable=False),
     Column("next_sequence", BigInteger, nullable=False),
@@ -89,6 +90,13 @@ runs = Table(
     Column("profile", Text),
     Column("summary", Text),
 )
+
+DELETED, EXPIRED = GONE = ("deleted", "expired")
+"""Outcomes of runs that nobody finds any more, while what they held is removed. Of one that
+somebody deleted the row stays for a while, so that its reporter cannot bring it back."""
+
+THERE = or_(runs.c.outcome.is_(None), runs.c.outcome.not_in(GONE))
+"""Whether a run can be found."""
 
 records = Table(
     "records",

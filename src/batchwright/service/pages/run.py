@@ -74,6 +74,7 @@ def delete_run(request: Request, caller: Operator, run: Identifier) -> Response:
     """Delete a run, and show the others."""
     store = store_of(request)
     store.runs.delete(run)
+    request.app.state.remover.soon()
     store.audit.note(caller.name, "run.delete", run)
     return RedirectResponse("/runs", 303)
 

@@ -8,7 +8,7 @@ from batchwright.planning.splicing import spliced
 from batchwright.records import Plan
 from batchwright.records.service import Advice
 from batchwright.service.database.engine import Database
-from batchwright.service.database.tables import advice, runs
+from batchwright.service.database.tables import THERE, advice, runs
 from batchwright.service.problems import NotFound
 from batchwright.service.settings import Settings
 from batchwright.service.store.clock import Clock
@@ -29,7 +29,7 @@ class AdviceStore:
         """
         with self._database.writing() as connection:
             newest = connection.execute(
-                select(runs.c.advice).where(runs.c.id == run).with_for_update()
+                select(runs.c.advice).where(runs.c.id == run, THERE).with_for_update()
             ).scalar()
             if newest is None:
                 raise NotFound(f"there is no run {run}")
@@ -54,7 +54,8 @@ class AdviceStore:
             NotFound: There is no such run.
         """
         with self._database.reading() as connection:
-            if connection.execute(select(runs.c.id).where(runs.c.id == run)).first() is None:
+            wanted = select(runs.c.id).where(runs.c.id == run, THERE)
+            if connection.execute(wanted).first() is None:
                 raise NotFound(f"there is no run {run}")
             rows = connection.execute(
                 select(advice).where(advice.c.run_id == run).order_by(advice.c.number)
@@ -82,7 +83,7 @@ class AdviceStore:
         """
         with self._database.writing() as connection:
             followed = connection.execute(
-                select(runs.c.plan).where(runs.c.id == run).with_for_update()
+                select(runs.c.plan).where(runs.c.id == run, THERE).with_for_update()
             ).scalar()
             row = connection.execute(
                 update(advice)

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Select, select, union_all, update
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.caller import Caller
 from batchwright.service.database.engine import Database
-from batchwright.service.database.tables import records, runs
+from batchwright.service.database.tables import THERE, records, runs
 from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, ServiceProblem
 from batchwright.service.settings import Settings
 from batchwright.service.store.clock import Clock
@@ -189,7 +189,7 @@ class Records:
     def _take_in(self, connection: Connection, delivery: _Delivery) -> RecordsTaken:
         run = connection.execute(
             select(runs.c.owner, runs.c.next_sequence, runs.c.counts, runs.c.advice)
-            .where(runs.c.id == delivery.run)
+            .where(runs.c.id == delivery.run, THERE)
             .with_for_update()
         ).one_or_none()
         if run is None:
@@ -251,7 +251,8 @@ class _Delivery:
 
 def _counts(connection: Connection, identifier: str) -> dict[str, tuple[int, int]]:
     """For each kind how many records there are, and the newest one's sequence number."""
-    stored = connection.execute(select(runs.c.counts).where(runs.c.id == identifier)).scalar()
+    wanted = select(runs.c.counts).where(runs.c.id == identifier, THERE)
+    stored = connection.execute(wanted).scalar()
     if stored is None:
         raise NotFound(f"there is no run {identifier[:36]}")
     counts: dict[str, tuple[int, int]] = json.loads(stored)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    RowMapping,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    update,
+)
 
 from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records.service import (
@@ -15,15 +27,28 @@ from batchwright.records.service import (
     RunState,
 )
 from batchwright.service.database.engine import Database
-from batchwright.service.database.tables import records, runs
-from batchwright.service.problems import Conflict, NotFound
-from batchwright.service.settings import Settings
+from batchwright.service.database.tables import DELETED, EXPIRED, GONE, THERE, advice, records, runs
+from batchwright.service.problems import Conflict, NotFound, Unavailable
+from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.clock import Clock
 
-DELETED_AT_ONCE = 20_000
-"""Records in one transaction when a run is deleted, so that others can write in between."""
+REMOVED_AT_ONCE = 5000
+"""Records in one transaction when a run is removed, so that others can write in between."""
+
+REMEMBERED_SECONDS = 30 * DAY
+"""Of a run that somebody deleted nothing stays but that; so long."""
 
 Identifiers = list[str]
+
+_EMPTIED = and_(runs.c.outcome == DELETED, runs.c.plan == "")
+"""Of a run that somebody deleted nothing else is there any more."""
+
+_NOTHING = {
+    **dict.fromkeys(("name", "plan", "network", "data"), ""),
+    **dict.fromkeys(("profile", "summary", "error", "job_id", "top1")),
+    "counts": "{}",
+    "next_sequence": 0,
+}
 
 _SHOWN = [
     column for column in runs.c if column.name not in ("plan", "profile", "summary", "counts")
@@ -50,7 +75,9 @@ class Runs:
             demo: Whether it is the example that comes with the service.
 
         Raises:
-            Conflict: The run is another owner's or of another training, or there are too many runs.
+            Conflict: The run is another owner's or of another training, or was deleted, or there
+                are too many runs.
+            Unavailable: It is just being removed, being too old.
         """
         now, plan = self._clock(), introduction.plan
         facts = {
@@ -71,6 +98,7 @@ class Runs:
             told["profile"] = introduction.profile.model_dump_json()
         with self._database.writing() as connection:
             found = _row(connection, identifier, lock=True)
+            _refuse_gone(found)
             if found is None:
                 self._refuse_too_many(connection)
                 connection.execute(
@@ -106,7 +134,7 @@ class Runs:
         with self._database.writing() as connection:
             row = connection.execute(
                 update(runs)
-                .where(runs.c.id == identifier)
+                .where(runs.c.id == identifier, THERE)
                 .values(changed=self._clock())
                 .returning(runs.c.next_sequence, runs.c.advice)
             ).one_or_none()
@@ -128,8 +156,8 @@ class Runs:
         if end.summary is not None:
             values["summary"] = end.summary.model_dump_json()
         with self._database.writing() as connection:
-            done = connection.execute(update(runs).where(runs.c.id == identifier).values(**values))
-            if not done.rowcount:
+            mine = (runs.c.id == identifier, THERE)
+            if not connection.execute(update(runs).where(*mine).values(**values)).rowcount:
                 raise _missing(identifier)
             return self._info(_wanted(connection, identifier))
 
@@ -160,7 +188,8 @@ class Runs:
         Raises:
             NotFound: There is no run ``before``.
         """
-        wanted = select(*_SHOWN).order_by(runs.c.created.desc(), runs.c.id.desc()).limit(limit)
+        newest = (runs.c.created.desc(), runs.c.id.desc())
+        wanted = select(*_SHOWN).where(THERE).order_by(*newest).limit(limit)
         heard_of = self._clock() - self._settings.silent_seconds
         if state == "running":
             wanted = wanted.where(runs.c.outcome.is_(None), runs.c.changed >= heard_of)
@@ -220,60 +249,95 @@ class Runs:
         return None if text is None else RunSummary.model_validate_json(text)
 
     def delete(self, identifier: str) -> None:
-        """Delete a run with its records and advice.
+        """Have nobody find a run any more; `remove_some` removes its records and advice.
 
         Raises:
             NotFound: There is no such run.
         """
-        self.owner(identifier)
-        while self._delete_some_records(identifier):
-            pass
+        # The example that comes with the service may be loaded again.
+        outcome = case((runs.c.demo, EXPIRED), else_=DELETED)
         with self._database.writing() as connection:
-            connection.execute(delete(runs).where(runs.c.id == identifier))
+            done = connection.execute(
+                update(runs)
+                .where(runs.c.id == identifier, THERE)
+                .values(outcome=outcome, changed=self._clock())
+            )
+            if not done.rowcount:
+                raise _missing(identifier)
 
     def delete_old(self) -> Identifiers:
-        """Delete ended runs that `Settings.retention_days` says to, and those silent for as long.
+        """As `delete`, ended runs that `Settings.retention_days` says to, and those silent for as
+        long; and forget those that somebody deleted long ago.
 
         Returns:
-            Their identifiers.
+            Identifiers of the runs that were too old.
         """
+        forgotten = self._clock() - REMEMBERED_SECONDS
+        with self._database.writing() as connection:
+            connection.execute(delete(runs).where(_EMPTIED, runs.c.changed < forgotten))
         days = self._settings.retention_days
         if days is None:
             return []
         limit = self._clock() - days * 24 * 3600
+        with self._database.writing() as connection:
+            old = connection.execute(
+                update(runs)
+                .where(runs.c.changed < limit, runs.c.demo.is_(False), THERE)
+                .values(outcome=EXPIRED)
+                .returning(runs.c.id)
+            ).scalars()
+            return list(old)
+
+    def to_remove(self) -> Identifiers:
+        """Runs that nobody finds any more and of which there is still something."""
         with self._database.reading() as connection:
             found = connection.execute(
-                select(runs.c.id).where(runs.c.changed < limit, runs.c.demo.is_(False))
+                select(runs.c.id).where(runs.c.outcome.in_(GONE), not_(_EMPTIED))
             ).scalars()
-            old = list(found)
-        for identifier in old:
-            self.delete(identifier)
-        return old
+            return list(found)
 
-    def _delete_some_records(self, identifier: str) -> bool:
-        """Delete the oldest records of a run; returns whether there were any."""
+    def remove_some(self, identifier: str) -> bool:
+        """Remove some of what such a run held, in a short transaction; returns whether there may be
+        more.
+        """
         with self._database.writing() as connection:
+            # In PostgreSQL another process may be at it.
+            outcome = connection.execute(
+                select(runs.c.outcome)
+                .where(runs.c.id == identifier, runs.c.outcome.in_(GONE), not_(_EMPTIED))
+                .with_for_update(skip_locked=True)
+            ).scalar()
+            if outcome is None:
+                return False
             first = connection.execute(
                 select(func.min(records.c.sequence)).where(records.c.run_id == identifier)
             ).scalar()
-            if first is None:
-                return False
-            connection.execute(
-                delete(records).where(
-                    records.c.run_id == identifier,
-                    records.c.sequence < first + DELETED_AT_ONCE,
+            if first is not None:
+                connection.execute(
+                    delete(records).where(
+                        records.c.run_id == identifier,
+                        records.c.sequence < first + REMOVED_AT_ONCE,
+                    )
                 )
-            )
-            return True
+                return True
+            if outcome == EXPIRED:
+                connection.execute(delete(runs).where(runs.c.id == identifier))
+            else:
+                connection.execute(delete(advice).where(advice.c.run_id == identifier))
+                connection.execute(update(runs).where(runs.c.id == identifier).values(**_NOTHING))
+            return False
 
     def _refuse_too_many(self, connection: Connection) -> None:
-        most = self._settings.limits.runs
-        if (connection.execute(select(func.count()).select_from(runs)).scalar() or 0) >= most:
+        most, count = self._settings.limits.runs, select(func.count()).select_from(runs)
+        if (connection.execute(count).scalar() or 0) < most:
+            return  # a look at each row would take long
+        if (connection.execute(count.where(THERE)).scalar() or 0) >= most:
             raise Conflict(f"this service keeps {most} runs at most: delete some first")
 
     def _column(self, identifier: str, name: str) -> Any:
+        wanted = select(runs.c[name]).where(runs.c.id == identifier, THERE)
         with self._database.reading() as connection:
-            row = connection.execute(select(runs.c[name]).where(runs.c.id == identifier)).first()
+            row = connection.execute(wanted).first()
         if row is None:
             raise _missing(identifier)
         return row[0]
@@ -305,6 +369,7 @@ class Runs:
 
 
 def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping | None:
+    """A run's row, also of one that is `GONE`."""
     wanted = select(*_SHOWN).where(runs.c.id == identifier)
     if lock:
         wanted = wanted.with_for_update()
@@ -313,13 +378,24 @@ def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowM
 
 def _wanted(connection: Connection, identifier: str) -> RowMapping:
     row = _row(connection, identifier)
-    if row is None:
+    if row is None or row["outcome"] in GONE:
         raise _missing(identifier)
     return row
 
 
 def _missing(identifier: str) -> NotFound:
     return NotFound(f"there is no run {identifier[:36]}")
+
+
+def _refuse_gone(found: RowMapping | None) -> None:
+    """A reporter that goes on would otherwise bring back what somebody has deleted."""
+    if found is not None and found["outcome"] == EXPIRED:
+        raise Unavailable("this run is being removed, being too old: come again in a moment")
+    if found is not None and found["outcome"] == DELETED:
+        raise Conflict(
+            "this run was deleted here: to report it anew, end it, remove report.json from its run "
+            "folder, and use `batchwright send`"
+        )
 
 
 def _refuse_another(found: RowMapping, owner: str, facts: dict[str, Any]) -> None:
