@@ -188,6 +188,28 @@ def test_a_profile_is_uploaded_and_planned_from(empty):
     assert len(service.store.profiles.list()) == 1
 
 
+def test_a_profile_is_deleted_by_who_uploaded_it(empty):
+    service = empty
+    add = service.store.profiles.add
+    mine, others = add("mine", make_measured(), "browser"), add("others", make_measured(), "a")
+    browser = service.sign_in("read", "submit")
+    page = browse(browser, "/planner")
+    offered = page.source.partition("Delete a profile")[2]
+    assert mine in offered
+    assert others not in offered
+    assert mine in browse(service.sign_in("admin"), "/planner").source
+    assert browser.get(f"/planner/answer?profile={mine}").status_code == 200
+    for one, status in ((others, 403), (mine, 303), (mine, 404)):
+        answer = browser.post(
+            "/planner/profiles/delete",
+            data={"csrf": page.csrf, "profile": one},
+            headers={"origin": ADDRESS},
+        )
+        assert answer.status_code == status, answer.text
+    assert [one.id for one in service.store.profiles.list()] == [others]
+    assert "no profile" in browse(browser, f"/planner/answer?profile={mine}").source.lower()
+
+
 def test_the_profile_of_a_run_can_be_planned_from(service):
     run = service.a_run(profile=make_measured(), name="the run")
     page = browse(service.sign_in(), f"/planner?profile=run:{run}")

@@ -132,6 +132,51 @@ def test_profiles_are_kept_and_given_back(service):
             ask(identifier)
 
 
+def test_there_are_only_so_many_profiles(service):
+    limits = service.settings.limits.model_copy(update={"profiles": 2})
+    service.store.profiles._settings = service.settings.model_copy(update={"limits": limits})
+    told = {"name": "box", "profile": make_profile().model_dump(mode="json")}
+    first = service.post("submit", "/v1/profiles", json=told).json()["id"]
+    assert service.post("submit", "/v1/profiles", json=told).status_code == 201
+    full = service.post("submit", "/v1/profiles", json=told)
+    assert full.status_code == 409
+    assert "2 profiles at most" in full.json()["detail"]
+    assert service.delete("submit", f"/v1/profiles/{first}").status_code == 204
+    assert service.get("read", f"/v1/profiles/{first}").status_code == 404
+    assert service.post("submit", "/v1/profiles", json=told).status_code == 201
+
+
+def test_a_profile_is_deleted_by_its_owner_or_an_admin_only(service):
+    told = {"name": "box", "profile": make_profile().model_dump(mode="json")}
+    mine = service.post("submit", "/v1/profiles", json=told).json()["id"]
+    other = {"authorization": f"Bearer {service.store.tokens.create('other', ['submit'])}"}
+    before = service.store.profiles.add("of before profiles had owners", make_profile())
+    for one in (mine, before):
+        assert service.client.delete(f"/v1/profiles/{one}", headers=other).status_code == 403
+    assert service.delete("submit", f"/v1/profiles/{mine}").status_code == 204
+    assert service.delete("admin", f"/v1/profiles/{before}").status_code == 204
+    assert service.store.profiles.list() == []
+    deleted = [one.subject for one in service.store.audit.list() if one.action == "profile.delete"]
+    assert deleted == [before, mine]
+
+
+def test_old_profiles_and_notes_of_writes_are_deleted_when_asked(service):
+    def kept():
+        profiles = [one.name for one in service.store.profiles.list()]
+        return profiles, [one.action for one in service.store.audit.list()]
+
+    for name in ("old", "new"):
+        service.store.profiles.add(name, make_profile())
+        service.store.audit.note("me", name, "")
+        service.clock.go(20 * 24 * 3600)
+    service.store.tidy()
+    assert kept() == (["new", "old"], ["new", "old"])
+    for part in (service.store.profiles, service.store.audit):
+        part._settings = service.settings.model_copy(update={"retention_days": 30.0})
+    service.store.tidy()
+    assert kept() == (["new"], ["new"])
+
+
 def test_writes_are_noted_with_who_and_what(service):
     run = "5f0c2d1e-8a44-4a0b-9d0e-2f6f7c1f0a11"
     body = {"name": "digits", "plan": make_plan().model_dump(mode="json")}
@@ -165,6 +210,24 @@ def test_the_schema_comes_from_nothing_and_is_what_the_tables_say(empty):
         assert revision(connection) == HEAD
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     database.close()
+
+
+def test_a_database_of_the_first_version_keeps_what_it_has(empty, monkeypatch):
+    monkeypatch.setattr("batchwright.service.database.migrate.HEAD", "0001")
+    database = Database(open_engine(empty))
+    migrate(database)
+    with database.writing() as connection:
+        connection.execute(
+            text("INSERT INTO profiles (id, name, created, body) VALUES ('a', 'box', 1, :body)"),
+            {"body": make_profile().model_dump_json()},
+        )
+    database.close()
+    monkeypatch.undo()
+    store = Store.open(Settings(database=empty))
+    store.check()
+    assert store.profiles.get("a") == make_profile()
+    assert store.profiles.owner("a") == ""
+    store.close()
 
 
 def test_several_that_start_at_once_make_one_schema(empty):

@@ -19,6 +19,7 @@ class Limits(Record):
     burst: Count = Field(800, description="Requests beyond that at once.")
     runs: Count = Field(100_000, description="Stored in all.")
     records_per_run: Count = Field(20_000_000, description="Stored of one run.")
+    profiles: Count = Field(1000, description="Uploaded ones, stored in all.")
     open_jobs: Count = Field(1000, description="Neither done, failed nor cancelled.")
 
 
@@ -35,7 +36,9 @@ class Settings(Record):
         False, description="Whether browsers may send the cookie over HTTPS only."
     )
     retention_days: Positive | None = Field(
-        None, description="Ended runs are deleted when so old; null: kept."
+        None,
+        description="Ended runs and jobs, uploaded profiles and the audit log's rows are deleted "
+        "when so old; null: kept.",
     )
     lease_seconds: Positive = Field(30.0, description="An agent silent for so long loses its job.")
     silent_seconds: Positive = Field(60.0, description="A run silent for so long is shown as such.")

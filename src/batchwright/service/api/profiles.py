@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from batchwright.records import Profile, Record
 from batchwright.records.base import NonNegative
 from batchwright.records.service import Identifier, Name
-from batchwright.service.access import need, store_of
+from batchwright.service.access import need, own, store_of
 from batchwright.service.caller import Caller
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 
+ProfileId = Annotated[Identifier, Path(description="The profile.")]
 Reader = Annotated[Caller, need("read")]
+Submitter = Annotated[Caller, need("submit")]
 
 
 class NewProfile(Record):
@@ -33,12 +35,10 @@ class StoredProfile(Record):
 
 
 @router.post("", status_code=201)
-def add_profile(
-    request: Request, caller: Annotated[Caller, need("submit")], new: NewProfile
-) -> StoredProfile:
-    """Keep a profile."""
+def add_profile(request: Request, caller: Submitter, new: NewProfile) -> StoredProfile:
+    """Keep a profile; it belongs to this token."""
     store = store_of(request)
-    identifier = store.profiles.add(new.name, new.profile)
+    identifier = store.profiles.add(new.name, new.profile, caller.name)
     store.audit.note(caller.name, "profile.add", identifier, new.name)
     return StoredProfile(id=identifier, name=new.name, created=store.clock())
 
@@ -58,7 +58,17 @@ def list_profiles(
 def get_profile(
     request: Request,
     _caller: Reader,
-    profile: Annotated[Identifier, Path(description="The profile.")],
+    profile: ProfileId,
 ) -> Profile:
     """A kept profile."""
     return store_of(request).profiles.get(profile)
+
+
+@router.delete("/{profile}", status_code=204)
+def delete_profile(request: Request, caller: Submitter, profile: ProfileId) -> Response:
+    """Delete a kept profile; plans that came of it stay."""
+    store = store_of(request)
+    own(caller, store.profiles.owner(profile))
+    store.profiles.delete(profile)
+    store.audit.note(caller.name, "profile.delete", profile)
+    return Response(status_code=204)

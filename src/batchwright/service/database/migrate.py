@@ -11,7 +11,7 @@ from sqlalchemy import Connection, inspect, text
 from batchwright.errors import BatchwrightError
 from batchwright.service.database.engine import Database
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision in `migrations.versions`; known here so that a start without anything to do
 does without Alembic, which takes a quarter of a second to load."""
 

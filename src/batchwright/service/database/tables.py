@@ -164,6 +164,7 @@ profiles = Table(  # uploaded on the planner's page
     Column("name", String(120), nullable=False),
     Column("created", Float, nullable=False),
     Column("body", Text, nullable=False),
+    Column("owner", String(120)),  # name of the token that uploaded it
 )
 
 audit = Table(

@@ -19,13 +19,13 @@ from fastapi.responses import RedirectResponse
 from batchwright.documents import record_text
 from batchwright.records import Plan, Profile
 from batchwright.records.explaining import is_chosen
-from batchwright.records.service import Name
+from batchwright.records.service import Identifier, Name
 from batchwright.records.words import between, counted, duration, in_seconds
 from batchwright.reporting.page import plan_part
 from batchwright.reporting.page_facts import profile_facts
 from batchwright.reporting.pareto_chart import pareto_part
 from batchwright.reporting.plan_words import batches_words, decided_words
-from batchwright.service.access import check_form, need_page, store_of
+from batchwright.service.access import check_form, need_page, own, store_of
 from batchwright.service.caller import Caller
 from batchwright.service.pages.planner_form import (
     ALL_FIELDS,
@@ -39,6 +39,7 @@ from batchwright.service.pages.profiles import ProfileError, chosen_profile, rea
 from batchwright.service.pages.rendering import drawn, render
 from batchwright.service.problems import NotFound, Refused, ServiceProblem
 from batchwright.service.store import Store
+from batchwright.service.store.profiles import ProfileInfo
 
 router = APIRouter(include_in_schema=False)
 
@@ -172,9 +173,21 @@ def upload_profile(
         profile, told = read_profile(file.file.read(), name)
     except ProfileError as error:
         return _page(request, caller, wrong=str(error), status=422)
-    identifier = store.profiles.add(told, profile)
+    identifier = store.profiles.add(told, profile, caller.name)
     store.audit.note(caller.name, "profile.add", identifier, told)
     return RedirectResponse(f"/planner?{urlencode({'profile': identifier})}", 303)
+
+
+@router.post("/planner/profiles/delete", dependencies=[Depends(check_form)])
+def delete_profile(
+    request: Request, caller: Submitter, profile: Annotated[Identifier, Form()]
+) -> Response:
+    """Delete a stored profile, and plan from another."""
+    store = store_of(request)
+    own(caller, store.profiles.owner(profile))
+    store.profiles.delete(profile)
+    store.audit.note(caller.name, "profile.delete", profile)
+    return RedirectResponse("/planner", 303)
 
 
 def _given(request: Request) -> dict[str, str]:
@@ -195,6 +208,7 @@ def _page(request: Request, caller: Caller, wrong: str = "", status: int = 200) 
         status=status,
         chosen=given.get("profile", ""),
         profiles=_options(store, given.get("profile", "")),
+        own=[_option(one) for one in store.profiles.list() if caller.owns(one.owner or "")],
         fields=FIELDS,
         more_fields=MORE_FIELDS,
         more_open=any(told.asked.words[one.name] for one in MORE_FIELDS),
@@ -205,11 +219,15 @@ def _page(request: Request, caller: Caller, wrong: str = "", status: int = 200) 
 
 def _options(store: Store, chosen: str) -> list[tuple[str, str]]:
     """What there is to choose, as (value, words): the stored ones, and that of a run or a job."""
-    found = [(one.id, f"{one.name} ({_day(one.created)})") for one in store.profiles.list()]
+    found = [_option(one) for one in store.profiles.list()]
     kind, _, identifier = chosen.partition(":")
     if kind in ("run", "job") and identifier:
         found.insert(0, (chosen, f"of {kind} {_name_of(store, kind, identifier)}"))
     return found
+
+
+def _option(one: ProfileInfo) -> tuple[str, str]:
+    return one.id, f"{one.name} ({_day(one.created)})"
 
 
 def _day(at: float) -> str:

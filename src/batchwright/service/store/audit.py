@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import audit
-from batchwright.service.settings import Settings
+from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.clock import Clock
 
 
@@ -26,10 +26,11 @@ class AuditEntry(NamedTuple):
 
 
 class Audit:
-    """The table of writes; nothing changes or deletes its rows."""
+    """The table of writes; nothing changes its rows, and time alone deletes them."""
 
-    def __init__(self, database: Database, _settings: Settings, clock: Clock) -> None:
+    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
         self._database = database
+        self._settings = settings
         self._clock = clock
 
     def note(self, who: str, action: str, subject: str, detail: str = "") -> None:
@@ -51,6 +52,14 @@ class Audit:
                     detail=detail[:2000].replace("\x00", ""),
                 )
             )
+
+    def delete_old(self) -> None:
+        """Delete rows older than `Settings.retention_days`."""
+        days = self._settings.retention_days
+        if days is None:
+            return
+        with self._database.writing() as connection:
+            connection.execute(delete(audit).where(audit.c.at < self._clock() - days * DAY))
 
     def list(self, limit: int = 100) -> list[AuditEntry]:
         """The newest rows, newest first."""

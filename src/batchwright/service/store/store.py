@@ -89,9 +89,10 @@ class Store:
             raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
 
     def tidy(self) -> list[str]:
-        """Delete runs and jobs that `Settings` says are too old; returns the runs' identifiers."""
+        """Delete what `Settings` says is too old; returns the runs' identifiers."""
         self.sign_in.forget_expired()
-        self.jobs.delete_old()
+        for part in (self.jobs, self.profiles, self.audit):
+            part.delete_old()
         return self.runs.delete_old()
 
     def close(self) -> None:
