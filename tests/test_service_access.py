@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from batchwright.records.service import RunEnd
 from batchwright.service.access import COOKIE, check_form, csrf_of, need_page, remember
 from batchwright.service.caller import Caller
+from samples import make_plan
 from services import ADDRESS, step
 
 SCOPES = ("read", "report", "submit", "admin")
@@ -145,6 +146,17 @@ def test_a_run_is_ended_and_deleted_by_its_owner_or_an_admin_only(service, metho
     run = service.a_run("somebody")
     assert service.request(method, "report", f"/v1/runs/{run}{path}", json=body).status_code == 403
     assert service.request(method, "admin", f"/v1/runs/{run}{path}", json=body).is_success
+
+
+def test_a_token_that_only_reports_reads_the_advice_to_its_own_runs_alone(service):
+    """Advice holds a whole plan."""
+    mine, others = service.a_run("report"), service.a_run("somebody")
+    for run in (mine, others):
+        service.store.advice.offer(run, 2, "because", make_plan())
+    assert len(service.get("report", f"/v1/runs/{mine}/advice").json()) == 1
+    assert service.get("report", f"/v1/runs/{others}/advice").status_code == 403
+    for scope in ("read", "admin"):
+        assert len(service.get(scope, f"/v1/runs/{others}/advice").json()) == 1
 
 
 # ------------------------------------------------------------------------------- pages and forms

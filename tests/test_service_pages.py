@@ -57,6 +57,8 @@ def test_signing_out_ends_the_session(service):
     token = browse(browser, "/runs").csrf
     assert post(browser, "/sign-out", token).headers["location"] == "/sign-in"
     assert browser.get("/runs").status_code == 401
+    newest = service.store.audit.list()[0]
+    assert (newest.who, newest.action) == ("browser", "sign-out")
 
 
 def test_who_may_only_read_is_offered_nothing_else(service):

@@ -57,7 +57,7 @@ def serve(
         typer.Option(metavar="ADDRESS", help="Proxy that says truly who its clients are."),
     ] = None,
     retention_days: Annotated[
-        float | None, typer.Option(help="Delete runs that were quiet for so long.")
+        float | None, typer.Option(help="Delete what is so old: runs, jobs, profiles.")
     ] = None,
     rate: Annotated[
         float | None, typer.Option(help="Requests per second of one token or address.")

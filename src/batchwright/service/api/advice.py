@@ -16,10 +16,13 @@ router = APIRouter(prefix="/v1/runs/{run}/advice", tags=["advice"])
 
 @router.get("")
 def list_advice(
-    request: Request, _caller: Annotated[Caller, need("read", "report")], run: RunId
+    request: Request, caller: Annotated[Caller, need("read", "report")], run: RunId
 ) -> list[Advice]:
-    """All advice to a run, the oldest first. Whoever reports may read it: it is meant for runs."""
-    return store_of(request).advice.list(run)
+    """All advice to a run, the oldest first. Whoever reports the run may read it, too."""
+    store = store_of(request)
+    if not caller.may("read"):
+        own(caller, store.runs.owner(run))
+    return store.advice.list(run)
 
 
 @router.put("/{number}/taken")

@@ -52,9 +52,11 @@ def sign_in(request: Request, link: Annotated[str, Form(max_length=200)]) -> Res
 
 
 @router.post("/sign-out", dependencies=[Depends(check_form)])
-def sign_out(request: Request, _caller: Annotated[Caller, need_page()]) -> Response:
+def sign_out(request: Request, caller: Annotated[Caller, need_page()]) -> Response:
     """End the session."""
-    store_of(request).sign_in.leave(request.cookies.get(COOKIE, ""))
+    store = store_of(request)
+    store.sign_in.leave(request.cookies.get(COOKIE, ""))
+    store.audit.note(caller.name, "sign-out", "")
     response = RedirectResponse("/sign-in", 303)
     forget(response, settings_of(request))
     return response
