@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,9 +19,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records.service import RecordBatch, RunIntroduction
+from batchwright.service import connections
 from batchwright.service.backup import backup
 from batchwright.service.local import LOCAL, keep_local_token, local_token_file
 from batchwright.service.serving import (
@@ -142,6 +145,53 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
         client = service.client(service.token())
         assert client.get(run).json()["records"] == 6
         assert service.end(signal.SIGINT) == 0
+
+
+def test_who_connects_and_does_not_ask_is_sent_away(monkeypatch):
+    """Else a thousand silent connections would keep everybody out."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+
+    async def app(scope, receive, send):
+        await asyncio.sleep(float(scope["query_string"]))
+        headers = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    with listen("127.0.0.1", 0) as listener, answering(app, listener):
+        silent, half, asking = (
+            socket.create_connection(listener.getsockname(), timeout=30) for _ in range(3)
+        )
+        with silent, half, asking:
+            half.sendall(b"GET /?0 HTTP/1.1\r\nHost: x\r\n")
+            for _ in range(2):  # longer than a head may take, and the connection is used again
+                asking.sendall(b"GET /?0.8 HTTP/1.1\r\nHost: x\r\n\r\n")
+                told = b""
+                while not told.endswith(b"done"):
+                    told += asking.recv(1000) or pytest.fail("closed while it was answered")
+                assert told.startswith(b"HTTP/1.1 200")
+            asking.sendall(b"GET /?0 HT")
+            assert [one.recv(1000) for one in (silent, half, asking)] == [b"", b"", b""]
+
+
+@contextmanager
+def answering(app, listener):
+    """uvicorn with our protocol; it would keep idle connections for a minute by itself."""
+    config = uvicorn.Config(
+        app,
+        http=connections.TimedProtocol,
+        lifespan="off",
+        log_config=None,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(LAST_SECONDS)
 
 
 @contextmanager

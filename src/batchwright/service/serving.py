@@ -48,6 +48,7 @@ def serve(
     import uvicorn
 
     from batchwright.service.app import create_app
+    from batchwright.service.connections import TimedProtocol
 
     store = Store.open(settings)
     try:
@@ -57,6 +58,7 @@ def serve(
         with listener:
             config = uvicorn.Config(
                 create_app(store, settings),
+                http=TimedProtocol,
                 log_config=None,
                 access_log=False,
                 server_header=False,
