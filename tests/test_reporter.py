@@ -20,6 +20,7 @@ from sqlalchemy import delete
 from batchwright import cli_client
 from batchwright.client import companion, reporter
 from batchwright.client.companion import Companion, destination, reported
+from batchwright.client.http import ServiceError
 from batchwright.client.reporter import Order, Reporter
 from batchwright.client.send_verb import report_to_send, send
 from batchwright.client.sending import MOST_LINES, Sender
@@ -315,6 +316,24 @@ def test_a_service_that_has_lost_records_gets_them_again(service, folder, told):
     write_lines(folder, step(8))
     sent(sender)
     assert stored(service, sender.report.run)[1] == lines_of(folder)
+
+
+def test_a_run_that_somebody_deleted_is_not_brought_back_by_its_reporter(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    sent(sender)
+    assert service.delete("report", f"/v1/runs/{sender.report.run}").status_code == 204
+    write_lines(folder, step(8))
+    with pytest.raises(ServiceError) as forgotten:
+        sent(sender)
+    assert forgotten.value.status == 404
+    with pytest.raises(ServiceError, match="deleted here") as refused:
+        sender.introduce()
+    assert not refused.value.passing
+    assert service.store.runs.list() == []
+    (folder / "report.json").unlink(missing_ok=True)
+    again = send(folder, report_to_send(folder, sender.report.url), remote(service), told.append)
+    assert service.store.runs.get(again.run).records == 8
 
 
 def test_what_has_been_sent_by_hand_need_not_be_sent_again(service, folder, told):
