@@ -8,7 +8,7 @@ norms of 8 partial gradients are at hand:
     digits              resnet8,  8 px, all  1,437 images,  5 epochs, batch 479 against 32
     cifar-resnet8       resnet8, 16 px,     20,480 images,  8 epochs, batch 2,048 against 64
     cifar-vgg8          vgg8,    16 px,     20,480 images,  8 epochs, batch 1,024 against 64
-    imagenette-resnet8  resnet8, 64 px,      1,920 images, 10 epochs, batch 480 against 32
+    imagenette-resnet8  resnet8, 64 px,      1,920 images, 10 epochs, batch 960 against 32
 
 The CIFAR tasks are CIFAR-100's 100 classes at half their side, for the sake of the some 230 runs;
 imagenette2-160 is ten classes of ImageNet. Training

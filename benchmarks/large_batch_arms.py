@@ -57,7 +57,7 @@ TASKS = {
     "cifar-resnet8": Task("cifar100", "resnet8", 16, 20_480, 8, small=64, large=2048, rate=0.2),
     "cifar-vgg8": Task("cifar100", "vgg8", 16, 20_480, 8, small=64, large=1024, rate=0.05),
     "imagenette-resnet8": Task(
-        "imagenette", "resnet8", 64, 1920, 10, small=32, large=480, rate=0.05
+        "imagenette", "resnet8", 64, 1920, 10, small=32, large=960, rate=0.1
     ),
 }
 

@@ -192,7 +192,7 @@ REMARKS = {
     "dual_accuracy": "CIFAR-100, `resnet8`, 12 epochs, four workers of a virtual cluster with the "
     "published times of a step, five paired seeds",
     "large_batch": "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), "
-    "batches 479 to 1,024 against 32 and 64, equal epochs, five paired seeds",
+    "batches 479 to 2,048 against 32 and 64, equal epochs, five paired seeds",
     "gradient_overhead": "`resnet8` on one worker; arms took turns in one run",
     "service": "Reporters and service share the two cores",
 }
