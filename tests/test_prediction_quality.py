@@ -180,3 +180,9 @@ def test_seeds_that_scatter_widely_leave_a_wide_interval():
     estimate = fit_progress(None, base_batch=64, target=HALF, runs=runs).epochs(256)
     assert 0 < estimate.low < estimate.value / 2
     assert estimate.high > 2 * estimate.value
+
+
+def test_a_noise_scale_of_which_nothing_is_known_has_a_wide_interval_and_no_infinite_one():
+    noise = NOISE.model_copy(update={"relative_error": 5000.0})
+    scale = fit_progress(noise, base_batch=100).noise_scale
+    assert scale.low < 1e-5 * scale.value < 1e5 * scale.value < scale.high < float("inf")

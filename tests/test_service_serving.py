@@ -314,7 +314,7 @@ def test_what_to_install_is_said_where_it_is_missing(monkeypatch):
     for name in ("sqlalchemy", "batchwright.service.store", "batchwright.service.local"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(BatchwrightError, match=r'pip install "batchwright\[serve\]"'):
+    with pytest.raises(BatchwrightError, match=r'sqlalchemy is missing: pip install ".\[serve\]"'):
         app(["token", "list"], standalone_mode=False)
 
 

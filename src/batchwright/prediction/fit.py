@@ -115,8 +115,14 @@ def interval(value: float, relative_half_width: float) -> Estimate:
     return Estimate(value=value, low=max(0.0, value - width), high=value + width)
 
 
+WIDEST = 14.0
+"""Largest logarithm of a ratio that an interval reaches to, a factor of a million: nothing is known
+then, and more would be no number at all."""
+
+
 def interval_in_ratio(value: float, error: float) -> Estimate:
     """``value`` divided and multiplied by ``exp(error)``: for errors that are ratios."""
+    error = min(error, WIDEST)
     return Estimate(value=value, low=value * exp(-error), high=value * exp(error))
 
 
