@@ -393,7 +393,7 @@ class Jobs:
             return None
         job, present = _asked(row["job"]), self._present(connection)
         if not present:
-            return "no agent is there: start `batchwright agent` on the machine that is to train"
+            return "no agent is there; start `batchwright agent` on the machine that is to train"
         refused = {name: refusal(_rules(allow), job) for name, (allow, _) in present.items()}
         if all(refused.values()):
             many = f"the {len(refused)} agents that are there do"
