@@ -403,7 +403,7 @@ def test_a_job_is_followed_to_its_end(service, monkeypatch):
     with pytest.raises(WorkerError, match="job a job: cancelled"):
         follow(remote(service, "read"), job, tell)
     assert told == [
-        "job a job: queued, no agent is there: start `batchwright agent` on the machine that is to "
+        "job a job: queued, no agent is there; start `batchwright agent` on the machine that is to "
         "train",
         "job a job: cancelled",
     ]
