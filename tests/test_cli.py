@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 import batchwright as bw
-from batchwright import cli
+from batchwright import cli, cli_words
 from batchwright.documents import write_record
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import refuse_unconfirmed_code
@@ -505,7 +505,7 @@ def test_runs_of_different_data_are_not_compared(refused, place):
 
 def test_the_seconds_of_several_stages_are_their_mean():
     summary = make_server_summary(make_hybrid_plan())
-    told = cli._result(summary)
+    told = cli_words.result(summary)
     assert told["method"] == "hybrid"
     assert told["predicted_epoch_seconds"] == overall(summary).predicted.value
     assert told["measured_epoch_seconds"] == overall(summary).measured

@@ -96,13 +96,13 @@ ARROWS = {
     },
 }
 ASSEMBLY = {  # put everything together
-    *("__init__", "cli", "cli_client", "cli_service", "conducting", "verb_child"),
+    *("__init__", "cli", "cli_client", "cli_service", "cli_words", "conducting", "verb_child"),
     *("verbs", "doctor"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
     "deciding",
 }
 WITHOUT_TORCH = {
-    *("__init__", "cli", "cli_client", "cli_service", "conducting", "verbs"),
+    *("__init__", "cli", "cli_client", "cli_service", "cli_words", "conducting", "verbs"),
     *("documents", "files", "launch", "processes"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
     *("deciding", "server_child", "supervision"),

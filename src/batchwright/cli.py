@@ -18,10 +18,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchwright import cli_client, cli_service
+from batchwright.cli_words import (
+    compare,
+    files_and_keys,
+    finish,
+    job_of,
+    new_choice,
+    print_plan,
+    refuse_bad_target,
+    show,
+    write,
+)
 from batchwright.errors import BatchwrightError, PlanError, TrainingError
 
 if TYPE_CHECKING:
-    from batchwright.records import Job, Plan, Profile, Record, RunSummary
+    from batchwright.records import Plan
 
 app = typer.Typer(
     name="batchwright",
@@ -87,16 +98,16 @@ def run(
     """Probe, plan, train and report."""
     from batchwright import verbs
 
-    def show(plan: Plan) -> None:
-        _print_plan(plan, explain=explain)
+    def tell(plan: Plan) -> None:
+        print_plan(plan, explain=explain)
 
     told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
     if resume:
         told |= {"resume": True, "overrides": words or ()}
-        summary = verbs.run(run_folder=out, on_plan=show, **told)
+        summary = verbs.run(run_folder=out, on_plan=tell, **told)
     else:
-        summary = verbs.run(_job(words), run_folder=out, on_plan=show, **told)
-    _finish(summary, as_json)
+        summary = verbs.run(job_of(words), run_folder=out, on_plan=tell, **told)
+    finish(summary, as_json)
 
 
 @app.command()
@@ -108,10 +119,10 @@ def probe(
     from batchwright import verbs
     from batchwright.reporting.tables import profile_table
 
-    _refuse_bad_target(out)
-    profile = verbs.probe(_job(words))
-    _show(profile_table(profile))
-    _write(profile, out)
+    refuse_bad_target(out)
+    profile = verbs.probe(job_of(words))
+    show(profile_table(profile))
+    write(profile, out)
 
 
 @app.command()
@@ -140,20 +151,20 @@ def plan(
     from batchwright.documents import read_record
     from batchwright.records import Profile
 
-    places, overrides = _files_and_keys(words)
+    places, overrides = files_and_keys(words)
     if not places:
         raise PlanError("plan needs a profile: give its file, or - for standard input")
     profiles = [read_record(place, Profile) for place in places]
     decided = verbs.plan(profiles, overrides, runs=run or ())
     if explain or out is not None:
-        _print_plan(decided, explain=explain)
+        print_plan(decided, explain=explain)
     if figure is not None:
         from batchwright.reporting.plan_figure import write_plan_figure
 
         drawn, numbers = write_plan_figure(decided, profiles, figure)
         print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
     if out is not None or not (explain and sys.stdout.isatty()):
-        _write(decided, out)
+        write(decided, out)
 
 
 @app.command()
@@ -182,17 +193,17 @@ def check(
 
     if out is not None and profile is None:
         raise PlanError(f"nothing to write to {out}: name the profile to add to with --profile")
-    _refuse_bad_target(out)
+    refuse_bad_target(out)
     words = list(overrides or ())
     decided = read_record(plan, Plan)
     refuse_unconfirmed_code(decided.job, (), words)
     found = verbs.check(decided, profile=profile, points=points, overrides=words)
-    _show(check_table(found))
+    show(check_table(found))
     print(check_words(found), file=sys.stderr)
     if found.profile is not None:
-        print(_new_choice(decided, found.profile), file=sys.stderr)
+        print(new_choice(decided, found.profile), file=sys.stderr)
         if out is not None:
-            _write(found.profile, out)
+            write(found.profile, out)
     if as_json:
         print(found.model_dump_json(indent=2))
 
@@ -216,7 +227,7 @@ def schedule(
     from batchwright.reporting.schedule_figure import check_figure, write_schedule_figure
     from batchwright.reporting.schedule_table import schedule_table
 
-    places, overrides = _files_and_keys(words)
+    places, overrides = files_and_keys(words)
     if len(places) > 1:
         raise PlanError(f"schedule shows one thing at a time, not {' and '.join(places)}")
     if figure is not None:
@@ -224,7 +235,7 @@ def schedule(
     told = verbs.schedule(places[0] if places else None, overrides=overrides)
     for doubt in told.doubts:
         print(f"warning: {doubt}", file=sys.stderr)
-    _show(schedule_table(told))
+    show(schedule_table(told))
     if figure is not None:
         print(f"figure: {write_schedule_figure(told, figure)}", file=sys.stderr)
     if as_json:
@@ -267,7 +278,7 @@ def train(
         follow_advice=follow_advice,
         overrides=words,
     )
-    _finish(summary, as_json)
+    finish(summary, as_json)
 
 
 @app.command()
@@ -285,11 +296,11 @@ def report(
     from batchwright.run_folder import read_summary
 
     if len(runs) > 1:
-        _compare(runs, out or Path(), as_json)
+        compare(runs, out or Path(), as_json)
         return
     summary = with_refit(read_summary(runs[0]))
     page = verbs.report(summary, out=out)
-    _finish(summary, as_json, page=page)
+    finish(summary, as_json, page=page)
 
 
 @app.command()
@@ -325,8 +336,8 @@ def sweep(
     if resume:
         found = run_sweep(None, varied, resume=True, overrides=words or (), **options)
     else:
-        found = run_sweep(_job(words), varied, **options)
-    _show(sweep_table(found))
+        found = run_sweep(job_of(words), varied, **options)
+    show(sweep_table(found))
     for line in (best_setting(found), f"page: {Path(found.folder) / 'sweep.html'}"):
         if line:
             print(line, file=sys.stderr)
@@ -382,150 +393,6 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def _job(words: list[str] | None) -> Job:
-    """The job of ``[JOB.yaml] [KEY=VALUE]...``."""
-    from batchwright.documents import load_job
-
-    words = list(words or ())
-    is_file = bool(words) and ("=" not in words[0] or Path(words[0]).exists())
-    path = words.pop(0) if is_file else None
-    return load_job(path, words)
-
-
-def _files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
-    """Words that are files, and those that are ``KEY=VALUE``; a file may have = in its name."""
-    files = [word for word in words if "=" not in word or Path(word).exists()]
-    return files, [word for word in words if word not in files]
-
-
-def _new_choice(plan: Plan, profile: Profile) -> str:
-    """What planning again would choose, in a line."""
-    from batchwright.checking import open_again
-    from batchwright.planning.planner import make_plan
-    from batchwright.records.words import counted
-
-    try:
-        again = make_plan(profile, open_again(plan, profile))
-    except BatchwrightError as error:
-        return f"no new plan comes of it: {error}"
-    before, now = (
-        f"{counted(one.workers, 'worker')} with global batch {one.stages[0].global_batch_size}"
-        for one in (plan, again)
-    )
-    return f"planned again with these points: {now}" + (
-        ", as before" if now == before else f"; before, {before}"
-    )
-
-
-def _refuse_bad_target(out: Path | None) -> None:
-    """Better now than after measuring for half a minute."""
-    if out is None or str(out) == "-":
-        return
-    if out.is_dir():
-        raise BatchwrightError(f"cannot write {out}: it is a folder; name a file in it")
-    if not os.access(out.parent, os.W_OK):
-        raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
-
-
-def _write(record: Record, out: Path | None) -> None:
-    """To the file; without one to stdout."""
-    from batchwright.documents import write_record
-
-    write_record(record, "-" if out is None else out)
-
-
-def _print_plan(plan: Plan, *, explain: bool) -> None:
-    if explain:
-        print(plan.explain(), file=sys.stderr)
-        return
-    from batchwright.records.words import counted, local_batches
-
-    top = max(plan.stages, key=lambda stage: stage.resolution)
-    seconds = top.predicted_epoch_seconds
-    expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
-    first = " at first" if plan.method == "dynamic-batch" else ""
-    batches = f"global batch {top.global_batch_size}"
-    if plan.server is not None:
-        batches = f"local batches {local_batches(top.local_batch_sizes)}"
-    elif plan.workers > 1:
-        batches += f" ({local_batches(top.local_batch_sizes)}{first})"
-    sides = ", ".join(str(side) for side in sorted({stage.resolution for stage in plan.stages}))
-    rows = f" in {len(plan.stages)} stretches" if len(plan.stages) > 1 else ""
-    print(
-        f"plan: {counted(plan.workers, 'worker')}, {batches}, "
-        f"{sides} px{rows}, "
-        f"rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
-        file=sys.stderr,
-    )
-
-
-def _show(table: Any) -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(table)
-
-
-def _finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
-    """What a run comes to: a table for a person, one object for a program."""
-    from batchwright.reporting.reading import refit_words
-    from batchwright.reporting.run_tables import summary_table
-
-    _show(summary_table(summary))
-    if summary.refit is not None:
-        print(refit_words(summary), file=sys.stderr)
-    found = page or Path(summary.run_folder) / "report.html"
-    profile = Path(summary.run_folder) / "profile.json"
-    if profile.exists():
-        print(f"why this plan: batchwright plan {profile} --explain", file=sys.stderr)
-    if found.exists():
-        print(f"report: {found}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(_result(summary), indent=2))
-
-
-def _compare(runs: list[str], out: Path, as_json: bool) -> None:
-    from batchwright import verbs
-    from batchwright.reporting.run_tables import comparison_table
-
-    told, page = verbs.compare_runs(runs, out=out)
-    _show(comparison_table(told))
-    print(f"comparison: {page} (figure: {page.with_suffix('.png')})", file=sys.stderr)
-    if as_json:
-        results = [
-            _result(one.summary)
-            | {"training_seconds": one.seconds, "seconds_to_common_accuracy": one.reached}
-            for one in told.runs
-        ]
-        print(json.dumps({"common_accuracy": told.common, "runs": results}, indent=2))
-
-
-def _result(summary: RunSummary) -> dict[str, Any]:
-    from batchwright.reporting.reading import overall
-
-    stage = summary.plan.stages[-1]
-    best, whole = summary.best_epoch, overall(summary)
-    seconds = whole.predicted
-    return {
-        "test_accuracy": summary.test_accuracy,
-        "best_accuracy": best.top1 if best else None,
-        "best_epoch": best.epoch + 1 if best else None,
-        "epochs": len(summary.epochs),
-        "method": summary.plan.method,
-        "workers": summary.plan.workers,
-        "global_batch_size": stage.global_batch_size,
-        "local_batch_sizes": stage.local_batch_sizes,
-        "precision": summary.plan.precision,
-        "predicted_epoch_seconds": seconds.value if seconds else None,
-        "predicted_epoch_seconds_low": seconds.low if seconds else None,
-        "predicted_epoch_seconds_high": seconds.high if seconds else None,
-        "measured_epoch_seconds": whole.measured,
-        "refit": summary.refit.model_dump(mode="json") if summary.refit else None,
-        "simulated": summary.simulated,
-        "wall_seconds": summary.wall_seconds,
-        "run_folder": summary.run_folder,
-    }
 
 
 if __name__ == "__main__":
