@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -22,7 +21,7 @@ import torch
 from PIL import Image
 
 import batchwright as bw
-from batchwright import cli, cli_words
+from batchwright import cli_words
 from batchwright.documents import write_record
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import refuse_unconfirmed_code
@@ -65,12 +64,6 @@ def network(num_classes):
 """
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """Decoded images, once for all tests."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def place(tmp_path, monkeypatch, cache):
     """An empty working folder."""
@@ -79,24 +72,6 @@ def place(tmp_path, monkeypatch, cache):
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Runs ``batchwright WORDS`` in this process: exit code, stdout, stderr."""
-
-    def call(*words, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["batchwright", *map(str, words)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        done = capsys.readouterr()
-        return code, done.out, done.err
-
-    return call
 
 
 @pytest.fixture

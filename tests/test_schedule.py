@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import batchwright as bw
-from batchwright import cli, conducting
+from batchwright import conducting
 from batchwright.documents import job_yaml, write_record
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.planning.learning_rate import fitted_warmup, rate_factor
@@ -250,12 +249,6 @@ def test_a_figure_of_another_kind_is_refused(tmp_path):
 # --------------------------------------------------------------------------------------- the verb
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """Decoded images, once for all tests."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def place(tmp_path, monkeypatch, cache):
     """A working folder with a plan, a run, a profile, a summary and a job in it."""
@@ -272,24 +265,6 @@ def place(tmp_path, monkeypatch, cache):
     (tmp_path / "list.json").write_text("[1, 2]")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, place):
-    """Runs ``batchwright schedule WORDS`` in this process: exit code, stdout, stderr."""
-
-    def call(*words, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["batchwright", "schedule", *words])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        done = capsys.readouterr()
-        return code, done.out, done.err
-
-    return call
 
 
 @pytest.mark.parametrize("source", ["plan.json", "run", "summary.json"])
@@ -311,19 +286,19 @@ def test_a_job_needs_no_measuring(place):
     assert bw.schedule(global_batch=512, epochs=10, scaling="linear") == schedule
 
 
-def test_the_command_prints_a_table_a_figure_and_json(command):
-    code, out, err = command("plan.json", "--json", "--figure", "rate.svg")
+def test_the_command_prints_a_table_a_figure_and_json(command, place):
+    code, out, err = command("schedule", "plan.json", "--json", "--figure", "rate.svg")
     assert code == 0
     assert RateSchedule.model_validate_json(out) == rate_schedule(make_plan())
     assert "sqrt(96 / 128)" in err
     assert "figure: rate.svg" in err
     assert Path("rate.svg").read_text().startswith("<?xml")
-    code, out, _ = command("-", "--json", stdin=make_plan().model_dump_json())
+    code, out, _ = command("schedule", "-", "--json", stdin=make_plan().model_dump_json())
     assert json.loads(out)["rule"]["peak"] == 0.0866
 
 
-def test_the_command_warns_of_a_batch_below_the_base_batch(command):
-    code, out, err = command("global_batch=64", "epochs=2")
+def test_the_command_warns_of_a_batch_below_the_base_batch(command, place):
+    code, out, err = command("schedule", "global_batch=64", "epochs=2")
     assert (code, out) == (0, "")
     assert "warning: global_batch=64 is below base_batch=128" in err
 
@@ -351,7 +326,7 @@ def test_the_command_warns_of_a_batch_below_the_base_batch(command):
 )
 def test_what_has_no_schedule_is_refused_in_a_line(command, place, words, said):
     before = sorted(place.rglob("*"))
-    code, out, err = command(*words)
+    code, out, err = command("schedule", *words)
     assert (code, out) == (2, "")
     assert err.count("error: ") == 1
     assert said in err.splitlines()[-1]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
-from batchwright import cli
 from batchwright.documents import read_record, write_record
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.records import Job, Plan, RunSummary, Sweep
@@ -30,11 +27,6 @@ from samples import make_epoch, make_job, make_plan, make_profile, make_summary
 pytestmark = pytest.mark.timeout(60)
 
 SHORT = {"epochs": 2, "global_batch": 512, "launch": "in-process", "device": "cpu"}
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
@@ -428,26 +420,10 @@ def test_two_sweeps_do_not_share_a_folder(place, instantly):
         pass
 
 
-@pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["batchwright", "sweep", *words])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        done = capsys.readouterr()
-        return code, done.out, done.err
-
-    return call
-
-
 def test_the_command_says_what_failed_and_exits_with_one(place, instantly, command):
     words = [f"{key}={value}" for key, value in SHORT.items()]
     code, out, err = command(
-        *words, "--grid", "learning_rate=0.05,5", "--seeds", "2", "--out", "a", "--json"
+        "sweep", *words, "--grid", "learning_rate=0.05,5", "--seeds", "2", "--out", "a", "--json"
     )
     assert code == 1
     assert json.loads(out)["format"] == "batchwright-sweep/1"
@@ -470,7 +446,7 @@ def test_the_command_says_what_failed_and_exits_with_one(place, instantly, comma
     ],
 )
 def test_bad_words_are_refused_in_one_line_and_leave_nothing(place, command, words, said):
-    code, out, err = command("global_batch=64", "device=cpu", *words, "--out", "a")
+    code, out, err = command("sweep", "global_batch=64", "device=cpu", *words, "--out", "a")
     assert code == 2
     assert not out
     last = err.splitlines()[-1]
