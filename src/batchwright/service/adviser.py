@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
+from contextlib import suppress
 
 from batchwright.documents import one_line
 from batchwright.errors import BatchwrightError
 from batchwright.records import Profile
 from batchwright.records.service import Advice, RunInfo
 from batchwright.service.bounds import PLANNING, refuse_costly
+from batchwright.service.errands import Errands
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 
@@ -24,7 +25,7 @@ NEWS = 0.05
 
 
 class Adviser:
-    """Thinks about one run at a time, in a thread that is there while there is something to do.
+    """Thinks about one run at a time.
 
     Planning takes tenths of a second: a reporter must not wait for that, and two must not plan at
     the same time. What was not thought about when the service ends comes again with the next epoch.
@@ -35,36 +36,20 @@ class Adviser:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._waiting: OrderedDict[str, None] = OrderedDict()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._errands = Errands(self._think, "adviser")
         self._thought: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def heard(self, run: str) -> None:
         """A run has finished an epoch: think about it soon."""
-        with self._lock:
-            if self._closed:
-                return
-            self._waiting[run] = None
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="adviser", daemon=True)
-                self._thread.start()
+        self._errands.add(run)
 
     def wait(self, seconds: float) -> bool:
         """Wait until there is nothing left to think about; returns whether it came to that."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(seconds)
-        return thread is None or not thread.is_alive()
+        return self._errands.wait(seconds)
 
-    def close(self, seconds: float = 5.0) -> None:
+    def close(self) -> None:
         """Take nothing more on, and let what is being thought about end."""
-        with self._lock:
-            self._closed = True
-            self._waiting.clear()
-        self.wait(seconds)
+        self._errands.close()
 
     def consider(self, run: str) -> Advice | None:
         """Think about a run now; returns the advice that it was offered, if any.
@@ -120,16 +105,6 @@ class Adviser:
             self._thought.popitem(last=False)
         return news
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._thread = None
-                    return
-                run, _ = self._waiting.popitem(last=False)
-            try:
-                self.consider(run)
-            except NotFound:
-                continue  # deleted meanwhile
-            except Exception as error:  # the others are thought about all the same
-                log.error("thinking about a run failed", exc_info=error)
+    def _think(self, run: str) -> None:
+        with suppress(NotFound):  # deleted meanwhile
+            self.consider(run)

@@ -4,21 +4,15 @@ minute, and nobody finds the run meanwhile.
 
 from __future__ import annotations
 
-import logging
-import threading
-
+from batchwright.service.errands import Errands
 from batchwright.service.store import Store
-
-log = logging.getLogger("batchwright.service")
 
 PAUSE_SECONDS = 0.05
 """Between two transactions, for others that write."""
 
 
 class Remover:
-    """A thread that is there while there is something to remove.
-
-    What is left when the service ends, or is killed, is removed after its next start.
+    """What is left when the service ends, or is killed, is removed after its next start.
 
     Args:
         store: Where runs are.
@@ -26,46 +20,22 @@ class Remover:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._wanted = False
-        self._closed = threading.Event()
+        self._errands = Errands(self._remove, "remover")
 
     def soon(self) -> None:
-        """A run was deleted: remove what it held."""
-        with self._lock:
-            self._wanted = True
-            if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._work, name="remover", daemon=True)
-                self._thread.start()
+        """A run was deleted: remove what it held; what fails is tried again in an hour."""
+        self._errands.add("deleted runs")
 
     def wait(self, seconds: float) -> bool:
         """Wait until there is nothing left to remove; returns whether it came to that."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(seconds)
-        return thread is None or not thread.is_alive()
+        return self._errands.wait(seconds)
 
-    def close(self, seconds: float = 5.0) -> None:
+    def close(self) -> None:
         """Leave the rest for the next start."""
-        self._closed.set()
-        self.wait(seconds)
+        self._errands.close()
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._wanted or self._closed.is_set():
-                    self._thread = None
-                    return
-                self._wanted = False
-            try:
-                self._remove()
-            except Exception as error:  # tried again in an hour
-                log.error("removing a run failed", exc_info=error)
-
-    def _remove(self) -> None:
+    def _remove(self, _: str) -> None:
         for run in self._store.runs.to_remove():
             while self._store.runs.remove_some(run):
-                if self._closed.wait(PAUSE_SECONDS):
+                if self._errands.closed.wait(PAUSE_SECONDS):
                     return

@@ -1,0 +1,69 @@
+"""Work that nobody waits for: done one after the other, in a thread beside those who ask for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+log = logging.getLogger("batchwright.service")
+
+
+class Errands:
+    """Takes names and does something for each, in a thread that is there while there is any.
+
+    A name that waits already is not taken twice. What fails is logged, and the others are done all
+    the same.
+
+    Args:
+        do: What is done for a name.
+        name: Of the thread, and for the log.
+
+    Attributes:
+        closed: Set once nothing more is taken on; what takes long looks at it.
+    """
+
+    def __init__(self, do: Callable[[str], object], name: str) -> None:
+        self._do, self._name = do, name
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, None] = OrderedDict()
+        self._thread: threading.Thread | None = None
+        self.closed = threading.Event()
+
+    def add(self, errand: str) -> None:
+        """Do this soon."""
+        with self._lock:
+            if self.closed.is_set():
+                return
+            self._waiting[errand] = None
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is nothing left to do; returns whether it came to that."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+        return thread is None or not thread.is_alive()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Take nothing more on, and let what is being done end."""
+        with self._lock:
+            self.closed.set()
+            self._waiting.clear()
+        self.wait(seconds)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                errand, _ = self._waiting.popitem(last=False)
+            try:
+                self._do(errand)
+            except Exception as error:
+                log.error("%s failed", self._name, exc_info=error)
