@@ -79,12 +79,14 @@ class Experience:
 
     def _as_planned(self, run: RunSummary) -> bool:
         """Whether a run had rule, rate and gradient scaling as a plan with its optimizer has."""
-        plan, job = run.plan, self.job
+        plan, job, ags = run.plan, self.job, ags_rule(self.job)
         base = DEFAULT_RATE[plan.update] if job.learning_rate == "auto" else job.learning_rate
-        mode, asked = plan.ags and plan.ags.mode, ags_rule(job)
-        return (plan.learning_rate.base, plan.learning_rate.base_batch, mode) == (
-            *(base, job.base_batch, asked and asked.mode),
-        ) and plan.learning_rate.scaling == job.scaling
+        rule = plan.learning_rate
+        return (rule.base, rule.base_batch, rule.scaling) == (
+            base,
+            job.base_batch,
+            job.scaling,
+        ) and (plan.ags and plan.ags.mode) == (ags and ags.mode)
 
 
 def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Experience:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, insert, select
 
@@ -78,13 +78,7 @@ class Profiles:
         Raises:
             NotFound: There is none with this identifier.
         """
-        with self._database.reading() as connection:
-            body = connection.execute(
-                select(profiles.c.body).where(profiles.c.id == identifier)
-            ).scalar()
-        if body is None:
-            raise NotFound(f"there is no profile {identifier}")
-        return Profile.model_validate_json(body)
+        return Profile.model_validate_json(self._column(identifier, "body"))
 
     def owner(self, identifier: str) -> str:
         """Name of the token that uploaded a profile; empty, which no token is, if nobody knows.
@@ -92,13 +86,15 @@ class Profiles:
         Raises:
             NotFound: There is none with this identifier.
         """
+        return self._column(identifier, "owner") or ""
+
+    def _column(self, identifier: str, name: str) -> Any:
         with self._database.reading() as connection:
-            found = connection.execute(
-                select(profiles.c.owner).where(profiles.c.id == identifier)
-            ).one_or_none()
+            wanted = select(profiles.c[name]).where(profiles.c.id == identifier)
+            found = connection.execute(wanted).one_or_none()
         if found is None:
             raise NotFound(f"there is no profile {identifier}")
-        return found.owner or ""
+        return found[0]
 
     def delete_old(self) -> None:
         """Delete profiles uploaded longer ago than `Settings.retention_days`."""
