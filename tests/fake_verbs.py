@@ -31,7 +31,9 @@ def hold(verb: str) -> None:
         print(f"error: {verb} cannot be done here", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     if said == verb:
-        file.with_name("reached").write_text(verb)
+        told = file.with_name("reached")
+        told.with_suffix(".part").write_text(verb)
+        told.with_suffix(".part").replace(told)  # there at once and whole, for who waits for it
         while file.exists():
             time.sleep(0.01)
 
