@@ -86,15 +86,21 @@ class Progress:
         """Held-out accuracy after so many epochs; `None` if nothing tells."""
         return self.model(batch).accuracy(batch, epochs)
 
+    def accuracy_until(self, batch: int, epochs: float) -> float | None:
+        """Epochs that the runs told of, where they are fewer; `None` if they are not."""
+        return self.model(batch).accuracy_until(batch, epochs)
+
     def relative_epochs(self, batch: int) -> float | None:
         """Epochs to the target, or in proportion to them where no run tells how many.
 
-        Infinite where only runs with another optimizer reached the target.
+        Infinite where only runs with another optimizer reached the target, and where those with
+        such a batch missed it.
         """
         epochs = self.epochs(batch)
         if epochs is not None:
             return epochs.value
-        if any(model.tells_epochs for model in self.models.values()):
+        missed = self.model(batch).misses_target(batch)
+        if missed or any(model.tells_epochs for model in self.models.values()):
             return inf
         ratio = self.model(batch).relative_epochs(batch)
         return None if ratio is None else ratio.value
@@ -224,8 +230,8 @@ def target_seconds(row: Row, progress: Progress) -> float:
     return row.train_seconds * (progress.relative_epochs(row.batch) or 1.0)
 
 
-def _by_target(progress: Progress) -> Callable[[Row], tuple[float, int, str, int]]:
-    return lambda row: (target_seconds(row, progress), row.mix.workers, str(row.mix), row.batch)
+def _by_target(progress: Progress) -> Callable[[Row], tuple[float, float, int, str, int]]:
+    return lambda row: (target_seconds(row, progress), *_by_time(row))
 
 
 def _size_rows(rows: Sequence[Row], bends: Sequence[Bend]) -> list[Row]:
