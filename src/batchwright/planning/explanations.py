@@ -10,7 +10,7 @@ from math import inf
 
 from batchwright.planning import alternatives
 from batchwright.planning.choice import Choice, Progress
-from batchwright.planning.knees import Bend, seconds_per_sample
+from batchwright.planning.knees import Bend
 from batchwright.planning.mixes import Mix
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
@@ -201,13 +201,13 @@ def _knee_or_not(row: Row, bend: Bend, goal: Goal) -> str:
             f"image; this is the largest batch that fits the memory and leaves at least "
             f"{goal.least_steps} steps an epoch."
         )
-    if bend.fixed == 0:
+    if bend.line is not None and bend.line[0] == 0:
         return (
             "There is no knee: a step takes time in proportion to its batch, so a larger one saves "
             "nothing; this is the smallest candidate."
         )
     knee = bend.row
-    saves = 1 - seconds_per_sample(bend.rows, 2 * knee.batch) / knee.per_sample
+    saves = 1 - bend.per_sample(2 * knee.batch) / knee.per_sample
     says = f"saves at most {share} of the time per image: {2 * knee.batch} would save {saves:.1%}"
     if row.batch == knee.batch:
         return f"The smallest batch whose doubling {says}."

@@ -103,7 +103,7 @@ def make_plan(
     table.check_asked()
     progress = _progress(merged, told, compared)
     check_goal(job, [kind.price for kind in kinds], progress)
-    rows, bends, choice = _chosen(job, table.rows(), progress)
+    rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, bends, choice)
     considered = predictions(table, rows, kept, progress, named=named)
@@ -155,14 +155,15 @@ def make_plan(
     )
 
 
-def _chosen(job: Job, rows: list[Row], progress: Progress) -> tuple[list[Row], list[Bend], Choice]:
+def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Choice]:
     """The candidates, their knees and the choice among them, as for `plain`.
 
     A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
     """
+    job, rows = table.job, table.rows()
     if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
-    bends = bends_of(rows, job.goal.doubling_gain)
+    bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
     try:
         return rows, bends, choose(job, rows, bends, progress)
     except PlanError:
@@ -172,7 +173,7 @@ def _chosen(job: Job, rows: list[Row], progress: Progress) -> tuple[list[Row], l
         replace(row, misses=tuple(one for one in row.misses if one.limit != "goal.deadline"))
         for row in rows
     ]
-    bends = bends_of(rows, job.goal.doubling_gain)
+    bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
     return rows, bends, choose(job, rows, bends, progress)
 
 
