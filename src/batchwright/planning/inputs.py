@@ -54,23 +54,25 @@ PLANNING_KEYS = frozenset(
 Resolutions and workers as far as the measured ones tell what the others take."""
 
 
-def planning_job(profile: Profile) -> Job:
-    """The profile's job, with the number of workers left to the plan where several were measured.
+def planning_job(*profiles: Profile) -> Job:
+    """The first profile's job, the number of workers left to the plan where several were measured.
 
-    Such a profile comes from ``workers=auto``, whatever that was resolved to before measuring.
+    Such a profile comes from ``workers=auto``, whatever that was resolved to before measuring, or
+    from several that were merged.
     """
-    if len({point.workers for point in profile.steps}) > 1:
-        return profile.job.model_copy(update={"workers": "auto"})
-    return profile.job
+    job = profiles[0].job
+    if len({point.workers for profile in profiles for point in profile.steps}) > 1:
+        return job.model_copy(update={"workers": "auto"})
+    return job
 
 
-def measured_job(profile: Profile, job: Job | None) -> Job:
-    """``job`` with what is `auto` taken from the profile's; refused where it was not measured.
+def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
+    """``job`` with what is `auto` taken from the profiles'; refused where it was not measured.
 
     The number of workers may stay `auto`, and is so too where it is the measured one and the goal
     allows others.
     """
-    measured = planning_job(profile)
+    measured = planning_job(*profiles)
     taken = {}
     for key in Job.model_fields if job else ():
         before, now = getattr(measured, key), getattr(job, key)
@@ -90,7 +92,7 @@ def measured_job(profile: Profile, job: Job | None) -> Job:
         job = job.model_copy(update={"workers": "auto"})
     if job.precision == "auto":
         raise PlanError("the profile does not say in which precision it was measured: probe again")
-    return resolved(job, profile.data, precision=job.precision)
+    return resolved(job, profiles[0].data, precision=job.precision)
 
 
 def resolved(
@@ -162,16 +164,20 @@ def shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def check_profiles(profiles: Sequence[Profile], job: Job) -> None:
-    """Refuse profiles that contradict themselves or hold too little for the job.
+def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: Job) -> None:
+    """Refuse profiles that contradict themselves or hold too little for the job together.
+
+    Args:
+        profiles: As given.
+        merged: The same, one for each kind of worker.
+        job: To plan for.
 
     Raises:
         PlanError: The first problem, and what to measure.
     """
-    if not profiles:
-        raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
     for profile in profiles:
         _check_points(profile)
+    for profile in merged:
         for side in sides(job):
             check_side(side, profile.network)
             _check_resolution(profile, side)

@@ -88,12 +88,12 @@ def make_plan(
     """
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
-    job = measured_job(merged[0], job)
+    job = measured_job(merged, job)
     if job.launch == "virtual":
         slowest = job.method not in SERVED
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
-    check_profiles(given, job)
+    check_profiles(given, merged, job)
     asked, job = job, searched(job, merged[0].data)
     kinds = kinds_of(merged, job)
     told = experience_of(merged[0], job, runs)
