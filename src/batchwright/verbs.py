@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from batchwright.checking import chosen_points, compare, open_again
+from batchwright.checking import chosen_points, compare, open_again, refuse_other_machine
 from batchwright.conducting import checked_destination, conduct, with_refit
 from batchwright.deciding import decide
 from batchwright.documents import (
@@ -151,7 +152,9 @@ def check(
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
     with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
         with steps() as show:
-            measured = measure_points(plan.job, wanted, Path(folder), progress=show)
+            accept = None if profile is None else partial(refuse_other_machine, profile)
+            place = Path(folder)
+            measured = measure_points(plan.job, wanted, place, accept=accept, progress=show)
         rounds: tuple[RoundCheck, ...] = ()
         if pairs_of(plan):
             with pair_measurer_for(plan, Path(folder) / "pairs") as measure:

@@ -50,6 +50,7 @@ from batchwright.planning.simulated import simulated, usual_times
 from batchwright.planning.table import Row, Table
 from batchwright.planning.unmeasured import plan_without_profile
 from batchwright.records import (
+    HeldOut,
     Job,
     LearningRateRule,
     Plan,
@@ -149,7 +150,7 @@ def make_plan(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
             for bend in bends
         ),
-        held_out=next((held_out(kind) for kind in kinds if not kind.stated), ()),
+        held_out=_held_out(job, kinds),
         kinds=choice.row.mix.kinds if named else (),
         reasons=explained,
     )
@@ -195,6 +196,13 @@ def _predicted(
         explanations.epoch_time(row, chosen),
         explanations.training_time(job, chosen),
     )
+
+
+def _held_out(job: Job, kinds: Sequence[Kind]) -> tuple[HeldOut, ...]:
+    """Of the first measured kind; nothing that is measured tells of simulated times."""
+    if job.launch == "virtual":
+        return ()
+    return next((held_out(kind) for kind in kinds if not kind.stated), ())
 
 
 def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> Stage:
