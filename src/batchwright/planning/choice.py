@@ -123,29 +123,14 @@ class Choice:
     others: dict[str, Row]
 
 
-def check_goal(job: Job, hourly: Sequence[float | None], progress: Progress) -> None:
-    """Refuse an objective or limit that needs what is not known.
+def check_progress(job: Job, progress: Progress) -> None:
+    """Refuse an objective that needs to know of progress where nothing tells.
 
     Raises:
-        PlanError: A price, a target or a noise scale is missing.
+        PlanError: A noise scale is missing, and there is no run.
     """
-    goal = job.goal
-    for key, wanted in (
-        ("goal.objective=cost", goal.objective == "cost"),
-        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
-    ):
-        if wanted and any(price is None for price in hourly):
-            raise PlanError(
-                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
-                "each of goal.kinds"
-            )
-    if goal.objective != "target-accuracy":
+    if job.goal.objective != "target-accuracy":
         return
-    if goal.accuracy is None:
-        raise PlanError(
-            "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, such "
-            "as goal.accuracy=0.9"
-        )
     if progress.relative_epochs(2 * job.base_batch) is None:
         raise PlanError(
             "goal.objective=target-accuracy needs to know how progress depends on the batch, but "

@@ -144,6 +144,30 @@ def check_counts(job: Job) -> None:
         raise PlanError(misfit)
 
 
+def check_goal(job: Job) -> None:
+    """Refuse an objective or limit for which the job lacks a price or a target.
+
+    Raises:
+        PlanError: What is missing.
+    """
+    goal = job.goal
+    prices = [kind.price for kind in goal.kinds] or [None]
+    for key, wanted in (
+        ("goal.objective=cost", goal.objective == "cost"),
+        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
+    ):
+        if wanted and goal.price is None and None in prices:
+            raise PlanError(
+                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
+                "each of goal.kinds"
+            )
+    if goal.objective == "target-accuracy" and goal.accuracy is None:
+        raise PlanError(
+            "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, such "
+            "as goal.accuracy=0.9"
+        )
+
+
 def precision_of(job: Job) -> Precision:
     """The precision of a job that was resolved."""
     return "bfloat16" if job.precision == "bfloat16" else "float32"
@@ -245,15 +269,21 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
         )
 
 
-def check_bounds(job: Job, local: Sequence[int]) -> None:
-    """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
-    least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
-    if job.method != "dynamic-batch":
-        return
-    if least > most:
+def check_order(job: Job) -> None:
+    """Refuse bounds for `dynamic-batch` of which the lower one is the larger."""
+    least, most = job.least_local_batch or 1, job.most_local_batch
+    if job.method == "dynamic-batch" and most is not None and least > most:
         raise PlanError(
             f"least_local_batch={least} is more than most_local_batch={most}: give a smaller one"
         )
+
+
+def check_bounds(job: Job, local: Sequence[int]) -> None:
+    """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
+    check_order(job)
+    least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
+    if job.method != "dynamic-batch":
+        return
     for name, bound, missed in (
         ("least_local_batch", least, least * len(local) > sum(local)),
         ("most_local_batch", most, most * len(local) < sum(local)),

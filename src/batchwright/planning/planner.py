@@ -19,7 +19,7 @@ from dataclasses import replace
 from batchwright.errors import PlanError
 from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
 from batchwright.planning.assembly import assemble, stage_of
-from batchwright.planning.choice import Choice, Progress, check_goal, choose
+from batchwright.planning.choice import Choice, Progress, check_progress, choose
 from batchwright.planning.composed import COMPOSED, compose, searched
 from batchwright.planning.experience import Experience, experience_of
 from batchwright.planning.inputs import (
@@ -27,6 +27,7 @@ from batchwright.planning.inputs import (
     SERVED,
     check_bounds,
     check_counts,
+    check_goal,
     check_profiles,
     measured_job,
     planning_job,
@@ -95,6 +96,7 @@ def make_plan(
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, merged, job)
+    check_goal(job)
     asked, job = job, searched(job, merged[0].data)
     kinds = kinds_of(merged, job)
     told = experience_of(merged[0], job, runs)
@@ -103,7 +105,7 @@ def make_plan(
     table = Table(job=job, data=merged[0].data, mixes=mixes, compared=compared)
     table.check_asked()
     progress = _progress(merged, told, compared)
-    check_goal(job, [kind.price for kind in kinds], progress)
+    check_progress(job, progress)
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, bends, choice)
