@@ -838,7 +838,8 @@ def test_several_profiles_and_keys_make_one_plan(command, place, plan_of_digits)
 
 def test_a_plan_learns_from_runs_given_by_folder_or_file(command, place, plan_of_digits):
     _, profile = plan_of_digits
-    run = make_summary(plan=make_plan(data=profile.data))
+    stages = tuple(one.model_copy(update={"resolution": 8}) for one in make_plan().stages)
+    run = make_summary(plan=make_plan(data=profile.data, stages=stages))
     (place / "run").mkdir()
     write_record(run, place / "run" / "summary.json")
     words = ["plan", "profile.json", "goal.accuracy=0.9"]
