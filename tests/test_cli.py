@@ -559,19 +559,15 @@ def in_a_shell(line):
 
 
 @pytest.mark.slow
-def test_the_verbs_pipe(place):
-    batchwright = f"{sys.executable} -m batchwright.cli"
-    job = "workers=1 launch=in-process probe.budget=2 epochs=2 global_batch=128"
-    done = in_a_shell(
-        f"{batchwright} probe {job} | tee profile.json | {batchwright} plan - | tee plan.json | "
-        f"{batchwright} train - --out run --json",
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    plan = Plan.model_validate_json((place / "plan.json").read_text())
-    Profile.model_validate_json((place / "profile.json").read_text())
-    assert result["global_batch_size"] == plan.stages[0].global_batch_size
-    assert result["predicted_epoch_seconds"] == plan.stages[0].predicted_epoch_seconds.value
+def test_the_verbs_pipe(place, command):
+    job = ("workers=1", "launch=in-process", "probe.budget=2", "epochs=2", "global_batch=128")
+    _, profile, _ = command("probe", *job)
+    _, plan, _ = command("plan", "-", stdin=profile)
+    code, out, err = command("train", "-", "--out", "run", "--json", stdin=plan)
+    assert code == 0, err
+    result, planned = json.loads(out), Plan.model_validate_json(plan)
+    assert result["global_batch_size"] == planned.stages[0].global_batch_size
+    assert result["predicted_epoch_seconds"] == planned.stages[0].predicted_epoch_seconds.value
     assert result["epochs"] == 2
     assert Path(result["run_folder"]) == Path("run")
 
