@@ -27,7 +27,7 @@ from batchwright.launch import raise_failure
 from batchwright.probing.commands import Command
 from batchwright.probing.executor import Executor
 from batchwright.probing.worker import Ready
-from batchwright.processes import AGENT_PID, spinning_shortly
+from batchwright.processes import PARENT_PID, spinning_shortly
 from batchwright.records import Job, Record
 from batchwright.reports import ERRORS_FOLDER
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
@@ -151,7 +151,7 @@ class Workers:
             **spinning_shortly(os.environ),
             **{name: str(number) for name, number in numbers.items()},
             "MASTER_ADDR": "localhost",
-            AGENT_PID: str(os.getpid()),
+            PARENT_PID: str(os.getpid()),
             ERRORS_FOLDER: str(self._folder),
         }
         counts = ",".join(map(str, self._counts))

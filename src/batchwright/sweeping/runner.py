@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from batchwright.children import POLL_SECONDS
 from batchwright.documents import write_record
 from batchwright.files import make_folder
-from batchwright.launch import GRACE_SECONDS, POLL_SECONDS, noting_signals
+from batchwright.launch import GRACE_SECONDS, noting_signals
 from batchwright.preparing import TRAINING_KEYS, code_keys
 from batchwright.processes import VERB_PARENT
 from batchwright.records import Plan
