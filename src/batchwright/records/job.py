@@ -433,7 +433,7 @@ class Job(Record):
         None, description="Steps between checkpoints, as well as `checkpoint_seconds`."
     )
     timeout: Positive = Field(
-        120.0, description="Seconds after which a silent collective gives up."
+        120.0, le=1e6, description="Seconds after which a silent collective gives up."
     )
     restarts: Index = Field(
         3,
