@@ -324,4 +324,4 @@ def test_a_session_trains_on_files(root: Path, monkeypatch: pytest.MonkeyPatch) 
                 lambda outputs, labels: outputs.argmax(1) == labels,
             )
     assert shapes == [(6, 3, 24, 24)] * 3 + [(6, 3, TOP, TOP)] * 3
-    assert 0 <= score["value"] <= 1
+    assert 0 <= score["top1"] <= 1

@@ -675,6 +675,16 @@ def any_training(model):
     return any(module.training for module in model.modules())
 
 
+def test_whether_a_guess_is_right_is_the_accuracy_of_the_records(tmp_path):
+    with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=1)) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(one.model(features), labels))
+            means = one.evaluate(Points(4), lambda o, y: torch.arange(4) < 3)
+    assert means == {"top1": 0.75}
+    assert summary_in(tmp_path / "run").epochs[0].top1 == 0.75
+
+
 def test_a_metric_that_is_a_mean_already_is_refused():
     with make_session() as one, pytest.raises(ValueError, match="one value for each, not their"):
         one.evaluate(Points(7), lambda outputs, labels: top1(outputs, labels).float().mean())
