@@ -80,8 +80,19 @@ def list_images(path: Path, job: Job) -> Listing:
     an image's suffix, and links that lead out of the folder are left out.
 
     Raises:
-        DataError: The folder is missing, or not laid out like this, or a class has no image.
+        DataError: The folder is missing, cannot be read, or is not laid out like this, or a class
+            has no image.
     """
+    try:
+        return _listed(path, job)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or path} cannot be read ({error.strerror}): see that this user may "
+            f"read all of {path}, and that nothing changes it meanwhile"
+        ) from error
+
+
+def _listed(path: Path, job: Job) -> Listing:
     if not path.is_dir():
         raise DataError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}")
     folder = _Folder(path.resolve())
@@ -202,8 +213,10 @@ def hold_out(
     later moves few of the others.
     """
     parts: dict[Part, list[ImageFile]] = {"train": [], "val": []}
-    for label, class_name in enumerate(classes):
-        mine = [file for file in files if file.label == label]
+    by_label: list[list[ImageFile]] = [[] for _ in classes]
+    for file in files:
+        by_label[file.label].append(file)
+    for class_name, mine in zip(classes, by_label, strict=True):
         if len(mine) < 2:
             raise DataError(f"class {class_name} has a single image: none can be held out")
         count = min(max(1, round(share * len(mine))), len(mine) - 1)
