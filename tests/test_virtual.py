@@ -224,6 +224,21 @@ def test_updates_that_are_skipped_are_on_record_with_their_round(tmp_path):
     assert [epoch.skipped_steps for epoch in summary.epochs] == [1, 0]
 
 
+@pytest.mark.parametrize("consistency", [None, "bsp"])
+def test_a_batch_that_is_no_number_leaves_no_trace_in_the_weights(tmp_path, consistency):
+    plan, task = make_virtual_plan((8, 8), consistency=consistency, epochs=1), make_task()
+    calls = iter(range(1000))
+
+    def spoil(network, args):
+        return args[0] * float("nan") if network.training and next(calls) == 2 else None
+
+    task.network.register_forward_pre_hook(spoil)
+    train_task(plan, task, CPU, tmp_path / "run", resume=False)
+    summary, weights = result_in(tmp_path / "run")
+    assert [epoch.skipped_steps for epoch in summary.epochs] == [1]
+    assert all(bool(value.isfinite().all()) for value in weights.values())
+
+
 # ------------------------------------------------------------------------------ always the same
 
 
