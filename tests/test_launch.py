@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright import launch
 from batchwright.documents import write_record
 from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
 from batchwright.launch import run_workers
@@ -194,6 +195,52 @@ def test_a_signal_is_passed_on_and_ends_the_wait(work, tmp_path):
         )
     assert caught.value.exit_code == 138
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+class Agent:
+    """In place of an agent, in simulated time: its workers take ``seconds`` to end."""
+
+    def __init__(self, seconds, noted, second_at=None):
+        self.seconds, self.noted, self.second_at = seconds, noted, second_at
+        self.now, self.end = 0.0, None
+
+    def poll(self):
+        return None if self.end is None or self.now < self.end else 1
+
+    def terminate(self):
+        self.end = self.now + self.seconds
+
+    def kill(self):
+        self.end = self.now
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        if self.second_at is not None and self.now > self.second_at:
+            self.noted.append(signal.SIGINT)
+            self.second_at = None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "second_at", "ended", "said"),
+    [
+        (40, None, 40, ""),
+        (1000, None, 70, ", and killed when 60 s had passed: what was done since the last"),
+        (40, 5, 5, ", and killed when a second one came: what was done since the last"),
+    ],
+)
+def test_a_stop_leaves_a_minute_for_step_and_checkpoint_unless_a_second_comes(
+    monkeypatch, seconds, second_at, ended, said
+):
+    noted = [signal.SIGINT]
+    agent = Agent(seconds, noted, second_at)
+    monkeypatch.setattr(launch, "time", agent)
+    told = launch._wait(agent, lambda: None, noted)
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
+    assert agent.now == pytest.approx(ended, abs=1)
 
 
 # ------------------------------------------------------------------------------------ real training

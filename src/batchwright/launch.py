@@ -40,7 +40,10 @@ from batchwright.reports import (
 )
 
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 20.0  # from a stop signal until the agent is killed, workers with it
+GRACE_SECONDS = 60.0
+"""From a stop signal until workers are killed: for the step in progress and a checkpoint."""
+
+_AGENT_SECONDS = 10.0  # more, until their agent is
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -94,7 +97,7 @@ def run_workers(
         "port": port,
         "restarts": restarts,
         "logs": str(folder),
-        "grace": int(GRACE_SECONDS / 2),
+        "grace": int(GRACE_SECONDS),
     }
     environment = {
         **spinning_shortly(os.environ),
@@ -112,9 +115,9 @@ def run_workers(
             env=environment,
             start_new_session=True,  # the terminal's Ctrl-C is for this process alone
         )
-        _wait(agent, look, noted)
+        lost = _wait(agent, look, noted)
     if noted:
-        raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
+        raise Interrupted(noted[0], f"stopped by signal {noted[0]}{lost}")
     if agent.returncode:
         ended = folder / AGENT_REPORT
         codes = json.loads(ended.read_text(encoding="utf-8")) if ended.exists() else {}
@@ -139,15 +142,18 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - a caller without a console of its own
 
 
-def _wait(agent: subprocess.Popen[bytes], poll: Callable[[], None], noted: list[int]) -> None:
+def _wait(agent: subprocess.Popen[bytes], poll: Callable[[], None], noted: list[int]) -> str:
+    """Until the workers have ended; returns what to add to the message of a stop."""
     told: float | None = None
+    waited = 0.0
     try:
         while agent.poll() is None:
             poll()
             if noted and told is None:
                 agent.terminate()
                 told = time.monotonic()
-            if (told is not None and time.monotonic() - told > GRACE_SECONDS) or len(noted) > 1:
+            waited = 0.0 if told is None else time.monotonic() - told
+            if waited > GRACE_SECONDS + _AGENT_SECONDS or len(noted) > 1:
                 agent.kill()
             time.sleep(POLL_SECONDS)
         poll()
@@ -155,6 +161,10 @@ def _wait(agent: subprocess.Popen[bytes], poll: Callable[[], None], noted: list[
         if agent.poll() is None:
             agent.kill()
             agent.wait()
+    if len(noted) < 2 and waited < GRACE_SECONDS:
+        return ""
+    why = "a second one came" if len(noted) > 1 else f"{GRACE_SECONDS:.0f} s had passed"
+    return f", and killed when {why}: what was done since the last checkpoint is lost"
 
 
 @contextmanager
