@@ -149,7 +149,7 @@ def test_a_worker_that_is_killed_as_it_starts_is_told(folder, monkeypatch):
         ours, theirs = socket.socketpair()
         theirs.close()
         self._lines.append(ours)
-        self._processes.append(subprocess.Popen(["sh", "-c", "kill -KILL $$"]))
+        self._processes.append(subprocess.Popen(["/bin/sh", "-c", "kill -KILL $$"]))
 
     monkeypatch.setattr(Workers, "_start_one", start_one)
     said = rf"one of 2 worker\(s\) .*out of memory\?\): .*fewer workers; logs are in {folder}$"
