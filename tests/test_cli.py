@@ -536,7 +536,7 @@ def test_ones_own_data_and_network_run_from_probe_to_report(command, mine, place
 def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, place):
     plan = plan_without_profile(
         Job(data="mine:data", network="mine:network", launch="in-process", epochs=5000, workers=1),
-        make_data(train_samples=40, digest=open_data(Job(data="mine:data")).facts.digest),
+        open_data(Job(data="mine:data")).facts,
         make_network(name="mine:network"),
     )
 
