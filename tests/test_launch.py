@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright import children, launch
 from batchwright.documents import write_record
 from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
 from batchwright.launch import run_workers
@@ -193,6 +194,54 @@ def test_a_signal_is_passed_on_and_ends_the_wait(work, tmp_path):
         )
     assert caught.value.exit_code == 138
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+class Lingering:
+    """In place of a worker's process, in simulated time: asked to end, it takes ``seconds``."""
+
+    def __init__(self, seconds, noted, second_at):
+        self.seconds, self.noted, self.second_at = seconds, noted, second_at
+        self.now, self.end = 0.0, None
+
+    def poll(self):
+        return None if self.end is None or self.now < self.end else 1
+
+    def send_signal(self, number):
+        self.end = self.now + (0 if number == signal.SIGKILL else self.seconds)
+
+    def wait(self):
+        assert self.poll() is not None
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        if self.second_at is not None and self.now > self.second_at:
+            self.noted.append(signal.SIGINT)
+            self.second_at = None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "second_at", "ended", "said"),
+    [
+        (40, None, 40, ""),
+        (1000, None, 60, ", and killed when 60 s had passed: what was done since the last"),
+        (40, 5, 5, ", and killed when a second one came: what was done since the last"),
+    ],
+)
+def test_a_stop_leaves_a_minute_for_step_and_checkpoint_unless_a_second_comes(
+    tmp_path, monkeypatch, seconds, second_at, ended, said
+):
+    noted = [signal.SIGINT]
+    process = Lingering(seconds, noted, second_at)
+    monkeypatch.setattr(children, "time", process)
+    workers = children.Children(["unused"], threads=1, folder=tmp_path, environment={})
+    workers._processes[0] = process
+    told = launch._stop(workers, lambda: None, noted)
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
+    assert process.now == pytest.approx(ended, abs=1)
 
 
 # ------------------------------------------------------------------------------------ real training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from batchwright.probing import commands
 from batchwright.probing.executor import Executor
 from batchwright.probing.probe import measure_points, probe
 from batchwright.probing.visiting import MOST_RESTARTS
+from batchwright.probing.workers import Workers
 from batchwright.records import Job, ProbeSettings
 from test_launch import processes_naming, wait_until
 
@@ -140,6 +142,19 @@ def test_workers_that_die_before_any_measurement_are_told(folder, monkeypatch):
     monkeypatch.setenv("DEADLY_BATCH", "2")
     with pytest.raises(WorkerError, match="a worker was killed while it built the network"):
         probe(job_of(network="probed_networks:Deadly"), folder)
+
+
+def test_a_worker_that_is_killed_as_it_starts_is_told(folder, monkeypatch):
+    def start_one(self, *_):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        self._lines.append(ours)
+        self._processes.append(subprocess.Popen(["/bin/sh", "-c", "kill -KILL $$"]))
+
+    monkeypatch.setattr(Workers, "_start_one", start_one)
+    said = rf"one of 2 worker\(s\) .*out of memory\?\): .*fewer workers; logs are in {folder}$"
+    with pytest.raises(WorkerError, match=said), Workers(job_of(), folder, [1, 2], []):
+        pass
 
 
 def test_a_workers_own_error_is_told_on_one_line(folder, monkeypatch):

@@ -191,6 +191,8 @@ def test_weights_of_another_network_are_refused_in_one_line(tmp_path):
     [
         (b"", "damaged|not plain tensors"),
         (b"not weights at all", "not plain tensors|damaged"),
+        (b"epochs: 3\n", "not plain tensors|damaged"),
+        (b"run\n", "not plain tensors|damaged"),
         ({}, "neither a state_dict"),
         ({"epoch": 3}, "neither a state_dict"),
         ([1, 2], "neither a state_dict"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from batchwright.processes import PARENT_PID, STARTED, spinning_shortly
+from batchwright.processes import PARENT_PID, spinning_shortly
 from batchwright.reports import ERRORS_FOLDER
 
 POLL_SECONDS = 0.1
@@ -78,7 +78,6 @@ class Children:
                 **environment,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
-                STARTED: str(time.time()),
             },
             pass_fds=files,
             start_new_session=True,  # the terminal's Ctrl-C is for this process alone

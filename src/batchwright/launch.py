@@ -28,10 +28,13 @@ from batchwright.errors import (
     JobError,
     WorkerError,
 )
-from batchwright.processes import LAUNCH, STORE_SOCKET
+from batchwright.processes import LAUNCH, STARTED, STORE_SOCKET
 from batchwright.reports import forget_reports, killed, name_of, reports_in
 
-GRACE_SECONDS = 20.0  # from a stop signal until workers are killed
+GRACE_SECONDS = 60.0
+"""From a stop signal until workers are killed: for the step in progress and a checkpoint."""
+
+_LAST_SECONDS = 20.0  # for the others to end, once a worker has failed
 _ADDRESS = "127.0.0.1"  # where they meet
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -76,6 +79,7 @@ def run_workers(
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(workers),
         LAUNCH: str(uuid.uuid4()),
+        STARTED: str(time.time()),
     }
     children = Children(
         [module, *arguments], threads=threads, folder=folder, environment=environment
@@ -85,6 +89,7 @@ def run_workers(
             for number in count(1):
                 _start(children, workers, port)
                 codes = _watch(children, poll, noted)
+                lost = _stop(children, poll, noted)
                 if noted or not codes:
                     break
                 if number > restarts or _comes_again(folder):
@@ -95,7 +100,7 @@ def run_workers(
         finally:
             children.close()
     if noted:
-        raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
+        raise Interrupted(noted[0], f"stopped by signal {noted[0]}{lost}")
 
 
 def _start(children: Children, workers: int, port: int) -> None:
@@ -127,22 +132,35 @@ def refuse_busy_port(port: int) -> None:
 
 
 def _watch(children: Children, poll: Callable[[], None], noted: list[int]) -> dict[int, int]:
-    """Stay until all have ended, or one has failed or a signal come, which ends the others.
+    """Stay until all have ended, or one has failed or a signal come.
 
     Returns:
-        Exit codes, by rank, of those that failed first; the others' ends are a consequence.
+        Exit codes, by rank, of those that failed first.
     """
     while children.running() and not noted:
         poll()
         if children.failures():
             break
         time.sleep(POLL_SECONDS)
-    first = children.failures()
+    return children.failures()
+
+
+def _stop(children: Children, poll: Callable[[], None], noted: list[int]) -> str:
+    """End those that are left, which may first write a checkpoint if a signal is why.
+
+    Returns:
+        What to add to the message of a stop.
+    """
     children.send(signal.SIGTERM)
-    children.wait(GRACE_SECONDS, poll, unless=lambda: len(noted) > 1)
+    seconds = GRACE_SECONDS if noted else _LAST_SECONDS
+    children.wait(seconds, poll, unless=lambda: len(noted) > 1)
+    killed_them = children.running()
     children.kill()
     poll()
-    return first
+    if not killed_them:
+        return ""
+    why = "a second one came" if len(noted) > 1 else f"{seconds:.0f} s had passed"
+    return f", and killed when {why}: what was done since the last checkpoint is lost"
 
 
 def _comes_again(folder: Path) -> bool:

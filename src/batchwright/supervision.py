@@ -18,6 +18,7 @@ from typing import Any
 from batchwright.children import POLL_SECONDS, Children
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.launch import GRACE_SECONDS, last_line, noting_signals, raise_failure
+from batchwright.processes import STARTED
 from batchwright.reports import (
     ERRORS_FOLDER,
     SERVER_RANK,
@@ -117,7 +118,7 @@ class _Run:
     def start(self) -> None:
         """Start all workers that are left."""
         for rank in self._left:
-            self._workers.start(rank)
+            self._start(rank)
 
     def watch(self, poll: Callable[[], None], noted: list[int]) -> None:
         """Until the server has ended well, or the run is stopped or lost."""
@@ -150,6 +151,9 @@ class _Run:
         """End whatever still runs."""
         self._workers.close()
         self._server.close()
+
+    def _start(self, rank: int) -> None:
+        self._workers.start(rank, {STARTED: str(time.time())})
 
     # --------------------------------------------------------------------------------- what happens
 
@@ -197,7 +201,7 @@ class _Run:
             self._restarts += 1
             self._tell(f"{what}; it was started again ({self._restarts} of {self._most})")
             forget_report(self._folder, rank)
-            self._workers.start(rank)
+            self._start(rank)
             return
         self._left.remove(rank)
         self._workers.forget(rank)

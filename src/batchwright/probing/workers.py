@@ -141,7 +141,14 @@ class Workers:
         meeting = self._folder / f"meeting{self._starts}"
         for rank in range(workers):
             self._start_one(rank, workers, meeting)
-        self._read(Ready, START_SECONDS)
+        try:
+            self._read(Ready, START_SECONDS)
+        except Killed:  # no step yet that could be smaller
+            fewer = " or start fewer workers" if workers > 1 else ""
+            raise WorkerError(
+                f"one of {workers} worker(s) was killed by SIGKILL as it started (out of memory?): "
+                f"free memory{fewer}; logs are in {self._folder}"
+            ) from None
 
     def _start_one(self, rank: int, workers: int, meeting: Path) -> None:
         numbers = {

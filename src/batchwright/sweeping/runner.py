@@ -34,7 +34,7 @@ from batchwright.sweeping.slots import Slots, width_of
 
 State = Literal["waiting", "stopped", "failed", "done"]
 
-_LAST_SECONDS = GRACE_SECONDS + 5.0  # a cell with workers of its own waits so long for them
+_LAST_SECONDS = GRACE_SECONDS + 15.0  # a cell with workers of its own waits so long for them
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import RunState
 from batchwright.training.merging import layout, pack, unpack
 from batchwright.training.meter import EpochMeter
+from batchwright.training.normalization import Statistics
 from batchwright.training.passes import Passes
 from batchwright.training.round_sharing import RoundSharing
 from batchwright.training.running import Setup
@@ -72,6 +73,7 @@ class ServerRun:
             self._state,
             self._reducer,
             setup.updater(trained),
+            Statistics(setup.model),
             self._sharing,
             self._clock,
             lambda: (False, False),  # nobody else takes part in a step
@@ -170,11 +172,12 @@ class ServerRun:
         )
         if stopped:
             self._client.stop(self._setup.stop.number)
+        seconds = time.perf_counter() - started
+        self._clock.leave_out(seconds)
         if self._unsettled is not None:
             self._unsettled.setdefault("scores", sums)
             self._unsettled.setdefault("count", count)
-            spent = self._unsettled.get("evaluation", 0.0) + time.perf_counter() - started
-            self._unsettled["evaluation"] = spent
+            self._unsettled["evaluation"] = self._unsettled.get("evaluation", 0.0) + seconds
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
