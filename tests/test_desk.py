@@ -1,0 +1,110 @@
+"""What the parameter server does for workers that come and go, without processes or a network."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+from batchwright.training.desk import Arrival, Desk
+from batchwright.training.recorder import Recorder
+from batchwright.training.server_keeper import ServerKeeper
+from servers import make_server_plan, numbers
+
+
+class Served:
+    """A server, and workers that do at once what they are told."""
+
+    def __init__(self, plan, folder=None, *, resume=False):
+        self.plan, self.folder = plan, folder
+        self.recorder = Recorder(folder, plan)
+        self.desk = Desk(plan, self.recorder)
+        self.keeper = ServerKeeper(folder, plan, self.desk, self.recorder)
+        self.keeper.prepare(resume=resume)
+        self.links, self.told = {}, {}
+
+    def come(self, *ranks):
+        """Workers are there, and ask for their first rounds."""
+        for rank in ranks:
+            self.links[rank] = SimpleNamespace(close=lambda: None)
+            arrival = Arrival(rank, f"here/{rank}", self.plan.data.train_samples, (), {})
+            weights = numbers(1.0) if rank == 0 else None
+            self.desk.join(arrival, weights, self.links[rank])
+            self.desk.ask(rank)
+
+    def answer(self, rank):
+        """What a worker is told to do; it does nothing of that yet."""
+        self.told[rank] = self.desk.answer(rank, 0)
+        return self.told[rank]
+
+    def push(self, rank, *, seconds=0.5):
+        """A worker ends its round, which took so many seconds."""
+        told = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1}
+        self.desk.push(rank, numbers(2.0), told | {"compute": seconds}, 0.01)
+        return self.answer(rank)
+
+    def settle(self, rank):
+        """A worker has its answer, unless it waits, and has evaluated where that says so."""
+        if self.told[rank] is None:
+            return
+        scores = {"top1": 6.0} if self.told[rank].values["evaluate"] else None
+        self.desk.settle(rank, {"exchange": 0.1, "evaluation": 1.0, "scores": scores, "count": 12})
+
+    def train(self, *ranks):
+        """Workers end a round each, one after the other."""
+        for rank in ranks:
+            self.push(rank)
+            self.settle(rank)
+
+    def lose(self, rank):
+        self.desk.lose(rank, self.links[rank], "killed")
+
+    def again(self):
+        """The server that goes on from a checkpoint of this moment."""
+        self.keeper.save_last()
+        self.keeper.settle()
+        return Served(self.plan, self.folder, resume=True)
+
+    @property
+    def accuracies(self):
+        """Of each epoch on record."""
+        self.desk.close_book()
+        return [epoch.top1 for epoch in self.recorder.epochs]
+
+    @property
+    def lines(self):
+        return [json.loads(x) for x in (self.folder / "metrics.jsonl").open()]
+
+    @property
+    def notes(self):
+        return [line["text"] for line in self.lines if line["kind"] == "note"]
+
+
+def begun(plan, folder=None):
+    """A server whose workers are all in their first rounds."""
+    served = Served(plan, folder)
+    served.come(*range(plan.workers))
+    for rank in range(plan.workers):
+        assert served.answer(rank).kind == "round"
+    return served
+
+
+# -------------------------------------------------------------------------------------- checkpoints
+
+
+def test_rounds_that_ended_before_a_checkpoint_belong_to_the_epoch_in_progress(tmp_path):
+    served = begun(make_server_plan((6, 6), epochs=4), tmp_path)
+    served.train(0, 1, 0, 1, 0)
+    served.push(1)  # its third round: how long the exchange took is not known yet
+    again = served.again()
+    assert [line["kind"] for line in again.lines[-3:]] == ["note", "round", "epoch"]
+    assert again.lines[-1]["epoch"] == 2
+    again.come(0, 1)
+    again.answer(0)
+    again.answer(1)
+    again.train(0, 1)
+    again.desk.close_book()
+    epochs = again.recorder.epochs
+    assert [(epoch.epoch, epoch.samples) for epoch in epochs] == [(n, 12) for n in range(4)]
+    assert [epoch.whole for epoch in epochs] == [True, True, False, True]
+    assert [epoch.top1 for epoch in epochs[:2]] == [0.5, 0.5]
+    assert sum(one.samples for one in again.desk.book.rounds) == 48
