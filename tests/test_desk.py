@@ -46,7 +46,7 @@ class Served:
         """A worker has its answer, unless it waits, and has evaluated where that says so."""
         if self.told[rank] is None:
             return
-        scores = {"top1": 6.0} if self.told[rank].values["evaluate"] else None
+        scores = {"top1": 6.0} if self.told[rank].values["evaluate"] is not None else None
         self.desk.settle(rank, {"exchange": 0.1, "evaluation": 1.0, "scores": scores, "count": 12})
 
     def train(self, *ranks):
@@ -108,3 +108,82 @@ def test_rounds_that_ended_before_a_checkpoint_belong_to_the_epoch_in_progress(t
     assert [epoch.whole for epoch in epochs] == [True, True, False, True]
     assert [epoch.top1 for epoch in epochs[:2]] == [0.5, 0.5]
     assert sum(one.samples for one in again.desk.book.rounds) == 48
+
+
+# ------------------------------------------------------------------- evaluations that are cut short
+
+
+def test_an_evaluation_cut_short_by_a_stop_is_done_after_the_resume(tmp_path):
+    served = begun(make_server_plan((6, 6), epochs=1), tmp_path)
+    served.train(0)
+    assert served.push(1).values["evaluate"] == 0
+    again = served.again()
+    again.come(0, 1)
+    assert [again.answer(rank).kind for rank in (0, 1)] == ["done", "done"]
+    assert [again.told[rank].values["evaluate"] for rank in (0, 1)] == [0, None]
+    again.settle(0)
+    assert again.accuracies == [0.5]
+    third = again.again()
+    third.come(0, 1)
+    assert third.answer(0).values["evaluate"] is None
+
+
+def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
+    served = begun(make_server_plan((6, 6), epochs=1))
+    served.train(0)
+    assert served.push(1).values["evaluate"] == 0
+    assert served.answer(0).kind == "done"
+    served.desk.leave(0)
+    served.lose(1)
+    assert not served.desk.deserted
+    served.come(1)
+    assert (served.answer(1).kind, served.told[1].values["evaluate"]) == ("done", 0)
+    served.settle(1)
+    served.desk.leave(1)
+    assert served.desk.deserted
+    assert served.accuracies == [0.5]
+
+
+def test_a_worker_that_was_lost_while_it_evaluated_alone_does_it_when_it_is_back():
+    served = begun(make_server_plan((6,), epochs=2))
+    assert served.push(0).values["evaluate"] == 0
+    served.lose(0)
+    served.come(0)
+    assert served.answer(0).kind == "round"
+    assert served.told[0].values["evaluate"] == 0
+    served.settle(0)
+    served.train(0)
+    assert served.accuracies == [0.5, 0.5]
+
+
+def test_another_evaluates_for_one_that_is_lost():
+    served = begun(make_server_plan((6, 6), epochs=3))
+    served.train(0)
+    assert served.push(1).values["evaluate"] == 0
+    served.lose(1)
+    assert served.push(0).values["evaluate"] == 0
+    assert served.told[0].kind == "round"
+    served.settle(0)
+    assert served.recorder.epochs[0].top1 == 0.5
+
+
+# ------------------------------------------------------------------------------- workers that leave
+
+
+def test_the_round_of_one_that_left_without_a_word_is_anothers_in_the_end():
+    served = begun(make_server_plan((6, 6), epochs=1))
+    served.lose(0)
+    assert served.push(1) is None
+    served.desk.give_up_lost(1000.0)
+    assert served.answer(1) is None
+    served.desk.give_up_lost(0.0)
+    assert served.answer(1).kind == "round"
+    served.train(1)
+    assert served.desk.finished
+
+
+def test_nobody_is_given_up_while_nobody_else_is_there():
+    served = begun(make_server_plan((6,), epochs=1))
+    served.lose(0)
+    served.desk.give_up_lost(0.0)
+    assert not served.desk.deserted

@@ -85,6 +85,7 @@ class ServerProcess:
                 time.sleep(POLL_SECONDS)
                 if self._problems:
                     raise self._problems[0]
+                self._desk.give_up_lost(self._plan.job.timeout)
                 self._keeper.check()
                 self._keeper.save_best()
                 self._keeper.save_if_due()
