@@ -187,3 +187,10 @@ def test_nobody_is_given_up_while_nobody_else_is_there():
     served.lose(0)
     served.desk.give_up_lost(0.0)
     assert not served.desk.deserted
+
+
+def test_a_run_that_goes_on_has_its_weights_and_does_not_wait_for_the_gone(tmp_path):
+    again = begun(make_server_plan((6, 6)), tmp_path).again()
+    again.come(1)
+    again.desk.give_up(0)
+    assert again.answer(1).kind == "round"

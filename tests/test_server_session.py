@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import Counter
 from contextlib import suppress
 from statistics import median
@@ -13,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from batchwright.documents import read_record
-from batchwright.errors import PlanError
+from batchwright.errors import PlanError, TrainingError
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import LearningRateRule, RunSummary
 from batchwright.training.checkpoint import load_checkpoint
@@ -21,6 +22,7 @@ from batchwright.training.link import connect
 from batchwright.training.merging import layout, pack
 from batchwright.training.sampler import epoch_order, step_sizes
 from batchwright.training.server_client import ServerClient
+from batchwright.training.server_process import ServerProcess
 from gloo import Crew
 from hosting import KEY, Pictures, Points, hosted, make_model, train, values_of, without_compiler
 from served import make_served_plan
@@ -323,6 +325,14 @@ def test_a_worker_that_leaves_without_a_word_leaves_its_round_to_the_others():
         other.bye()
         other.close()
     assert sorted(starts) == [0, 12]
+
+
+def test_a_run_whose_first_weights_will_never_come_ends():
+    plan, orders = make_served_plan((8, 8), (12, 12)), [{"gone": 0}]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = ServerProcess(plan, None, resume=False, listener=listener, key=KEY, orders=orders)
+        with pytest.raises(TrainingError, match="worker 0 is gone for good and had not brought"):
+            server.serve()
 
 
 # -------------------------------------------------------------------------------------- bad input

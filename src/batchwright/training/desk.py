@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from batchwright.errors import PlanError
+from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, RoundRecord
 from batchwright.training.ended_rounds import EndedRounds
 from batchwright.training.link import Link
@@ -165,8 +165,17 @@ class Desk:
             self._hand_out()
 
     def give_up(self, rank: int) -> None:
-        """A worker is lost for good: the others share its samples."""
+        """A worker is lost for good: the others share its samples.
+
+        Raises:
+            TrainingError: It was to bring the first weights.
+        """
         with self.lock:
+            if self.server is None and rank == 0:
+                raise TrainingError(
+                    "worker 0 is gone for good and had not brought the first weights, which all "
+                    "begin with: look into its log, and resume the run"
+                )
             self._gone.add(rank)
             self.book.gone.add(rank)
             self._lost.pop(rank, None)

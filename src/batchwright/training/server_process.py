@@ -210,7 +210,10 @@ class ServerProcess:
 
     def _take_orders(self) -> None:
         for order in self._orders:
-            self._desk.give_up(order["gone"])
+            try:
+                self._desk.give_up(order["gone"])
+            except Exception as error:  # noqa: BLE001 - as above
+                self._problems.append(error)
 
 
 def _orders() -> Iterator[dict[str, Any]]:
