@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import pytest
+
 from batchwright.training.desk import Arrival, Desk
 from batchwright.training.recorder import Recorder
 from batchwright.training.server_keeper import ServerKeeper
-from servers import make_server_plan, numbers
+from servers import make_rule, make_server_plan, numbers
 
 
 class Served:
@@ -194,3 +196,21 @@ def test_a_run_that_goes_on_has_its_weights_and_does_not_wait_for_the_gone(tmp_p
     again.come(1)
     again.desk.give_up(0)
     assert again.answer(1).kind == "round"
+
+
+# ------------------------------------------------------------------------------------------ shares
+
+
+@pytest.mark.parametrize(("steps", "told"), [(None, True), (3, False)])
+def test_shares_are_told_where_they_decide_how_long_rounds_are(tmp_path, steps, told):
+    plan = make_server_plan((6, 6), epochs=6, rule=make_rule(exchange_steps=steps))
+    served = begun(plan, tmp_path)
+    for _ in range(3):
+        for rank, seconds in enumerate((0.5, 1.0)):
+            served.push(rank, seconds=seconds)
+            served.settle(rank)
+    served.desk.give_up(1)
+    assert [note for note in served.notes if "samples per round" in note] == [
+        "so that all workers end their rounds together, samples per round are now 8, 4",
+        "worker 1 is gone for good: samples per round are now 12, 0",
+    ] * told

@@ -183,7 +183,8 @@ class Desk:
             text = f"worker {rank} is gone for good"
             if self.server is not None and rank not in self.server.rounds.gone:
                 self.server.lose(rank, for_good=True)
-                if len(self._gone) < self._plan.workers and not self.finished:
+                others = len(self._gone) < self._plan.workers and not self.finished
+                if others and self.server.rounds.whole:
                     text += f": samples per round are now {self._told_shares()}"
             self._recorder.note(text)
             self._hand_out()
