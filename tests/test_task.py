@@ -11,8 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.errors import FileError, JobError
+from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
+from batchwright.training import loop
 from batchwright.workload import task
+from batchwright.workload.sources import open_data
+from samples import make_job, make_network
 
 USER_MODULE = """
 import torch
@@ -153,6 +157,23 @@ def test_weights_come_back_from_a_state_dict_and_from_a_checkpoint(tmp_path, wra
     network = build(seed=2)
     assert task.load_weights(network, tmp_path / "w.pt") == []
     assert same(network, source)
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["begun", "resumed before a checkpoint"])
+def test_training_starts_from_the_jobs_weights(tmp_path, monkeypatch, resume):
+    torch.save(build("vgg8", seed=1).state_dict(), tmp_path / "w.pt")
+    job = make_job(data="digits", network="vgg8", resolutions=(8,), weights=str(tmp_path / "w.pt"))
+    plan = plan_without_profile(job, open_data(job).facts, make_network(name="vgg8"))
+    found = []
+
+    def begin(network, *_, **__):
+        found.append(network)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "Session", begin)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(plan, run_folder=tmp_path / "run", resume=resume)
+    assert same(found[0], build("vgg8", seed=1))
 
 
 def test_a_classifier_of_other_classes_stays_fresh_and_is_reported(tmp_path):

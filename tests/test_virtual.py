@@ -29,6 +29,7 @@ from batchwright.training.merging import pack, unpack, weighted_mean
 from batchwright.training.randomness import seed_worker
 from batchwright.training.sampler import epoch_order, step_sizes
 from batchwright.training.virtual import train_task, train_virtually
+from batchwright.training.virtual_rounds import VirtualRounds
 from batchwright.workload.sources import open_data
 from batchwright.workload.task import build_optimizer
 from hosting import KEY, hosted
@@ -464,6 +465,22 @@ def test_every_epoch_is_scored_and_every_sample_of_it_trained_on(tmp_path):
     assert kinds.count("epoch") == 3
     assert kinds.count("round") == len(summary.rounds)
     assert "a virtual cluster of 3 workers" in lines[0]["text"]
+
+
+def test_every_epoch_is_scored_in_a_run_that_goes_on_after_it_was_killed(tmp_path, monkeypatch):
+    begin = VirtualRounds._begin
+
+    def killed(rounds, worker, ticket, start):
+        if rounds._run.state.epoch == 2:
+            raise KeyboardInterrupt  # no checkpoint is written on the way
+        return begin(rounds, worker, ticket, start)
+
+    monkeypatch.setattr(VirtualRounds, "_begin", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(plan_of("asp", checkpoint_steps=1), tmp_path / "run")
+    monkeypatch.undo()
+    summary, _ = train(plan_of("asp"), tmp_path / "run", resume=True)
+    assert [record.val_count for record in summary.epochs] == [40] * 3
 
 
 def test_no_run_folder_keeps_nothing(tmp_path, monkeypatch):

@@ -113,6 +113,7 @@ class _Run:
         self._folder, self._most = folder, restarts
         self._restarts = 0
         self._left = list(range(workers))  # those that are not gone for good
+        self._gone: list[int] = []
         self._silent: set[int] = set()
 
     def start(self) -> None:
@@ -175,6 +176,8 @@ class _Run:
         for rank in [SERVER_RANK, *self._left]:
             forget_report(self._folder, rank)
         self._server.start(resume=True)
+        for rank in self._gone:  # it would wait for them
+            self._server.give_up(rank)
         self.start()
 
     def _look_at_workers(self) -> None:
@@ -204,6 +207,7 @@ class _Run:
             self._start(rank)
             return
         self._left.remove(rank)
+        self._gone.append(rank)
         self._workers.forget(rank)
         if not self._left:
             self._end(rank, code)

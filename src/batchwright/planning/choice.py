@@ -124,15 +124,7 @@ def check_goal(job: Job, hourly: Sequence[float | None], progress: Progress) -> 
         PlanError: A price, a target or a noise scale is missing.
     """
     goal = job.goal
-    for key, wanted in (
-        ("goal.objective=cost", goal.objective == "cost"),
-        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
-    ):
-        if wanted and any(price is None for price in hourly):
-            raise PlanError(
-                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
-                "each of goal.kinds"
-            )
+    check_prices(job, hourly)
     if goal.objective != "target-accuracy":
         return
     if goal.accuracy is None:
@@ -146,6 +138,24 @@ def check_goal(job: Job, hourly: Sequence[float | None], progress: Progress) -> 
             "the profile holds no gradient noise scale and no run was given: probe again with a "
             "larger probe.budget, or give a finished run"
         )
+
+
+def check_prices(job: Job, hourly: Sequence[float | None]) -> None:
+    """Refuse an objective or limit that needs a price where there is none.
+
+    Raises:
+        PlanError: A price is missing.
+    """
+    goal = job.goal
+    for key, wanted in (
+        ("goal.objective=cost", goal.objective == "cost"),
+        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
+    ):
+        if wanted and any(price is None for price in hourly):
+            raise PlanError(
+                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
+                "each of goal.kinds"
+            )
 
 
 def choose(job: Job, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> Choice:

@@ -65,7 +65,7 @@ def train(
         NewPlan: Advice was taken: the run folder's plan is another now, to be resumed.
     """
     job = plan.job
-    task = open_task(plan, resolve_device(job.device, local_rank), resume=resume)
+    task = open_task(plan, resolve_device(job.device, local_rank))
     seed_worker(job.seed, 0, int(os.environ.get("RANK", "0")))  # dropout: each draws its own
     with Session(
         task.network,
@@ -111,13 +111,12 @@ class Task:
         return self.loss(self.network(images), labels)
 
 
-def open_task(plan: Plan, device: torch.device, *, resume: bool) -> Task:
+def open_task(plan: Plan, device: torch.device) -> Task:
     """Open the data of a plan's job, and build its network, loss and optimizer.
 
     Args:
         plan: What will be followed.
         device: Where the network computes and batches arrive.
-        resume: Whether weights come from a checkpoint.
 
     Raises:
         PlanError: The data are not those of the plan.
@@ -135,7 +134,7 @@ def open_task(plan: Plan, device: torch.device, *, resume: bool) -> Task:
         dropout=plan.stages[0].dropout,
         seed=job.seed,
     ).to(device)
-    if job.weights is not None and not resume:
+    if job.weights is not None:  # a checkpoint replaces them, if there is one
         load_weights(network, job.weights)
     freeze(network, job.frozen)
     if job.batch_norm == "synchronized":

@@ -346,10 +346,9 @@ class VirtualRounds:
     def _follow(self) -> None:
         """Make shares again by the simulated times, so that all end their rounds together."""
         plan, rounds = self._run.plan, self._server.rounds
-        whole = plan.server is not None and plan.server.exchange_steps is None
         latest = max(row for row, _ in self._seconds.values())
         seconds = {worker: one for worker, (row, one) in self._seconds.items() if row == latest}
-        if plan.job.dual.shares != "measured" or not whole or len(seconds) < plan.workers:
+        if plan.job.dual.shares != "measured" or len(seconds) < plan.workers:
             return
         made = rounds.follow(seconds)
         if made is not None:
