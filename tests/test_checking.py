@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 
 from batchwright.checking import chosen_points, compare, open_again, with_points
 from batchwright.errors import PlanError
+from batchwright.planning.planner import make_plan
 from batchwright.records import (
     Check,
     Cluster,
@@ -127,10 +128,24 @@ def test_the_profile_takes_the_new_points_in_and_pools_those_it_had():
         assert getattr(check.profile, field) == getattr(profile, field)
 
 
-def test_points_of_another_machine_do_not_go_into_the_profile():
-    other = make_profile().cluster.model_copy(update={"torch": "2.6.0"})
-    with pytest.raises(PlanError, match=r"2\.6\.0"):
+@pytest.mark.parametrize("virtual", [{}, {"sample_seconds": 0.02, "step_seconds": 0.1}])
+def test_a_simulated_plan_has_nothing_to_check(virtual):
+    job = make_job(launch="virtual", workers=4, virtual=virtual)
+    plan = make_plan(make_profile(), job)
+    with pytest.raises(PlanError, match="simulated cluster"):
+        chosen_points(plan, 3)
+    here = plan.model_copy(update={"job": job.model_copy(update={"launch": "local"})})
+    with pytest.raises(PlanError, match="nothing can be checked"):
+        chosen_points(here, 3)
+
+
+@pytest.mark.parametrize("change", [{"torch": "2.6.0"}, {"device_name": "Other CPU"}])
+def test_points_of_another_machine_do_not_go_into_the_profile(change):
+    other = make_measured().cluster.model_copy(update=change)
+    with pytest.raises(PlanError, match=next(iter(change.values()))):
         with_points(make_measured(), cluster=other, steps=(make_step(1, 24),))
+    with pytest.raises(PlanError, match=next(iter(change.values()))):
+        compare(make_choice(), (), Measured(cluster=other), make_measured())
 
 
 def test_a_new_plan_chooses_the_workers_again_unless_they_were_asked_for():

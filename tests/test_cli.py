@@ -617,8 +617,10 @@ def measuring(monkeypatch):
     """In place of measuring: every step takes ``factor`` times as long as it truly would."""
     asked = []
 
-    def measure(job, points, folder, *, visits=3, progress=None):
+    def measure(job, points, folder, *, visits=3, accept=None, progress=None):
         assert folder.is_dir()
+        if accept is not None:
+            accept(measure.cluster)
         asked.append((job, points))
         return Measured(
             steps=tuple(make_step(n, b, measure.factor, resolution=r) for n, r, b in points),
@@ -628,11 +630,12 @@ def measuring(monkeypatch):
                 )
                 for n, r, b in points
             ),
-            cluster=make_profile().cluster,
+            cluster=measure.cluster,
             out_of_memory=(),
         )
 
     measure.factor = 1.0
+    measure.cluster = make_profile().cluster
     measure.asked = asked
     monkeypatch.setattr("batchwright.probing.probe.measure_points", measure)
     return measure
@@ -689,6 +692,21 @@ def test_a_check_adds_its_points_to_the_profile_and_says_what_a_new_plan_would_c
     assert command("plan", "better.json")[0] == 0
     ((_, points),) = measuring.asked
     assert len(points) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"device_name": "Other CPU"}, "and this is Other CPU"), ({"torch": "2.6.0"}, "torch is")],
+)
+def test_a_check_on_another_machine_than_the_profiles_is_refused_before_it_measures(
+    command, place, plan_of_digits, measuring, change, named
+):
+    measuring.cluster = measuring.cluster.model_copy(update=change)
+    code, _, err = command("check", "plan.json", "--profile", "profile.json")
+    assert code == 2
+    assert named in err.replace("\n", " ")
+    assert not measuring.asked
+    assert command("check", "plan.json")[0] == 0
 
 
 @pytest.fixture

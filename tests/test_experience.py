@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from batchwright.errors import PlanError
-from batchwright.planning.experience import SEED_ERROR, experience_of
+from batchwright.planning.experience import experience_of
 from batchwright.planning.learning_rate import DEFAULT_RATE
 from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.planning.planner import make_plan
+from batchwright.prediction.quality import SEED_ERROR
 from batchwright.records import Goal, RunSummary
-from samples import make_epoch, make_job, make_summary
+from samples import make_epoch, make_job, make_server, make_summary
 from samples import make_plan as make_sample_plan
 from test_optimizer import profile_of
 
@@ -128,6 +129,65 @@ def test_a_target_that_only_one_optimizer_reached_is_planned_with_that_one():
     runs = [run_of("sgd", 64, 0.4, base_batch=64), run_of("muon", 512, 0.9, base_batch=64)]
     plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=runs)
     assert plan.update == "muon"
+
+
+def test_a_batch_whose_runs_missed_the_target_is_not_planned_for_it():
+    job = make_job(optimizer="sgd", learning_rate="auto")
+    runs = [run_of("sgd", 32, 0.95), run_of("sgd", 64, 0.93), run_of("sgd", 128, 0.4)]
+    goal = Goal(objective="target-accuracy", accuracy=0.85)
+    plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=runs)
+    assert plan.stages[0].global_batch_size < 128
+    why = reason_of(plan, "global batch").why
+    assert "1 of 1 run(s) with batch 128 did not reach it in 10 epochs" in why
+    one = [run_of("sgd", 8, accuracy) for accuracy in (0.9, 0.8, 0.8)]
+    plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=one)
+    assert "No batch within the limits is known to reach" in reason_of(plan, "global batch").why
+
+
+def test_an_accuracy_of_shorter_runs_says_after_how_many_epochs_it_was():
+    job = make_job(optimizer="sgd", learning_rate="auto", global_batch=64, epochs=30)
+    plan = make_plan(profile_of(), job, runs=[run_of("sgd", 64, 0.4, epochs=3)])
+    assert "after as much as 3 epochs" in reason_of(plan, "accuracy").why
+    plan = make_plan(profile_of(), job, runs=[run_of("sgd", 64, 0.4, epochs=30)])
+    assert "as much as" not in reason_of(plan, "accuracy").why
+
+
+def served(run: RunSummary) -> RunSummary:
+    plan = run.plan.model_copy(update={"method": "dual-batch", "server": make_server()})
+    return run.model_copy(update={"plan": plan})
+
+
+def smaller_images(run: RunSummary) -> RunSummary:
+    stages = tuple(one.model_copy(update={"resolution": 8}) for one in run.plan.stages)
+    return run.model_copy(update={"plan": run.plan.model_copy(update={"stages": stages})})
+
+
+def broken_off(run: RunSummary) -> RunSummary:
+    return run.model_copy(update={"epochs": run.epochs[:3]})
+
+
+def cyclic(run: RunSummary) -> RunSummary:
+    return run.model_copy(update={"plan": run.plan.model_copy(update={"method": "cyclic"})})
+
+
+@pytest.mark.parametrize("other", [served, smaller_images, broken_off, cyclic])
+def test_runs_of_another_method_or_resolution_or_left_early_are_no_evidence(other):
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    runs = [other(run_of("sgd", 512, 0.97)), run_of("muon", 512, 0.90)]
+    assert experience_of(profile_of(), job, runs).compared() == ()
+    plan = make_plan(profile_of(), job, runs=runs)
+    assert plan.update == "muon"
+    assert "Of the runs given, 1 of another method" in reason_of(plan, "gradient noise scale").why
+    plan = make_plan(profile_of(), job, runs=[other(run_of("muon", 512, 0.97))])
+    assert reason_of(plan, "accuracy").value == "not known"
+
+
+def test_a_run_left_once_it_reached_the_target_tells_its_epochs():
+    job = make_job(optimizer="sgd", learning_rate="auto", global_batch=64, goal=Goal(accuracy=0.2))
+    left = broken_off(run_of("sgd", 64, 0.9))
+    plan = make_plan(profile_of(), job, runs=[left])
+    assert float(reason_of(plan, "epochs to target").value.split()[0]) < 3
+    assert experience_of(profile_of(), job, [left]).compared() == ()
 
 
 def test_runs_with_other_settings_are_left_out_or_stand_in_and_it_is_said():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from batchwright.planning.planner import make_plan
 from batchwright.records import Goal
 from samples import make_data, make_job, make_profile, make_step
+from test_optimizer import update
 
 BATCHES = (4, 8, 16, 32, 64)
 
@@ -58,6 +59,29 @@ def test_on_a_line_the_knee_is_the_smallest_candidate_not_below_the_closed_form(
         assert knee.global_batch_size == expected
         assert knee.low is None or knee.low <= closed_form * (1 + 1e-6)
         assert knee.high is None or knee.high >= closed_form * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fixed", "knee"),
+    [("muon", 0.0052, 512), ("auto", 0.040, 256), ("sgd", 0.02, 256)],
+)
+def test_the_knee_counts_the_update_that_each_batch_is_given(optimizer, fixed, knee):
+    batches = tuple(2**n for n in range(2, 10))
+    profile = make_profile(
+        steps=tuple(make_step(1, batch, seconds=fixed + 0.0008 * batch) for batch in batches),
+        data=make_data(train_samples=100_000),
+        job=make_job(optimizer="auto", learning_rate="auto", workers=1),
+        updates=(update("sgd", 0.0001), update("muon", 0.0201)),
+        collectives=(),
+    )
+    plan = make_plan(profile, profile.job.model_copy(update={"optimizer": optimizer}))
+    seconds = {one.global_batch_size: one.step_seconds.value for one in plan.considered}
+    saved = {n: 1 - seconds[2 * n] / 2 / seconds[n] for n in seconds if 2 * n in seconds}
+    assert min(n for n, share in saved.items() if share <= 0.05) == knee
+    assert plan.knees[0].global_batch_size == knee == plan.stages[0].global_batch_size
+    assert f"{2 * knee} would save {saved[knee]:.1%}" in why(plan)
+    if optimizer == "muon":  # the same update for all leaves a line
+        assert plan.knees[0].closed_form == pytest.approx(0.0252 * 9 / 0.0008)
 
 
 def test_on_a_bent_curve_the_doubling_rule_goes_by_the_curve():

@@ -2,11 +2,13 @@
 
 import pytest
 
+from batchwright.deciding import decide
 from batchwright.errors import PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.records import OutOfMemory, Profile
 from samples import (
+    LOCAL_BATCHES,
     make_cluster,
     make_data,
     make_job,
@@ -116,3 +118,39 @@ def test_a_plan_of_two_halves_is_that_of_the_whole():
     ]
     whole = make_plan(make_profile(), open_job)
     assert make_plan(halves, open_job).considered == whole.considered
+    for given in (halves, halves[::-1]):
+        plan = decide(given)
+        assert plan.stages[0].local_batch_sizes == whole.stages[0].local_batch_sizes
+        reason = next(one for one in plan.reasons if one.choice == "workers")
+        assert reason.source == "predicted"
+    assert decide(halves, {"workers": 1}).workers == 1
+
+
+def test_kinds_measured_in_other_numbers_leave_the_number_open_in_any_order():
+    kinds = [
+        make_profile(
+            job=make_job(workers=count),
+            cluster=make_cluster(kind=name, workers=count),
+            steps=tuple(make_step(count, batch) for batch in LOCAL_BATCHES),
+        )
+        for name, count in (("a", 1), ("b", 2))
+    ]
+    for given in (kinds, kinds[::-1]):
+        plan = decide(given)
+        assert plan.job.workers == plan.workers == 2
+        assert {one.workers for one in plan.considered} == {1, 2}
+
+
+def test_profiles_at_other_resolutions_make_one_of_both():
+    def at(side):
+        points = [(workers, batch, side) for workers in (1, 2) for batch in LOCAL_BATCHES]
+        return make_profile(
+            job=make_job(resolutions=(side,)),
+            steps=tuple(make_step(*point) for point in points),
+            memory=tuple(make_memory(*point) for point in points),
+        )
+
+    plan = decide([at(24), at(32)])
+    assert plan.job.resolutions == (24, 32)
+    with pytest.raises(PlanError, match="no step times at 32 px, only step times at 24 px"):
+        decide([at(24), at(24)], {"resolutions": [32]})

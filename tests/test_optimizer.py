@@ -16,7 +16,7 @@ from batchwright.records import Job, Profile, UpdateTime
 from batchwright.training.loop import open_task
 from batchwright.workload.muon import Muon
 from batchwright.workload.sources import open_data
-from samples import make_data, make_job, make_network, make_profile
+from samples import make_cluster, make_data, make_job, make_network, make_profile
 from test_probe import tiny_image_data, tiny_job
 
 SGD_SECONDS, MUON_SECONDS = 0.0001, 0.0041
@@ -116,6 +116,23 @@ def test_what_an_update_takes_more_is_known_only_where_both_were_timed():
     only = profile_of().model_copy(update={"updates": (update("sgd", SGD_SECONDS),)})
     assert extra_seconds(job, only, "muon") is None
     assert extra_seconds(job, make_profile(job=make_job(optimizer="muon")), "muon") is None
+
+
+def test_a_stated_faster_kind_updates_faster_too():
+    job = make_job(optimizer="muon", workers=1)
+    extra = {}
+    for speed in (1.0, 2.0):
+        kinds = [{"kind": "ours", "like": make_cluster().device_name, "count": 1, "speed": speed}]
+        steps = [
+            make_plan(profile_of(), job_with).considered[0].step_seconds.value
+            for job_with in (
+                Job(**(job.model_dump() | {"optimizer": name, "goal": {"kinds": kinds}}))
+                for name in ("muon", "sgd")
+            )
+        ]
+        extra[speed] = steps[0] - steps[1]
+    assert extra[1] == pytest.approx(MUON_SECONDS - SGD_SECONDS)
+    assert extra[2] == pytest.approx(extra[1] / 2)
 
 
 def test_merged_profiles_keep_the_times_of_updates():

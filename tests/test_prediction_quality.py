@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.prediction.quality import epochs_to, fit_progress
+from batchwright.prediction.outcomes import epochs_to
+from batchwright.prediction.quality import SEED_ERROR, fit_progress
 from batchwright.records import GradientNoise
 from samples import VAL, make_epoch, make_plan, make_summary
 
@@ -146,6 +147,39 @@ def test_a_target_no_run_reached_is_said_with_what_they_reached():
     assert any("30.0%" in note for note in model.notes)
 
 
+def test_a_batch_whose_runs_missed_the_target_and_larger_ones_have_no_epochs():
+    runs = [run_of(32, 8), run_of(64, 9), run_of(128, 40, epochs=10)]
+    model = fit_progress(None, base_batch=64, target=HALF, runs=runs)
+    assert model.epochs(64).value == pytest.approx(9, rel=0.05)
+    assert [model.epochs(batch) for batch in (128, 142, 1024)] == [None] * 3
+    assert model.epochs(127) is not None
+    assert any("1 of 1 run(s) with batch 128 did not reach it in 10" in n for n in model.notes)
+    larger = fit_progress(None, base_batch=64, target=HALF, runs=[*runs, run_of(256, 12)])
+    assert [larger.epochs(batch) is None for batch in (127, 128, 142, 512)] == [0, 1, 0, 0]
+
+
+def test_most_of_a_batchs_runs_say_whether_it_reaches_the_target():
+    reached, missed = run_of(64, 9.5, epochs=10), run_of(64, 12, epochs=10)
+    one = fit_progress(None, base_batch=64, target=HALF, runs=[reached, missed, missed])
+    assert one.epochs(64) is None
+    assert one.misses_target(64)
+    assert not one.misses_target(32)
+    assert any("not known, for 2 of 3 run(s) with batch 64" in note for note in one.notes)
+    both = fit_progress(None, base_batch=64, target=HALF, runs=[reached, reached, missed])
+    assert both.epochs(64).value == pytest.approx((9.5 + 9.5 + 10) / 3, rel=0.01)
+    assert any("1 of 3 run(s) with batch 64" in note for note in both.notes)
+
+
+def test_a_run_that_missed_the_target_is_a_lower_bound_and_a_short_one_says_nothing():
+    runs = [run_of(32, 8), run_of(64, 9)]
+    long = fit_progress(None, base_batch=64, target=HALF, runs=[*runs, run_of(64, 50, epochs=30)])
+    assert 10 < long.epochs(64).value < 30 < long.epochs(64).high
+    short = fit_progress(None, base_batch=64, target=HALF, runs=[*runs, run_of(64, 50, epochs=3)])
+    assert short.epochs(64) == fit_progress(None, base_batch=64, target=HALF, runs=runs).epochs(64)
+    other = fit_progress(None, base_batch=64, target=HALF, runs=[*runs, run_of(128, 50, epochs=3)])
+    assert other.epochs(128) is not None
+
+
 def test_runs_whose_batch_changed_are_left_out():
     run = run_of(64, 10)
     changed = run.epochs[1].model_copy(update={"global_batch_size": 128})
@@ -163,8 +197,33 @@ def test_accuracy_is_read_where_the_run_had_made_the_same_progress():
     assert own.value == pytest.approx(0.3, abs=0.01)
     # Twice the noise scale plus batch takes twice the epochs.
     assert model.accuracy(628 * 2 - 500, 20).value == pytest.approx(0.3, abs=0.01)
-    assert model.accuracy(128, 500).value == pytest.approx(0.1 + 0.4 * 18 / 20, abs=0.05)
+    past = model.accuracy(128, 500)
+    assert past.value == pytest.approx(0.1 + 0.4 * 18 / 20, abs=0.05)
+    assert past.high > 0.95
     assert model.accuracy(100_000, 1).low >= 0
+
+
+def test_accuracy_is_the_mean_of_a_batchs_seeds_and_its_interval_as_wide_as_they_scatter():
+    runs = [run_of(64, e, epochs=30) for e in (30, 40, 60)]
+    ends = [0.1 + 0.4 * 30 / e for e in (30, 40, 60)]
+    found = [fit_progress(None, base_batch=64, runs=r).accuracy(64, 30) for r in (runs, runs[::-1])]
+    assert found[0] == found[1]
+    assert found[0].value == pytest.approx(sum(ends) / 3, abs=0.01)
+    assert found[0].low < min(ends) < max(ends) < found[0].high
+    alone = fit_progress(None, base_batch=64, runs=runs[:1]).accuracy(64, 30)
+    assert alone.high - alone.low > 4 * SEED_ERROR
+
+
+def test_an_accuracy_past_the_end_of_the_runs_is_a_wide_guess_and_longer_runs_come_first():
+    short, whole = run_of(64, 8, epochs=3), run_of(64, 40, epochs=30)
+    model = fit_progress(None, base_batch=64, runs=[short])
+    guess = model.accuracy(64, 30)
+    assert guess.value == pytest.approx(0.25, abs=0.01)
+    assert guess.high > 0.95
+    assert model.accuracy_until(64, 30) == 3
+    both = fit_progress(None, base_batch=64, runs=[short, whole])
+    assert both.accuracy(64, 30) == fit_progress(None, base_batch=64, runs=[whole]).accuracy(64, 30)
+    assert both.accuracy_until(64, 30) is None
 
 
 def test_the_sample_run_gives_a_whole_model():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from batchwright.errors import JobError, PlanError
+from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.preparing import ready, resolve
 from batchwright.records import Job
 from samples import make_data
@@ -102,6 +102,41 @@ def test_stages_that_do_not_add_up_are_refused_before_measuring():
     job = Job(device="cpu", method="cyclic", workers=1, cycle={"stage_epochs": (10, 10)})
     with pytest.raises(PlanError, match="add up to 20, not to epochs=30: give epochs=20"):
         ready(job)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"ags": {"mode": "norm", "least": 3, "most": 2}}, "ags.least=3 is more than ags.most=2"),
+        ({"goal": {"objective": "cost"}}, "goal.objective=cost needs the price"),
+        ({"goal": {"max_cost": 1}}, "goal.max_cost=1.0 needs the price"),
+        ({"goal": {"objective": "target-accuracy"}}, "needs the accuracy to reach"),
+        (
+            {"method": "dynamic-batch", "least_local_batch": 50, "most_local_batch": 10},
+            "least_local_batch=50 is more than most_local_batch=10",
+        ),
+        ({"global_batch": 4, "workers": 4}, "too small for 4 worker.* give at least 8"),
+        ({"micro_batch": 1}, "micro_batch=1 cuts a local batch of 2"),
+        ({"micro_batch": 1, "global_batch": 64, "workers": 2}, "a local batch of 32 into parts"),
+    ],
+)
+def test_what_needs_no_measuring_is_refused_before_it(keys, named):
+    with pytest.raises(BatchwrightError, match=named):
+        ready(Job(device="cpu", network="resnet8", **keys))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"goal": {"objective": "cost", "price": 1}},
+        {"goal": {"max_cost": 1, "kinds": [{"kind": "a", "count": 2, "price": 1}]}},
+        {"global_batch": 4, "workers": 4, "goal": {"max_workers": 2}},
+        {"global_batch": 4, "workers": 2},
+        {"micro_batch": 3, "global_batch": 64},
+    ],
+)
+def test_what_may_come_to_a_plan_is_measured(keys):
+    assert ready(Job(device="cpu", network="resnet8", **keys)).device == "cpu"
 
 
 def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):

@@ -139,12 +139,18 @@ def test_several_workers_in_process_are_refused(tmp_path):
 
 
 def test_points_are_visited_in_turn(importable, tmp_path):
-    seen = []
+    seen, clusters = [], []
     job = tiny_job(launch="in-process")
     points = [(1, SIDE, 2), (1, SIDE, 8), (1, SIDE, 4)]
+
+    def accept(cluster):
+        assert not seen
+        clusters.append(cluster)
+
     measured = measure_points(
-        job, points, tmp_path, visits=2, progress=lambda *one: seen.append(one)
+        job, points, tmp_path, visits=2, accept=accept, progress=lambda *one: seen.append(one)
     )
+    assert clusters == [measured.cluster]
     order = [int(what.rpartition(" ")[2]) for *_, what in seen[:-1]]
     assert order == [2, 8, 4] * 2
     assert [done for done, _, _ in seen] == list(range(7))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from batchwright.planning.planner import make_plan
+from batchwright.records import WorkerTime
 from batchwright.refitting import refit
 from clusters import LOCAL_BATCHES, make_step
-from samples import make_epoch, make_job, make_profile, make_summary
+from samples import make_data, make_epoch, make_job, make_memory, make_profile, make_summary
+from samples import make_step as make_sample_step
+from test_optimizer import update
 
 
 def make_run(factor, *, epochs=6, profile=None, **keys):
@@ -45,6 +48,44 @@ def test_a_fit_with_the_epochs_predicts_nearer_to_them(factor):
     assert abs(found.refitted.value - found.measured) < abs(before - found.measured)
     assert found.workers >= 1
     assert found.global_batch_size >= found.workers
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+@pytest.mark.parametrize(("batch", "factor"), [(48, 1.3), (64, 2.0), (192, 1.6), (320, 2.0)])
+def test_the_new_fit_comes_to_the_epochs_though_the_profile_speaks_against_them(
+    batch, factor, optimizer
+):
+    batches = (4, 8, 16, 32, 64, 128)
+    profile = make_profile(
+        job=make_job(optimizer="auto", learning_rate="auto", workers=1, global_batch=batch),
+        steps=tuple(make_sample_step(1, b, seconds=0.002 + 0.0001 * b) for b in batches),
+        memory=tuple(make_memory(1, b) for b in batches),
+        data=make_data(train_samples=32000),
+        updates=(update("sgd", 0.0001), update("muon", 0.0201)),
+        collectives=(),
+    )
+    plan = make_plan(profile, profile.job.model_copy(update={"optimizer": optimizer}))
+    seconds = factor * plan.stages[0].predicted_epoch_seconds.value
+    worker = WorkerTime(
+        local_batch_size=batch,
+        samples=32000,
+        input_seconds=0,
+        compute_seconds=seconds,
+        communication_seconds=0,
+    )
+    epochs = tuple(
+        make_epoch(e, training_seconds=seconds, global_batch_size=batch, workers=(worker,))
+        for e in range(6)
+    )
+    found = refit(make_summary(plan=plan, profile=profile, epochs=epochs))
+    assert found.refitted.low <= seconds <= found.refitted.high
+    assert found.refitted.value == pytest.approx(seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, 2.5])
+def test_it_does_so_with_several_workers(factor):
+    found = refit(make_run(factor))
+    assert found.refitted.low <= found.measured <= found.refitted.high
 
 
 def test_the_tolerance_is_the_goal_s():

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from batchwright.errors import PlanError
 from batchwright.planning.inputs import planning_job
-from batchwright.planning.merging import merge_profiles
+from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.records import (
     Check,
     CheckPoint,
+    Cluster,
     Estimate,
     HeldOut,
     Job,
@@ -39,9 +40,14 @@ def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
         count: How many, at most.
 
     Raises:
-        PlanError: The plan predicts no held-out point, so there is nothing to check; or none is
-            wanted.
+        PlanError: The plan predicts no held-out point, or simulated ones, so there is nothing to
+            check; or none is wanted.
     """
+    if plan.job.launch == "virtual":
+        raise PlanError(
+            "the plan's times are those of a simulated cluster (launch=virtual), of which steps "
+            "measured here say nothing: plan with launch=local, and check that plan"
+        )
     if not plan.held_out:
         raise PlanError(
             "the plan predicts no step between two measured ones, so nothing can be checked: "
@@ -148,11 +154,28 @@ def _widened(profile: Profile, measured: Measured) -> Profile:
     """The profile with what a check measured."""
     return with_points(
         profile,
-        cluster=measured.cluster.model_copy(update={"kind": profile.cluster.kind}),
+        cluster=_named_as(profile, measured.cluster),
         steps=measured.steps,
         memory=measured.memory,
         out_of_memory=measured.out_of_memory,
     )
+
+
+def refuse_other_machine(profile: Profile, cluster: Cluster) -> None:
+    """Refuse to measure for a profile what could not join it.
+
+    Args:
+        profile: What was measured before.
+        cluster: Where it would be measured.
+
+    Raises:
+        PlanError: Hardware or versions differ.
+    """
+    with_points(profile, cluster=_named_as(profile, cluster))
+
+
+def _named_as(profile: Profile, cluster: Cluster) -> Cluster:
+    return cluster.model_copy(update={"kind": profile.cluster.kind})
 
 
 def with_points(profile: Profile, **points: object) -> Profile:
@@ -168,7 +191,12 @@ def with_points(profile: Profile, **points: object) -> Profile:
     lists = ("steps", "pairs", "memory", "out_of_memory", "collectives")
     bare = {**dict.fromkeys(lists, ()), "noise": None}
     added = profile.model_copy(update={**bare, **points})
-    (merged,) = merge_profiles([profile, added])
+    merged, *others = merge_profiles([profile, added])
+    if others:
+        raise PlanError(
+            f"the profile was measured on {kind_of(profile)}, and this is {kind_of(added)}: what "
+            "is measured here does not go into it; check there, or without the profile"
+        )
     return merged.model_copy(update={"probe_seconds": profile.probe_seconds})
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from batchwright.documents import change_job
+from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan, planning_job
 from batchwright.records import Plan, Profile, RunSummary
 
@@ -20,7 +21,7 @@ def decide(
     """Decide how to train what was measured, for the first profile's job with keys changed.
 
     Args:
-        profiles: At least one.
+        profiles: At least one; the number of workers is open if they measured several.
         keys: Job keys to change, nested or with dots.
         overrides: ``key=value`` texts, as on the command line; these come last.
         runs: Finished runs of the same task.
@@ -29,4 +30,5 @@ def decide(
         JobError: A key or a value is wrong.
         PlanError: The profiles do not fit the job, or nothing fits the limits.
     """
-    return make_plan(profiles, change_job(planning_job(profiles[0]), keys, overrides), runs=runs)
+    job = planning_job(*merge_profiles(profiles))
+    return make_plan(profiles, change_job(job, keys, overrides), runs=runs)

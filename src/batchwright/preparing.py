@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 from batchwright.documents import change_job, load_job
 from batchwright.errors import DataError, JobError, PlanError
 from batchwright.launch import refuse_busy_port
-from batchwright.planning.inputs import SERVED, check_counts
+from batchwright.planning.gradient_scaling import ags_rule
+from batchwright.planning.inputs import (
+    SERVED,
+    check_batch,
+    check_counts,
+    check_goal,
+    check_micro_batches,
+    check_order,
+    least_local,
+)
 from batchwright.planning.learning_rate import make_rule
 from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
 from batchwright.records import DataFacts, Job, Plan
@@ -23,6 +32,8 @@ from batchwright.reporting.progress import steps
 from batchwright.simulation.clock import Cluster, step_times
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from batchwright.workload.sources import ImageData
 
 TRAINING_KEYS = (
@@ -88,11 +99,31 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
         )
     job = resolve(job, facts)
     make_rule(job, job.base_batch, job.epochs)
+    ags_rule(job)
+    check_goal(job)
+    check_order(job)
     if job.method in CYCLED:
         schedule_of(job)
-    _check_network(job, facts)
+    _check_batch(job, facts, _check_network(job, facts))
     tell_doubts(job, facts)
     return job
+
+
+def _check_batch(job: Job, data: DataFacts, network: nn.Module) -> None:
+    """Refuse batches as asked that are too small for the workers, or for batch normalization."""
+    from batchwright.workload.task import network_facts
+
+    if job.global_batch == "auto" and job.micro_batch == "auto":
+        return
+    least = least_local(network_facts(job.network, network, max(_sides(job, data))))
+    # What goal.kinds or goal.max_workers allow is for the plan, and may be one worker.
+    open_ = job.workers == "auto" or job.goal.kinds or job.goal.max_workers is not None
+    workers, local = 1 if open_ else int(job.workers), least
+    if job.global_batch != "auto":
+        check_batch(job.global_batch, workers, least, data)
+        local = least if open_ else -(-job.global_batch // workers)
+    if job.micro_batch != "auto":
+        check_micro_batches(local, job.micro_batch, least)
 
 
 def tell_doubts(job: Job, data: DataFacts) -> None:
@@ -218,7 +249,11 @@ def check_workload(plan: Plan) -> None:
     _check_network(plan.job, facts)
 
 
-def _check_network(job: Job, data: DataFacts) -> None:
+def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
+    return (data.side,) if job.resolutions == "auto" else job.resolutions
+
+
+def _check_network(job: Job, data: DataFacts) -> nn.Module:
     """Build the network here, so that a wrong name, file or pattern is refused at once."""
     from batchwright.workload.task import (
         build_loss,
@@ -228,7 +263,7 @@ def _check_network(job: Job, data: DataFacts) -> None:
         load_weights,
     )
 
-    sides = (data.side,) if job.resolutions == "auto" else job.resolutions
+    sides = _sides(job, data)
     network = build_network(
         job.network,
         classes=len(data.classes),
@@ -245,6 +280,7 @@ def _check_network(job: Job, data: DataFacts) -> None:
             print(f"not in {job.weights}, so trained from scratch: {shown}", file=sys.stderr)  # noqa: T201
     freeze(network, job.frozen)
     build_loss(job)
+    return network
 
 
 def with_job(plan: Plan, job: Job) -> Plan:

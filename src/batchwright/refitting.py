@@ -1,9 +1,9 @@
 """Plans again with what a run measured, where its epochs missed the prediction by too much.
 
 Of a finished run (`refit`) the epochs join the profile as visits to their step: what was measured
-in advance may have been wrong at that batch. While a run goes on (`at_level_of`) all measured steps
-are brought to the level of its epochs: the machine is as it is now at every batch that it could
-change to.
+in advance may have been wrong at that batch. Where a fit does not come to them, as the rest of the
+profile speaks against it, and while a run goes on (`at_level_of`), all measured steps are brought
+to the level of the epochs: the machine is as it is now at every batch that it could change to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from batchwright.checking import open_again, with_points
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
-from batchwright.records import Estimate, Job, Plan, Profile, Refit, RunSummary, Stage, StepTime
+from batchwright.records import (
+    EpochRecord,
+    Estimate,
+    Job,
+    Plan,
+    Profile,
+    Refit,
+    RunSummary,
+    Stage,
+    StepTime,
+    UpdateTime,
+)
 
 
 @dataclass(frozen=True)
@@ -68,13 +79,19 @@ def refit(summary: RunSummary) -> Refit | None:
     if abs(error) <= plan.job.goal.tolerance or not supported(plan):
         return None
     fitted = with_points(profile, steps=(_step_of(summary, profile, stage, predicted),))
+    refitted = epoch_seconds(fitted, plan, stage)
+    if not refitted.low <= measured <= refitted.high:
+        level = at_level_of(_times_of(summary), profile, plan, stage)
+        if level is not None:
+            fitted = level.profile
+            refitted = epoch_seconds(fitted, plan, stage)
     again = make_plan(fitted, open_again(plan, profile))
     return Refit(
         predicted=predicted,
         measured=measured,
         error=error,
         tolerance=plan.job.goal.tolerance,
-        refitted=epoch_seconds(fitted, plan, stage),
+        refitted=refitted,
         workers=again.workers,
         global_batch_size=again.stages[0].global_batch_size,
     )
@@ -91,8 +108,7 @@ def _step_of(summary: RunSummary, profile: Profile, stage: Stage, predicted: Est
     """
     model = _model(profile, summary.plan)
     one_pass = model.seconds(stage.workers, stage.resolution, [stage.micro_batch_size])
-    whole = [epoch for epoch in summary.epochs if epoch.whole]
-    whole = whole[1:] or whole
+    whole = _settled(summary)
     visits = [one_pass * epoch.training_seconds / predicted.value for epoch in whole]
     waited = sum(w.wait_seconds + w.communication_seconds for epoch in whole for w in epoch.workers)
     busy = sum(w.input_seconds + w.compute_seconds for epoch in whole for w in epoch.workers)
@@ -113,6 +129,21 @@ def _step_of(summary: RunSummary, profile: Profile, stage: Stage, predicted: Est
     )
 
 
+def _settled(summary: RunSummary) -> list[EpochRecord]:
+    """Whole epochs, the first, which warms up, left out if there are more."""
+    whole = [epoch for epoch in summary.epochs if epoch.whole]
+    return whole[1:] or whole
+
+
+def _times_of(summary: RunSummary) -> list[EpochTime]:
+    times = []
+    for epoch in _settled(summary):
+        seconds = epoch.training_seconds
+        longest = max((w.input_seconds + w.compute_seconds for w in epoch.workers), default=0.0)
+        times.append(EpochTime(seconds, min(seconds, longest or seconds)))
+    return times
+
+
 def at_level_of(
     epochs: Sequence[EpochTime], profile: Profile, plan: Plan, stage: Stage
 ) -> Level | None:
@@ -123,7 +154,8 @@ def at_level_of(
     :math:`\alpha = s t / \hat t_c` times as long as measured before, and the exchange
     :math:`\delta = (1 - s) t - (\hat t - \hat t_c)` longer. Computing grows with the batch and the
     exchange does not, so a measured step with compute time C and whole time S becomes
-    :math:`\max(\alpha C, S + (\alpha - 1) C + \delta)` at every batch.
+    :math:`\max(\alpha C, S + (\alpha - 1) C + \delta)` at every batch. An update takes
+    :math:`\alpha` times as long, too.
 
     Args:
         epochs: At least one, of this row.
@@ -150,7 +182,14 @@ def at_level_of(
         share = median(min(1.0, one.computing_seconds / one.seconds) for one in epochs)
         times, longer = share * now / computing, (1 - share) * now - max(0.0, whole - computing)
     steps = tuple(_moved(point, times, longer) for point in profile.steps)
-    return Level(times, longer, profile.model_copy(update={"steps": steps}))
+    updates = tuple(_slower(one, times) for one in profile.updates)
+    moved = profile.model_copy(update={"steps": steps, "updates": updates})
+    return Level(times, longer, moved)
+
+
+def _slower(update: UpdateTime, times: float) -> UpdateTime:
+    found = {key: times * getattr(update, key) for key in ("seconds", "low", "high")}
+    return update.model_copy(update=found)
 
 
 def _moved(point: StepTime, times: float, longer: float) -> StepTime:

@@ -10,10 +10,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from batchwright.checking import chosen_points, compare, open_again
+from batchwright.checking import chosen_points, compare, open_again, refuse_other_machine
 from batchwright.conducting import checked_destination, conduct, with_refit
 from batchwright.deciding import decide
 from batchwright.documents import (
@@ -153,7 +154,8 @@ def check(
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
     with _logs() as folder:
         with steps() as show:
-            measured = measure_points(plan.job, wanted, folder, progress=show)
+            accept = None if profile is None else partial(refuse_other_machine, profile)
+            measured = measure_points(plan.job, wanted, folder, accept=accept, progress=show)
         rounds: tuple[RoundCheck, ...] = ()
         if pairs_of(plan):
             with pair_measurer_for(plan, folder / "pairs") as measure:

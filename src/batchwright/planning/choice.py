@@ -86,15 +86,21 @@ class Progress:
         """Held-out accuracy after so many epochs; `None` if nothing tells."""
         return self.model(batch).accuracy(batch, epochs)
 
+    def accuracy_until(self, batch: int, epochs: float) -> float | None:
+        """Epochs that the runs told of, where they are fewer; `None` if they are not."""
+        return self.model(batch).accuracy_until(batch, epochs)
+
     def relative_epochs(self, batch: int) -> float | None:
         """Epochs to the target, or in proportion to them where no run tells how many.
 
-        Infinite where only runs with another optimizer reached the target.
+        Infinite where only runs with another optimizer reached the target, and where those with
+        such a batch missed it.
         """
         epochs = self.epochs(batch)
         if epochs is not None:
             return epochs.value
-        if any(model.tells_epochs for model in self.models.values()):
+        missed = self.model(batch).misses_target(batch)
+        if missed or any(model.tells_epochs for model in self.models.values()):
             return inf
         ratio = self.model(batch).relative_epochs(batch)
         return None if ratio is None else ratio.value
@@ -117,45 +123,20 @@ class Choice:
     others: dict[str, Row]
 
 
-def check_goal(job: Job, hourly: Sequence[float | None], progress: Progress) -> None:
-    """Refuse an objective or limit that needs what is not known.
+def check_progress(job: Job, progress: Progress) -> None:
+    """Refuse an objective that needs to know of progress where nothing tells.
 
     Raises:
-        PlanError: A price, a target or a noise scale is missing.
+        PlanError: A noise scale is missing, and there is no run.
     """
-    goal = job.goal
-    check_prices(job, hourly)
-    if goal.objective != "target-accuracy":
+    if job.goal.objective != "target-accuracy":
         return
-    if goal.accuracy is None:
-        raise PlanError(
-            "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, such "
-            "as goal.accuracy=0.9"
-        )
     if progress.relative_epochs(2 * job.base_batch) is None:
         raise PlanError(
             "goal.objective=target-accuracy needs to know how progress depends on the batch, but "
             "the profile holds no gradient noise scale and no run was given: probe again with a "
             "larger probe.budget, or give a finished run"
         )
-
-
-def check_prices(job: Job, hourly: Sequence[float | None]) -> None:
-    """Refuse an objective or limit that needs a price where there is none.
-
-    Raises:
-        PlanError: A price is missing.
-    """
-    goal = job.goal
-    for key, wanted in (
-        ("goal.objective=cost", goal.objective == "cost"),
-        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
-    ):
-        if wanted and any(price is None for price in hourly):
-            raise PlanError(
-                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
-                "each of goal.kinds"
-            )
 
 
 def choose(job: Job, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> Choice:
@@ -234,8 +215,8 @@ def target_seconds(row: Row, progress: Progress) -> float:
     return row.train_seconds * (progress.relative_epochs(row.batch) or 1.0)
 
 
-def _by_target(progress: Progress) -> Callable[[Row], tuple[float, int, str, int]]:
-    return lambda row: (target_seconds(row, progress), row.mix.workers, str(row.mix), row.batch)
+def _by_target(progress: Progress) -> Callable[[Row], tuple[float, float, int, str, int]]:
+    return lambda row: (target_seconds(row, progress), *_by_time(row))
 
 
 def _size_rows(rows: Sequence[Row], bends: Sequence[Bend]) -> list[Row]:

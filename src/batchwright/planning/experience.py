@@ -10,13 +10,15 @@ from statistics import fmean, stdev
 
 from batchwright.errors import PlanError
 from batchwright.planning.gradient_scaling import ags_rule
+from batchwright.planning.inputs import sides
 from batchwright.planning.learning_rate import DEFAULT_RATE
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
-from batchwright.prediction.quality import ProgressModel, fit_progress
+from batchwright.planning.resolution import CYCLED
+from batchwright.prediction.outcomes import epochs_to
+from batchwright.prediction.quality import SEED_ERROR, ProgressModel, fit_progress
 from batchwright.records import GradientNoise, Job, Profile, RunSummary
 
-SEED_ERROR = 0.01
-"""Least standard deviation of a held-out accuracy from seed to seed: few seeds may show less."""
+_ALL_REDUCE = ("plain", "dynamic-batch")  # the same training, however samples are shared
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,19 @@ class Experience:
 
     Attributes:
         job: To plan for.
-        runs: With any optimizer that the job can come to.
+        runs: With any optimizer that the job can come to, trained in the way that it trains.
+        left_out: How many others were given, with such an optimizer.
     """
 
     job: Job
     runs: tuple[RunSummary, ...]
+    left_out: int = 0
 
     def compared(self) -> tuple[Compared, ...]:
         """Batches that ran with SGD and with Muon, each at the rate that a plan would give it.
 
-        Runs of other lengths are not comparable; of several, the one with most runs counts.
+        Runs of other lengths, or left before their end, are not comparable; of several lengths
+        the one with most runs counts.
         """
         found: dict[tuple[int, int], dict[str, list[float]]] = defaultdict(
             lambda: defaultdict(list)
@@ -42,7 +47,7 @@ class Experience:
         for run in self.runs:
             reached = [epoch.top1 for epoch in run.epochs if epoch.top1 is not None]
             batches = {epoch.global_batch_size for epoch in run.epochs}
-            if reached and len(batches) == 1 and self._as_planned(run):
+            if reached and len(batches) == 1 and _ended(run) and self._as_planned(run):
                 found[batches.pop(), run.plan.epochs][run.plan.update].append(reached[-1])
         kept: dict[int, Compared] = {}
         for (batch, _), by_name in sorted(found.items(), key=lambda one: _count(one[1].values())):
@@ -61,6 +66,11 @@ class Experience:
         same = [run for run in self.runs if run.plan.update == update]
         alike = [run for run in same if self._as_planned(run)] or same or list(self.runs)
         notes = []
+        if self.left_out:
+            notes.append(
+                f"of the runs given, {self.left_out} of another method or resolution, or left "
+                "before their end, count for nothing"
+            )
         if self.runs and not same:
             notes.append(f"no run with optimizer={update} was given: those with another stand in")
         elif len(alike) < len(same):
@@ -90,7 +100,10 @@ class Experience:
 
 
 def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Experience:
-    """Runs of the profile's task, those with an optimizer that the job cannot come to left out.
+    """Runs of the profile's task, those left out that tell nothing of how the job trains.
+
+    They had an optimizer that the job cannot come to, another method or resolution, or were left
+    before their end without having reached the goal's accuracy.
 
     Raises:
         PlanError: A run is of other data or of another network, or none has such an optimizer.
@@ -112,7 +125,24 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
             f"the run {runs[0].run_folder} has optimizer={runs[0].plan.update}, the job "
             f"optimizer={job.optimizer}: give runs of the same task"
         )
-    return Experience(job, kept)
+    alike = tuple(run for run in kept if _trained_as(run, job) and _tells(run, job.goal.accuracy))
+    return Experience(job, alike, len(kept) - len(alike))
+
+
+def _trained_as(run: RunSummary, job: Job) -> bool:
+    """Whether a run had the resolutions that the job will have, and its method or one alike."""
+    wanted = sides(job) if job.method in CYCLED else sides(job)[-1:]
+    methods = _ALL_REDUCE if job.method in _ALL_REDUCE else (job.method,)
+    return run.plan.method in methods and {one.resolution for one in run.plan.stages} == {*wanted}
+
+
+def _tells(run: RunSummary, target: float | None) -> bool:
+    return _ended(run) or (target is not None and epochs_to(run, target) is not None)
+
+
+def _ended(run: RunSummary) -> bool:
+    """Whether a run trained all its epochs: the rate has fallen by then as planned."""
+    return len(run.epochs) == run.plan.epochs
 
 
 def _count(groups: Iterable[Sequence[float]]) -> int:

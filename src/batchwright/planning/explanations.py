@@ -6,10 +6,11 @@ The planner decides; nothing here does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from batchwright.planning import alternatives
 from batchwright.planning.choice import Choice, Progress
-from batchwright.planning.knees import Bend, seconds_per_sample
+from batchwright.planning.knees import Bend
 from batchwright.planning.mixes import Mix
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
@@ -159,15 +160,22 @@ def _why_asked(choice: Choice, goal: Goal) -> str:
 
 def _why_target(row: Row, goal: Goal, progress: Progress) -> str:
     epochs = progress.epochs(row.batch)
+    missed = progress.model(row.batch).missed
+    more = f" Of those given, {missed}." if missed else ""
     if epochs is not None:
         return (
             f"The least predicted time to goal.accuracy={goal.accuracy:g}: {epochs.value:.3g} "
-            f"epochs ({epochs.low:.3g} to {epochs.high:.3g}) of {row.epoch_seconds:.3g} s."
+            f"epochs ({epochs.low:.3g} to {epochs.high:.3g}) of {row.epoch_seconds:.3g} s.{more}"
+        )
+    if progress.relative_epochs(row.batch) == inf:
+        return (
+            f"No batch within the limits is known to reach goal.accuracy={goal.accuracy:g}: the "
+            f"least time for the job's epochs.{more}"
         )
     return (
         f"The least predicted time to any accuracy, so to goal.accuracy={goal.accuracy:g}: epoch "
-        "time over progress per sample. No run that reached it was given, so the number of epochs "
-        "is not known."
+        "time over progress per sample. No run with such a batch reached it, so the number of "
+        f"epochs is not known.{more}"
     )
 
 
@@ -193,13 +201,13 @@ def _knee_or_not(row: Row, bend: Bend, goal: Goal) -> str:
             f"image; this is the largest batch that fits the memory and leaves at least "
             f"{goal.least_steps} steps an epoch."
         )
-    if bend.fixed == 0:
+    if bend.line is not None and bend.line[0] == 0:
         return (
             "There is no knee: a step takes time in proportion to its batch, so a larger one saves "
             "nothing; this is the smallest candidate."
         )
     knee = bend.row
-    saves = 1 - seconds_per_sample(bend.rows, 2 * knee.batch) / knee.per_sample
+    saves = 1 - bend.per_sample(2 * knee.batch) / knee.per_sample
     says = f"saves at most {share} of the time per image: {2 * knee.batch} would save {saves:.1%}"
     if row.batch == knee.batch:
         return f"The smallest batch whose doubling {says}."
@@ -408,9 +416,16 @@ def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
             why="No finished run of this task was given, and a probe does not tell it.",
             source="assumed",
         )
+    why = f"Held out, after {job.epochs} epochs, by the runs given at equal progress."
+    until = progress.accuracy_until(batch, job.epochs)
+    if until is not None:
+        why += (
+            f" They ended after as much as {until:.3g} epochs: that is what they reached by then, "
+            "and how far more epochs go is assumed."
+        )
     return Reason(
         choice="accuracy",
         value=f"{accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})",
-        why=f"Held out, after {job.epochs} epochs, by the runs given at equal progress.",
+        why=why,
         source="predicted",
     )

@@ -54,23 +54,25 @@ PLANNING_KEYS = frozenset(
 Resolutions and workers as far as the measured ones tell what the others take."""
 
 
-def planning_job(profile: Profile) -> Job:
-    """The profile's job, with the number of workers left to the plan where several were measured.
+def planning_job(*profiles: Profile) -> Job:
+    """The first profile's job, the number of workers left to the plan where several were measured.
 
-    Such a profile comes from ``workers=auto``, whatever that was resolved to before measuring.
+    Such a profile comes from ``workers=auto``, whatever that was resolved to before measuring, or
+    from several that were merged.
     """
-    if len({point.workers for point in profile.steps}) > 1:
-        return profile.job.model_copy(update={"workers": "auto"})
-    return profile.job
+    job = profiles[0].job
+    if len({point.workers for profile in profiles for point in profile.steps}) > 1:
+        return job.model_copy(update={"workers": "auto"})
+    return job
 
 
-def measured_job(profile: Profile, job: Job | None) -> Job:
-    """``job`` with what is `auto` taken from the profile's; refused where it was not measured.
+def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
+    """``job`` with what is `auto` taken from the profiles'; refused where it was not measured.
 
     The number of workers may stay `auto`, and is so too where it is the measured one and the goal
     allows others.
     """
-    measured = planning_job(profile)
+    measured = planning_job(*profiles)
     taken = {}
     for key in Job.model_fields if job else ():
         before, now = getattr(measured, key), getattr(job, key)
@@ -90,7 +92,7 @@ def measured_job(profile: Profile, job: Job | None) -> Job:
         job = job.model_copy(update={"workers": "auto"})
     if job.precision == "auto":
         raise PlanError("the profile does not say in which precision it was measured: probe again")
-    return resolved(job, profile.data, precision=job.precision)
+    return resolved(job, profiles[0].data, precision=job.precision)
 
 
 def resolved(
@@ -142,6 +144,30 @@ def check_counts(job: Job) -> None:
         raise PlanError(misfit)
 
 
+def check_goal(job: Job) -> None:
+    """Refuse an objective or limit for which the job lacks a price or a target.
+
+    Raises:
+        PlanError: What is missing.
+    """
+    goal = job.goal
+    prices = [kind.price for kind in goal.kinds] or [None]
+    for key, wanted in (
+        ("goal.objective=cost", goal.objective == "cost"),
+        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
+    ):
+        if wanted and goal.price is None and None in prices:
+            raise PlanError(
+                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
+                "each of goal.kinds"
+            )
+    if goal.objective == "target-accuracy" and goal.accuracy is None:
+        raise PlanError(
+            "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, such "
+            "as goal.accuracy=0.9"
+        )
+
+
 def precision_of(job: Job) -> Precision:
     """The precision of a job that was resolved."""
     return "bfloat16" if job.precision == "bfloat16" else "float32"
@@ -162,16 +188,20 @@ def shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def check_profiles(profiles: Sequence[Profile], job: Job) -> None:
-    """Refuse profiles that contradict themselves or hold too little for the job.
+def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: Job) -> None:
+    """Refuse profiles that contradict themselves or hold too little for the job together.
+
+    Args:
+        profiles: As given.
+        merged: The same, one for each kind of worker.
+        job: To plan for.
 
     Raises:
         PlanError: The first problem, and what to measure.
     """
-    if not profiles:
-        raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
     for profile in profiles:
         _check_points(profile)
+    for profile in merged:
         for side in sides(job):
             check_side(side, profile.network)
             _check_resolution(profile, side)
@@ -239,15 +269,21 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
         )
 
 
-def check_bounds(job: Job, local: Sequence[int]) -> None:
-    """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
-    least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
-    if job.method != "dynamic-batch":
-        return
-    if least > most:
+def check_order(job: Job) -> None:
+    """Refuse bounds for `dynamic-batch` of which the lower one is the larger."""
+    least, most = job.least_local_batch or 1, job.most_local_batch
+    if job.method == "dynamic-batch" and most is not None and least > most:
         raise PlanError(
             f"least_local_batch={least} is more than most_local_batch={most}: give a smaller one"
         )
+
+
+def check_bounds(job: Job, local: Sequence[int]) -> None:
+    """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
+    check_order(job)
+    least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
+    if job.method != "dynamic-batch":
+        return
     for name, bound, missed in (
         ("least_local_batch", least, least * len(local) > sum(local)),
         ("most_local_batch", most, most * len(local) < sum(local)),

@@ -34,6 +34,7 @@ class Kind:
         times: Step times, with the stated speed in them.
         memory: Peak bytes.
         evaluation_seconds: Per image on one worker, at the highest resolution.
+        speed: As a multiple of that of the measured kind.
         stated: What of it is stated rather than measured, in words; empty if nothing.
         parting: Into how many parts steps are to be cut besides; `None`: any.
     """
@@ -49,6 +50,7 @@ class Kind:
     times: StepTimeModel
     memory: MemoryModel
     evaluation_seconds: float
+    speed: float = 1.0
     stated: str = ""
     parting: Parting | None = None
     _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False)
@@ -258,6 +260,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> Kind:
         times=_times(profile, wanted.speed, job.link),
         memory=fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device),
         evaluation_seconds=_evaluation_seconds(profile, job) / wanted.speed,
+        speed=wanted.speed,
         stated=stated,
         parting=parting_of(job),
     )

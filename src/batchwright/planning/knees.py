@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from math import hypot, inf, isfinite, log2
 
@@ -24,16 +25,19 @@ class Bend:
     Attributes:
         rows: The candidates, rising; a batch that was only asked for is not among them.
         row: The knee; `None` if every doubling pays.
-        closed_form: Where a straight line puts it, in samples; `None` if there is no line.
+        line: Fixed seconds of a step, update included, and those of each sample, up to twice the
+            knee; `None` if there is no line.
+        closed_form: Where that puts the knee, in samples; `None` if there is no line.
         kneedle: What Kneedle says of the same candidates; `None` if nothing.
-        fixed: Fixed seconds of a step; `None` if there is no line.
+        surplus: Seconds that the update of a batch takes more than the measured one.
     """
 
     rows: tuple[Row, ...]
     row: Row | None
+    line: tuple[float, float] | None
     closed_form: float | None
     kneedle: int | None
-    fixed: float | None
+    surplus: Callable[[float], float]
 
     @property
     def mix(self) -> Mix:
@@ -44,6 +48,10 @@ class Bend:
     def resolution(self) -> int:
         """Image side, in pixels."""
         return self.rows[0].resolution
+
+    def per_sample(self, batch: float) -> float:
+        """Seconds of a step for each sample of a global batch that need not be a candidate."""
+        return _seconds_per_sample(self.rows, batch, self.surplus)
 
     @property
     def best(self) -> Row | None:
@@ -59,33 +67,47 @@ class Bend:
         return next((row for row in allowed if row.batch >= knee), allowed[-1])
 
 
-def bends_of(rows: Sequence[Row], doubling_gain: float) -> list[Bend]:
-    """The knee of each cluster and resolution among rows in their order."""
+def bends_of(
+    rows: Sequence[Row], doubling_gain: float, surplus: Callable[[Mix, float], float]
+) -> list[Bend]:
+    """The knee of each cluster and resolution among rows in their order.
+
+    Args:
+        rows: Candidates.
+        doubling_gain: As in the goal.
+        surplus: Seconds that the update of a batch takes more than the measured one; a row's time
+            has it, what its kinds of workers predict has not.
+    """
     found = []
-    for _, group in groupby(rows, key=lambda row: (row.resolution, row.mix)):
+    for (_, mix), group in groupby(rows, key=lambda row: (row.resolution, row.mix)):
         candidates = tuple(row for row in group if not row.asked)
         if candidates:
-            found.append(_bend(candidates, doubling_gain))
+            found.append(_bend(candidates, doubling_gain, partial(surplus, mix)))
     return found
 
 
-def _bend(rows: tuple[Row, ...], gain: float) -> Bend:
+def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> Bend:
     mix, side = rows[0].mix, rows[0].resolution
     open_to = [row for row in rows if not _bounded(row)]
     batches = [row.batch for row in open_to]
     line = line_of(mix, side)
-    closed_form = None
+    closed_form = batch = None
     if line is not None:
+        line = line[0] + surplus(rows[0].batch), line[1]
         closed_form = knee_of_line(*line, gain)
         batch = first_from(batches, closed_form)
-    else:
-        batch = knee_point(batches, lambda n: seconds_per_sample(rows, n), gain)
+        below = [rows[0].batch, *(n for n in batches if batch is None or n <= batch)]
+        if len({surplus(n) for one in below for n in (one, 2 * one)}) > 1:
+            line = closed_form = None  # another optimizer's update on the way
+    if line is None:
+        batch = knee_point(batches, lambda n: _seconds_per_sample(rows, n, surplus), gain)
     return Bend(
         rows=rows,
         row=next((row for row in rows if row.batch == batch), None),
+        line=line,
         closed_form=closed_form if closed_form is not None and isfinite(closed_form) else None,
         kneedle=_kneedle(open_to),
-        fixed=None if line is None else line[0],
+        surplus=surplus,
     )
 
 
@@ -121,8 +143,16 @@ def line_of(mix: Mix, resolution: int) -> tuple[float, float] | None:
     return behind / rate, 1 / rate
 
 
-def seconds_per_sample(rows: Sequence[Row], batch: float) -> float:
-    """Seconds of a step for each sample of a global batch that need not be a candidate."""
+def _seconds_per_sample(
+    rows: Sequence[Row], batch: float, surplus: Callable[[float], float]
+) -> float:
+    return _measured_per_sample(rows, batch, surplus) + surplus(batch) / batch
+
+
+def _measured_per_sample(
+    rows: Sequence[Row], batch: float, surplus: Callable[[float], float]
+) -> float:
+    """Seconds of a step for each sample with the update that was measured."""
     mix, side = rows[0].mix, rows[0].resolution
     if len(mix.members) == 1:
         kind, workers = mix.members[0]
@@ -134,10 +164,11 @@ def seconds_per_sample(rows: Sequence[Row], batch: float) -> float:
         totals = split(mix, side, max(round(batch), mix.least)) or rows[-1].totals
         return _step_at_once(mix, side, totals) / sum(totals)
     if right == 0:
-        return rows[0].per_sample
+        return (rows[0].step_seconds - surplus(batch)) / batch
     first, last = rows[right - 1], rows[right]  # between candidates straight
     share = (batch - first.batch) / (last.batch - first.batch)
-    return (first.step_seconds + share * (last.step_seconds - first.step_seconds)) / batch
+    low, high = (row.step_seconds - surplus(row.batch) for row in (first, last))
+    return (low + share * (high - low)) / batch
 
 
 def _step_at_once(mix: Mix, resolution: int, totals: Sequence[int]) -> float:
@@ -185,13 +216,16 @@ def _saving_error(bend: Bend, gain: float) -> float:
     r"""Standard error of the share that doubling saves at the knee.
 
     On a line it is :math:`\beta / 2 t(b)`, so as uncertain as both of them; elsewhere one minus a
-    ratio of two step times, as uncertain as these.
+    ratio of two step times, as uncertain as these. What another update takes more is taken for
+    certain.
     """
     kind, workers = bend.mix.members[0]
-    local, side = max(kind.least, (bend.row or bend.rows[0]).batch // workers), bend.resolution
+    batch, side = (bend.row or bend.rows[0]).batch, bend.resolution
+    local, more = max(kind.least, batch // workers), bend.surplus(batch)
     line = kind.fitted_line(workers, side)
-    if line is not None and line.intercept > 0:
-        return gain * hypot(line.own_error(0), line.own_error(local))
+    if bend.line is not None and line is not None and line.intercept > 0:
+        parts = [(line.at(x) / (line.at(x) + more), line.own_error(x)) for x in (0, local)]
+        return gain * hypot(*(share * error for share, error in parts))
     errors = [kind.times.standard_error(workers, side, n) for n in (local, 2 * local)]
     return (1 - gain) * hypot(*errors)
 
@@ -200,12 +234,11 @@ def _crossing(bend: Bend, gain: float) -> float | None:
     """Batch from which doubling saves at most ``gain``, candidate or not; `None` if none does."""
     if gain <= 0:
         return None
-    line = line_of(bend.mix, bend.resolution)
-    if line is not None:
-        return knee_of_line(*line, gain)
+    if bend.line is not None:
+        return knee_of_line(*bend.line, gain)
     low, high = log2(bend.rows[0].batch), log2(bend.rows[-1].batch) + 4
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        once, twice = (seconds_per_sample(bend.rows, 2**x) for x in (middle, middle + 1))
+        once, twice = (bend.per_sample(2**x) for x in (middle, middle + 1))
         low, high = (low, middle) if 1 - twice / once <= gain else (middle, high)
     return 2**high if high < inf else None

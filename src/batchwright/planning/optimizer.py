@@ -53,7 +53,7 @@ def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
     return ("sgd", "muon") if job.optimizer == "auto" else (job.optimizer,)
 
 
-def chosen_optimizer(job: Job, batch: int, compared: Sequence[Compared] = ()) -> OptimizerName:
+def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) -> OptimizerName:
     """The optimizer for a global batch: as asked, as runs showed, or by the rule of `auto`.
 
     Args:
@@ -108,7 +108,7 @@ def optimizer_reason(
     return (Reason(choice="optimizer", value="sgd", why=why, source="assumed"),)
 
 
-def _near(batch: int, compared: Sequence[Compared]) -> Compared | None:
+def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:
     """The nearest batch that ran with both, if within a factor of two."""
     away, nearest = min(
         ((abs(log2(one.batch / batch)), one) for one in compared),
@@ -136,13 +136,16 @@ def _against_muon(job: Job) -> str:
 # ------------------------------------------------------------------------------------------ times
 
 
-def extra_seconds(job: Job, profile: Profile, name: OptimizerName) -> Estimate | None:
+def extra_seconds(
+    job: Job, profile: Profile, name: OptimizerName, speed: float = 1.0
+) -> Estimate | None:
     """What an update takes more than one of the optimizer that was measured with.
 
     Args:
         job: To plan for.
         profile: Measured, with SGD where `updates` says what others take.
         name: The optimizer that the batch in question is given.
+        speed: Of the workers in question, as a multiple of the measured one.
 
     Returns:
         In seconds, at least 0; `None` where it is the same optimizer, where nothing was measured,
@@ -154,9 +157,9 @@ def extra_seconds(job: Job, profile: Profile, name: OptimizerName) -> Estimate |
     if usual is None or other is None:
         return None
     return Estimate(
-        value=max(0.0, other.seconds - usual.seconds),
-        low=max(0.0, other.low - usual.high),
-        high=max(0.0, other.high - usual.low),
+        value=max(0.0, other.seconds - usual.seconds) / speed,
+        low=max(0.0, other.low - usual.high) / speed,
+        high=max(0.0, other.high - usual.low) / speed,
     )
 
 

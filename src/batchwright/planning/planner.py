@@ -19,7 +19,7 @@ from dataclasses import replace
 from batchwright.errors import PlanError
 from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
 from batchwright.planning.assembly import assemble, stage_of
-from batchwright.planning.choice import Choice, Progress, check_goal, choose
+from batchwright.planning.choice import Choice, Progress, check_progress, choose
 from batchwright.planning.composed import COMPOSED, compose, searched
 from batchwright.planning.experience import Experience, experience_of
 from batchwright.planning.inputs import (
@@ -27,6 +27,7 @@ from batchwright.planning.inputs import (
     SERVED,
     check_bounds,
     check_counts,
+    check_goal,
     check_profiles,
     measured_job,
     planning_job,
@@ -50,6 +51,7 @@ from batchwright.planning.simulated import simulated, usual_times
 from batchwright.planning.table import Row, Table
 from batchwright.planning.unmeasured import plan_without_profile
 from batchwright.records import (
+    HeldOut,
     Job,
     LearningRateRule,
     Plan,
@@ -88,12 +90,13 @@ def make_plan(
     """
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
-    job = measured_job(merged[0], job)
+    job = measured_job(merged, job)
     if job.launch == "virtual":
         slowest = job.method not in SERVED
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
-    check_profiles(given, job)
+    check_profiles(given, merged, job)
+    check_goal(job)
     asked, job = job, searched(job, merged[0].data)
     kinds = kinds_of(merged, job)
     told = experience_of(merged[0], job, runs)
@@ -102,8 +105,8 @@ def make_plan(
     table = Table(job=job, data=merged[0].data, mixes=mixes, compared=compared)
     table.check_asked()
     progress = _progress(merged, told, compared)
-    check_goal(job, [kind.price for kind in kinds], progress)
-    rows, bends, choice = _chosen(job, table.rows(), progress)
+    check_progress(job, progress)
+    rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, bends, choice)
     considered = predictions(table, rows, kept, progress, named=named)
@@ -149,20 +152,21 @@ def make_plan(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
             for bend in bends
         ),
-        held_out=next((held_out(kind) for kind in kinds if not kind.stated), ()),
+        held_out=_held_out(job, kinds),
         kinds=choice.row.mix.kinds if named else (),
         reasons=explained,
     )
 
 
-def _chosen(job: Job, rows: list[Row], progress: Progress) -> tuple[list[Row], list[Bend], Choice]:
+def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Choice]:
     """The candidates, their knees and the choice among them, as for `plain`.
 
     A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
     """
+    job, rows = table.job, table.rows()
     if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
-    bends = bends_of(rows, job.goal.doubling_gain)
+    bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
     try:
         return rows, bends, choose(job, rows, bends, progress)
     except PlanError:
@@ -172,7 +176,7 @@ def _chosen(job: Job, rows: list[Row], progress: Progress) -> tuple[list[Row], l
         replace(row, misses=tuple(one for one in row.misses if one.limit != "goal.deadline"))
         for row in rows
     ]
-    bends = bends_of(rows, job.goal.doubling_gain)
+    bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
     return rows, bends, choose(job, rows, bends, progress)
 
 
@@ -194,6 +198,13 @@ def _predicted(
         explanations.epoch_time(row, chosen),
         explanations.training_time(job, chosen),
     )
+
+
+def _held_out(job: Job, kinds: Sequence[Kind]) -> tuple[HeldOut, ...]:
+    """Of the first measured kind; nothing that is measured tells of simulated times."""
+    if job.launch == "virtual":
+        return ()
+    return next((held_out(kind) for kind in kinds if not kind.stated), ())
 
 
 def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> Stage:

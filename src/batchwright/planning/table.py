@@ -6,7 +6,7 @@ Plain numbers, since there can be ten thousand of them; records come later, for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from batchwright.errors import PlanError
@@ -15,7 +15,7 @@ from batchwright.planning.grid import totals_to_compare
 from batchwright.planning.inputs import check_batch, sides
 from batchwright.planning.kinds import Kind
 from batchwright.planning.mixes import Mix
-from batchwright.planning.optimizer import Compared, chosen_optimizer, extra_seconds
+from batchwright.planning.optimizer import Compared, OptimizerName, chosen_optimizer, extra_seconds
 from batchwright.planning.shares import largest_shares, split
 from batchwright.records import DataFacts, Estimate, Job
 
@@ -100,6 +100,9 @@ class Table:
     data: DataFacts
     mixes: tuple[Mix, ...]
     compared: tuple[Compared, ...] = ()
+    _extras: dict[tuple[Mix, OptimizerName], Estimate | None] = field(
+        default_factory=dict, repr=False
+    )
 
     def rows(self) -> list[Row]:
         """All candidates, by resolution, workers and batch.
@@ -168,11 +171,21 @@ class Table:
             for (kind, count), total in zip(mix.members, totals, strict=True)
         )
 
-    def _update(self, mix: Mix, batch: int) -> Estimate | None:
+    def surplus(self, mix: Mix, batch: float) -> float:
+        """Seconds that the optimizer of this batch takes more than the measured one."""
+        found = self._update(mix, batch)
+        return 0.0 if found is None else found.value
+
+    def _update(self, mix: Mix, batch: float) -> Estimate | None:
         """What the optimizer of this batch takes more than the measured one, on the slowest."""
         name = chosen_optimizer(self.job, batch, self.compared)
-        found = [extra_seconds(self.job, kind.profile, name) for kind, _ in mix.members]
-        return max(filter(None, found), key=lambda one: one.value, default=None)
+        if (mix, name) not in self._extras:
+            found = [
+                extra_seconds(self.job, kind.profile, name, kind.speed) for kind, _ in mix.members
+            ]
+            most = max(filter(None, found), key=lambda one: one.value, default=None)
+            self._extras[mix, name] = most
+        return self._extras[mix, name]
 
     @property
     def evaluations(self) -> int:

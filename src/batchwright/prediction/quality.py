@@ -25,10 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import exp, hypot, inf, log, log2, sqrt
-from statistics import fmean, median, stdev
-from typing import Literal
+from math import exp, hypot, log, log2, sqrt
+from statistics import fmean, stdev
 
 from batchwright.prediction.fit import (
     Line,
@@ -38,9 +36,18 @@ from batchwright.prediction.fit import (
     root_mean_square,
     student_t_975,
 )
+from batchwright.prediction.outcomes import (
+    Outcomes,
+    Run,
+    Scaling,
+    accuracy_at,
+    one_batch,
+    outcomes_of,
+    read_run,
+    scatter_of,
+    smoothed,
+)
 from batchwright.records import Estimate, GradientNoise, RunSummary
-
-Scaling = Literal["linear", "sqrt", "gain", "none"]
 
 PROBE_NOISE_ERROR = 0.7
 """Assumed standard error of the logarithm of a noise scale from the first steps: a factor of 2."""
@@ -53,33 +60,17 @@ LAW_ERROR = 0.15
 digits, batches 32 to 512 and accuracies of 80 to 95 %, they were 0.03 to 0.3 off per doubling.
 """
 
+SEED_ERROR = 0.01
+"""Least standard deviation of a held-out accuracy from seed to seed: few seeds may show less."""
+
 FORM_ERROR = 0.05
 """Assumed standard error of the form of the law, which no number of runs mends."""
 
 _POWER = {"linear": 1.0, "sqrt": 0.5, "gain": 1.0, "none": 0.0}  # a gain is linear at most
 _FAR_BETTER = 0.5
 _LEAST_DEGREES = 4  # fewer show too little of the scatter between runs
-_LEAST_SCATTER = 0.005  # of a held-out accuracy, a share
+_STEEPEST = 2  # power of the epochs that an error falls with at most, assumed; it ends an interval
 _Z_975 = 1.96
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What a run tells.
-
-    Attributes:
-        batch: Global batch.
-        scaling: How the rate follows the batch.
-        curve: Epochs done and held-out accuracy then, from chance level on.
-        to_target: Epochs to the target; `None` if not reached or none given.
-        noise_scale: Geometric mean up to the target, in samples; `None` if not known.
-    """
-
-    batch: int
-    scaling: Scaling
-    curve: tuple[tuple[float, float], ...]
-    to_target: float | None
-    noise_scale: float | None
 
 
 @dataclass(frozen=True)
@@ -122,19 +113,31 @@ class ProgressModel:
     scaling: Scaling
     _law: _Law | None  # of two or more batches that reached the target
     _reference: tuple[int, float, float] | None  # batch, epochs, relative standard error
-    _runs: tuple[_Run, ...]
+    _runs: tuple[Run, ...]
+    _outcomes: Outcomes
 
     @property
     def tells_epochs(self) -> bool:
-        """Whether a run reached the target."""
+        """Whether runs reached the target."""
         return self._law is not None or self._reference is not None
+
+    @property
+    def missed(self) -> str:
+        """Which runs did not reach the target, in words; empty if none tells anything by that."""
+        return self._outcomes.note
+
+    def misses_target(self, batch: int) -> bool:
+        """Whether runs with ``batch`` mostly missed it, or with one beyond all that reached it."""
+        return self._outcomes.misses(batch)
 
     def efficiency(self, batch: int) -> Estimate | None:
         """Worth of a sample in ``batch`` against one in the base batch; `None` if unknown."""
         return self._worth(self.base_batch, batch)
 
     def epochs(self, batch: int) -> Estimate | None:
-        """Epochs to the target with ``batch``; `None` without a run that reached it."""
+        """Epochs to the target with ``batch``; `None` if unknown, or if runs with it missed it."""
+        if self.misses_target(batch):
+            return None
         if self._law is not None:
             return interval_in_ratio(self._law.at(batch), self._law.error(batch))
         if self._reference is None:
@@ -153,23 +156,59 @@ class ProgressModel:
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy after ``epochs`` epochs with ``batch``, a share.
 
-        Read off the run with the nearest batch, where it had made the same progress; `None`
-        without a run.
+        The mean over the runs with the nearest batch, read off where they had made the same
+        progress; `None` without a run. Past their end it is the last, and the interval reaches up
+        to where an error that falls with the square of the epochs would come.
         """
-        if not self._runs:
+        found = self._read_from(batch, epochs)
+        if found is None:
             return None
-        run = min(self._runs, key=lambda one: abs(log(one.batch / batch)))
-        ratio = self._epochs_ratio(run.batch, batch)
-        if ratio is None:
-            return None
-        smooth = _smoothed(run.curve)
-        value, *ends = (_read(smooth, epochs / r) for r in (ratio.value, ratio.low, ratio.high))
-        scatter = _Z_975 * _scatter(run.curve, smooth)
+        runs, ratio = found
+        curves = [smoothed(run.curve) for run in runs]
+        places = [epochs / r for r in (ratio.value, ratio.low, ratio.high)]
+        values = [accuracy_at(curve, places[0]) for curve in curves]
+        value, *ends = (fmean(accuracy_at(curve, place) for curve in curves) for place in places)
+        length = runs[0].length
+        if places[1] > length:
+            ends.append(1 - (1 - max(ends)) * (length / places[1]) ** _STEEPEST)
+        scatter = fmean(scatter_of(run.curve, c) for run, c in zip(runs, curves, strict=True))
+        seeds = max(SEED_ERROR, stdev(values) if len(values) > 1 else 0.0)
+        off = _Z_975 * hypot(scatter, seeds * sqrt(1 + 1 / len(values)))
         return Estimate(
             value=value,
-            low=max(0.0, min(value, *ends) - scatter),
-            high=min(1.0, max(value, *ends) + scatter),
+            low=max(0.0, min(value, *ends) - off),
+            high=min(1.0, max(value, *ends) + off),
         )
+
+    def accuracy_until(self, batch: int, epochs: float) -> float | None:
+        """Epochs with ``batch`` that `accuracy` saw, where runs ended before; `None` if all."""
+        found = self._read_from(batch, epochs)
+        if found is None:
+            return None
+        runs, ratio = found
+        seen = runs[0].length * ratio.value
+        return seen if seen < epochs else None
+
+    def _read_from(self, batch: int, epochs: float) -> tuple[list[Run], Estimate] | None:
+        """Runs to read an accuracy off, and epochs with ``batch`` over theirs.
+
+        Those nearest in batch and progress together, each counted in doublings; more progress than
+        wanted counts for nothing, and of equally near ones the shortest are taken, whose rate had
+        fallen furthest by then.
+        """
+        ratios = {run.batch: self._epochs_ratio(run.batch, batch) for run in self._runs}
+        told = [(run, ratio) for run in self._runs if (ratio := ratios[run.batch])]
+        if not told:
+            return None
+
+        def away(one: tuple[Run, Estimate]) -> tuple[float, float]:
+            run, ratio = one
+            short = log2(epochs / (run.length * ratio.value))
+            return abs(log2(run.batch / batch)) + max(0.0, short), run.length
+
+        first, ratio = min(told, key=away)
+        alike = (first.batch, first.length)
+        return [run for run in self._runs if (run.batch, run.length) == alike], ratio
 
     def _worth(self, base: int, batch: int) -> Estimate | None:
         if base == batch:
@@ -222,63 +261,22 @@ def fit_progress(
         scaling: How the rate follows the batch; unset: as in the runs, linear without any.
         notes: What is to be said of the runs; comes first among the model's notes.
     """
-    told = tuple(_read_run(run, target) for run in runs if _one_batch(run))
+    told = tuple(read_run(run, target) for run in runs if one_batch(run))
     notes = list(notes)
     if len(told) < len(runs):
         notes.append("runs whose batch changed, or that were never evaluated, are left out")
     scale, whence = _noise_scale(noise, told)
     notes.append(whence)
     rule = scaling or (told[-1].scaling if told else "linear")
-    reached = {
-        batch: epochs
-        for batch in sorted({run.batch for run in told})
-        if (epochs := [r.to_target for r in told if r.batch == batch and r.to_target is not None])
-    }
-    law = _fit_law(reached, rule) if len(reached) > 1 else None
+    found = outcomes_of(told)
+    law = _fit_law(found, rule) if len(found.reached) > 1 else None
     if target is not None:
-        notes.append(_epochs_note(target, told, reached, law, rule))
-    reference = _reference(*next(iter(reached.items()))) if len(reached) == 1 else None
-    return ProgressModel(scale, tuple(notes), base_batch, rule, law, reference, told)
+        notes.append(_epochs_note(target, told, found, law, rule))
+    reference = _reference(found) if len(found.reached) == 1 else None
+    return ProgressModel(scale, tuple(notes), base_batch, rule, law, reference, told, found)
 
 
-def epochs_to(run: RunSummary, target: float) -> float | None:
-    """Epochs until a run's held-out accuracy first reached ``target``; `None` if it never did.
-
-    Between two evaluations in proportion, from chance level at the start.
-    """
-    return _first_crossing(_accuracies(run), target)
-
-
-def _one_batch(run: RunSummary) -> bool:
-    evaluated = any(epoch.top1 is not None for epoch in run.epochs)
-    return evaluated and len({epoch.global_batch_size for epoch in run.epochs}) == 1
-
-
-def _read_run(run: RunSummary, target: float | None) -> _Run:
-    curve = _accuracies(run)
-    to_target = None if target is None else _first_crossing(curve, target)
-    until = inf if to_target is None else to_target
-    scales = [e.noise_scale for e in run.epochs if e.noise_scale and e.epoch < until]
-    mean = exp(fmean(map(log, scales))) if scales else None
-    batch = run.epochs[0].global_batch_size
-    return _Run(batch, run.plan.learning_rate.scaling, tuple(curve), to_target, mean)
-
-
-def _accuracies(run: RunSummary) -> list[tuple[float, float]]:
-    """Epochs done and held-out accuracy then, from chance level on."""
-    chance = 1 / max(1, len(run.plan.data.classes))
-    measured = [(epoch.epoch + 1.0, epoch.top1) for epoch in run.epochs if epoch.top1 is not None]
-    return [(0.0, chance), *measured]
-
-
-def _first_crossing(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    for (e0, a0), (e1, a1) in pairwise(curve):
-        if a1 >= target:
-            return e1 if a0 >= target else e0 + (e1 - e0) * (target - a0) / (a1 - a0)
-    return None
-
-
-def _noise_scale(noise: GradientNoise | None, runs: Sequence[_Run]) -> tuple[Estimate | None, str]:
+def _noise_scale(noise: GradientNoise | None, runs: Sequence[Run]) -> tuple[Estimate | None, str]:
     """The noise scale along runs, or else that of the probe; and a note on it."""
     logs = [log(run.noise_scale) for run in runs if run.noise_scale]
     if logs:
@@ -295,17 +293,29 @@ def _noise_scale(noise: GradientNoise | None, runs: Sequence[_Run]) -> tuple[Est
     )
 
 
-def _fit_law(reached: Mapping[int, Sequence[float]], scaling: Scaling) -> _Law:
-    """The line in B, or with square-root scaling in its root; the other if far better."""
-    power = 0.5 if scaling == "sqrt" else 1.0
+def _fit_law(found: Outcomes, scaling: Scaling) -> _Law:
+    """The line in B, or with square-root scaling in its root; the other if far better.
+
+    A run that missed the target, and was longer than it says, pulls it up to its length.
+    """
+    reached, power = found.reached, 0.5 if scaling == "sqrt" else 1.0
     other = 1.5 - power
     # Runs scatter from seed to seed, so the rule's form gives way only to a far better one.
     if len(reached) > 2 and (
         _left_out_error(reached, other) < _FAR_BETTER * _left_out_error(reached, power)
     ):
         power = other
-    pairs = [(batch**power, epochs) for batch, group in reached.items() for epochs in group]
-    return _Law(fit_line([x for x, _ in pairs], [epochs for _, epochs in pairs]), power)
+    law = _law_through(_pairs(reached), power)
+    over = [(batch, length) for batch, length in _pairs(found.missed) if length > law.at(batch)]
+    return _law_through([*_pairs(reached), *over], power) if over else law
+
+
+def _pairs(groups: Mapping[int, Sequence[float]]) -> list[tuple[int, float]]:
+    return [(batch, epochs) for batch, group in groups.items() for epochs in group]
+
+
+def _law_through(pairs: Sequence[tuple[int, float]], power: float) -> _Law:
+    return _Law(fit_line([b**power for b, _ in pairs], [epochs for _, epochs in pairs]), power)
 
 
 def _left_out_error(reached: Mapping[int, Sequence[float]], power: float) -> float:
@@ -313,9 +323,10 @@ def _left_out_error(reached: Mapping[int, Sequence[float]], power: float) -> flo
     return root_mean_square(leave_one_out([b**power for b in reached], means, means).line)
 
 
-def _reference(batch: int, epochs: Sequence[float]) -> tuple[int, float, float]:
+def _reference(found: Outcomes) -> tuple[int, float, float]:
     """Batch, mean epochs to the target and their relative standard error, of one batch's runs."""
-    error = RUN_ERROR
+    ((batch, reached),) = found.reached.items()
+    epochs, error = [*reached, *found.missed.get(batch, ())], RUN_ERROR
     if len(epochs) > 1:
         spread = stdev(epochs) / fmean(epochs)
         error = max(RUN_ERROR, spread) / sqrt(len(epochs))
@@ -324,23 +335,24 @@ def _reference(batch: int, epochs: Sequence[float]) -> tuple[int, float, float]:
 
 def _epochs_note(
     target: float,
-    runs: Sequence[_Run],
-    reached: Mapping[int, Sequence[float]],
+    runs: Sequence[Run],
+    found: Outcomes,
     law: _Law | None,
     scaling: Scaling,
 ) -> str:
     head = f"epochs to accuracy {target:.1%}"
-    if not reached:
+    more = f"; {found.note}" if found.note else ""
+    if not found.reached:
         best = max((accuracy for run in runs for _, accuracy in run.curve[1:]), default=None)
         why = "no run was given" if best is None else f"the runs given reached {best:.1%} at most"
-        return f"{head}: not known, for {why}"
+        return f"{head}: not known, for {found.note or why}"
     if law is not None:
         form = "sqrt(B)" if law.power == 0.5 else "B"
-        batches = ", ".join(map(str, reached))
-        return f"{head}: E_min + k {form} through runs with batches {batches}"
+        batches = ", ".join(map(str, found.reached))
+        return f"{head}: E_min + k {form} through runs with batches {batches}{more}"
     return (
-        f"{head}: from the run with batch {next(iter(reached))}, by {scaling} scaling of the rate "
-        "and the noise scale; a run with another batch would tell more"
+        f"{head}: from the run with batch {next(iter(found.reached))}, by {scaling} scaling of the "
+        f"rate and the noise scale; a run with another batch would tell more{more}"
     )
 
 
@@ -350,26 +362,3 @@ def _product(one: Estimate, other: Estimate) -> Estimate:
     down = hypot(log(one.value / one.low), log(other.value / other.low))
     up = hypot(log(one.high / one.value), log(other.high / other.value))
     return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
-
-
-def _smoothed(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Running median of three: single epochs dip."""
-    middle = [
-        (curve[i][0], median(accuracy for _, accuracy in curve[i - 1 : i + 2]))
-        for i in range(1, len(curve) - 1)
-    ]
-    return [curve[0], *middle, curve[-1]]
-
-
-def _scatter(curve: Sequence[tuple[float, float]], smooth: Sequence[tuple[float, float]]) -> float:
-    """Standard deviation of the accuracy about its smoothed course, robust, a share."""
-    misses = [abs(a - b) for (_, a), (_, b) in zip(curve[1:], smooth[1:], strict=True)]
-    return hypot(1.4826 * median(misses), _LEAST_SCATTER)
-
-
-def _read(curve: Sequence[tuple[float, float]], epochs: float) -> float:
-    """Accuracy after ``epochs``; past the end, the last."""
-    for (e0, a0), (e1, a1) in pairwise(curve):
-        if epochs <= e1:
-            return a0 + (a1 - a0) * (max(epochs, e0) - e0) / (e1 - e0)
-    return curve[-1][1]

@@ -73,6 +73,7 @@ def measure_points(
     folder: Path,
     *,
     visits: int = LATER_VISITS,
+    accept: Callable[[Cluster], None] | None = None,
     progress: Progress | None = None,
 ) -> Measured:
     """Step times and memory at chosen points, visited in turn, so that visits are apart in time.
@@ -82,6 +83,7 @@ def measure_points(
         points: (workers, resolution in pixels, local batch) each; at least one.
         folder: As for `probe`.
         visits: To each point.
+        accept: Called before the first of them with where it is; raises what speaks against it.
         progress: Called as progress(visits done, visits in all, what).
 
     Raises:
@@ -103,6 +105,8 @@ def measure_points(
     with measuring(job, folder, counts) as workers:
         visitor = Visitor(job, workers, max(counts), report)
         visitor.prepare(seconds=PRECISION * job.probe.budget)
+        if accept is not None:
+            accept(visitor.cluster())
         for _ in range(visits):
             for point in wanted:
                 if visitor.may_fit(point):

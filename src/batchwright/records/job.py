@@ -293,8 +293,8 @@ class Job(Record):
         None,
         gt=0,
         lt=1,
-        description="Share of the images held out (seeded, equal per class) where `imagefolder` "
-        "has no val/ or test/.",
+        description="Share of the images held out (equal per class, the same with every `seed`) "
+        "where `imagefolder` has no val/ or test/.",
     )
     unreadable: Literal["refuse", "skip"] = Field(
         "refuse",
@@ -371,9 +371,7 @@ class Job(Record):
         description="`shuffle`: each image once per epoch; `balanced`: drawn with replacement, all "
         "classes equally often.",
     )
-    seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of weights, order, split and augmentation."
-    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and augmentation.")
     epochs: Count = Field(30, description="Epochs to train.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

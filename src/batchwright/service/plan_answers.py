@@ -9,6 +9,7 @@ from threading import BoundedSemaphore
 
 from batchwright.documents import change_job
 from batchwright.planning.inputs import planning_job
+from batchwright.planning.merging import merge_profiles
 from batchwright.records import Plan
 from batchwright.records.service import PlanRequest
 from batchwright.service.bounds import PLANNING, refuse_costly
@@ -36,17 +37,15 @@ def planned(request: PlanRequest) -> Plan:
     """
     from batchwright.deciding import decide  # the planner; the service starts before it is there
 
-    job = change_job(planning_job(request.profiles[0]), request.keys)
-    refuse_costly(job, request.profiles)
-    with _turn():
-        try:
+    try:
+        job = change_job(planning_job(*merge_profiles(request.profiles)), request.keys)
+        refuse_costly(job, request.profiles)
+        with _turn():
             return decide(request.profiles, request.keys, runs=request.runs)
-        except (ArithmeticError, LookupError, ValueError, AssertionError) as error:
-            # All that went in came from the client; no probe measures what makes planning fail so.
-            log.warning("a plan failed", exc_info=error)
-            raise Refused(
-                "no plan comes of these figures: were they measured by a probe?"
-            ) from None
+    except (ArithmeticError, LookupError, ValueError, AssertionError) as error:
+        # All that went in came from the client; no probe measures what makes planning fail so.
+        log.warning("a plan failed", exc_info=error)
+        raise Refused("no plan comes of these figures: were they measured by a probe?") from None
 
 
 @contextmanager

@@ -114,8 +114,8 @@ def _listed(path: Path, job: Job) -> Listing:
     elif job.val is None:
         raise DataError(f"{path} has no val/ or test/: hold out a share of it with val=0.1")
     else:
-        parts = hold_out(images, classes, job.val, job.seed)
-        split = f"{job.val:g} of each class, drawn with seed {job.seed}"
+        parts = hold_out(images, classes, job.val)
+        split = f"{job.val:g} of each class, drawn by their names"
     return Listing(folder.root, classes, parts, split, folder.outside)
 
 
@@ -206,12 +206,12 @@ def _refuse_other_classes(folder: _Folder, held_out: str, classes: tuple[str, ..
 
 
 def hold_out(
-    files: list[ImageFile], classes: tuple[str, ...], share: float, seed: int
+    files: list[ImageFile], classes: tuple[str, ...], share: float
 ) -> dict[Part, list[ImageFile]]:
     """Split ``files``: of each class, ``share`` of its images, at least one, goes to ``val``.
 
-    Images are drawn by a hash of seed and name: the same on every machine, and an image added
-    later moves few of the others.
+    Images are drawn by a hash of their names: the same on every machine and with every seed, whose
+    accuracies are then of the same images; and an image added later moves few of the others.
     """
     parts: dict[Part, list[ImageFile]] = {"train": [], "val": []}
     by_label: list[list[ImageFile]] = [[] for _ in classes]
@@ -221,14 +221,14 @@ def hold_out(
         if len(mine) < 2:
             raise DataError(f"class {class_name} has a single image: none can be held out")
         count = min(max(1, round(share * len(mine))), len(mine) - 1)
-        drawn = sorted(mine, key=lambda file: _draw(seed, file.name))
+        drawn = sorted(mine, key=lambda file: _draw(file.name))
         parts["val"] += drawn[:count]
         parts["train"] += drawn[count:]
     return {part: sorted(parts[part], key=lambda file: file.name) for part in PARTS}
 
 
-def _draw(seed: int, name: str) -> bytes:
-    return hashlib.sha256(b"%d/%s" % (seed, os.fsencode(name))).digest()
+def _draw(name: str) -> bytes:
+    return hashlib.sha256(b"0/" + os.fsencode(name)).digest()
 
 
 # ---------------------------------------------------------------------------------------- decoding

@@ -57,7 +57,7 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     """The images of ``job.data``; decoded into the cache first where they are not there yet.
 
     Args:
-        job: Its keys ``data``, ``val``, ``unreadable``, ``resolutions`` and ``seed`` count.
+        job: Its keys ``data``, ``val``, ``unreadable`` and ``resolutions`` count.
         progress: Called as progress(done, total, what) while images are decoded.
         verify: Compare cached images with their digests. Workers whose parent has just done so
             pass False.

@@ -1,0 +1,162 @@
+"""What runs tell: held-out accuracy against epochs, and which of them reached a target."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, hypot, inf, log
+from statistics import fmean, median
+from typing import Literal
+
+from batchwright.records import RunSummary
+
+Scaling = Literal["linear", "sqrt", "gain", "none"]
+
+_LEAST_SCATTER = 0.005  # of a held-out accuracy, a share
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run tells.
+
+    Attributes:
+        batch: Global batch.
+        scaling: How the rate follows the batch.
+        curve: Epochs done and held-out accuracy then, from chance level on.
+        to_target: Epochs to the target; `None` if not reached or none given.
+        noise_scale: Geometric mean up to the target, in samples; `None` if not known.
+    """
+
+    batch: int
+    scaling: Scaling
+    curve: tuple[tuple[float, float], ...]
+    to_target: float | None
+    noise_scale: float | None
+
+    @property
+    def length(self) -> float:
+        """Epochs up to its last evaluation."""
+        return self.curve[-1][0]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Which runs reached the target, by batch.
+
+    Attributes:
+        reached: Epochs that those took which did, of batches that mostly did.
+        missed: Lengths of those that did not: they would have taken more.
+        failed: Batches that mostly did not.
+        note: What is to be said of those that did not, in words; empty if nothing.
+    """
+
+    reached: Mapping[int, Sequence[float]]
+    missed: Mapping[int, Sequence[float]]
+    failed: frozenset[int]
+    note: str
+
+    def misses(self, batch: int) -> bool:
+        """Whether runs with a batch mostly did not, or with a smaller one beyond all that did."""
+        return batch in self.failed or batch >= _barred_from(self.reached, self.failed)
+
+
+def epochs_to(run: RunSummary, target: float) -> float | None:
+    """Epochs until a run's held-out accuracy first reached ``target``; `None` if it never did.
+
+    Between two evaluations in proportion, from chance level at the start.
+    """
+    return _first_crossing(_accuracies(run), target)
+
+
+def one_batch(run: RunSummary) -> bool:
+    """Whether a run kept its global batch, and was evaluated at all."""
+    evaluated = any(epoch.top1 is not None for epoch in run.epochs)
+    return evaluated and len({epoch.global_batch_size for epoch in run.epochs}) == 1
+
+
+def read_run(run: RunSummary, target: float | None) -> Run:
+    """What a run of one batch tells, up to the target where that is given."""
+    curve = _accuracies(run)
+    to_target = None if target is None else _first_crossing(curve, target)
+    until = inf if to_target is None else to_target
+    scales = [e.noise_scale for e in run.epochs if e.noise_scale and e.epoch < until]
+    mean = exp(fmean(map(log, scales))) if scales else None
+    batch = run.epochs[0].global_batch_size
+    return Run(batch, run.plan.learning_rate.scaling, tuple(curve), to_target, mean)
+
+
+def _accuracies(run: RunSummary) -> list[tuple[float, float]]:
+    """Epochs done and held-out accuracy then, from chance level on."""
+    chance = 1 / max(1, len(run.plan.data.classes))
+    measured = [(epoch.epoch + 1.0, epoch.top1) for epoch in run.epochs if epoch.top1 is not None]
+    return [(0.0, chance), *measured]
+
+
+def _first_crossing(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+    for (e0, a0), (e1, a1) in pairwise(curve):
+        if a1 >= target:
+            return e1 if a0 >= target else e0 + (e1 - e0) * (target - a0) / (a1 - a0)
+    return None
+
+
+def outcomes_of(runs: Sequence[Run]) -> Outcomes:
+    """What became of each batch's runs; one shorter than any that reached the target says nothing.
+
+    Where its batch reached the target, the shortest that did counts; else that of all batches.
+    """
+    reached: dict[int, list[float]] = defaultdict(list)
+    missed: dict[int, list[float]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.batch):
+        if run.to_target is not None:
+            reached[run.batch].append(run.to_target)
+    least = min((epochs for group in reached.values() for epochs in group), default=inf)
+    for run in sorted(runs, key=lambda run: run.batch):
+        if run.to_target is None and run.length >= min(reached.get(run.batch, [least])):
+            missed[run.batch].append(run.length)
+    failed = frozenset(b for b in missed if len(missed[b]) > len(reached.get(b, ())))
+    kept = {batch: epochs for batch, epochs in reached.items() if batch not in failed}
+    barred = _barred_from(kept, failed)
+    notes = []
+    for batch, lengths in missed.items():
+        means = "counted as if it just had, so it may take more"
+        if batch in failed:
+            larger = " and larger ones are" if batch >= barred else " is"
+            means = f"that batch{larger} ranked as never reaching it"
+        notes.append(
+            f"{len(lengths)} of {len(lengths) + len(reached.get(batch, ()))} run(s) with batch "
+            f"{batch} did not reach it in {max(lengths):g} epochs: {means}"
+        )
+    return Outcomes(kept, dict(missed), failed, "; ".join(notes))
+
+
+def _barred_from(reached: Iterable[int], failed: Iterable[int]) -> float:
+    """The smallest batch that failed beyond all that reached the target; infinite without one."""
+    most = max(reached, default=0)
+    return min((batch for batch in failed if batch > most), default=inf)
+
+
+def smoothed(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Running median of three: single epochs dip."""
+    middle = [
+        (curve[i][0], median(accuracy for _, accuracy in curve[i - 1 : i + 2]))
+        for i in range(1, len(curve) - 1)
+    ]
+    return [curve[0], *middle, curve[-1]]
+
+
+def scatter_of(
+    curve: Sequence[tuple[float, float]], smooth: Sequence[tuple[float, float]]
+) -> float:
+    """Standard deviation of the accuracy about its smoothed course, robust, a share."""
+    misses = [abs(a - b) for (_, a), (_, b) in zip(curve[1:], smooth[1:], strict=True)]
+    return hypot(1.4826 * median(misses), _LEAST_SCATTER)
+
+
+def accuracy_at(curve: Sequence[tuple[float, float]], epochs: float) -> float:
+    """Accuracy after ``epochs``; past the end, the last."""
+    for (e0, a0), (e1, a1) in pairwise(curve):
+        if epochs <= e1:
+            return a0 + (a1 - a0) * (max(epochs, e0) - e0) / (e1 - e0)
+    return curve[-1][1]
