@@ -124,7 +124,7 @@ def trained(turns: Turns, arm: str) -> None:
     network = build_network(job.network, classes=len(data.facts.classes), side=SIDE)
     facts = network_facts(job.network, network, SIDE)
     plan = plan_without_profile(job, data.facts, facts)
-    task = open_task(plan, torch.device("cpu"), resume=False)
+    task = open_task(plan, torch.device("cpu"))
     with bw.Session(task.network, task.optimizer, task.training, plan=plan) as session:
         turns.ready()
         for _ in session.epochs():

@@ -81,7 +81,7 @@ def train(plan: Plan, build: Build, run_folder: Path) -> None:
         build: f(network, plan) -> the optimizer, with the rate that holds at the base batch.
         run_folder: Takes the records.
     """
-    task = open_task(plan, CPU, resume=False)
+    task = open_task(plan, CPU)
     seed_worker(plan.job.seed, 0, 0)
     optimizer = build(task.network, plan)
     with bw.Session(

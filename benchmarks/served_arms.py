@@ -25,7 +25,7 @@ def served_rounds(turns: Turns, plan: Plan, run_folder: Path) -> None:
     """
     prepare_process(usable_cores())
     torch.set_num_threads(1)
-    task = open_task(plan, torch.device("cpu"), resume=False)
+    task = open_task(plan, torch.device("cpu"))
     shares = plan.stages[0].samples_per_round
     with bw.Session(
         task.network, task.optimizer, task.training, plan=plan, run_folder=run_folder

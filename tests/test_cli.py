@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from PIL import Image
 import batchwright as bw
 from batchwright import cli_words
 from batchwright.documents import write_record
+from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import refuse_unconfirmed_code
 from batchwright.probing.probe import Measured
@@ -534,7 +536,7 @@ def test_ones_own_data_and_network_run_from_probe_to_report(command, mine, place
 def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, place):
     plan = plan_without_profile(
         Job(data="mine:data", network="mine:network", launch="in-process", epochs=5000, workers=1),
-        make_data(train_samples=40, digest=open_data(Job(data="mine:data")).facts.digest),
+        open_data(Job(data="mine:data")).facts,
         make_network(name="mine:network"),
     )
 
@@ -559,19 +561,15 @@ def in_a_shell(line):
 
 
 @pytest.mark.slow
-def test_the_verbs_pipe(place):
-    batchwright = f"{sys.executable} -m batchwright.cli"
-    job = "workers=1 launch=in-process probe.budget=2 epochs=2 global_batch=128"
-    done = in_a_shell(
-        f"{batchwright} probe {job} | tee profile.json | {batchwright} plan - | tee plan.json | "
-        f"{batchwright} train - --out run --json",
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    plan = Plan.model_validate_json((place / "plan.json").read_text())
-    Profile.model_validate_json((place / "profile.json").read_text())
-    assert result["global_batch_size"] == plan.stages[0].global_batch_size
-    assert result["predicted_epoch_seconds"] == plan.stages[0].predicted_epoch_seconds.value
+def test_the_verbs_pipe(place, command):
+    job = ("workers=1", "launch=in-process", "probe.budget=2", "epochs=2", "global_batch=128")
+    _, profile, _ = command("probe", *job)
+    _, plan, _ = command("plan", "-", stdin=profile)
+    code, out, err = command("train", "-", "--out", "run", "--json", stdin=plan)
+    assert code == 0, err
+    result, planned = json.loads(out), Plan.model_validate_json(plan)
+    assert result["global_batch_size"] == planned.stages[0].global_batch_size
+    assert result["predicted_epoch_seconds"] == planned.stages[0].predicted_epoch_seconds.value
     assert result["epochs"] == 2
     assert Path(result["run_folder"]) == Path("run")
 
@@ -656,6 +654,27 @@ def test_a_check_measures_held_out_points_and_compares(command, place, plan_of_d
     assert found.profile is None
     assert "within goal.tolerance=0.1" in err.replace("\n", " ")
     assert "planned again" not in err
+
+
+@pytest.mark.parametrize(("error", "kept"), [(None, 0), (WorkerError, 1), (JobError, 0)])
+@pytest.mark.parametrize("verb", ["probe", "check"])
+def test_logs_stay_where_a_workers_end_is_told(
+    place, plan_of_digits, measuring, monkeypatch, verb, error, kept
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+
+    def measure(job, *rest, progress):
+        (Path(rest[-1]) / "worker0.log").touch()
+        if error:
+            raise error("told")
+        return plan_of_digits[1] if verb == "probe" else measuring(job, *rest)
+
+    name = {"probe": "probe", "check": "measure_points"}[verb]
+    monkeypatch.setattr(f"batchwright.probing.probe.{name}", measure)
+    source = {"probe": None, "check": place / "plan.json"}[verb]
+    with pytest.raises(error) if error else nullcontext():
+        getattr(bw, verb)(source)
+    assert len(list(place.glob("batchwright-*/worker0.log"))) == kept
 
 
 def test_a_check_adds_its_points_to_the_profile_and_says_what_a_new_plan_would_choose(

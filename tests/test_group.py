@@ -17,6 +17,7 @@ from batchwright import group
 from batchwright.errors import LostWorkerError
 from batchwright.group import Group
 from batchwright.meeting import choose_interface, interface_towards, meet
+from batchwright.processes import LAUNCH
 from batchwright.roll_call import Presence, RollCall, machine_name
 from batchwright.workload.host import collective_interface
 from gloo import free_port
@@ -255,7 +256,13 @@ def test_a_run_of_another_launch_is_not_taken_over_by_restarting(opened, tmp_pat
     assert opened("one", "fourth")
 
 
-def test_without_an_agent_nothing_is_noted(tmp_path, monkeypatch):
+def test_a_restart_by_our_own_launcher_is_recognized(opened, monkeypatch):
+    for launch, process, again in (("a", "one", False), ("a", "two", True), ("b", "three", False)):
+        monkeypatch.setenv(LAUNCH, launch)
+        assert opened("torchrun's, which is not looked at", process) is again
+
+
+def test_without_a_launcher_nothing_is_noted(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     assert not Group(torch.device("cpu")).started_again(tmp_path / "run")
     assert not (tmp_path / "run").exists()

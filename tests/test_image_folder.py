@@ -1,5 +1,7 @@
 import logging
 import os
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,20 @@ def test_at_least_one_image_of_a_class_goes_to_each_side() -> None:
         assert [file.label for file in parts["train"]] == [0, 1]
 
 
+def test_many_classes_are_split_in_one_pass() -> None:
+    class Files(list[ImageFile]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[ImageFile]:
+            self.passes += 1
+            return super().__iter__()
+
+    files = Files(ImageFile(f"{i % 9}/{i}", i % 9, 1, 1) for i in range(90))
+    parts = hold_out(files, tuple("abcdefghi"), 0.3, seed=0)
+    assert Counter(file.label for file in parts["val"]) == dict.fromkeys(range(9), 3)
+    assert files.passes == 1
+
+
 def test_hidden_files_and_files_that_are_no_images_are_left_out(root: Path) -> None:
     draw(root / "train" / "cat" / "deep" / "4.png", grey=0)
     draw(root / "train" / "cat" / ".5.png", grey=0)
@@ -204,6 +220,26 @@ def test_a_folder_that_is_laid_out_otherwise_is_refused_in_words(root: Path) -> 
         open_folder(root / "train", val=0.1)
     (root / "train").rename(root / "training")
     with pytest.raises(DataError, match="has val/ but no train/"):
+        open_folder(root)
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_cannot_be_looked_at_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    dog = root / "train" / "dog"
+    look = os.scandir
+
+    def refuse(path: str | Path) -> Any:
+        if what == "folder" and Path(path) == dog:
+            raise PermissionError(13, "Permission denied", str(path))
+        found = list(look(path))
+        if what == "file" and Path(path) == dog:
+            (dog / "0.png").unlink()
+        return found
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=f"^{dog}.* cannot be read \\("):
         open_folder(root)
 
 

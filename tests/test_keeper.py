@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 
 from batchwright.errors import FileError, PlanError
 from batchwright.group import Group
+from batchwright.processes import STARTED
 from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
@@ -288,6 +290,20 @@ def test_two_bad_checkpoints_are_both_named(saved):
         saved.keeper.restore(saved.state)
     assert f"{saved.path()} is no readable checkpoint" in str(refused.value)
     assert f"{saved.path('previous')} is not a checkpoint of batchwright" in str(refused.value)
+
+
+def test_wall_time_has_each_second_once_whoever_starts_the_workers_again(monkeypatch):
+    monkeypatch.setenv(STARTED, str(time.time() - 1800))
+    content = Recorder(None, make_tiny_plan()).values()
+    for started, seconds in ((os.environ[STARTED], 1800), (str(time.time() - 100), 1900)):
+        monkeypatch.setenv(STARTED, started)  # by the same launcher, and by a resume
+        again = Recorder(None, make_tiny_plan())
+        again.restore(content, "resumed")
+        assert again.wall_seconds == pytest.approx(seconds, abs=50)
+    monkeypatch.delenv(STARTED)
+    alone = Recorder(None, make_tiny_plan())
+    alone.restore(content, "resumed")
+    assert alone.wall_seconds == pytest.approx(1800, abs=50)
 
 
 def test_another_plans_checkpoint_is_refused_though_there_is_a_previous_one(saved):

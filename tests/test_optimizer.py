@@ -159,4 +159,4 @@ def test_training_has_the_optimizer_that_the_plan_decided():
     data = open_data(job).facts
     plan = plan_without_profile(job, data, make_network())
     assert plan.update == "muon"
-    assert isinstance(open_task(plan, torch.device("cpu"), resume=False).optimizer, Muon)
+    assert isinstance(open_task(plan, torch.device("cpu")).optimizer, Muon)

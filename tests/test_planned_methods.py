@@ -610,6 +610,21 @@ def test_stated_times_plan_the_papers_experiment_without_a_profile():
     assert plan.stages[0].sample_seconds == pytest.approx(0.000505636 * 9 / 16)  # by the area
 
 
+@pytest.mark.parametrize(
+    ("goal", "named"),
+    [
+        ({"deadline": 1.0}, r"dual-batch may take .* s, goal\.deadline=1: raise"),
+        ({"max_cost": 0.01, "price": 1.0}, r"dual-batch may cost .*, goal\.max_cost=0\.01: raise"),
+        ({"max_cost": 0.01}, r"goal\.max_cost=0\.01 needs the price"),
+    ],
+)
+def test_stated_times_that_miss_a_limit_are_refused(goal, named):
+    stated = {"launch": "virtual", "virtual": {"sample_seconds": 0.0005, "step_seconds": 0.015}}
+    unmeasured("dual-batch", goal={"deadline": 1000.0, "max_cost": 1.0, "price": 1.0}, **stated)
+    with pytest.raises(PlanError, match=named):
+        unmeasured("dual-batch", goal=goal, **stated)
+
+
 def test_without_a_profile_local_batches_are_not_for_two_groups():
     job = Job(method="dual-batch", workers=2, launch="virtual")
     with pytest.raises(PlanError, match=r"give dual.large_batches instead of local batches"):

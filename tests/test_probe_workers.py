@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from batchwright.probing import commands
 from batchwright.probing.executor import Executor
 from batchwright.probing.probe import measure_points, probe
 from batchwright.probing.visiting import MOST_RESTARTS
+from batchwright.probing.workers import Workers
 from batchwright.records import Job, ProbeSettings
 from test_launch import processes_naming, wait_until
 
@@ -142,6 +144,19 @@ def test_workers_that_die_before_any_measurement_are_told(folder, monkeypatch):
         probe(job_of(network="probed_networks:Deadly"), folder)
 
 
+def test_a_worker_that_is_killed_as_it_starts_is_told(folder, monkeypatch):
+    def start_one(self, *_):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        self._lines.append(ours)
+        self._processes.append(subprocess.Popen(["/bin/sh", "-c", "kill -KILL $$"]))
+
+    monkeypatch.setattr(Workers, "_start_one", start_one)
+    said = rf"one of 2 worker\(s\) .*out of memory\?\): .*fewer workers; logs are in {folder}$"
+    with pytest.raises(WorkerError, match=said), Workers(job_of(), folder, [1, 2], []):
+        pass
+
+
 def test_a_workers_own_error_is_told_on_one_line(folder, monkeypatch):
     with pytest.raises(WorkerError, match=r"^worker \d: ValueError: no such thing$"):
         probe(job_of(network="probed_networks:Broken"), folder)
@@ -150,20 +165,15 @@ def test_a_workers_own_error_is_told_on_one_line(folder, monkeypatch):
 PROBING = """
 import sys
 from pathlib import Path
-from batchwright.errors import Interrupted
 from batchwright.probing.probe import probe
 from batchwright.records import Job
 
 job = Job(device="cpu", precision="float32", resolutions=(8,), probe={"budget": 100, "error": 1e-6})
-try:
-    probe(job, Path(sys.argv[1]), progress=lambda done, total, what: print(what, flush=True))
-except Interrupted as stop:
-    sys.exit(stop.exit_code)
+probe(job, Path(sys.argv[1]), progress=lambda done, total, what: print(what, flush=True))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])  # SIGINT: the next test
-def test_the_end_of_the_probe_is_the_end_of_its_workers(folder, number):
+def test_the_end_of_the_probe_is_the_end_of_its_workers(folder):
     process = subprocess.Popen(
         [sys.executable, "-c", PROBING, str(folder)], stdout=subprocess.PIPE, text=True
     )
@@ -172,11 +182,11 @@ def test_the_end_of_the_probe_is_the_end_of_its_workers(folder, number):
             if "local batch" in line:
                 break
         assert len(processes_naming(folder)) >= 3  # the probe and two workers
-        process.send_signal(number)
+        process.kill()  # a signal that it can see: the next test
         process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    assert process.returncode == -signal.SIGKILL
     assert wait_until(lambda: not processes_naming(folder))
 
 

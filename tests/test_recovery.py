@@ -166,15 +166,6 @@ def same_bits(one, two, workers):
         assert torch.equal(torch.load(one / f"{rank}.pt"), torch.load(two / f"{rank}.pt"))
 
 
-def test_two_killed_workers_end_with_the_bits_of_an_undisturbed_run(tmp_path, chance):
-    folder = make_folder(tmp_path / "killed", 2)
-    with launched(folder, 2, restarts=1) as process:
-        kill_one(folder, process, 2, "0-0", chance)
-    assert process.returncode == 0, last_words(folder)
-    check_whole(folder)
-    same_bits(run_undisturbed(tmp_path / "whole", 2), folder, 2)
-
-
 def test_four_killed_workers_end_with_the_bits_of_an_undisturbed_run(tmp_path, four):
     folder, _ = four
     check_whole(folder)

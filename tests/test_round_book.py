@@ -128,6 +128,8 @@ def test_a_restored_book_goes_on_and_says_that_the_epoch_is_not_whole(book, tmp_
     rounds, recorder = book
     for number, worker in enumerate((0, 1, 0)):
         rounds.add(round_of(worker, number), rate=0.1, committed=(60, 100, 160)[number])
+    rounds.scored(0, {"top1": 30.0}, 40, 2.5)
+    rounds.scored(1, {"top1": 36.0}, 40, 1.5)  # before the last of its rounds is over
     values = json.loads(json.dumps(rounds.values()))
     again = Recorder(None, server_plan())
     again.restore(json.loads(json.dumps(recorder.values())), "")
@@ -139,5 +141,6 @@ def test_a_restored_book_goes_on_and_says_that_the_epoch_is_not_whole(book, tmp_
     assert first.whole
     assert not second.whole
     assert second.samples == 100
+    assert (first.top1, second.top1) == (0.75, 0.9)
     summary = again.summary(rounds=tuple(other.rounds), simulated=True)
     assert RunSummary.model_validate_json(summary.model_dump_json()) == summary

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import batchwright as bw
+from batchwright import supervision
 from batchwright.documents import read_record, write_record
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.planning.planner import plan_without_profile
@@ -109,7 +111,8 @@ def assert_complete(summary):
     assert sum(one.samples for one in summary.rounds) == SAMPLES * EPOCHS
     assert len({one.number for one in summary.rounds}) == len(summary.rounds)
     assert [one.epoch for one in summary.epochs] == list(range(EPOCHS))
-    assert summary.epochs[-1].top1 is not None
+    assert sum(one.samples for one in summary.epochs) == SAMPLES * EPOCHS
+    assert all(one.top1 is not None for one in summary.epochs)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +157,23 @@ def test_a_worker_gone_for_good_leaves_its_samples_to_the_others(tmp_path):
 def test_an_error_of_a_workers_own_ends_the_run(tmp_path):
     with pytest.raises(WorkerError, match=r"^worker 1: ValueError: no such thing$"):
         run(tmp_path / "a", make_plan(), {"1": [["error", 0, 0]]}, restarts=3)
+
+
+def test_a_server_that_is_started_again_is_told_who_is_gone(tmp_path, monkeypatch):
+    told = []
+    server = SimpleNamespace(
+        address="",
+        key="",
+        start=lambda resume: told.append("started"),
+        give_up=lambda rank: told.append(rank),
+    )
+    watch = supervision._Run([], server, {}, 3, tmp_path, 0, lambda line: None)
+    watch._workers[1] = None
+    watch._after_worker(1, -signal.SIGKILL)
+    watch._most = 1
+    monkeypatch.setattr(watch, "_start", lambda rank: None)
+    watch._after_server(-signal.SIGKILL)
+    assert told == [1, "started", 1]
 
 
 # ------------------------------------------------------------------------------ the whole command

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import Counter
 from contextlib import suppress
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
 
 from batchwright.documents import read_record
-from batchwright.errors import PlanError
+from batchwright.errors import PlanError, TrainingError
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import LearningRateRule, RunSummary
 from batchwright.training.checkpoint import load_checkpoint
 from batchwright.training.link import connect
 from batchwright.training.merging import layout, pack
 from batchwright.training.sampler import epoch_order, step_sizes
+from batchwright.training.server_client import ServerClient
+from batchwright.training.server_process import ServerProcess
 from gloo import Crew
 from hosting import KEY, Pictures, Points, hosted, make_model, train, values_of, without_compiler
 from served import make_served_plan
@@ -28,6 +32,7 @@ RULE = LearningRateRule(
     base=0.1, base_batch=8, scaling="linear", peak=0.15, warmup_epochs=1, decay="cosine"
 )
 EPOCHS = 3
+TOLD = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1, "compute": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -271,6 +276,63 @@ def test_a_silent_worker_is_named_and_may_come_back(tmp_path):
     notes = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert "worker 0 (here/cpu:0) is lost (silent for 2 s): the others go on" in notes
     assert "came back: its unfinished round is repeated, with fresh momentum" in notes
+
+
+def test_an_evaluation_that_was_cut_short_is_all_that_is_left_to_do(tmp_path):
+    plan = make_served_plan((8,), (24,), epochs=1)
+    with hosted(plan, tmp_path / "run") as address:
+        link = connect(address, KEY, timeout=20)
+        say_hello(link.send, plan, make_model())
+        link.send("next")
+        pushed = pack(make_model())
+        pushed.floats.add_(1.0)
+        link.send("push", pushed, **TOLD)
+        while link.receive().kind != "done":
+            pass
+        link.close()
+        seen = train(0, plan.model_dump_json(), address)
+    (turn,) = seen["rounds"]
+    assert (turn["epoch"], turn["indices"]) == (0, [])
+    ((due, scored),) = seen["scores"]
+    assert due
+    (epoch,) = read_record(tmp_path / "run" / "summary.json", RunSummary).epochs
+    assert epoch.top1 == scored["top1"]
+    assert not same(turn["pulled"], values_of(make_model()))  # it is the server's that counts
+
+
+def test_a_worker_that_leaves_without_a_word_leaves_its_round_to_the_others():
+    plan = make_served_plan((8, 8), (12, 12), epochs=1)
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"timeout": 2.0})})
+    with hosted(plan) as address:
+        link = connect(address, KEY, timeout=20)
+        say_hello(link.send, plan, make_model())
+        link.send("next")
+        other = ServerClient(address, KEY.hex(), 20, SimpleNamespace(number=0))
+        other.hello(
+            rank=1,
+            place="here/cpu:1",
+            samples=24,
+            plan=plan.model_dump_json(),
+            entries=layout(make_model()),
+            description={},
+            weights=None,
+        )
+        starts = [other.next().ticket.start]
+        link.close()
+        starts.append(other.push(pack(make_model()), TOLD).ticket.start)
+        assert other.push(pack(make_model()), TOLD).ticket is None
+        other.settled(exchange=0.0)
+        other.bye()
+        other.close()
+    assert sorted(starts) == [0, 12]
+
+
+def test_a_run_whose_first_weights_will_never_come_ends():
+    plan, orders = make_served_plan((8, 8), (12, 12)), [{"gone": 0}]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = ServerProcess(plan, None, resume=False, listener=listener, key=KEY, orders=orders)
+        with pytest.raises(TrainingError, match="worker 0 is gone for good and had not brought"):
+            server.serve()
 
 
 # -------------------------------------------------------------------------------------- bad input

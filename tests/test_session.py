@@ -10,6 +10,7 @@ import resource
 import signal
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from torch.utils.data import Dataset, IterableDataset
 from batchwright import Session
 from batchwright.errors import DataError, FileError, PlanError, TrainingError
 from batchwright.planning.learning_rate import rate_factor
-from batchwright.records import LearningRateRule, Plan, RunSummary, Stage
-from batchwright.training import keeper
+from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
+from batchwright.training import all_reduce_run, clock, keeper
 from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.feeding import SeededItems
 from batchwright.training.sampler import epoch_order
@@ -375,10 +376,80 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_is_counted(tmp_path):
     assert [epoch.train_loss for epoch in summary_in(tmp_path / "run").epochs] == [None, None]
 
 
+def test_a_batch_that_is_no_number_leaves_the_statistics_as_they_were():
+    model, seen = make_model(extras=True), []
+    with make_session(model, plan=make_tiny_plan(micro=3, epochs=1)) as one:
+        for _ in one.epochs():
+            for number, (features, labels) in enumerate(one.batches()):
+                spoilt = features * float("nan") if number == 5 else features
+                one.step(functional.cross_entropy(model(spoilt), labels))
+                seen.append([buffer.clone() for buffer in model[1].buffers()])
+    # Two micro-batches each: the sixth is the second of its step.
+    assert all(torch.equal(*pair) for pair in zip(seen[5], seen[3], strict=True))
+    assert not torch.equal(seen[5][0], seen[4][0])
+    assert all(bool(buffer.isfinite().all()) for buffer in seen[-1])
+
+
+def test_a_step_that_is_done_again_counts_once_in_the_statistics():
+    model, calls = make_model(extras=True), []
+
+    def loss(features, labels):
+        value = functional.cross_entropy(model(features), labels)
+        calls.append(value)
+        if len(calls) == 3:
+            raise MemoryError
+        return value
+
+    one = make_session(model, plan=make_tiny_plan(epochs=1))
+    run_loop(one, lambda features, labels: one.step(partial(loss, features, labels)))
+    assert int(model[1].num_batches_tracked) == len(calls) - 1
+
+
 def test_gradients_that_stay_infinite_end_the_training_with_the_rate_in_the_message():
     one = make_session(plan=make_tiny_plan(epochs=30))
     with pytest.raises(TrainingError, match=r"20 steps in a row .*learning_rate, now 0\.1, "):
         run_loop(one, lambda features, labels: one.step(one.model(features).sum() * float("inf")))
+
+
+# ------------------------------------------------------------------------------------ unfreezing
+
+
+def test_layers_may_be_unfrozen_on_the_way():
+    model = make_model(extras=True)
+    model[0].requires_grad_(False)
+    rule = AgsRule(mode="norm", base_batch=2, least=1.0, most=None, lookback=20)
+    plan = make_tiny_plan(micro=2, epochs=3).model_copy(update={"ags": rule})
+    before, moved = weights_of(model[0]), []
+    with make_session(model, plan=plan) as one:
+        for epoch in one.epochs():
+            model[0].requires_grad_(epoch != 0)
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(model(features), labels))
+            moved.append(not torch.equal(weights_of(model[0]), before))
+            assert len(one._run.state.tensors.trace) == (4 if epoch == 0 else 6)
+    assert moved == [False, True, True]
+
+
+def test_unfreezing_in_the_middle_of_a_step_is_refused():
+    model = make_model(extras=True)
+    model[0].requires_grad_(False)
+    one = make_session(model, plan=make_tiny_plan(micro=2))
+
+    def step(features, labels):
+        one.step(functional.cross_entropy(model(features), labels))
+        model[0].requires_grad_(True)
+
+    with pytest.raises(RuntimeError, match=r"2 parameter\(s\) were unfrozen between"):
+        run_loop(one, step)
+
+
+def test_a_parameter_group_that_the_optimizer_gets_later_is_refused():
+    model = make_model(extras=True)
+    optimizer = torch.optim.SGD(model[3].parameters(), lr=0.1)
+    one = make_session(model, optimizer)
+    optimizer.add_param_group({"params": model[0].parameters()})
+    with pytest.raises(RuntimeError, match=r"2 parameter group\(s\) and had 1 when"):
+        train(one)
 
 
 # ---------------------------------------------------------------------------------------- misuse
@@ -675,6 +746,16 @@ def any_training(model):
     return any(module.training for module in model.modules())
 
 
+def test_whether_a_guess_is_right_is_the_accuracy_of_the_records(tmp_path):
+    with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=1)) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(one.model(features), labels))
+            means = one.evaluate(Points(4), lambda o, y: torch.arange(4) < 3)
+    assert means == {"top1": 0.75}
+    assert summary_in(tmp_path / "run").epochs[0].top1 == 0.75
+
+
 def test_a_metric_that_is_a_mean_already_is_refused():
     with make_session() as one, pytest.raises(ValueError, match="one value for each, not their"):
         one.evaluate(Points(7), lambda outputs, labels: top1(outputs, labels).float().mean())
@@ -711,6 +792,38 @@ def test_a_run_leaves_its_records(tmp_path):
     assert summary.plan == one.plan
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [0, 1, 2]
+
+
+def test_an_evaluation_between_two_steps_is_no_training(tmp_path, monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+
+    now = Clock()
+    for module in (clock, all_reduce_run):
+        monkeypatch.setattr(module, "time", now)
+
+    def metric(outputs, labels):
+        now.now += 30
+        return top1(outputs, labels)
+
+    with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=1)) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                now.now += 1
+                one.step(functional.cross_entropy(one.model(features), labels))
+                one.evaluate(Points(7), metric)
+    (epoch,) = summary_in(tmp_path / "run").epochs
+    assert (epoch.training_seconds, epoch.evaluation_seconds) == (5, 150)
+    assert epoch.workers[0].input_seconds == 0
+
+
+def test_a_run_without_a_checkpoint_begins_with_as_many_workers_as_planned(tmp_path):
+    plan = make_tiny_plan((3, 2))
+    with pytest.raises(PlanError, match=r"for 2 worker\(s\) and 1 are running"):
+        make_session(plan=plan, run_folder=tmp_path / "run", resume=True)
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):

@@ -107,6 +107,7 @@ def everything(rank, folder):
         "noise": one_step_of_noise(rank),
         "batch norm": train_with_batch_norm(rank, folder / "norm"),
         "pieces": stop_and_resume(rank, folder / "pieces"),
+        "unfrozen": train_and_unfreeze(rank, (5, 3)),
         "refusals": refusals(rank, folder),
     }
 
@@ -152,6 +153,31 @@ def test_the_held_out_samples_are_counted_once_over_both(found):
 def test_the_noise_scale_is_the_estimators(found):
     for each in found:
         assert each["noise"]["session"] == pytest.approx(each["noise"]["alone"], rel=1e-4)
+
+
+def test_layers_unfrozen_on_the_way_train_like_in_one_process(found):
+    alone = train_and_unfreeze(0, (8,))
+    for each in found:
+        assert torch.equal(each["unfrozen"], found[0]["unfrozen"])
+        assert torch.allclose(each["unfrozen"], alone, rtol=1e-9)
+
+
+def train_and_unfreeze(rank, batches):
+    """The first layer from the second epoch on, the second within the third."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)
+    ).double()
+    model[:3].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plan = make_plan(batches)
+    with Session(model, optimizer, Points(SAMPLES), plan=plan, loaders=0) as one:
+        for epoch in one.epochs():
+            model[0].requires_grad_(epoch > 0)
+            for number, (features, labels) in enumerate(one.batches()):
+                model[2].requires_grad_((epoch, number) > (2, 1))
+                one.step(functional.cross_entropy(model(features.double()), labels))
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def one_step_of_noise(rank):
@@ -203,6 +229,12 @@ def test_evaluation_leaves_every_workers_own_statistics(found):
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_step_that_one_worker_spoils_leaves_the_statistics_of_all(found):
+    for each in found:
+        earlier, later = each["batch norm"]["skipped"]
+        assert all(torch.equal(earlier[name], later[name]) for name in earlier)
+
+
 def train_with_batch_norm(rank, folder):
     model = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -218,8 +250,11 @@ def train_with_batch_norm(rank, folder):
     plan = make_plan((5, 3))
     with Session(model, optimizer, Points(SAMPLES), plan=plan, run_folder=folder, loaders=0) as one:
         for _ in one.epochs():
-            for features, labels in one.batches():
-                one.step(functional.cross_entropy(model(features), labels))
+            for number, (features, labels) in enumerate(one.batches()):
+                earlier = statistics()
+                spoilt = features * float("nan") if (rank, number) == (1, 2) else features
+                if not one.step(functional.cross_entropy(model(spoilt), labels)):
+                    found["skipped"] = earlier, statistics()
             found["before"] = statistics()
             one.evaluate(Points(7), metric)
             found["after"] = statistics()

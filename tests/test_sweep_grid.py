@@ -46,6 +46,7 @@ def test_a_yaml_list_holds_values_with_commas():
         ({"epochs": [True]}, "no key is a yes or no"),
         ({"epochs": 3}, r"epochs = 3 is no list of values: write \[3\]"),
         ({"resolutions": "[32"}, "is no YAML list"),
+        ({"resolutions": "[2024-13-45]"}, "is no YAML list"),
         ({"seed": "0,1"}, "seed cannot vary in a sweep: say how many seeds with --seeds"),
         ({"data": "digits"}, "data cannot vary in a sweep: accuracy is compared on the same"),
         ({"port": "1,2"}, "port cannot vary"),

@@ -11,8 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.errors import FileError, JobError
+from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
+from batchwright.training import loop
 from batchwright.workload import task
+from batchwright.workload.sources import open_data
+from samples import make_job, make_network
 
 USER_MODULE = """
 import torch
@@ -155,6 +159,23 @@ def test_weights_come_back_from_a_state_dict_and_from_a_checkpoint(tmp_path, wra
     assert same(network, source)
 
 
+@pytest.mark.parametrize("resume", [False, True], ids=["begun", "resumed before a checkpoint"])
+def test_training_starts_from_the_jobs_weights(tmp_path, monkeypatch, resume):
+    torch.save(build("vgg8", seed=1).state_dict(), tmp_path / "w.pt")
+    job = make_job(data="digits", network="vgg8", resolutions=(8,), weights=str(tmp_path / "w.pt"))
+    plan = plan_without_profile(job, open_data(job).facts, make_network(name="vgg8"))
+    found = []
+
+    def begin(network, *_, **__):
+        found.append(network)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "Session", begin)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(plan, run_folder=tmp_path / "run", resume=resume)
+    assert same(found[0], build("vgg8", seed=1))
+
+
 def test_a_classifier_of_other_classes_stays_fresh_and_is_reported(tmp_path):
     source = build(classes=100, seed=1)
     state = {f"module.{name}": value for name, value in source.state_dict().items()}
@@ -191,6 +212,8 @@ def test_weights_of_another_network_are_refused_in_one_line(tmp_path):
     [
         (b"", "damaged|not plain tensors"),
         (b"not weights at all", "not plain tensors|damaged"),
+        (b"epochs: 3\n", "not plain tensors|damaged"),
+        (b"run\n", "not plain tensors|damaged"),
         ({}, "neither a state_dict"),
         ({"epoch": 3}, "neither a state_dict"),
         ([1, 2], "neither a state_dict"),

@@ -5,25 +5,32 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from batchwright import Session
 from batchwright.errors import DeadlineReached, Interrupted, JobError, PlanError
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import AgsRule, RunSummary
 from batchwright.server_child import SERVER, SERVER_KEY
+from batchwright.training import loop
 from batchwright.training.checkpoint import load_checkpoint
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.training.merging import pack, unpack, weighted_mean
 from batchwright.training.randomness import seed_worker
 from batchwright.training.sampler import epoch_order, step_sizes
 from batchwright.training.virtual import train_task, train_virtually
+from batchwright.training.virtual_rounds import VirtualRounds
+from batchwright.workload.sources import open_data
 from batchwright.workload.task import build_optimizer
 from hosting import KEY, hosted
 from virtual_tasks import CPU, RULE, SAMPLES, make_task, make_virtual_plan
@@ -43,6 +50,11 @@ def train(plan, folder, *, resume=False):
     task = make_task(dropout=plan.stages[0].dropout)
     train_task(plan, task, CPU, folder, resume=resume)
     return result_in(folder)
+
+
+def train_by_loop(plan, folder, *, resume):
+    """By the loop of worker processes, as their only one."""
+    loop.train(plan, run_folder=folder, resume=resume)
 
 
 def result_in(folder):
@@ -222,6 +234,52 @@ def test_updates_that_are_skipped_are_on_record_with_their_round(tmp_path):
     skipped = [(one.worker, one.skipped_steps) for one in summary.rounds[:3]]
     assert skipped == [(0, 1), (1, 0), (0, 0)]
     assert [epoch.skipped_steps for epoch in summary.epochs] == [1, 0]
+
+
+@pytest.mark.parametrize("consistency", [None, "bsp"])
+def test_a_batch_that_is_no_number_leaves_no_trace_in_the_weights(tmp_path, consistency):
+    plan, task = make_virtual_plan((8, 8), consistency=consistency, epochs=1), make_task()
+    calls = iter(range(1000))
+
+    def spoil(network, args):
+        return args[0] * float("nan") if network.training and next(calls) == 2 else None
+
+    task.network.register_forward_pre_hook(spoil)
+    train_task(plan, task, CPU, tmp_path / "run", resume=False)
+    summary, weights = result_in(tmp_path / "run")
+    assert [epoch.skipped_steps for epoch in summary.epochs] == [1]
+    assert all(bool(value.isfinite().all()) for value in weights.values())
+
+
+# ------------------------------------------------------------------------------- data of one's own
+
+
+@pytest.mark.parametrize("take", [train_virtually, train_by_loop])
+def test_a_users_images_are_trained_and_scored_at_the_plans_resolutions(
+    tmp_path, monkeypatch, take
+):
+    seen = set()
+
+    class Network(nn.Module):
+        def __init__(self, num_classes):
+            super().__init__()
+            self.last = nn.Linear(3, num_classes)
+
+        def forward(self, images):
+            seen.add((self.training, tuple(images.shape[2:])))
+            return self.last(images.mean(dim=(2, 3)))
+
+    own = ModuleType("own_images")
+    images = TensorDataset(torch.rand(SAMPLES, 3, 16, 24), torch.arange(SAMPLES) % 3)
+    own.load, own.Network = lambda: (images, images, ["a", "b", "c"]), Network
+    monkeypatch.setitem(sys.modules, "own_images", own)
+    names = {"data": "own_images:load", "network": "own_images:Network"}
+    plan = make_virtual_plan((8,), epochs=1, dropout=0.0, **names)
+    stages = [plan.stages[0].model_copy(update={"resolution": side}) for side in (4, 8)]
+    data = open_data(plan.job).facts
+    plan = plan.model_copy(update={"stages": tuple(stages), "data": data})
+    take(plan, tmp_path / "run", resume=False)
+    assert seen == {(True, (4, 6)), (True, (8, 12)), (False, (8, 12))}
 
 
 # ------------------------------------------------------------------------------ always the same
@@ -407,6 +465,22 @@ def test_every_epoch_is_scored_and_every_sample_of_it_trained_on(tmp_path):
     assert kinds.count("epoch") == 3
     assert kinds.count("round") == len(summary.rounds)
     assert "a virtual cluster of 3 workers" in lines[0]["text"]
+
+
+def test_every_epoch_is_scored_in_a_run_that_goes_on_after_it_was_killed(tmp_path, monkeypatch):
+    begin = VirtualRounds._begin
+
+    def killed(rounds, worker, ticket, start):
+        if rounds._run.state.epoch == 2:
+            raise KeyboardInterrupt  # no checkpoint is written on the way
+        return begin(rounds, worker, ticket, start)
+
+    monkeypatch.setattr(VirtualRounds, "_begin", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(plan_of("asp", checkpoint_steps=1), tmp_path / "run")
+    monkeypatch.undo()
+    summary, _ = train(plan_of("asp"), tmp_path / "run", resume=True)
+    assert [record.val_count for record in summary.epochs] == [40] * 3
 
 
 def test_no_run_folder_keeps_nothing(tmp_path, monkeypatch):

@@ -198,8 +198,9 @@ def _read_text(path: str | Path) -> str:
 
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:
+    text = _read_text(path)
     try:
-        values = yaml.safe_load(_read_text(path)) or {}
+        values = parse_yaml(text) or {}
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
@@ -219,13 +220,36 @@ def _override(text: str) -> tuple[str, str]:
     return key.strip(), raw.strip()
 
 
-class _PlainLoader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):
+    """Names a value that looks like a date or a number and is none, and its line."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError) as error:
+            problem = f"{_shorten(node.value)} cannot be read as a value"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
+class _PlainLoader(_Loader):
     """Of YAML what a table needs: without references, by which a short text could grow long."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(None, None, "a reference", None)
         return super().compose_node(parent, index)
+
+
+def parse_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
+    """The plain values of a YAML text.
+
+    Raises:
+        yaml.YAMLError: It is not YAML, a value in it is none, or it is nested too deeply.
+    """
+    try:
+        return yaml.load(text, loader)  # noqa: S506 - a safe loader
+    except RecursionError:
+        raise yaml.composer.ComposerError(None, None, "it is nested too deeply", None) from None
 
 
 def _as_list(value: Any) -> Any:
@@ -243,8 +267,8 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     items = value
     if isinstance(value, str) and value.count("[") + value.count("{") < _MOST_BRACKETS:
         try:
-            items = yaml.load(value, _PlainLoader)  # noqa: S506 - a safe loader, and less
-        except (yaml.YAMLError, RecursionError):
+            items = parse_yaml(value, _PlainLoader)
+        except yaml.YAMLError:
             items = value
     if items is None:
         return []

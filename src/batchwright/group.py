@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d
 
 from batchwright.errors import LostWorkerError
 from batchwright.meeting import choose_interface, meet, store_keeper
+from batchwright.processes import LAUNCH
 from batchwright.roll_call import Presence, RollCall, presence
 
 _LAUNCH_FILE = "launch.json"
@@ -83,7 +84,7 @@ class Group:
         and get the same answer. The agents that opened the folder are noted in it; a folder that
         holds the run of another launch stays as it is.
         """
-        starts = self.gather((_agent(), _PROCESS, _noted_starts(folder)))
+        starts = self.gather((_launcher(), _PROCESS, _noted_starts(folder)))
         agents = {agent for agent, _, _ in starts} - {""}
         processes = {process for _, process, _ in starts}
         noted: dict[str, set[str]] = {"agents": set(), "processes": set()}
@@ -189,12 +190,14 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
         )
 
 
-def _agent() -> str:
-    """Names the elastic agent that started this process, the same after each of its restarts.
+def _launcher() -> str:
+    """Names what started this process, the same after each of its restarts.
 
-    torchrun gives each worker a file below a folder that each agent makes for itself:
-    ``.../RUN_RANDOM/attempt_N/LOCAL_RANK/error.json``.
+    `run_workers` says it. torchrun gives each worker a file below a folder that each agent makes
+    for itself: ``.../RUN_RANDOM/attempt_N/LOCAL_RANK/error.json``.
     """
+    if LAUNCH in os.environ:
+        return os.environ[LAUNCH]
     report = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     return f"{socket.gethostname()}:{Path(report).parent.parent.parent}" if report else ""
 

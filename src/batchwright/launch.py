@@ -1,26 +1,26 @@
-"""Starts worker processes under torchrun's elastic agent and stays with them until they end.
+"""Starts worker processes on this machine and stays with them until they end.
 
-    this process --> agent (python -m batchwright.agent) --> workers (one per rank)
+    this process --> workers (python -m MODULE, one per rank)
 
-The agent and the workers each die with their parent. Signals reach this process only; it passes
-them on, so that the workers can write a checkpoint before they end.
+They die with this process. Signals reach this process only; it passes them on, so that the workers
+can write a checkpoint before they end. Workers of several hosts are torchrun's.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from batchwright.children import POLL_SECONDS, Children
 from batchwright.errors import (
     BatchwrightError,
     DeadlineReached,
@@ -28,19 +28,14 @@ from batchwright.errors import (
     JobError,
     WorkerError,
 )
-from batchwright.processes import PARENT_PID, STARTED, spinning_shortly
-from batchwright.reports import (
-    AGENT_REPORT,
-    ERRORS_FOLDER,
-    RESTARTS_LOG,
-    forget_reports,
-    killed,
-    name_of,
-    reports_in,
-)
+from batchwright.processes import LAUNCH, STARTED, STORE_SOCKET
+from batchwright.reports import forget_reports, killed, name_of, reports_in
 
-POLL_SECONDS = 0.1
-GRACE_SECONDS = 20.0  # from a stop signal until the agent is killed, workers with it
+GRACE_SECONDS = 60.0
+"""From a stop signal until workers are killed: for the step in progress and a checkpoint."""
+
+_LAST_SECONDS = 20.0  # for the others to end, once a worker has failed
+_ADDRESS = "127.0.0.1"  # where they meet
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -58,8 +53,8 @@ def run_workers(
 ) -> None:
     """Run ``python -m module arguments`` in every worker until all have ended well.
 
-    After one was killed, or fell silent, the agent starts all of them again; an error of a worker's
-    own ends them at once, as it would only come again.
+    After one was killed, or fell silent, all are started again; an error of a worker's own ends
+    them at once, as it would only come again.
 
     Args:
         module: A module whose main calls `processes.worker_main`.
@@ -67,8 +62,8 @@ def run_workers(
         workers: Number of processes on this machine.
         threads: Compute threads of each.
         folder: Where logs and error reports go; it exists.
-        port: Rendezvous port on this machine; 0: any free one.
-        restarts: How often the agent may start all of them again.
+        port: On this machine, where workers meet; 0: any free one.
+        restarts: How often all of them may be started again.
         poll: Called about ten times a second while they run.
         tell: Takes the line that says why they were started again; unset: standard error.
 
@@ -79,82 +74,111 @@ def run_workers(
         Interrupted: A stop signal came; the workers have ended.
         JobError: The port is in use.
     """
-    refuse_busy_port(port)
     forget_reports(folder)
-    tell_restarts = _teller(folder / RESTARTS_LOG, tell or _to_stderr)
-
-    def look() -> None:
-        tell_restarts()
-        poll()
-
-    specification = {
-        "module": module,
-        "arguments": list(arguments),
-        "workers": workers,
-        "port": port,
-        "restarts": restarts,
-        "logs": str(folder),
-        "grace": int(GRACE_SECONDS / 2),
-    }
     environment = {
-        **spinning_shortly(os.environ),
-        "OMP_NUM_THREADS": str(threads),
-        ERRORS_FOLDER: str(folder),
-        PARENT_PID: str(os.getpid()),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        LAUNCH: str(uuid.uuid4()),
         STARTED: str(time.time()),
     }
-    with (folder / "agent.log").open("wb") as log, noting_signals() as noted:
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "batchwright.agent", json.dumps(specification)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # the terminal's Ctrl-C is for this process alone
-        )
-        _wait(agent, look, noted)
+    children = Children(
+        [module, *arguments], threads=threads, folder=folder, environment=environment
+    )
+    with noting_signals() as noted:
+        try:
+            for number in count(1):
+                _start(children, workers, port)
+                codes = _watch(children, poll, noted)
+                lost = _stop(children, poll, noted)
+                if noted or not codes:
+                    break
+                if number > restarts or _comes_again(folder):
+                    raise_failure(folder, codes)
+                what = _what_happened(codes, folder)
+                (tell or _to_stderr)(f"{what}; all were started again ({number} of {restarts})")
+                forget_reports(folder)
+        finally:
+            children.close()
     if noted:
-        raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
-    if agent.returncode:
-        ended = folder / AGENT_REPORT
-        codes = json.loads(ended.read_text(encoding="utf-8")) if ended.exists() else {}
-        raise_failure(folder, {int(rank): code for rank, code in codes.items()})
+        raise Interrupted(noted[0], f"stopped by signal {noted[0]}{lost}")
 
 
-def _teller(path: Path, tell: Callable[[str], None]) -> Callable[[], None]:
-    """A function that tells the lines of a file, each once."""
-    told = 0
+def _start(children: Children, workers: int, port: int) -> None:
+    """Start all; worker 0 inherits the socket at which they meet, so that nobody else takes it."""
+    with _listener(port) as listener:
+        environment = {"MASTER_ADDR": _ADDRESS, "MASTER_PORT": str(listener.getsockname()[1])}
+        socket_of_first = {STORE_SOCKET: str(listener.fileno())}
+        for rank in range(workers):
+            if rank == 0:
+                children.start(rank, environment | socket_of_first, files=[listener.fileno()])
+            else:
+                children.start(rank, environment)
 
-    def tell_new() -> None:
-        nonlocal told
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        for line in lines[told:]:
-            tell(line)
-        told = len(lines)
 
-    return tell_new
+def _listener(port: int) -> socket.socket:
+    try:
+        return socket.create_server((_ADDRESS, port), backlog=64)
+    except OSError as error:
+        raise JobError(
+            f"port={port} cannot be used ({error.strerror}): choose another, or port=0 for any "
+            "free one"
+        ) from None
+
+
+def refuse_busy_port(port: int) -> None:
+    """Raise `JobError` if ``port`` on this machine is taken; 0 stands for any free one."""
+    if port:
+        _listener(port).close()
+
+
+def _watch(children: Children, poll: Callable[[], None], noted: list[int]) -> dict[int, int]:
+    """Stay until all have ended, or one has failed or a signal come.
+
+    Returns:
+        Exit codes, by rank, of those that failed first.
+    """
+    while children.running() and not noted:
+        poll()
+        if children.failures():
+            break
+        time.sleep(POLL_SECONDS)
+    return children.failures()
+
+
+def _stop(children: Children, poll: Callable[[], None], noted: list[int]) -> str:
+    """End those that are left, which may first write a checkpoint if a signal is why.
+
+    Returns:
+        What to add to the message of a stop.
+    """
+    children.send(signal.SIGTERM)
+    seconds = GRACE_SECONDS if noted else _LAST_SECONDS
+    children.wait(seconds, poll, unless=lambda: len(noted) > 1)
+    killed_them = children.running()
+    children.kill()
+    poll()
+    if not killed_them:
+        return ""
+    why = "a second one came" if len(noted) > 1 else f"{seconds:.0f} s had passed"
+    return f", and killed when {why}: what was done since the last checkpoint is lost"
+
+
+def _comes_again(folder: Path) -> bool:
+    """Whether what ended them was an error of a worker's own."""
+    return any(not report["secondary"] for report in reports_in(folder))
+
+
+def _what_happened(codes: Mapping[int, int], folder: Path) -> str:
+    for rank, name in killed(codes):
+        return f"worker {rank} was killed by {name}"
+    for report in reports_in(folder):
+        return f"worker {report['rank']}: {report['message']}"
+    rank, code = next(iter(codes.items()))
+    return f"worker {rank} ended with exit code {code}"
 
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - a caller without a console of its own
-
-
-def _wait(agent: subprocess.Popen[bytes], poll: Callable[[], None], noted: list[int]) -> None:
-    told: float | None = None
-    try:
-        while agent.poll() is None:
-            poll()
-            if noted and told is None:
-                agent.terminate()
-                told = time.monotonic()
-            if (told is not None and time.monotonic() - told > GRACE_SECONDS) or len(noted) > 1:
-                agent.kill()
-            time.sleep(POLL_SECONDS)
-        poll()
-    finally:
-        if agent.poll() is None:
-            agent.kill()
-            agent.wait()
 
 
 @contextmanager
@@ -179,21 +203,6 @@ def noting_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def refuse_busy_port(port: int) -> None:
-    """Raise `JobError` if ``port`` on this machine is taken; 0 stands for any free one."""
-    if not port:
-        return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("localhost", port))
-        except OSError as error:
-            raise JobError(
-                f"port={port} cannot be used ({error.strerror}): choose another, or port=0 for "
-                "any free one"
-            ) from None
 
 
 def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:

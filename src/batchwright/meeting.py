@@ -1,6 +1,6 @@
 """How the workers of one start find each other: store, agreement, network interface.
 
-The launcher gives every worker the address of a store. The elastic agent's store outlives the
+The launcher gives every worker the address of a store. That of torchrun's agent outlives the
 workers: it still holds the addresses that the workers of an earlier start left, and under a change
 of hosts not even the restart count tells the starts apart. So before anything else the workers of a
 start agree on a part of the store that nobody has used.
@@ -22,6 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public al
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from batchwright.errors import LostWorkerError
+from batchwright.processes import STORE_SOCKET
 from batchwright.workload.host import collective_interface
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
@@ -68,6 +69,7 @@ def meet(rank: int, size: int, timeout: float) -> Store:
 
 
 def _connect(timeout: float, *, serve: bool = False) -> Store:
+    inherited = os.environ.pop(STORE_SOCKET, None) if serve else None
     store: Store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -75,6 +77,7 @@ def _connect(timeout: float, *, serve: bool = False) -> Store:
         timeout=timedelta(seconds=max(1.0, timeout)),
         wait_for_workers=False,
         multi_tenant=True,
+        master_listen_fd=None if inherited is None else int(inherited),
     )
     return store
 

@@ -23,8 +23,9 @@ from batchwright.errors import (
 )
 from batchwright.reports import leave_report
 
-PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its agent
-AGENT_PID = "BATCHWRIGHT_AGENT"  # the agent's process, for its workers
+PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
+LAUNCH = "BATCHWRIGHT_LAUNCH"  # names the launch, the same after each of its restarts
+STORE_SOCKET = "BATCHWRIGHT_STORE_SOCKET"  # descriptor at which worker 0 holds the store
 VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # a sweep or a job's agent, for the verbs that it runs
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 SHORT_SPIN = "1000"  # turns that a waiting OpenMP thread spins before it sleeps
@@ -67,13 +68,13 @@ def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
 
 def worker_main(work: Callable[[], None]) -> None:
     """Run a worker's work; whatever ends it is left as one line for the launcher."""
-    die_with_parent(AGENT_PID)
+    die_with_parent(PARENT_PID)
     try:
         work()
     except NewPlan:
         return  # all went well, and the launcher sees that the run folder's plan is another
     except BatchwrightError as error:
-        # Under an agent a worker is stopped by a signal because another one failed.
+        # The launcher also stops a worker by a signal because another one failed.
         stopped = isinstance(error, Interrupted) and not isinstance(error, DeadlineReached)
         secondary = stopped or isinstance(error, LostWorkerError)
         leave_report(one_line(error), error.exit_code, secondary=secondary)

@@ -78,19 +78,24 @@ class Tally:
 class Reducer:
     """Sums gradients over a step's micro-batches and over a group, bucket by bucket.
 
-    Buckets and their order never change, so a restarted run sums in the same order.
+    Buckets and their order follow from what is trained alone, so a restarted run sums in the same
+    order.
 
     Args:
-        parameters: What is trained, in the model's order; frozen parameters are left out.
+        parameters: All, in the model's order; frozen ones are left out until `take_up`.
         group: The workers. With one worker nothing is copied or sent.
         bucket_bytes: Size at which a bucket is sent.
+
+    Attributes:
+        parameters: Those that are or were trained, in the same order.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
-        self.parameters = [p for p in parameters if p.requires_grad]
-        self._group = group
+        self._given, self._group, self._bucket_bytes = list(parameters), group, bucket_bytes
+        self.parameters: list[nn.Parameter] = []
+        self._frozen = self._given
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[nn.Parameter, Bucket] = {}
         self._views: dict[nn.Parameter, Tensor] = {}
@@ -100,18 +105,34 @@ class Reducer:
         self._kept: dict[nn.Parameter, Tensor] = {}  # sums over the micro-batches taken so far
         self._norms: Tensor | None = None  # their part of S, (parameters,)
         self._parts = 0
-        if group.size > 1 and self.parameters:
-            tail = _tail_numbers(len(self.parameters), group.size)
-            self._buckets = make_buckets(self.parameters, group, bucket_bytes, tail)
-            for bucket in self._buckets:
-                self._bucket_of |= dict.fromkeys(bucket.parameters, bucket)
-                self._views |= dict(zip(bucket.parameters, bucket.views, strict=True))
-            self._hooks = [
-                p.register_post_accumulate_grad_hook(self._arrived) for p in self.parameters
-            ]
-            places = {p: place for place, p in enumerate(self._views)}
-            order = [places[p] for p in self.parameters]
-            self._order = torch.tensor(order, device=group.device)
+        self.take_up()
+
+    def take_up(self) -> bool:
+        """Sum the gradients of parameters, too, that were unfrozen since; before a backward pass.
+
+        One that is frozen again keeps its place, and has no gradient.
+
+        Returns:
+            Whether there were any.
+
+        Raises:
+            RuntimeError: Gradients of the step in progress are on their way already.
+        """
+        unfrozen = [p for p in self._frozen if p.requires_grad]
+        if not unfrozen:
+            return False
+        if self._kept or self._parts or self._next:
+            raise RuntimeError(
+                f"{len(unfrozen)} parameter(s) were unfrozen between the micro-batches of a step: "
+                "unfreeze layers between epochs, before session.batches()"
+            )
+        trained = {*self.parameters, *unfrozen}
+        self.parameters = [p for p in self._given if p in trained]
+        self._frozen = [p for p in self._given if p not in trained]
+        if self._group.size > 1:
+            self._lay_out()
+            self._hooks += [p.register_post_accumulate_grad_hook(self._arrived) for p in unfrozen]
+        return True
 
     @property
     def buffer_bytes(self) -> int:
@@ -180,6 +201,18 @@ class Reducer:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    def _lay_out(self) -> None:
+        """Make the buckets."""
+        tail = _tail_numbers(len(self.parameters), self._group.size)
+        self._buckets = make_buckets(self.parameters, self._group, self._bucket_bytes, tail)
+        self._bucket_of, self._views = {}, {}
+        for bucket in self._buckets:
+            self._bucket_of |= dict.fromkeys(bucket.parameters, bucket)
+            self._views |= dict(zip(bucket.parameters, bucket.views, strict=True))
+        places = {p: place for place, p in enumerate(self._views)}
+        order = [places[p] for p in self.parameters]
+        self._order = torch.tensor(order, device=self._group.device)
 
     def _keep(self, parameter: nn.Parameter) -> Tensor:
         """Where a parameter's first gradient of the step now is: in its bucket if it has one."""

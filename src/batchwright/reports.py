@@ -1,4 +1,4 @@
-"""What workers and agent leave in the launcher's folder about how they ended."""
+"""What workers leave in the launcher's folder about how they ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # names the folder to the workers
-AGENT_REPORT = "agent.json"  # exit code of each worker that failed last, by rank
 SERVER_RANK = -1  # in place of a worker's rank, for the parameter server
-RESTARTS_LOG = "restarts.log"  # a line for each time that all workers were started again
 
 
 def leave_report(message: str, exit_code: int, *, secondary: bool) -> None:
@@ -52,7 +50,7 @@ def reports_in(folder: Path) -> list[dict[str, Any]]:
 
 def forget_reports(folder: Path) -> None:
     """Take away what an earlier start has left."""
-    for path in [*folder.glob("rank*.json"), folder / AGENT_REPORT, folder / RESTARTS_LOG]:
+    for path in folder.glob("rank*.json"):
         path.unlink(missing_ok=True)
 
 

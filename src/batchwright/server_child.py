@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from batchwright.processes import AGENT_PID, STARTED, spinning_shortly
+from batchwright.processes import PARENT_PID, STARTED, spinning_shortly
 from batchwright.reports import SERVER_RANK
 
 SERVER = "BATCHWRIGHT_SERVER"  # host:port of the parameter server, for the workers
@@ -165,6 +165,6 @@ def _environment() -> dict[str, str]:
         **spinning_shortly(kept),
         "OMP_NUM_THREADS": "1",
         "RANK": str(SERVER_RANK),
-        AGENT_PID: str(os.getpid()),
+        PARENT_PID: str(os.getpid()),
         STARTED: str(time.time()),
     }

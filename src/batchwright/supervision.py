@@ -3,30 +3,22 @@
     this process --> server (python -m batchwright.training.server_process)
                  --> workers (one per rank), each started again alone where it was killed
 
-No elastic agent: workers that meet at a server need no rendezvous with each other, and each agent
-would cost an import of torch.
+Workers that meet at a server need no rendezvous with each other.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from batchwright.children import POLL_SECONDS, Children
 from batchwright.errors import Interrupted, WorkerError
-from batchwright.launch import (
-    GRACE_SECONDS,
-    POLL_SECONDS,
-    last_line,
-    noting_signals,
-    raise_failure,
-)
-from batchwright.processes import AGENT_PID, STARTED, spinning_shortly
+from batchwright.launch import GRACE_SECONDS, last_line, noting_signals, raise_failure
+from batchwright.processes import STARTED
 from batchwright.reports import (
     ERRORS_FOLDER,
     SERVER_RANK,
@@ -83,17 +75,17 @@ def run_with_server(
     """
     forget_reports(folder)
     with (folder / "server.log").open("wb") as log, noting_signals() as noted:
+        server = ServerChild(plan, run_folder, log=log, environment={ERRORS_FOLDER: str(folder)})
         environment = {
-            **spinning_shortly(os.environ),
-            "OMP_NUM_THREADS": str(threads),
             "WORLD_SIZE": "1",  # at the server they meet, not in a process group
             "LOCAL_WORLD_SIZE": str(workers),
-            ERRORS_FOLDER: str(folder),
-            AGENT_PID: str(os.getpid()),
+            SERVER: server.address,
+            SERVER_KEY: server.key,
         }
-        reports = {ERRORS_FOLDER: str(folder)}
-        server = ServerChild(plan, run_folder, log=log, environment=reports)
-        run = _Run([module, *arguments], server, environment, workers, folder, restarts, tell)
+        children = Children(
+            [module, *arguments], threads=threads, folder=folder, environment=environment
+        )
+        run = _Run(children, server, workers, folder, restarts, tell)
         try:
             server.start(resume=resume)
             run.start()
@@ -110,21 +102,18 @@ class _Run:
 
     def __init__(
         self,
-        command: Sequence[str],
+        children: Children,
         server: ServerChild,
-        environment: Mapping[str, str],
         workers: int,
         folder: Path,
         restarts: int,
         tell: Callable[[str], None],
     ) -> None:
-        self._command, self._server, self._tell = command, server, tell
-        self._environment = {**environment, SERVER: server.address, SERVER_KEY: server.key}
+        self._workers, self._server, self._tell = children, server, tell
         self._folder, self._most = folder, restarts
         self._restarts = 0
         self._left = list(range(workers))  # those that are not gone for good
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
-        self._logs: dict[int, IO[bytes]] = {}
+        self._gone: list[int] = []
         self._silent: set[int] = set()
 
     def start(self) -> None:
@@ -141,17 +130,17 @@ class _Run:
             if noted and told is None:
                 told = time.monotonic()
                 self._server.terminate()
-                self._signal(signal.SIGTERM)
+                self._workers.send(signal.SIGTERM)
             if told is not None:
                 if code is not None:
                     self._server.stop_listening()
-                ended = code is not None and not self._running()
+                ended = code is not None and not self._workers.running()
                 if ended or len(noted) > 1 or time.monotonic() - told > GRACE_SECONDS:
                     return
             elif code == 0:
-                self._wait_for_workers(poll)
+                self._workers.wait(_LAST_SECONDS, poll)
                 if any(not report["secondary"] for report in reports_in(self._folder)):
-                    raise_failure(self._folder, self._codes())
+                    raise_failure(self._folder, self._workers.failures())
                 return
             elif code is not None:
                 self._after_server(code)
@@ -161,12 +150,11 @@ class _Run:
 
     def close(self) -> None:
         """End whatever still runs."""
-        self._signal(signal.SIGKILL)
-        for process in self._workers.values():
-            process.wait()
-        for log in self._logs.values():
-            log.close()
+        self._workers.close()
         self._server.close()
+
+    def _start(self, rank: int) -> None:
+        self._workers.start(rank, {STARTED: str(time.time())})
 
     # --------------------------------------------------------------------------------- what happens
 
@@ -174,9 +162,9 @@ class _Run:
         """Start all again if the server was killed; whatever else ended it comes again."""
         if code > 0 or self._restarts == self._most:
             self._server.stop_listening()
-            self._signal(signal.SIGTERM)
-            self._wait_for_workers(lambda: None)
-            codes = self._codes()
+            self._workers.send(signal.SIGTERM)
+            self._workers.wait(_LAST_SECONDS)
+            codes = self._workers.failures()
             raise_failure(self._folder, {SERVER_RANK: code, **codes} if code < 0 else codes)
         self._restarts += 1
         name = signal.Signals(-code).name
@@ -184,24 +172,22 @@ class _Run:
             f"the parameter server was killed by {name}; all were started again from its last "
             f"checkpoint ({self._restarts} of {self._most})"
         )
-        self._signal(signal.SIGKILL)
-        for process in self._workers.values():
-            process.wait()
+        self._workers.kill()
         for rank in [SERVER_RANK, *self._left]:
             forget_report(self._folder, rank)
         self._server.start(resume=True)
+        for rank in self._gone:  # it would wait for them
+            self._server.give_up(rank)
         self.start()
 
     def _look_at_workers(self) -> None:
         for event in self._server.events():
             rank = event.get("silent")
-            if rank in self._workers and self._workers[rank].poll() is None:
+            if rank is not None and self._workers.runs(rank):
                 self._silent.add(rank)
-                self._workers[rank].kill()
-        for rank, process in list(self._workers.items()):
-            code = process.poll()
-            if code:
-                self._after_worker(rank, code)
+                self._workers.send_to(rank, signal.SIGKILL)
+        for rank, code in self._workers.failures().items():
+            self._after_worker(rank, code)
 
     def _after_worker(self, rank: int, code: int) -> None:
         if code > 0:
@@ -221,7 +207,8 @@ class _Run:
             self._start(rank)
             return
         self._left.remove(rank)
-        del self._workers[rank]
+        self._gone.append(rank)
+        self._workers.forget(rank)
         if not self._left:
             self._end(rank, code)
         self._tell(f"{what}, once more than restarts={self._most}: the others go on without it")
@@ -238,47 +225,8 @@ class _Run:
 
     def _end(self, rank: int, code: int) -> None:
         """The run is lost: end it, and raise why."""
-        self._signal(signal.SIGTERM)
+        self._workers.send(signal.SIGTERM)
         self._server.terminate()
-        self._wait_for_workers(lambda: None)
+        self._workers.wait(_LAST_SECONDS)
         self._server.wait(GRACE_SECONDS)
         raise_failure(self._folder, {rank: code})
-
-    def _wait_for_workers(self, poll: Callable[[], None]) -> None:
-        end = time.monotonic() + _LAST_SECONDS
-        while self._running() and time.monotonic() < end:
-            poll()
-            time.sleep(POLL_SECONDS / 2)
-
-    # ------------------------------------------------------------------------------------ processes
-
-    def _start(self, rank: int) -> None:
-        log = self._logs.get(rank)
-        if log is None:
-            (self._folder / str(rank)).mkdir(exist_ok=True)
-            log = self._logs[rank] = (self._folder / str(rank) / "stderr.log").open("wb")
-        self._workers[rank] = subprocess.Popen(
-            [sys.executable, "-m", *self._command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={
-                **self._environment,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                STARTED: str(time.time()),
-            },
-            start_new_session=True,
-        )
-
-    def _running(self) -> bool:
-        return any(process.poll() is None for process in self._workers.values())
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._workers.values():
-            if process.poll() is None:
-                process.send_signal(number)
-
-    def _codes(self) -> dict[int, int]:
-        codes = {rank: process.poll() for rank, process in self._workers.items()}
-        return {rank: code for rank, code in codes.items() if code}

@@ -6,8 +6,10 @@ The command line calls these very functions. Whatever needs torch is imported in
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from batchwright.documents import (
     write_record,
     write_text,
 )
-from batchwright.errors import PlanError
+from batchwright.errors import PlanError, WorkerError
 from batchwright.files import make_folder
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
@@ -77,8 +79,8 @@ def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
         BatchwrightError: What is wrong, in one line.
     """
     job = ready(job_of(job, keys))
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
-        return _probe_in(Path(folder), job)
+    with _logs() as folder:
+        return _probe_in(folder, job)
 
 
 def plan(
@@ -150,14 +152,13 @@ def check(
     chosen = chosen_points(plan, len(plan.held_out) if points is None else points)
     check_workload(plan)
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
+    with _logs() as folder:
         with steps() as show:
             accept = None if profile is None else partial(refuse_other_machine, profile)
-            place = Path(folder)
-            measured = measure_points(plan.job, wanted, place, accept=accept, progress=show)
+            measured = measure_points(plan.job, wanted, folder, accept=accept, progress=show)
         rounds: tuple[RoundCheck, ...] = ()
         if pairs_of(plan):
-            with pair_measurer_for(plan, Path(folder) / "pairs") as measure:
+            with pair_measurer_for(plan, folder / "pairs") as measure:
                 if profile is None:
                     rounds = round_checks(plan, measure(pairs_of(plan)))
                 else:
@@ -356,6 +357,21 @@ def _received(plan: Plan | str | Path, keys: Mapping[str, Any], overrides: list[
 
 
 # --------------------------------------------------------------------------------------- launching
+
+
+@contextmanager
+def _logs() -> Iterator[Path]:
+    """A folder for the workers' files; it stays where a worker's end is told, which names it."""
+    folder = Path(tempfile.mkdtemp(prefix="batchwright-"))
+    told = False
+    try:
+        yield folder
+    except WorkerError:
+        told = True
+        raise
+    finally:
+        if not told:
+            shutil.rmtree(folder)
 
 
 def _probe_in(folder: Path, job: Job) -> Profile:

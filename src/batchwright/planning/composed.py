@@ -146,7 +146,7 @@ def compose(
         assert schedule is not None  # noqa: S101 - cyclic, as it has no server
         made = _cycled(job, table, choice, chosen, progress, schedule)
     other = table.evaluating(choice.row.mix)
-    _check_limits(job, made.stages, other, choice.row.mix.hourly)
+    check_limits(job, made.stages, other, choice.row.mix.hourly)
     scheduled: tuple[Reason, ...] = ()
     if schedule is not None:
         scheduled = (
@@ -283,10 +283,20 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
     )
 
 
-def _check_limits(
+def check_limits(
     job: Job, stages: Sequence[Stage], other_seconds: float, hourly: float | None
 ) -> None:
-    """The rows together may miss a deadline or cost that the choice for `plain` keeps."""
+    """Refuse rows that together miss a deadline or cost, as they may where `plain` keeps both.
+
+    Args:
+        job: Resolved.
+        stages: The rows.
+        other_seconds: Of the whole training, besides theirs.
+        hourly: Price of all workers for an hour; `None`: not known.
+
+    Raises:
+        PlanError: They do.
+    """
     high = other_seconds + sum(
         stage.epochs * stage.predicted_epoch_seconds.high
         for stage in stages

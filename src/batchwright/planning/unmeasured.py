@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from batchwright.errors import PlanError
 from batchwright.planning import cycle_reasons, group_reasons, reasons
 from batchwright.planning.assembly import assemble, stage_of
-from batchwright.planning.composed import COMPOSED, cycle_batches, rate_rule
+from batchwright.planning.composed import COMPOSED, check_limits, cycle_batches, rate_rule
 from batchwright.planning.gradient_scaling import parting_of
 from batchwright.planning.inputs import (
     SERVED,
     check_batch,
     check_bounds,
+    check_goal,
     check_micro_batches,
     check_side,
     least_local,
@@ -59,7 +60,7 @@ def plan_without_profile(
             the global batch.
 
     Raises:
-        PlanError: Batches, workers and data do not fit together.
+        PlanError: Batches, workers and data do not fit together, or a limit is missed.
         JobError: The warm-up asked for is longer than the training.
     """
     local = tuple(local_batch_sizes or ())
@@ -218,6 +219,9 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
         )
     rule = rate_rule(job, large[-1])
     stages = laid_out(job, rule, rows, schedule)
+    hourly = None if job.goal.price is None else workers * job.goal.price
+    check_goal(job)
+    check_limits(job, stages, 0.0, hourly)
     asked = job.global_batch != "auto"
     return assemble(
         job,

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import default_collate
 
 from batchwright.errors import JobError
@@ -19,7 +18,7 @@ from batchwright.reduction import Reducer, Tally, buffer_bytes, sqr_norms
 from batchwright.workload.host import autocast, is_out_of_memory
 from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.sources import ImageData
+from batchwright.workload.sources import ImageData, to_resolution
 from batchwright.workload.task import (
     build_loss,
     build_network,
@@ -263,6 +262,5 @@ def _repeated(resident: Batch, size: int, resolution: int) -> Batch:
     images, labels = resident
     rows = torch.arange(size, device=images.device) % len(labels)
     chosen = images[rows]
-    if min(chosen.shape[-2:]) != resolution:
-        chosen = functional.interpolate(chosen, size=(resolution, resolution), mode="bilinear")
+    chosen = to_resolution(chosen, resolution)
     return chosen.contiguous(memory_format=torch.channels_last), labels[rows]

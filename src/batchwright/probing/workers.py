@@ -27,7 +27,7 @@ from batchwright.launch import raise_failure
 from batchwright.probing.commands import Command
 from batchwright.probing.executor import Executor
 from batchwright.probing.worker import Ready
-from batchwright.processes import AGENT_PID, spinning_shortly
+from batchwright.processes import PARENT_PID, spinning_shortly
 from batchwright.records import Job, Record
 from batchwright.reports import ERRORS_FOLDER
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
@@ -141,7 +141,14 @@ class Workers:
         meeting = self._folder / f"meeting{self._starts}"
         for rank in range(workers):
             self._start_one(rank, workers, meeting)
-        self._read(Ready, START_SECONDS)
+        try:
+            self._read(Ready, START_SECONDS)
+        except Killed:  # no step yet that could be smaller
+            fewer = " or start fewer workers" if workers > 1 else ""
+            raise WorkerError(
+                f"one of {workers} worker(s) was killed by SIGKILL as it started (out of memory?): "
+                f"free memory{fewer}; logs are in {self._folder}"
+            ) from None
 
     def _start_one(self, rank: int, workers: int, meeting: Path) -> None:
         numbers = {
@@ -151,7 +158,7 @@ class Workers:
             **spinning_shortly(os.environ),
             **{name: str(number) for name, number in numbers.items()},
             "MASTER_ADDR": "localhost",
-            AGENT_PID: str(os.getpid()),
+            PARENT_PID: str(os.getpid()),
             ERRORS_FOLDER: str(self._folder),
         }
         counts = ",".join(map(str, self._counts))

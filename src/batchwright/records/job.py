@@ -297,7 +297,9 @@ class Job(Record):
         "where `imagefolder` has no val/ or test/.",
     )
     unreadable: Literal["refuse", "skip"] = Field(
-        "refuse", description="An unreadable image: stop and name it, or skip and count it."
+        "refuse",
+        description="An unreadable image, before the training: stop and name it, or skip and count "
+        "it. One that is damaged later ends a run that reads it from its file.",
     )
     network: str = Field(
         "resnet8",
@@ -431,7 +433,7 @@ class Job(Record):
         None, description="Steps between checkpoints, as well as `checkpoint_seconds`."
     )
     timeout: Positive = Field(
-        120.0, description="Seconds after which a silent collective gives up."
+        120.0, le=1e6, description="Seconds after which a silent collective gives up."
     )
     restarts: Index = Field(
         3,

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import JsonValue
 
-from batchwright.documents import change_job, job_keys
+from batchwright.documents import change_job, job_keys, parse_yaml
 from batchwright.errors import JobError
 from batchwright.records import Job, SweptKey
 from batchwright.records.words import job_value
@@ -119,7 +119,7 @@ def _listed(key: str, given: str | Sequence[Any]) -> Sequence[Any]:
     if not given.startswith("["):
         return [part.strip() for part in given.split(",")] if given else []
     try:
-        values = yaml.safe_load(given)
+        values = parse_yaml(given)
     except yaml.YAMLError:
         values = None
     if not isinstance(values, list):

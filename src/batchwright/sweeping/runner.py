@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from batchwright.children import POLL_SECONDS
 from batchwright.documents import write_record
 from batchwright.files import make_folder
-from batchwright.launch import GRACE_SECONDS, POLL_SECONDS, noting_signals
+from batchwright.launch import GRACE_SECONDS, noting_signals
 from batchwright.preparing import TRAINING_KEYS, code_keys
 from batchwright.processes import VERB_PARENT
 from batchwright.records import Plan
@@ -33,7 +34,7 @@ from batchwright.sweeping.slots import Slots, width_of
 
 State = Literal["waiting", "stopped", "failed", "done"]
 
-_LAST_SECONDS = GRACE_SECONDS + 5.0  # a cell with workers of its own waits so long for them
+_LAST_SECONDS = GRACE_SECONDS + 15.0  # a cell with workers of its own waits so long for them
 
 
 @dataclass(frozen=True)

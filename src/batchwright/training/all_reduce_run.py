@@ -17,6 +17,7 @@ from batchwright.training.evaluation import Forward, Metric
 from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
+from batchwright.training.normalization import Statistics
 from batchwright.training.passes import Passes
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
@@ -59,9 +60,7 @@ class AllReduceRun:
         )
         try:
             self._keeper.prepare(may_exist=setup.resume)
-            if setup.resume:
-                self._keeper.restore(self.state)
-            self._check_workers()
+            self._check_workers(goes_on=setup.resume and self._keeper.restore(self.state))
         except BaseException:
             self._keeper.close()
             raise
@@ -83,6 +82,7 @@ class AllReduceRun:
             self.state,
             self._reducer,
             updater,
+            Statistics(setup.model),
             self._sharing,
             self._clock,
             self._wishes,
@@ -179,7 +179,9 @@ class AllReduceRun:
             epoch=self.state.epoch,
             between_epochs=walk is None or self.state.step == len(walk),
         )
-        self.state.meter.evaluation += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.state.meter.evaluation += seconds
+        self._clock.leave_out(seconds)
         if stopped:
             self._stop_now()
         self.state.meter.scores, self.state.meter.score_count = sums, count
@@ -291,12 +293,12 @@ class AllReduceRun:
             "resume with a later one"
         )
 
-    def _check_workers(self) -> None:
+    def _check_workers(self, *, goes_on: bool) -> None:
         """A run may go on with other workers than it began with; it begins as planned."""
         planned, found, least = self._plan.workers, self.world_size, self._setup.least
         if planned == found:
             return
-        if not self._setup.resume:
+        if not goes_on:
             raise PlanError(
                 f"the plan is for {planned} worker(s) and {found} are running: "
                 f"start {planned}, or plan again with workers={found}"

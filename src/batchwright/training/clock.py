@@ -24,6 +24,10 @@ class StepClock:
         """Nothing is booked of the time since the last lap."""
         self._mark = time.perf_counter()
 
+    def leave_out(self, seconds: float) -> None:
+        """So many of the seconds since the last lap are booked elsewhere."""
+        self._mark += seconds
+
     def lap(self, meter: EpochMeter, part: Literal["input", "compute", "communication"]) -> float:
         """Book the time since the last lap; returns it, in seconds."""
         now = time.perf_counter()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from batchwright.errors import PlanError
+from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, RoundRecord
 from batchwright.training.ended_rounds import EndedRounds
 from batchwright.training.link import Link
@@ -53,9 +53,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Examined:
-    """The model that a worker evaluates."""
+    """The model that a worker evaluates, for the epochs that end with it."""
 
-    epoch: int
+    epochs: tuple[int, ...]
     weights: Weights
 
 
@@ -93,16 +93,17 @@ class Desk:
         self._ended = EndedRounds(self.book)
         self._pace = Pace()
         self._links: dict[int, Link] = {}
-        self._lost: set[int] = set()
+        self._lost: dict[int, float] = {}  # since when, by the clock of this process
         self._gone: set[int] = set()
         self._left: set[int] = set()
         self.begun = False
         self._dismissed = False
-        self._asked: dict[int, float] = {}  # since when, by the clock of this process
+        self._asked: dict[int, float] = {}  # since when, as above
         self._idle: dict[int, float] = {}  # since when there has been nothing left to do
         self._answers: dict[int, Answer] = {}
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # when, and how far ahead
-        self._due: dict[int, int] = {}  # epochs that workers are to evaluate, by worker
+        # Who evaluates each epoch that has no scores yet; None: whoever is answered next.
+        self._unscored: dict[int, int | None] = {}
         self._examined: dict[int, _Examined] = {}
         self._scores: dict[str, float] = {}
         self._best: _Examined | None = None
@@ -131,11 +132,11 @@ class Desk:
             known = self.server.rounds.gone if self.server is not None else frozenset()
             if self.server is not None and (rank in self._lost or rank in known):
                 self.server.come_back(rank)
-                self._recorder.note(
-                    f"worker {rank} ({arrival.place}) came back: its unfinished round is "
-                    "repeated, with fresh momentum"
-                )
-            self._lost.discard(rank)
+                text = f"worker {rank} ({arrival.place}) came back"
+                if rank in self.server.rounds.open:
+                    text += ": its unfinished round is repeated, with fresh momentum"
+                self._recorder.note(text)
+            self._lost.pop(rank, None)
             self._gone.discard(rank)
             self.book.gone.discard(rank)
             self._hand_out()
@@ -154,30 +155,50 @@ class Desk:
             del self._links[rank]
             link.close()
             self._forget(rank)
-            if rank in self._left or self.finished or self._dismissed:
+            if rank in self._left or self._through or self._dismissed:
                 return
-            self._lost.add(rank)
-            self._recorder.note(
-                f"worker {rank} ({self.book.places[rank]}) is lost ({why}): the others go on"
-            )
+            self._lost[rank] = perf_counter()
+            text = f"worker {rank} ({self.book.places[rank]}) is lost ({why})"
+            self._recorder.note(text if self.finished else f"{text}: the others go on")
             if self.server is not None:
                 self.server.lose(rank, for_good=False)
             self._hand_out()
 
     def give_up(self, rank: int) -> None:
-        """A worker is lost for good: the others share its samples."""
+        """A worker is lost for good: the others share its samples.
+
+        Raises:
+            TrainingError: It was to bring the first weights.
+        """
         with self.lock:
+            if self.server is None and rank == 0:
+                raise TrainingError(
+                    "worker 0 is gone for good and had not brought the first weights, which all "
+                    "begin with: look into its log, and resume the run"
+                )
             self._gone.add(rank)
             self.book.gone.add(rank)
-            self._lost.discard(rank)
+            self._lost.pop(rank, None)
             self._forget(rank)
             text = f"worker {rank} is gone for good"
             if self.server is not None and rank not in self.server.rounds.gone:
                 self.server.lose(rank, for_good=True)
-                if len(self._gone) < self._plan.workers and not self.finished:
+                others = len(self._gone) < self._plan.workers and not self.finished
+                if others and self.server.rounds.whole:
                     text += f": samples per round are now {self._told_shares()}"
             self._recorder.note(text)
             self._hand_out()
+
+    def give_up_lost(self, seconds: float) -> None:
+        """Workers that have been lost for so long are so for good, if others are there.
+
+        Nobody starts a process again that has ended without an error and without a word.
+        """
+        with self.lock:
+            now = perf_counter()
+            for rank in [one for one, since in self._lost.items() if now - since >= seconds]:
+                if self._links:
+                    self.give_up(rank)
 
     def leave(self, rank: int) -> None:
         """A worker has nothing more to do; before the end of training it is gone for good."""
@@ -235,13 +256,8 @@ class Desk:
         """
         with self.lock:
             examined = self._examined.pop(rank, None)
-            if told["scores"] and examined is not None:
-                sums, count = told["scores"], told["count"]
-                self._scores = {name: value / count for name, value in sums.items()}
-                self.book.scored(examined.epoch, sums, count, told["evaluation"])
-                score = next(iter(self._scores.values()))
-                if score > self.best_score:
-                    self.best_score, self._best = score, examined
+            if examined is not None:
+                self._take_scores(examined, told)
             self._ended.complete(
                 rank, exchange_seconds=told["exchange"], evaluation_seconds=told["evaluation"]
             )
@@ -260,7 +276,7 @@ class Desk:
         """Whether nobody is there any more, nor will come."""
         with self.lock:
             absent = len(self._left | self._gone) == self._plan.workers
-            through = self.begun and self.finished and not set(self._links) - self._left
+            through = self.begun and self._through and not set(self._links) - self._left
             return absent or through
 
     @property
@@ -320,6 +336,7 @@ class Desk:
                 "book": self.book.values(),
                 "entered": self._ended.values(),
                 "scores": dict(self._scores),
+                "unscored": list(self._unscored),
             }
 
     def restore(self, values: Mapping[str, Any], steps: int, best_score: float) -> None:
@@ -335,6 +352,7 @@ class Desk:
             self.book.restore(values["book"])
             self._ended.restore(values["entered"])
             self._scores = dict(values["scores"])
+            self._unscored = dict.fromkeys(values.get("unscored", ()))
             self.steps, self.best_score = steps, best_score
 
     # ------------------------------------------------------------------------------------ in here
@@ -361,11 +379,10 @@ class Desk:
         self._idle.pop(rank, None)
         self._answers.pop(rank, None)
         self._ended.complete(rank)
-        examined = self._examined.pop(rank, None)
-        epoch = self._due.pop(rank, examined.epoch if examined else None)
-        others = set(self._links) - self._left - {rank}
-        if epoch is not None and others:  # another has to evaluate
-            self._due[min(others)] = epoch
+        self._examined.pop(rank, None)
+        for epoch, worker in self._unscored.items():
+            if worker == rank:  # another has to evaluate
+                self._unscored[epoch] = None
 
     def _hand_out(self) -> None:
         """Give all that wait and need not what is theirs."""
@@ -403,24 +420,44 @@ class Desk:
         now = perf_counter()
         since = self._idle.pop(rank, now)  # from then on it did not wait for others, but was done
         waited = since - self._asked.pop(rank)
-        epoch = self._due.pop(rank, None)
-        if epoch is not None:
-            self._examined[rank] = _Examined(epoch, server.weights)
+        epochs = tuple(epoch for epoch, who in self._unscored.items() if who in (rank, None))
+        if epochs:
+            self._unscored.update(dict.fromkeys(epochs, rank))
+            self._examined[rank] = _Examined(epochs, server.weights)
         self._ended.note(rank, wait_seconds=waited)
         told = {
-            "evaluate": epoch is not None,
+            "evaluate": max(epochs, default=None),
             "scores": self._scores,
             "wait": waited,
             "idle": now - since,
         }
         self._answers[rank] = Answer(kind, server.weights, {**values, **told})
 
+    @property
+    def _through(self) -> bool:
+        """Whether there is nothing left to do for anybody."""
+        return self.finished and not self._unscored
+
+    def _take_scores(self, examined: _Examined, told: Mapping[str, Any]) -> None:
+        """An evaluation has ended; without scores the worker's loop has none."""
+        for epoch in examined.epochs:
+            del self._unscored[epoch]
+        if not told["scores"]:
+            return
+        sums, count = told["scores"], told["count"]
+        self._scores = {name: value / count for name, value in sums.items()}
+        for epoch in examined.epochs:
+            self.book.scored(epoch, sums, count, told["evaluation"])
+        score = next(iter(self._scores.values()))
+        if score > self.best_score:
+            self.best_score, self._best = score, examined
+
     def _end_epoch(self, rank: int, epoch: int) -> None:
         """By a worker's push an epoch's worth of samples is done."""
         assert self.server is not None  # noqa: S101 - it has just taken that
         every = self._plan.job.evaluate_epochs
         if (epoch + 1) % every == 0 or epoch + 1 == self._plan.epochs:
-            self._due[rank] = epoch
+            self._unscored[epoch] = rank
         followed = self._plan.job.dual.shares == "measured" and len(self._pace.seconds) > 1
         if followed and not self.finished:
             shares = self.server.rounds.shares

@@ -67,7 +67,7 @@ class EndedRounds:
         """Enter what a checkpoint's `values` hold: whoever knew more of them has gone."""
         for text, rate, committed in values:
             record = RoundRecord.model_validate_json(text)
-            self._book.add(record, rate=rate, committed=committed)
+            self._book.add(record, rate=rate, committed=committed, complete=False)
 
     def _open_of(self, worker: int) -> list[_Ended]:
         """A worker's last round, if something is still missing of it; it can have no two such."""

@@ -67,7 +67,7 @@ def evaluate(
                 break
             with autocast():
                 values = metric(*forward(model, batch))
-            named = values if isinstance(values, dict) else {"value": values}
+            named = values if isinstance(values, dict) else {_name_of(values): values}
             for name, each in named.items():
                 if each.shape != (len(batch_indices),):
                     raise ValueError(
@@ -77,6 +77,11 @@ def evaluate(
                 totals[name] = totals.get(name, 0.0) + float(each.sum(dtype=torch.float64))
             count += len(batch_indices)
     return _summed(totals, count, group, stop)
+
+
+def _name_of(values: Tensor) -> str:
+    """Of the values of a metric that gives no names: whether right, or whatever they are."""
+    return "top1" if values.dtype == torch.bool else "value"
 
 
 def _summed(

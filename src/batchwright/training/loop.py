@@ -30,7 +30,7 @@ from batchwright.workload.host import resolve_device, worker_threads
 from batchwright.workload.image_files import FilePipeline, ImageFiles
 from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.sources import ImageData, open_data
+from batchwright.workload.sources import AtResolution, ImageData, open_data, to_resolution
 from batchwright.workload.task import (
     Loss,
     build_loss,
@@ -65,7 +65,7 @@ def train(
         NewPlan: Advice was taken: the run folder's plan is another now, to be resumed.
     """
     job = plan.job
-    task = open_task(plan, resolve_device(job.device, local_rank), resume=resume)
+    task = open_task(plan, resolve_device(job.device, local_rank))
     seed_worker(job.seed, 0, int(os.environ.get("RANK", "0")))  # dropout: each draws its own
     with Session(
         task.network,
@@ -74,6 +74,7 @@ def train(
         plan=plan,
         run_folder=run_folder,
         resume=resume,
+        resize=resized,
         sample_weights=task.sample_weights,
         exit_on_stop=False,
         follow_advice=follow_advice,
@@ -110,13 +111,12 @@ class Task:
         return self.loss(self.network(images), labels)
 
 
-def open_task(plan: Plan, device: torch.device, *, resume: bool) -> Task:
+def open_task(plan: Plan, device: torch.device) -> Task:
     """Open the data of a plan's job, and build its network, loss and optimizer.
 
     Args:
         plan: What will be followed.
         device: Where the network computes and batches arrive.
-        resume: Whether weights come from a checkpoint.
 
     Raises:
         PlanError: The data are not those of the plan.
@@ -125,6 +125,8 @@ def open_task(plan: Plan, device: torch.device, *, resume: bool) -> Task:
     data = open_data(job, verify=False)  # the launcher has just verified it
     _refuse_other_data(plan, data)
     training, held_out = (_fed(part, plan, data, device) for part in (data.train, data.val))
+    if not isinstance(held_out, ImagePipeline | FilePipeline):
+        held_out = AtResolution(held_out, plan.top_resolution)  # as our own images are evaluated
     network = build_network(
         job.network,
         classes=len(plan.data.classes),
@@ -132,7 +134,7 @@ def open_task(plan: Plan, device: torch.device, *, resume: bool) -> Task:
         dropout=plan.stages[0].dropout,
         seed=job.seed,
     ).to(device)
-    if job.weights is not None and not resume:
+    if job.weights is not None:  # a checkpoint replaces them, if there is one
         load_weights(network, job.weights)
     freeze(network, job.frozen)
     if job.batch_norm == "synchronized":
@@ -152,6 +154,12 @@ def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Whether each sample's first guess is right, and its cross entropy: two tensors (n,)."""
     loss = functional.cross_entropy(outputs.float(), labels, reduction="none")
     return {"top1": outputs.argmax(dim=1) == labels, "loss": loss}
+
+
+def resized(batch: tuple[Tensor, Tensor], resolution: int) -> tuple[Tensor, Tensor]:
+    """A training batch of a user's own data set at the resolution of the plan's row."""
+    images, labels = batch
+    return to_resolution(images, resolution), labels
 
 
 def _fed(

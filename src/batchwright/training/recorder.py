@@ -15,7 +15,7 @@ from typing import Any
 from batchwright.documents import write_record
 from batchwright.errors import FileError
 from batchwright.files import end_of_lines
-from batchwright.processes import seconds_since_launch
+from batchwright.processes import STARTED, seconds_since_launch
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.reduction import WorkerNote
 from batchwright.training.meter import EpochMeter
@@ -37,7 +37,8 @@ class Recorder:
         self.resumed = 0
         self._plan = plan
         self._started = time.perf_counter() - seconds_since_launch()
-        self._earlier_seconds = 0.0
+        self._launch = os.environ.get(STARTED)
+        self._earlier_seconds = 0.0  # before this launch
         self._setup_seconds: float | None = None
         self._last_line = 0.0
         self._mended = False
@@ -52,7 +53,9 @@ class Recorder:
         """
         self.epochs = [EpochRecord.model_validate_json(text) for text in content["epochs"]]
         self.resumed = content["resumed"] + 1
-        self._earlier_seconds = content["wall_seconds"]
+        again = self._launch is not None and content.get("launch") == self._launch
+        # Started again by the same launcher: the seconds since its start have all others in them.
+        self._earlier_seconds = content["earlier_seconds" if again else "wall_seconds"]
         self._setup_seconds = content["setup_seconds"]
         done = len(self.epochs) >= self._plan.epochs
         self.note("the run was finished already" if done else where)
@@ -63,6 +66,8 @@ class Recorder:
             "epochs": [record.model_dump_json() for record in self.epochs],
             "resumed": self.resumed,
             "wall_seconds": self.wall_seconds,
+            "earlier_seconds": self._earlier_seconds,
+            "launch": self._launch,
             "setup_seconds": self._setup_seconds or 0.0,
         }
 

@@ -51,16 +51,20 @@ class RoundBook:
         self._checkpoint = 0.0
         self._whole = True
 
-    def add(self, record: RoundRecord, *, rate: float, committed: int) -> None:
+    def add(
+        self, record: RoundRecord, *, rate: float, committed: int, complete: bool = True
+    ) -> None:
         """A round has ended and is merged.
 
         Args:
             record: What it was like.
             rate: Learning rate of its last step.
             committed: Samples of all rounds that have ended, this one included.
+            complete: Whether all is known of it; else its epoch is not whole.
         """
         self.rounds.append(record)
         self._since.append(record)
+        self._whole = self._whole and complete
         self._recorder.line(
             {
                 "kind": "round",
@@ -117,14 +121,25 @@ class RoundBook:
         return {
             "rounds": [record.model_dump_json() for record in self.rounds],
             "since": len(self._since),
+            "scores": [
+                (epoch, dict(one.sums), one.count, one.seconds)
+                for epoch, one in self._scores.items()
+            ],
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint, in an epoch that is no longer whole."""
+        """Go on from a checkpoint, in an epoch that is no longer whole.
+
+        The recorder has its epochs already: rounds are counted against them.
+        """
         self.rounds = [RoundRecord.model_validate_json(text) for text in values["rounds"]]
         since = values["since"]
         self._since = self.rounds[len(self.rounds) - since :]
         self._whole = not since
+        self._scores = {
+            epoch: _Scores(sums, count, seconds)
+            for epoch, sums, count, seconds in values.get("scores", ())
+        }
 
     # ---------------------------------------------------------------------------------- epochs
 

@@ -79,6 +79,10 @@ class RoundSharing:
         """Another round, or the same once more."""
         self.ticket, self._done, self._index = ticket, 0, ticket.stage
 
+    def stand(self, epoch: int) -> None:
+        """There is no round, and an epoch that has ended is to be evaluated."""
+        self.ticket, self._index, self._state.epoch = None, self._plan.stage_of(epoch), epoch
+
     def walks(self) -> Iterator[tuple[int, Walk]]:
         """The round's stretches, each as (epoch, way through it); the state begins each anew."""
         assert self.ticket is not None  # noqa: S101 - as above

@@ -108,6 +108,11 @@ class Rounds:
         return self.committed // self._samples
 
     @property
+    def whole(self) -> bool:
+        """Whether the rounds of all workers are an epoch together; else they are of equal steps."""
+        return self._rule.exchange_steps is None
+
+    @property
     def gone(self) -> frozenset[int]:
         """Workers that are lost for good."""
         return frozenset(self._gone)
@@ -185,8 +190,11 @@ class Rounds:
             seconds_per_sample: As measured, of every worker that is not gone.
 
         Returns:
-            The samples per round from now on, in rank order; ``None`` if they stay as they were.
+            The samples per round from now on, in rank order; ``None`` if they stay as they were, as
+            they do where the plan says how many steps a round has.
         """
+        if not self.whole:
+            return None
         stage = self._plan.stages[self._plan.stage_of(self._epoch_at(self.handed_out))]
         current = self.shares(stage)
         wanted = apportion(
@@ -273,7 +281,6 @@ class Rounds:
         usual = self._length(worker, epoch)
         index = self._plan.stage_of(epoch)
         samples = self._to_the_end(start, min(usual, left))
-        whole = self._rule.exchange_steps is None
         ticket = Ticket(
             number=self._number,
             worker=worker,
@@ -283,8 +290,8 @@ class Rounds:
             stage=index,
             # The training's last round may be short; then its model counts for less.
             factor=self._plan.stages[index].update_factors[worker] * min(1.0, left / usual),
-            clock=epoch * self._samples if whole else start,
-            span=self._samples if whole else samples,
+            clock=epoch * self._samples if self.whole else start,
+            span=self._samples if self.whole else samples,
         )
         self._number += 1
         self.handed_out += samples

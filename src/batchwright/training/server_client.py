@@ -22,14 +22,14 @@ class Pulled:
     Attributes:
         weights: The merged model.
         ticket: The next round; ``None``: there is none left.
-        evaluate: Whether this worker is to evaluate the model.
+        evaluate: The epoch after which this worker is to evaluate the model; ``None``: it is not.
         scores: Of the last evaluation, by name; empty before the first.
         away: Seconds of the exchange in which this worker waited for others, or had nothing left.
     """
 
     weights: Weights
     ticket: Ticket | None
-    evaluate: bool
+    evaluate: int | None
     scores: dict[str, float]
     away: float
 

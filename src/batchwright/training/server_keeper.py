@@ -60,13 +60,13 @@ class ServerKeeper:
         content = found.content
         self.refuse_other_plan(str(found.path), content["plan"])
         state = content["state"]
-        self._desk.restore(content["server"], state["steps"], state["best_score"])
-        self._saved_steps = state["steps"]
         where = (
             f"resumed after {state['epoch']} epoch(s), {state['samples_seen']} samples: rounds "
             "that were under way are repeated, with fresh momentum"
         )
         self._recorder.restore(content["run"], where)
+        self._desk.restore(content["server"], state["steps"], state["best_score"])
+        self._saved_steps = state["steps"]
         if found.problems:
             text = f"{'; '.join(found.problems)}; {found.path} is used instead: {where}"
             self._recorder.note(text)

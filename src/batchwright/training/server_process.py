@@ -85,6 +85,7 @@ class ServerProcess:
                 time.sleep(POLL_SECONDS)
                 if self._problems:
                     raise self._problems[0]
+                self._desk.give_up_lost(self._plan.job.timeout)
                 self._keeper.check()
                 self._keeper.save_best()
                 self._keeper.save_if_due()
@@ -209,7 +210,10 @@ class ServerProcess:
 
     def _take_orders(self) -> None:
         for order in self._orders:
-            self._desk.give_up(order["gone"])
+            try:
+                self._desk.give_up(order["gone"])
+            except Exception as error:  # noqa: BLE001 - as above
+                self._problems.append(error)
 
 
 def _orders() -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -24,6 +25,7 @@ from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import RunState
 from batchwright.training.merging import layout, pack, unpack
 from batchwright.training.meter import EpochMeter
+from batchwright.training.normalization import Statistics
 from batchwright.training.passes import Passes
 from batchwright.training.round_sharing import RoundSharing
 from batchwright.training.running import Setup
@@ -72,6 +74,7 @@ class ServerRun:
             self._state,
             self._reducer,
             setup.updater(trained),
+            Statistics(setup.model),
             self._sharing,
             self._clock,
             lambda: (False, False),  # nobody else takes part in a step
@@ -111,7 +114,7 @@ class ServerRun:
     @property
     def evaluation_due(self) -> bool:
         """Whether the server has asked this worker to evaluate the model that it has just given."""
-        return self._pulled is not None and self._pulled.evaluate
+        return self._pulled is not None and self._pulled.evaluate is not None
 
     def keep(self, name: str, thing: Any) -> None:
         """Each worker's things are its own, and checkpoints are the server's."""
@@ -122,8 +125,20 @@ class ServerRun:
         )
 
     def epochs(self) -> Iterator[int]:
-        """The rounds that are left, each as the epoch that most of its samples are of."""
-        self._take(self._client.next())
+        """The rounds that are left, each as the epoch that most of its samples are of.
+
+        Before them comes an epoch without batches, if a lost worker or a stop has left it to be
+        evaluated.
+        """
+        pulled = self._client.next()
+        if pulled.evaluate is not None:
+            self._take(replace(pulled, ticket=None))
+            self._sharing.stand(pulled.evaluate)
+            self._setup.settings.enter(self.stage)
+            self._unsettled = {"exchange": 0.0}
+            yield pulled.evaluate
+            self._settle()
+        self._take(replace(pulled, evaluate=None))
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket
             self._setup.settings.enter(self.stage)
@@ -137,6 +152,8 @@ class ServerRun:
 
     def batches(self) -> Iterator[Batch]:
         """The micro-batches of the round in progress; after them the model is exchanged."""
+        if self._unsettled is not None:
+            return  # there is only an evaluation to do
         if self._sharing.ticket is None:
             raise RuntimeError(
                 "session.batches() outside of session.epochs(): loop over the epochs first"
@@ -153,7 +170,7 @@ class ServerRun:
 
         The first of several evaluations after an exchange is the one that counts.
         """
-        if self._pulled is None or not self._pulled.evaluate:
+        if not self.evaluation_due:
             return dict(self._pulled.scores) if self._pulled is not None else {}
         started = time.perf_counter()
         sums, count, stopped = self._setup.evaluated(
@@ -170,11 +187,12 @@ class ServerRun:
         )
         if stopped:
             self._client.stop(self._setup.stop.number)
+        seconds = time.perf_counter() - started
+        self._clock.leave_out(seconds)
         if self._unsettled is not None:
             self._unsettled.setdefault("scores", sums)
             self._unsettled.setdefault("count", count)
-            spent = self._unsettled.get("evaluation", 0.0) + time.perf_counter() - started
-            self._unsettled["evaluation"] = spent
+            self._unsettled["evaluation"] = self._unsettled.get("evaluation", 0.0) + seconds
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
@@ -217,7 +235,7 @@ class ServerRun:
         if self._reset:
             self._optimizer.state.clear()
         self._unsettled = {"exchange": max(0.0, time.perf_counter() - started - pulled.away)}
-        if not pulled.evaluate:
+        if pulled.evaluate is None:
             self._settle()
 
     def _take(self, pulled: Pulled) -> None:

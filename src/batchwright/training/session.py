@@ -247,7 +247,8 @@ class Session:
         """The zero-based epochs that are left to train.
 
         With a parameter server each turn is a round of this worker, and yields the epoch that most
-        of its samples are of.
+        of its samples are of. A run that goes on after a stop in an evaluation begins with that
+        epoch, which has no batches left.
         """
         yield from self._run.epochs()
 

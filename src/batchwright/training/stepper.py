@@ -17,6 +17,7 @@ from batchwright.training.clock import StepClock, book_waiting
 from batchwright.training.gradient_scaling import Adaptation, Adaptive
 from batchwright.training.keeper import RunState
 from batchwright.training.meter import met
+from batchwright.training.normalization import Statistics
 from batchwright.training.sampler import Step
 from batchwright.training.update import Updater
 from batchwright.workload.host import autocast, is_out_of_memory
@@ -76,6 +77,7 @@ class Stepper:
         state: How far the run is; counted on here.
         reducer: Sums the gradients.
         updater: Applies them.
+        statistics: Of normalization, to be put back where a step changes nothing.
         sharing: Says who takes what, and learns from each step.
         clock: Books the time.
         wishes: Whether this worker asks to stop, and whether for a checkpoint, at the next step.
@@ -92,12 +94,14 @@ class Stepper:
         state: RunState,
         reducer: Reducer,
         updater: Updater,
+        statistics: Statistics,
         sharing: Division,
         clock: StepClock,
         wishes: Callable[[], tuple[bool, bool]],
     ) -> None:
         self._plan, self._group, self._state = plan, group, state
         self._reducer, self._updater, self._sharing = reducer, updater, sharing
+        self._statistics = statistics
         self._clock, self._wishes = clock, wishes
         self._adaptive = Adaptive(plan, state, own_rates=updater.own_rates)
         self._micro: _MicroBatch | None = None
@@ -111,6 +115,7 @@ class Stepper:
     def open(self, samples: int, step: Step, *, last: bool) -> None:
         """A micro-batch is handed to the loop; autocast is on until its `step`."""
         self._micro = _MicroBatch(samples, last, step)
+        self._statistics.keep()
         if self._plan.precision != "float32":
             self._cast = autocast(self._plan.precision, self._group.device)
             self._cast.__enter__()
@@ -145,6 +150,7 @@ class Stepper:
             return  # a mean over nothing has no gradient, and no value
         try:
             value = loss() if callable(loss) else loss
+            self._take_up()
             with torch.autocast(self._group.device.type, enabled=False):
                 (value * (mean_over / micro.step.samples)).backward()
             self._loss += float(value.detach()) * mean_over
@@ -192,6 +198,7 @@ class Stepper:
             samples: Of the last micro-batch.
             share: Its part of the step's weight.
         """
+        self._take_up()
         state, own = self._state, self._own_tally(samples)
         if own.out_of_memory:
             self._updater.clear()
@@ -201,6 +208,7 @@ class Stepper:
         self.repeat = tally.out_of_memory > 0
         if self.repeat:
             self._updater.clear()
+            self._statistics.end(updated=False)
             state.meter.repeated += 1
             if self._group.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -213,11 +221,20 @@ class Stepper:
             norms, *self._sharing.position, adaptation
         )
         self._updater.clear()
+        self._statistics.end(updated=updated)
         self._note(adaptation)
         self._count(step, tally, updated=updated)
         self._clock.lap(state.meter, "compute")
         self._sharing.after_step(step, tally)
         return updated
+
+    def _take_up(self) -> None:
+        """Sum and scale the gradients of layers, too, that were unfrozen since the last step."""
+        if self._reducer.take_up():
+            self._updater.follow(self._reducer.parameters)
+        learnt = self._state.tensors
+        if learnt is not None and len(learnt.trace) != len(self._reducer.parameters):
+            self._state.tensors = None  # of which tensors it was, it does not say
 
     def _own_tally(self, samples: int) -> Tally:
         """What this worker sends along with its gradients; ``samples`` of the last micro-batch."""

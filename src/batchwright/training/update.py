@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,12 +49,17 @@ class Updater:
         self._plan, self._clip_norm, self.own_rates = plan, clip_norm, own_rates
         self._samples_per_epoch = samples_per_epoch
         self._first_rates = first_rates
-        self._trained = [index for index, p in enumerate(parameters) if p.requires_grad]
+        self.follow([p for p in parameters if p.requires_grad])
 
     @property
     def rate(self) -> float:
         """Of the optimizer's first parameter group, per step."""
         return float(self._optimizer.param_groups[0]["lr"])
+
+    def follow(self, trained: Collection[nn.Parameter]) -> None:
+        """From now on these of the parameters are those that a `Reducer` has."""
+        those = set(trained)
+        self._trained = [index for index, p in enumerate(self._parameters) if p in those]
 
     def rescale(self, factor: float) -> Tensor:
         """Multiply all gradients; returns the squared norm of each after that: (parameters,)."""
@@ -83,7 +88,17 @@ class Updater:
 
         Returns:
             Whether the weights were updated.
+
+        Raises:
+            RuntimeError: The optimizer has other parameter groups than it had.
         """
+        groups, first = len(self._optimizer.param_groups), len(self._first_rates)
+        if groups != first:
+            raise RuntimeError(
+                f"the optimizer has {groups} parameter group(s) and had {first} when the session "
+                "was made: give it all groups before, those of layers to be unfrozen later too; "
+                "frozen ones just have no gradient"
+            )
         self._set_rates(samples_seen, stage, adaptation.gain)
         sqr_norm = float(norms.sum())
         if not math.isfinite(sqr_norm):

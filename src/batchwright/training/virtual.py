@@ -42,7 +42,7 @@ def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False
         )
     prepare_process(worker_threads(1))
     device = resolve_device(plan.job.device)
-    train_task(plan, open_task(plan, device, resume=resume), device, run_folder, resume=resume)
+    train_task(plan, open_task(plan, device), device, run_folder, resume=resume)
 
 
 def train_task(

@@ -18,6 +18,7 @@ from batchwright.reduction import Reducer, Tally
 from batchwright.simulation.clock import Events
 from batchwright.training.gradient_scaling import Adaptive, Learnt
 from batchwright.training.merging import Weights, pack, unpack
+from batchwright.training.normalization import Statistics
 from batchwright.training.parameter_server import ParameterServer
 from batchwright.training.round_book import RoundBook
 from batchwright.training.rounds import Ticket, segments
@@ -78,6 +79,7 @@ class VirtualRounds:
         ]
         self._updaters = [run.updater(optimizer) for optimizer in self._optimizers]
         self._reducer = Reducer(run.parameters, VirtualGroup(run.device, 1))
+        self._statistics = Statistics(self._network)
         self._learnt = [Learnt() for _ in range(workers)]
         self._randomness = Randomness(job.seed, workers, run.device)
         weights = pack(self._network)
@@ -257,6 +259,7 @@ class VirtualRounds:
             parts = run.order(epoch)[first:last].split([size for one in cut for size in one])
             fed = run.feed.training(list(parts), epoch, stage.resolution)
             for size, micros in zip(sizes, cut, strict=True):
+                self._statistics.keep()
                 for left, samples in zip(range(len(micros), 0, -1), micros, strict=True):
                     loss += self._backward(next(fed), samples, size) * samples
                     if left > 1:
@@ -301,6 +304,7 @@ class VirtualRounds:
         adaptive.learn(tally, updater.of_trained(norms), batch=size)
         updated = updater.apply(norms, samples_seen, plan.stages[ticket.stage], adaptation)
         updater.clear()
+        self._statistics.end(updated=updated)
         self._bad_steps = 0 if updated else self._bad_steps + 1
         if self._bad_steps >= MOST_BAD_STEPS:
             raise TrainingError(
@@ -342,10 +346,9 @@ class VirtualRounds:
     def _follow(self) -> None:
         """Make shares again by the simulated times, so that all end their rounds together."""
         plan, rounds = self._run.plan, self._server.rounds
-        whole = plan.server is not None and plan.server.exchange_steps is None
         latest = max(row for row, _ in self._seconds.values())
         seconds = {worker: one for worker, (row, one) in self._seconds.items() if row == latest}
-        if plan.job.dual.shares != "measured" or not whole or len(seconds) < plan.workers:
+        if plan.job.dual.shares != "measured" or len(seconds) < plan.workers:
             return
         made = rounds.follow(seconds)
         if made is not None:

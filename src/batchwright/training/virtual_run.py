@@ -21,7 +21,7 @@ from batchwright.simulation.clock import Cluster, StepTime, step_times
 from batchwright.training.evaluation import evaluate, outputs_and_labels
 from batchwright.training.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.keeper import Keeper, RunState
-from batchwright.training.loop import Task, accuracy_and_loss
+from batchwright.training.loop import Task, accuracy_and_loss, resized
 from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.recorder import Recorder
 from batchwright.training.sampler import epoch_order
@@ -247,7 +247,7 @@ class VirtualRun:
             data,
             device=self.device,
             seed=self.plan.job.seed,
-            sides=[stage.resolution for stage in self.plan.stages],
+            resize=resized,
         )
 
     def _close(self) -> None:

@@ -19,6 +19,7 @@ from batchwright.reduction import Reducer, Tally, WorkerNote
 from batchwright.training.clock import StepClock
 from batchwright.training.feeding import Batch
 from batchwright.training.meter import EpochMeter
+from batchwright.training.normalization import Statistics
 from batchwright.training.sampler import Step, micro_batches
 from batchwright.training.sharing import Sharing
 from batchwright.training.stepper import Stepper
@@ -56,6 +57,7 @@ class VirtualSteps:
             run.state,
             self._reducer,
             run.updater(run.task.optimizer),
+            Statistics(run.task.network),
             self._sharing,
             self._clock,
             lambda: (False, False),

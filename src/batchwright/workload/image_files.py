@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -90,7 +91,8 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
             )
         except (OSError, UnreadableImageError) as error:
             raise DataError(
-                f"unreadable image {path}: {error}; take it out of the folder"
+                f"unreadable image {path}: {error}; put it back as it was and go on with --resume, "
+                "or begin anew with unreadable=skip, which leaves such images out"
             ) from error
         return torch.from_numpy(pixels)
 
@@ -167,12 +169,16 @@ class FilePipeline:
 
         self._keys.batches = keys()
         for squares in self._loader:
+            if isinstance(squares, DataError):
+                raise squares
             yield self._finished(squares, asked.pop(0), epoch, resolution)
 
     def single(self, indices: Tensor, *, epoch: int, resolution: int) -> tuple[Tensor, Tensor]:
         """One training batch, decoded in this process."""
         keys = self._chooser(epoch, resolution)(indices)
         squares = _together([self._cut[key] for key in keys])
+        if isinstance(squares, DataError):
+            raise squares
         return self._finished(squares, indices, epoch, resolution)
 
     def _chooser(self, epoch: int | None, resolution: int) -> Callable[[Tensor], list[_Key]]:
@@ -232,20 +238,32 @@ def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:
     return torch.cat([one.float() if flat.is_cuda else one for one in done])[back]
 
 
-class _Squares(Dataset[tuple[Tensor, int]]):
-    """What loader processes fetch: one decoded square for each key."""
+_Item = tuple[Tensor, int] | DataError
+
+
+class _Squares(Dataset[_Item]):
+    """What loader processes fetch: one decoded square for each key, or why there is none.
+
+    An error that is raised there would arrive with their whole traceback for a message.
+    """
 
     def __init__(self, files: ImageFiles) -> None:
         self._files = files
 
-    def __getitem__(self, key: _Key) -> tuple[Tensor, int]:
+    def __getitem__(self, key: _Key) -> _Item:
         index, resolution, place = key
-        return self._files.square(index, resolution, place), int(self._files.labels[index])
+        try:
+            return self._files.square(index, resolution, place), int(self._files.labels[index])
+        except DataError as error:
+            return error
 
 
-def _together(items: list[tuple[Tensor, int]]) -> Squares:
+def _together(items: list[_Item]) -> Squares | DataError:
     """Squares of several sizes as one tensor: many small ones would each open a file."""
-    squares, labels = zip(*items, strict=True)
+    for item in items:
+        if isinstance(item, DataError):
+            return item
+    squares, labels = zip(*cast("list[tuple[Tensor, int]]", items), strict=True)
     sides = torch.tensor([len(square) for square in squares])
     return torch.cat([square.reshape(-1) for square in squares]), sides, torch.tensor(labels)
 

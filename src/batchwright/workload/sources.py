@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 from batchwright.errors import DataError
@@ -200,7 +201,7 @@ def _open_image_folder(path: Path, job: Job, progress: Progress | None, verify: 
     recipe = image_folder.recipe(listing, top, job.unreadable)
     # What was begun one way stays so, however full the disk has become since.
     if not is_stored(recipe):
-        found = _open_files(listing, recipe | {"kept": "files"}, top, job, progress)
+        found = _open_files(listing, recipe | {"kept": "decoded files"}, top, job, progress)
         if found is not None:
             return found
 
@@ -258,10 +259,10 @@ def _open_files(
 def _import_data(text: str) -> ImageData:
     """What the function named by the import string returns: (train, validation, class names).
 
-    Its items are (image, label) and are used as they come: float tensors (channels, height, width),
-    all of one size, normalized by the function's own transforms, and whole numbers. They may be
-    random, so the digest covers the import string, the lengths, the classes and the image size,
-    but no pixels.
+    Its items are (image, label) and are used as they come, but for their size where the plan has
+    another resolution: float tensors (channels, height, width), all of one size, normalized by the
+    function's own transforms, and whole numbers. They may be random, so the digest covers the
+    import string, the lengths, the classes and the image size, but no pixels.
     """
     function = import_object(text, "data")
     try:
@@ -324,3 +325,36 @@ def _side_of_item(text: str, dataset: Any, classes: int) -> int:
     if not 0 <= label < classes:
         raise DataError(f"data={text}: label {label} is outside the {classes} class names")
     return min(image.shape[1:])
+
+
+def to_resolution(images: torch.Tensor, resolution: int) -> torch.Tensor:
+    """Images (n, channels, height, width) whose shorter side is ``resolution`` pixels.
+
+    The aspect is kept, and what is as large already stays as it came.
+    """
+    shorter = min(images.shape[-2:])
+    if shorter == resolution:
+        return images
+    height, width = (max(1, round(side * resolution / shorter)) for side in images.shape[-2:])
+    return functional.interpolate(
+        images.float(), size=(height, width), mode="bilinear", antialias=True
+    )
+
+
+class AtResolution(Dataset[Any]):
+    """A user's images, each at a resolution; see `to_resolution`.
+
+    Args:
+        dataset: Its items are (image, label).
+        resolution: In pixels.
+    """
+
+    def __init__(self, dataset: Dataset[Any], resolution: int) -> None:
+        self._dataset, self._resolution = dataset, resolution
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type] # it was refused without
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
+        image, label = self._dataset[index]
+        return to_resolution(image[None], self._resolution)[0], label

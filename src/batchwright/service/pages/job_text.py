@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from batchwright.documents import change_job, one_line
+from batchwright.documents import change_job, one_line, parse_yaml
 from batchwright.errors import BatchwrightError
 from batchwright.records import Job
 
@@ -50,16 +50,12 @@ def keys_of_text(text: str) -> dict[str, Any]:
         raise JobTextError(f"A job has at most {LONGEST // 1024} KiB of text.")
     try:
         _check_shape(text)
-        values = yaml.safe_load(text)
+        values = parse_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it cannot be read"
         raise JobTextError(f"This is not YAML{where}: {problem}.") from None
-    except JobTextError:
-        raise
-    except (ValueError, RecursionError):  # such as a date of the 40th of May
-        raise JobTextError("This is not YAML: a value in it cannot be read.") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise JobTextError("Write a key on each line, such as epochs: 3.")
     return values
