@@ -663,7 +663,7 @@ def test_logs_stay_where_a_workers_end_is_told(
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(place))
 
-    def measure(job, *rest, progress):
+    def measure(job, *rest, progress, **_):
         (Path(rest[-1]) / "worker0.log").touch()
         if error:
             raise error("told")
