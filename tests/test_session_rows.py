@@ -120,7 +120,7 @@ def train(plan, folder=None, *, network=None, until=None, held_out=True, **optio
                 if until is not None and steps == until and updated:
                     os.kill(os.getpid(), signal.SIGTERM)
             if held_out:
-                scores.append(session.evaluate(pipeline(), top1)["value"])
+                scores.append(session.evaluate(pipeline(), top1)["top1"])
     return {"network": network, "seen": seen, "scores": scores, "weights": weights_of(network)}
 
 
