@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from batchwright import cli
 from gloo import Crew
 from postgres import postgres
 from services import clock, service
+
+settings.register_profile("untimed", deadline=None)  # on a busy machine anything takes long
+settings.load_profile("untimed")
 
 __all__ = ["clock", "crew", "postgres", "service"]
 

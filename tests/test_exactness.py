@@ -233,7 +233,7 @@ def taken(crew, case):
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_any_split_gives_the_gradient_of_the_union(crew, workers):
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=8)
     @given(
         some.lists(some.integers(1, 16), min_size=workers, max_size=workers),
         some.sampled_from(sorted(NETWORKS)),

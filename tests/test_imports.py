@@ -25,12 +25,12 @@ ARROWS = {
     "reports": set(),
     "processes": {"documents", "errors", "reports"},
     "roll_call": set(),
-    "meeting": {"errors", "workload.host"},
-    "group": {"errors", "meeting", "roll_call"},
-    "agent": {"processes", "reports"},
-    "launch": {"errors", "processes", "reports"},
+    "meeting": {"errors", "processes", "workload.host"},
+    "group": {"errors", "meeting", "processes", "roll_call"},
+    "children": {"processes", "reports"},
+    "launch": {"children", "errors", "processes", "reports"},
     "server_child": {"processes", "reports"},
-    "supervision": {"errors", "launch", "processes", "reports", "server_child"},
+    "supervision": {"children", "errors", "launch", "processes", "reports", "server_child"},
     "buckets": {"group"},
     "reduction": {"buckets", "group"},
     "prediction": {"records", "errors"},
@@ -103,7 +103,7 @@ ASSEMBLY = {  # put everything together
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "cli_client", "cli_service", "cli_words", "conducting", "verbs"),
-    *("documents", "files", "launch", "processes"),
+    *("children", "documents", "files", "launch", "processes"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
     *("deciding", "server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),
@@ -163,7 +163,6 @@ def test_torchvision_and_timm_are_imported_nowhere(path):
 
 @pytest.mark.parametrize("path", [p for p in MODULES if home_of(p) in WITHOUT_TORCH], ids=name_of)
 def test_modules_that_start_without_torch_import_it_inside_functions_only(path):
-    # The elastic agent runs in a process of its own, inside a function of `launch`.
     at_start = ast.Module([n for n in parse(path).body if not is_block(n)], [])
     assert "torch" not in {name.partition(".")[0] for _, name in imports_in(at_start)}
 

@@ -28,7 +28,7 @@ def why(plan):
     return next(one for one in plan.reasons if one.choice == "global batch").why
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.floats(1e-5, 1e-2),
     st.floats(0.2, 400),

@@ -56,7 +56,7 @@ def reason(plan, choice):
 # ------------------------------------------------------------------------------- equal times
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=4),
     st.lists(st.floats(0.3, 8), min_size=4, max_size=4),

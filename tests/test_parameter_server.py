@@ -11,7 +11,7 @@ from batchwright.training.merging import Weights
 from batchwright.training.parameter_server import ParameterServer
 from servers import make_rule, make_server_plan, numbers
 
-calmly = settings(deadline=None, max_examples=60)  # nothing here is about time
+calmly = settings(max_examples=60)  # nothing here is about time
 
 
 def make_server(shares=(6, 6), consistency="asp", start=(0.0,), *, epochs=4, factors=None, **rule):

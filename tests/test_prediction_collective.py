@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
@@ -76,7 +76,6 @@ def test_without_a_link_the_message_says_which_keys_to_give(link, missing):
     assert "\n" not in str(error.value)
 
 
-@settings(deadline=None)
 @given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11), st.integers(0, 2**32 - 1))
 def test_latency_and_bandwidth_are_recovered_from_noisy_times(latency, bandwidth, seed):
     rng = random.Random(seed)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.prediction.curve import DOUBLING_ERROR, borrow_curve, fit_curve
@@ -32,7 +32,6 @@ def curve_of(truth, error=0.02, batches=BATCHES, seed=None):
     return fit_curve(batches, seconds, [error] * len(batches))
 
 
-@settings(deadline=None)
 @given(st.floats(1e-4, 1), st.floats(1e-6, 1e-2), st.floats(0.005, 0.05), st.integers(0, 2**32 - 1))
 def test_known_parameters_are_recovered_from_noisy_points(beta, a, error, seed):
     curve = curve_of(lambda b: beta + a * b, error, seed=seed)

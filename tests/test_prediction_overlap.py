@@ -31,7 +31,7 @@ def steps_of(overlap, rng, error, exchange=0.1):
     ]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(1, 4), st.integers(0, 2**32 - 1))
 def test_a_known_overlap_is_recovered_from_noisy_steps(overlap, seed):
     found = fit_overlap(steps_of(overlap, random.Random(seed), 0.01))

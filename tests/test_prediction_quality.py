@@ -119,7 +119,7 @@ def test_it_does_not_matter_which_of_two_batches_ran(scaling, noise, batch):
     assert back.epochs(batch).value / back.epochs(128).value == pytest.approx(ratio)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.floats(2, 10), st.floats(50, 2000), st.integers(0, 2**32 - 1))
 def test_least_epochs_and_critical_batch_are_recovered_from_runs(least, critical, seed):
     rng = random.Random(seed)

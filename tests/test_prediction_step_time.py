@@ -170,7 +170,7 @@ def collective(seconds, size=8_000_000):
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.floats(1, 3), st.integers(0, 2**32 - 1))
 def test_the_overlap_is_recovered_and_used_for_more_workers(overlap, seed):
     rng = random.Random(seed)

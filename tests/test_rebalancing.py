@@ -19,7 +19,7 @@ from batchwright.planning.rebalancing import (
 from batchwright.training.balancer import Balancer
 from samples import make_job
 
-calmly = settings(deadline=None, max_examples=100)
+calmly = settings(max_examples=100)
 speeds = st.lists(st.floats(0.05, 50), min_size=1, max_size=9)
 
 

@@ -211,7 +211,7 @@ ANYTHING = st.one_of(
 KEYS = sorted({*epoch(0), *step(0), *shares(0, 0, (1, 1)), *a_round(0, 0), "text"})
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=30), max_size=4))
 def test_whatever_the_lines_hold_the_page_is_drawn(lines):
     for plan in (make_plan(), make_dual_plan()):

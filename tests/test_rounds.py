@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchwright.training.rounds import FEWEST, Rounds, segments
 from servers import make_rule, make_server_plan
 
-calmly = settings(deadline=None, max_examples=80)  # nothing here is about time
+calmly = settings(max_examples=80)  # nothing here is about time
 
 CONSISTENCIES = [("asp", None), ("bsp", None), ("ssp", 0), ("ssp", 1), ("ssp", 3)]
 

@@ -16,7 +16,7 @@ from batchwright.training.sampler import (
 )
 from batchwright.training.walk import Shares, Walk
 
-calmly = settings(deadline=None, max_examples=60)  # nothing here is about time
+calmly = settings(max_examples=60)  # nothing here is about time
 
 
 @st.composite

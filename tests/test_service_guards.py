@@ -195,7 +195,7 @@ def test_a_batch_must_say_that_it_is_json(shared, kind):
 PLAIN = st.none() | st.booleans() | st.integers() | st.text("[]{}\\\"'\x01a\u00e9\U0001f600")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text('[{"\\'), inner)),
     st.booleans(),

@@ -228,7 +228,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(auto=st.booleans(), events=st.lists(EVENTS, max_size=40))
 def test_in_any_order_of_events_one_agent_has_the_job_and_it_ends_once(auto, events):
     """Each agent goes by its own last key, and often by an older one: messages may be late."""

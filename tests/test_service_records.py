@@ -149,7 +149,7 @@ def test_a_commit_that_fails_is_told_to_everybody_in_it_and_stores_nothing(store
     assert send(store, run, 0, step(0)) == 1
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 15)), max_size=15))
 def test_whatever_is_delivered_in_whatever_order_each_record_is_there_once(deliveries):
     import tempfile

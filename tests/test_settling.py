@@ -163,7 +163,7 @@ def test_a_plan_from_a_wrong_line_settles_where_the_rounds_end_together():
     assert [pair.small_seconds for pair in found.profile.pairs] == true
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     fixed=some.floats(0.008, 0.08),
     bend=some.floats(0, 0.001),

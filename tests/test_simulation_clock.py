@@ -20,7 +20,7 @@ from batchwright.simulation.clock import (
 from samples import make_job
 from servers import make_server_plan
 
-calmly = settings(deadline=None, max_examples=100)  # nothing here is about time
+calmly = settings(max_examples=100)  # nothing here is about time
 
 
 def slower(start, end, slowdown, worker=0):

@@ -102,7 +102,7 @@ def test_a_cell_has_the_same_name_in_a_wider_grid():
 odd = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=120)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(networks=st.lists(odd, min_size=2, max_size=4, unique=True))
 def test_names_are_folders_and_tell_cells_apart(networks):
     keys = read_grid(JOB, {"network": [f"a:{name}" for name in networks]}) if networks else ()

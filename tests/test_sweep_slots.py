@@ -74,7 +74,7 @@ def test_more_processes_than_cores_are_refused():
     assert (read_at_once("auto"), read_at_once("2"), read_at_once(2)) == ("auto", 2, 2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     cores=st.integers(1, 16),
     gpus=st.integers(0, 4),

@@ -8,6 +8,7 @@ can write a checkpoint before they end. Workers of several hosts are torchrun's.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -120,8 +121,8 @@ def _listener(port: int) -> socket.socket:
         return socket.create_server((_ADDRESS, port), backlog=64)
     except OSError as error:
         raise JobError(
-            f"port={port} cannot be used ({error.strerror}): choose another, or port=0 for any "
-            "free one"
+            f"port={port} cannot be used ({os.strerror(error.errno or 0)}): choose another, or "
+            "port=0 for any free one"
         ) from None
 
 
