@@ -84,6 +84,14 @@ def wait_for_steps(folder, process, name, steps):
         time.sleep(0.002)
 
 
+def wait_for_a_checkpoint(folder, process):
+    end = time.monotonic() + SECONDS
+    while not (folder / "run" / "checkpoints" / "last.pt").exists():
+        assert process.poll() is None, last_words(folder)
+        assert time.monotonic() < end, last_words(folder)
+        time.sleep(0.002)
+
+
 def kill_one(folder, process, workers, life, chance):
     """kill -9 one worker of a life, some steps and a moment into it."""
     victim = f"{life}-{chance.randrange(workers)}"
@@ -117,6 +125,7 @@ def four(tmp_path_factory, chance):
     place = tmp_path_factory.mktemp("four")
     folder = make_folder(place / "killed", 4)
     with launched(folder, 4, restarts=1) as process:
+        wait_for_a_checkpoint(folder, process)  # without one a run begins, with workers as planned
         kill_one(folder, process, 4, "0-0", chance)
         wait_for_steps(folder, process, "0-1-0", 0)  # it still imports, and the first life is over
         shutil.copytree(folder, place / "left", ignore=shutil.ignore_patterns("life-0-1-*"))

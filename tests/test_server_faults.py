@@ -162,13 +162,10 @@ def test_an_error_of_a_workers_own_ends_the_run(tmp_path):
 def test_a_server_that_is_started_again_is_told_who_is_gone(tmp_path, monkeypatch):
     told = []
     server = SimpleNamespace(
-        address="",
-        key="",
-        start=lambda resume: told.append("started"),
-        give_up=lambda rank: told.append(rank),
+        start=lambda resume: told.append("started"), give_up=lambda rank: told.append(rank)
     )
-    watch = supervision._Run([], server, {}, 3, tmp_path, 0, lambda line: None)
-    watch._workers[1] = None
+    workers = SimpleNamespace(kill=lambda: None, forget=lambda rank: None)
+    watch = supervision._Run(workers, server, 3, tmp_path, 0, lambda line: None)
     watch._after_worker(1, -signal.SIGKILL)
     watch._most = 1
     monkeypatch.setattr(watch, "_start", lambda rank: None)

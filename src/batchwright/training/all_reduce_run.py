@@ -60,7 +60,8 @@ class AllReduceRun:
         )
         try:
             self._keeper.prepare(may_exist=setup.resume)
-            self._check_workers(goes_on=setup.resume and self._keeper.restore(self.state))
+            restored = setup.resume and self._keeper.restore(self.state)
+            self._check_workers(goes_on=restored or setup.again)
         except BaseException:
             self._keeper.close()
             raise

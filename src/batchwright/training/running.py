@@ -39,6 +39,7 @@ class Setup:
         stop: Whether a signal asks to stop.
         folder: The run folder; ``None`` keeps nothing.
         resume: Whether to go on from it.
+        again: Whether this very launch has begun the run that is in it.
         clip_norm: Largest global gradient norm; ``None``: no limit.
         own_rates: Whether the optimizer's rates are left alone.
         sample_weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
@@ -54,6 +55,7 @@ class Setup:
     stop: StopRequest
     folder: Path | None
     resume: bool
+    again: bool
     clip_norm: float | None
     own_rates: bool
     sample_weights: Tensor | None

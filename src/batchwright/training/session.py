@@ -165,6 +165,7 @@ class Session:
             stop=self._stop,
             folder=folder,
             resume=resume or again,
+            again=again,
             clip_norm=self._clip_norm,
             own_rates=self._own_rates,
             sample_weights=_checked_weights(sample_weights, len(self._feed)),
