@@ -79,10 +79,10 @@ class Group:
     def started_again(self, folder: Path) -> bool:
         """Whether workers of this very launch have opened a run folder before these did.
 
-        Then a run that is in the folder is this launch's own: its agent has started all workers
-        again, because one was lost or because a host came or went. All workers call this together
-        and get the same answer. The agents that opened the folder are noted in it; a folder that
-        holds the run of another launch stays as it is.
+        Then a run that is in the folder is this launch's own: the command, or torchrun's agent, has
+        started all workers again, because one was lost or because a host came or went. All workers
+        call this together and get the same answer. Who opened the folder is noted in it; a folder
+        that holds the run of another launch stays as it is.
         """
         starts = self.gather((_launcher(), _PROCESS, _noted_starts(folder)))
         agents = {agent for agent, _, _ in starts} - {""}

@@ -35,7 +35,7 @@ from batchwright.reports import last_error
 VERBS = "batchwright.verb_child"  # the command line, in a process that ends with this one
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
-LAST_SECONDS = 20.0  # the same when the agent itself is to end
+LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
 
 
 _MOST_ERROR = 2000  # characters of an error
