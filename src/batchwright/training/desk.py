@@ -14,6 +14,7 @@ from typing import Any
 from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, RoundRecord
 from batchwright.training.ended_rounds import EndedRounds
+from batchwright.training.evaluations import Evaluations
 from batchwright.training.link import Link
 from batchwright.training.merging import Entry, Weights, layout_difference
 from batchwright.training.pacing import Pace
@@ -51,14 +52,6 @@ class Answer:
     values: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class _Examined:
-    """The model that a worker evaluates, for the epochs that end with it."""
-
-    epochs: tuple[int, ...]
-    weights: Weights
-
-
 class Desk:
     """Serves the workers of one run.
 
@@ -77,7 +70,7 @@ class Desk:
         description: Of the network's input.
         steps: Updates of all workers.
         begun: Whether the first rounds went out.
-        best_score: Highest first score of an evaluation so far.
+        evaluations: Who evaluates, and what came of it.
     """
 
     def __init__(self, plan: Plan, recorder: Recorder) -> None:
@@ -85,7 +78,7 @@ class Desk:
         self.server: ParameterServer | None = None
         self.entries: tuple[Entry, ...] = ()
         self.description: dict[str, Any] = {}
-        self.best_score = -float("inf")
+        self.evaluations = Evaluations()
         self.steps = 0
         self._plan, self._recorder = plan, recorder
         self._samples = plan.data.train_samples
@@ -102,11 +95,6 @@ class Desk:
         self._idle: dict[int, float] = {}  # since when there has been nothing left to do
         self._answers: dict[int, Answer] = {}
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # when, and how far ahead
-        # Who evaluates each epoch that has no scores yet; None: whoever is answered next.
-        self._unscored: dict[int, int | None] = {}
-        self._examined: dict[int, _Examined] = {}
-        self._scores: dict[str, float] = {}
-        self._best: _Examined | None = None
         self._stop = 0
 
     # ----------------------------------------------------------------------------- coming and going
@@ -255,9 +243,10 @@ class Desk:
                 ``count``, or no scores.
         """
         with self.lock:
-            examined = self._examined.pop(rank, None)
-            if examined is not None:
-                self._take_scores(examined, told)
+            found = self.evaluations.take(rank, told)
+            if found is not None:
+                for epoch in found.epochs:
+                    self.book.scored(epoch, found.sums, found.count, found.seconds)
             self._ended.complete(
                 rank, exchange_seconds=told["exchange"], evaluation_seconds=told["evaluation"]
             )
@@ -308,8 +297,7 @@ class Desk:
     def take_best(self) -> Weights | None:
         """A model that is the best so far and that nobody has taken yet."""
         with self.lock:
-            best, self._best = self._best, None
-            return best.weights if best is not None else None
+            return self.evaluations.take_best()
 
     def dismiss(self, answer: Answer) -> list[Link]:
         """Give all workers that wait a last answer; returns the connections of those that don't."""
@@ -335,8 +323,7 @@ class Desk:
                 "layout": [asdict(entry) for entry in self.entries],
                 "book": self.book.values(),
                 "entered": self._ended.values(),
-                "scores": dict(self._scores),
-                "unscored": list(self._unscored),
+                **self.evaluations.values(),
             }
 
     def restore(self, values: Mapping[str, Any], steps: int, best_score: float) -> None:
@@ -351,9 +338,8 @@ class Desk:
             self.server.load_state_dict(values)
             self.book.restore(values["book"])
             self._ended.restore(values["entered"])
-            self._scores = dict(values["scores"])
-            self._unscored = dict.fromkeys(values.get("unscored", ()))
-            self.steps, self.best_score = steps, best_score
+            self.evaluations.restore(values, best_score)
+            self.steps = steps
 
     # ------------------------------------------------------------------------------------ in here
 
@@ -379,10 +365,7 @@ class Desk:
         self._idle.pop(rank, None)
         self._answers.pop(rank, None)
         self._ended.complete(rank)
-        self._examined.pop(rank, None)
-        for epoch, worker in self._unscored.items():
-            if worker == rank:  # another has to evaluate
-                self._unscored[epoch] = None
+        self.evaluations.forget(rank)
 
     def _hand_out(self) -> None:
         """Give all that wait and need not what is theirs."""
@@ -420,14 +403,10 @@ class Desk:
         now = perf_counter()
         since = self._idle.pop(rank, now)  # from then on it did not wait for others, but was done
         waited = since - self._asked.pop(rank)
-        epochs = tuple(epoch for epoch, who in self._unscored.items() if who in (rank, None))
-        if epochs:
-            self._unscored.update(dict.fromkeys(epochs, rank))
-            self._examined[rank] = _Examined(epochs, server.weights)
         self._ended.note(rank, wait_seconds=waited)
         told = {
-            "evaluate": max(epochs, default=None),
-            "scores": self._scores,
+            "evaluate": self.evaluations.ask(rank, server.weights),
+            "scores": self.evaluations.scores,
             "wait": waited,
             "idle": now - since,
         }
@@ -436,28 +415,14 @@ class Desk:
     @property
     def _through(self) -> bool:
         """Whether there is nothing left to do for anybody."""
-        return self.finished and not self._unscored
-
-    def _take_scores(self, examined: _Examined, told: Mapping[str, Any]) -> None:
-        """An evaluation has ended; without scores the worker's loop has none."""
-        for epoch in examined.epochs:
-            del self._unscored[epoch]
-        if not told["scores"]:
-            return
-        sums, count = told["scores"], told["count"]
-        self._scores = {name: value / count for name, value in sums.items()}
-        for epoch in examined.epochs:
-            self.book.scored(epoch, sums, count, told["evaluation"])
-        score = next(iter(self._scores.values()))
-        if score > self.best_score:
-            self.best_score, self._best = score, examined
+        return self.finished and not self.evaluations.missing
 
     def _end_epoch(self, rank: int, epoch: int) -> None:
         """By a worker's push an epoch's worth of samples is done."""
         assert self.server is not None  # noqa: S101 - it has just taken that
         every = self._plan.job.evaluate_epochs
         if (epoch + 1) % every == 0 or epoch + 1 == self._plan.epochs:
-            self._unscored[epoch] = rank
+            self.evaluations.want(epoch, rank)
         followed = self._plan.job.dual.shares == "measured" and len(self._pace.seconds) > 1
         if followed and not self.finished:
             shares = self.server.rounds.shares

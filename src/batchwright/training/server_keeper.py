@@ -135,7 +135,7 @@ class ServerKeeper:
                 "step": 0,
                 "steps": steps,
                 "samples_seen": samples,
-                "best_score": desk.best_score,
+                "best_score": desk.evaluations.best_score,
             },
             "kept": {},
             "run": self._recorder.values(),
