@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchwright import children, launch
+from batchwright import children, launch, supervision
 from batchwright.documents import write_record
 from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
 from batchwright.launch import run_workers
@@ -242,6 +242,46 @@ def test_a_stop_leaves_a_minute_for_step_and_checkpoint_unless_a_second_comes(
     assert told.startswith(said)
     assert bool(told) == bool(said)
     assert process.now == pytest.approx(ended, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("worker_seconds", "server_seconds", "said"),
+    [
+        (40, 40, ""),
+        (40, 1000, ", and killed when 60 s had passed: what was done since the last checkpoint is"),
+        (1000, 40, ", and killed when 60 s had passed"),
+    ],
+)
+def test_a_stop_says_who_had_to_be_killed_under_a_server(
+    tmp_path, monkeypatch, worker_seconds, server_seconds, said
+):
+    process = Lingering(worker_seconds, [signal.SIGINT], None)
+    for module in (children, supervision):
+        monkeypatch.setattr(module, "time", process)
+    workers = children.Children(["unused"], threads=1, folder=tmp_path, environment={})
+    workers._processes[0] = process
+    run = supervision._Run(workers, EndingServer(process, server_seconds), 1, tmp_path, 0, print)
+    told = run.watch(lambda: None, process.noted)
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
+    assert ("lost" in told) == (server_seconds > 60)
+
+
+class EndingServer:
+    """A server that ends so many seconds after it was told to."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds, self.end = clock, seconds, None
+
+    @property
+    def returncode(self):
+        return None if self.end is None or self.clock.now < self.end else 0
+
+    def terminate(self):
+        self.end = self.clock.now + self.seconds
+
+    def stop_listening(self):
+        pass
 
 
 # ------------------------------------------------------------------------------------ real training

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.preparing import ready, resolve
@@ -102,6 +104,20 @@ def test_stages_that_do_not_add_up_are_refused_before_measuring():
     job = Job(device="cpu", method="cyclic", workers=1, cycle={"stage_epochs": (10, 10)})
     with pytest.raises(PlanError, match="add up to 20, not to epochs=30: give epochs=20"):
         ready(job)
+
+
+def own_data():
+    """Data that augment themselves."""
+    images = TensorDataset(torch.zeros(64, 3, 16, 16), torch.arange(64) % 2)
+    return images, images, ["a", "b"]
+
+
+def test_strengths_of_an_augmentation_that_is_not_ours_are_refused_before_measuring():
+    name = f"{own_data.__module__}:{own_data.__name__}"
+    keys = {"device": "cpu", "method": "cyclic", "workers": 1, "resolutions": (8, 16)}
+    with pytest.raises(JobError, match=r"cycle.strengths=0.5,1: data=.*leave .* at auto"):
+        ready(Job(data=name, cycle={"strengths": (0.5, 1)}, **keys))
+    assert ready(Job(data=name, **keys)).resolutions == (8, 16)
 
 
 @pytest.mark.parametrize(

@@ -158,10 +158,20 @@ def _stop(children: Children, poll: Callable[[], None], noted: list[int]) -> str
     killed_them = children.running()
     children.kill()
     poll()
-    if not killed_them:
-        return ""
+    return told_killed(noted, seconds) if killed_them else ""
+
+
+def told_killed(noted: list[int], seconds: float, *, lost: bool = True) -> str:
+    """What to add to the message of a stop if processes had to be killed.
+
+    Args:
+        noted: The stop signals that came.
+        seconds: For which they were waited for, unless a second signal came.
+        lost: Whether the model that they had is lost with them.
+    """
     why = "a second one came" if len(noted) > 1 else f"{seconds:.0f} s had passed"
-    return f", and killed when {why}: what was done since the last checkpoint is lost"
+    what = ": what was done since the last checkpoint is lost" if lost else ""
+    return f", and killed when {why}{what}"
 
 
 def _comes_again(folder: Path) -> bool:

@@ -103,10 +103,20 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     check_goal(job)
     check_order(job)
     if job.method in CYCLED:
-        schedule_of(job)
+        _check_strengths(job, schedule_of(job).strengths)
     _check_batch(job, facts, _check_network(job, facts))
     tell_doubts(job, facts)
     return job
+
+
+def _check_strengths(job: Job, strengths: Iterable[float]) -> None:
+    """Refuse strengths of an augmentation that is not ours to set."""
+    if set(strengths) != {1.0} and "data" in code_keys(job):
+        listed = ",".join(f"{strength:g}" for strength in strengths)
+        raise JobError(
+            f"cycle.strengths={listed}: data={job.data} augments its images itself: leave "
+            "cycle.strengths at auto"
+        )
 
 
 def _check_batch(job: Job, data: DataFacts, network: nn.Module) -> None:

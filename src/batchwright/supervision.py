@@ -17,7 +17,13 @@ from typing import Any
 
 from batchwright.children import POLL_SECONDS, Children
 from batchwright.errors import Interrupted, WorkerError
-from batchwright.launch import GRACE_SECONDS, last_line, noting_signals, raise_failure
+from batchwright.launch import (
+    GRACE_SECONDS,
+    last_line,
+    noting_signals,
+    raise_failure,
+    told_killed,
+)
 from batchwright.processes import STARTED
 from batchwright.reports import (
     ERRORS_FOLDER,
@@ -89,12 +95,12 @@ def run_with_server(
         try:
             server.start(resume=resume)
             run.start()
-            run.watch(poll, noted)
+            killed_them = run.watch(poll, noted)
             poll()
         finally:
             run.close()
     if noted:
-        raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
+        raise Interrupted(noted[0], f"stopped by signal {noted[0]}{killed_them}")
 
 
 class _Run:
@@ -121,8 +127,12 @@ class _Run:
         for rank in self._left:
             self._start(rank)
 
-    def watch(self, poll: Callable[[], None], noted: list[int]) -> None:
-        """Until the server has ended well, or the run is stopped or lost."""
+    def watch(self, poll: Callable[[], None], noted: list[int]) -> str:
+        """Until the server has ended well, or the run is stopped or lost.
+
+        Returns:
+            What to add to the message of a stop.
+        """
         told: float | None = None
         while True:
             poll()
@@ -134,14 +144,15 @@ class _Run:
             if told is not None:
                 if code is not None:
                     self._server.stop_listening()
-                ended = code is not None and not self._workers.running()
-                if ended or len(noted) > 1 or time.monotonic() - told > GRACE_SECONDS:
-                    return
+                if code is not None and not self._workers.running():
+                    return ""
+                if len(noted) > 1 or time.monotonic() - told > GRACE_SECONDS:
+                    return told_killed(noted, GRACE_SECONDS, lost=code is None)
             elif code == 0:
                 self._workers.wait(_LAST_SECONDS, poll)
                 if any(not report["secondary"] for report in reports_in(self._folder)):
                     raise_failure(self._folder, self._workers.failures())
-                return
+                return ""
             elif code is not None:
                 self._after_server(code)
             else:
