@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
 from batchwright.planning.dual_batch import (
+    Relative,
     chord,
     largest_extra_time,
+    largest_extra_time_unlike,
     solve,
+    solve_unlike,
     spread,
     update_factor,
+    weights_in_time,
 )
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "dual_batch.json").read_text())
@@ -329,6 +333,88 @@ def test_workers_of_unequal_speed_get_shares_that_take_them_equally_long(large, 
     for share, batch, speed in rows:
         seconds = (A + B / batch) * share / speed
         assert seconds == pytest.approx(pair.round_seconds, rel=0.6 / pair.small_batch + 2 / share)
+
+
+# ------------------------------------------------------------------- fixed times that differ
+
+unlike = st.lists(
+    st.builds(Relative, st.floats(0.2, 5), st.floats(0.05, 20)), min_size=1, max_size=5
+)
+
+
+@given(unlike, unlike, st.integers(min_value=100_000, max_value=2_000_000))
+def test_workers_of_unlike_overhead_end_together_after_the_extra_time(large, small, samples):
+    problem = {"small": small, "large": large}
+    most = largest_extra_time_unlike(A, B, 256, **problem, least=8)
+    extra = 1 + (most - 1) / 2
+    pair = solve_unlike(A, B, 256, **problem, extra_time=extra, samples=samples, least=8)
+    assert 8 <= pair.small_batch <= 256
+    shares = spread(
+        pair,
+        samples,
+        large=weights_in_time(A, B, 256, large),
+        small=weights_in_time(A, B, pair.small_batch, small),
+    )
+    assert sum(shares) == samples
+    alone = samples / sum(one.speed / (A + one.overhead * B / 256) for one in [*large, *small])
+    assert pair.round_seconds == pytest.approx(extra * alone)
+    batches_ = [256] * len(large) + [pair.small_batch] * len(small)
+    for share, batch, one in zip(shares, batches_, [*large, *small], strict=True):
+        seconds = (A + one.overhead * B / batch) * share / one.speed
+        rounded = 0.6 / pair.small_batch + 20 / share
+        assert seconds == pytest.approx(pair.round_seconds, rel=rounded)
+
+
+@given(problems())
+def test_with_like_overheads_the_answer_is_the_papers(problem):
+    small, large = problem["small_workers"], problem["large_workers"]
+    given_ = {key: problem[key] for key in ("a", "b", "large_batch", "extra_time")}
+    usual = solve(**problem)
+    found = solve_unlike(
+        **given_, small=[Relative(1)] * small, large=[Relative(1)] * large, samples=10**9
+    )
+    exact = solve(**{**problem, "samples": 10**9})
+    assert abs(found.small_batch - exact.small_batch) <= 1
+    assert found.factor == pytest.approx(exact.factor, rel=1e-6)
+    assert usual.small_batch <= problem["large_batch"]
+
+
+@pytest.mark.parametrize("small", [1, 2, 3, 4])
+def test_alike_workers_make_as_many_steps_in_the_time_whoever_has_the_small_batch(small):
+    pair = solved(small, 4 - small, 1.05, samples=10**8)
+    steps = small * pair.small_samples / pair.small_batch
+    steps += (4 - small) * (pair.large_samples or 0) / LARGE
+    alone = (A + B / LARGE) * 10**8  # T n
+    assert steps == pytest.approx((1.05 * alone - A * 10**8) / B, rel=1 / pair.small_batch)
+
+
+def test_small_batches_where_steps_cost_least_make_more_of_them():
+    light, usual = Relative(1, 0.1), Relative(1)
+    given_ = {"extra_time": 1.02, "samples": SAMPLES}
+    apart = solve_unlike(A, B, LARGE, small=[light] * 2, large=[usual] * 2, **given_)
+    alike = solve_unlike(A, B, LARGE, small=[light] * 2 + [usual] * 2, large=[], **given_)
+    steps = 2 * apart.small_samples / apart.small_batch + 2 * apart.large_samples / LARGE
+    assert apart.small_batch < alike.small_batch
+    assert steps > 2 * SAMPLES / alike.small_batch
+
+
+def test_what_has_no_answer_with_unlike_overheads_is_refused():
+    light, usual = Relative(1, 0.1), Relative(1)
+
+    def call(extra, *, b=B, small=(light,), samples=SAMPLES):
+        return solve_unlike(
+            A, b, LARGE, small=list(small), large=[usual], extra_time=extra, samples=samples
+        )
+
+    with pytest.raises(PlanError, match=r"extra_time=3 .* local batch below 1: give at most 1\."):
+        call(3)
+    with pytest.raises(PlanError, match="below 1: large batches are quickest"):
+        call(0.9)
+    with pytest.raises(PlanError, match="no fixed time"):
+        call(1.02, b=0.0)
+    with pytest.raises(PlanError, match="the large local batch, 500, is more than"):
+        call(1.02, samples=600)
+    assert call(1.0, small=()).small_batch is None
 
 
 def test_too_few_images_for_the_workers_are_refused():

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from batchwright.errors import PlanError
-from batchwright.planning.dual_batch import solve
+from batchwright.planning.dual_batch import Relative, solve
 from batchwright.planning.groups import Pace, grouped, most_extra_time
 from batchwright.records import PairTime
 
 A, B, SAMPLES = 0.0005, 0.02, 50_000
 
 
-def pace_of(seconds=None, *, speeds=(1.0,) * 4, pairs=(), exchange=0.0, least=2):
+def pace_of(
+    seconds=None, *, speeds=(1.0,) * 4, overheads=(1.0,) * 4, pairs=(), exchange=0.0, least=2
+):
     return Pace(
         seconds=seconds or (lambda side, batch: A * batch + B),
-        speeds=speeds,
+        workers=tuple(map(Relative, speeds, overheads)),
         least=least,
         exchange=(exchange,) * len(speeds),
         spread=lambda side, batch: (0.9, 1.1),
@@ -152,6 +154,19 @@ def test_unequal_workers_end_together_and_the_slow_get_less():
     assert small_slow == pytest.approx(small_fast / 2, rel=1e-3)
     alone = (A * 512 + B) / 512 * SAMPLES / 3
     assert groups.round_seconds == pytest.approx(1.05 * alone, rel=0.01)
+
+
+def test_workers_whose_steps_cost_less_end_together_with_the_others():
+    overheads = (1.0, 2.0, 0.1, 0.2)
+    groups = found(pace_of(overheads=overheads), small=2)
+    times = [
+        (A + o * B / batch) * share
+        for o, batch, share in zip(overheads, groups.local_batch_sizes, groups.samples, strict=True)
+    ]
+    assert max(times) / min(times) == pytest.approx(1, abs=0.005)
+    alone = SAMPLES / sum(1 / (A + o * B / 512) for o in overheads)
+    assert groups.round_seconds == pytest.approx(1.05 * alone, rel=0.01)
+    assert groups.updates > found(pace_of(overheads=overheads), small=4).updates
 
 
 def test_exchanges_add_to_the_round():

@@ -552,10 +552,56 @@ def test_unequal_virtual_workers_share_by_speed_and_hold_up_all_reduces():
     assert uneven.sample_seconds == pytest.approx(even.sample_seconds)
 
 
+def test_virtual_workers_may_differ_in_the_fixed_time_of_a_step():
+    steps = tuple(step_of(1, side, b) for side in SIDES for b in (16, 64, 256))
+    measured = profile_of(workers=1, counts=(1,), steps=steps)
+    apart = Virtual(speeds=(1, 1, 1, 0.8), overheads=(1, 2, 1, 3))
+    exchange = 2 * 3 * (5e-4 + 301_160 / 4 / 125e6)
+    for batch in (32, 256):
+        stages = [
+            virtual("plain", measured, workers=4, global_batch=4 * batch, **changes).stages[0]
+            for changes in ({"virtual": apart}, {})
+        ]
+        seconds = [stage.predicted_epoch_seconds.value for stage in stages]
+        slowest = (0.0005 * batch + 3 * FIXED) / 0.8 + exchange
+        usual = 0.0005 * batch + FIXED + exchange
+        assert seconds[0] / seconds[1] == pytest.approx(slowest / usual, rel=0.01)
+        for stage in stages:
+            row = stage.sample_seconds, stage.step_seconds
+            assert row == pytest.approx((0.0005, FIXED), rel=0.01)
+
+
+def test_the_number_of_small_batches_is_that_of_the_most_updates_where_overheads_differ():
+    stated = {"sample_seconds": 0.00056607, "step_seconds": 0.014041204}
+    given = {"workers": 4, "dual": DualBatch(large_batches=(500,))}
+    apart = Virtual(**stated, overheads=(1, 1, 0.1, 0.1))
+    plan = virtual("dual-batch", virtual=apart, **given)
+    assert plan.server.small_workers == 2
+    assert plan.stages[0].local_batch_sizes == (500, 500, 23, 23)
+    told = reason(plan, "small-batch workers")
+    assert "the most updates a round" in told.why
+    assert "(1, 1, 0.1, 0.1)" in told.why
+    uniform = next(one.loss for one in told.alternatives if one.value == "4 of 4")
+    assert "uniform control, 301 updates a round" in uniform
+    assert "make 1109 updates a round" in told.why
+    wrong = virtual(
+        "dual-batch",
+        virtual=Virtual(**stated, overheads=(0.1, 1, 1, 1)),
+        workers=4,
+        dual=DualBatch(large_batches=(500,), small_workers=3),
+    )
+    assert "costs worker(s) 0 less" in reason(wrong, "small-batch workers").why
+    alike = virtual("dual-batch", virtual=Virtual(**stated), **given)
+    assert "other numbers of small-batch workers come to as many" in (
+        reason(alike, "small-batch workers").why
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"virtual": Virtual(speeds=(1, 2))}, "virtual.speeds=.*2 values for workers=8"),
+        ({"virtual": Virtual(overheads=(1, 2))}, "virtual.overheads=.*2 values for workers=8"),
         ({"virtual": Virtual(links=(1, 2))}, "virtual.links=.*2 values for workers=8"),
         (
             {"virtual": Virtual(disturbances=({"worker": 8, "slowdown": 2},))},

@@ -39,6 +39,14 @@ def test_a_step_costs_its_samples_and_a_fixed_time():
     assert StepTime(0.002, 0.01).work(0) == 0
 
 
+def test_an_overhead_is_of_the_fixed_time_alone():
+    assert StepTime(0.002, 0.01).work(50, 3.0) == pytest.approx(0.13)
+    workers = make_cluster(3, speeds=(1, 2, 1), overheads=(1, 1, 0.1)).workers
+    assert [(one.speed, one.overhead) for one in workers] == [(1, 1), (2, 1), (1, 0.1)]
+    with pytest.raises(JobError, match=r"virtual.overheads=1,2: 2 values for workers=3"):
+        make_cluster(3, overheads=(1, 2))
+
+
 def test_a_worker_twice_as_fast_needs_half_the_time():
     assert Worker(2.0, VIRTUAL_BANDWIDTH).finish(3.0, 5.0) == pytest.approx(5.5)
 

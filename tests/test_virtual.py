@@ -375,6 +375,32 @@ def test_shares_follow_the_simulated_speeds_and_a_disturbance(tmp_path):
     assert all(sum(s.sizes) == 24 for record in summary.epochs for s in record.shares)
 
 
+def test_overheads_lengthen_the_steps_of_their_workers_alone(tmp_path):
+    plan = make_virtual_plan(
+        (10, 10),
+        consistency="asp",
+        shares=(30, 60),
+        virtual={"sample_seconds": 0.1, "step_seconds": 0.5, "overheads": (1.0, 0.2)},
+        link={"latency": 0.0, "bandwidth": 1e12},
+        dual={"shares": "planned"},
+        epochs=2,
+    )
+    summary, _ = train(plan, tmp_path / "run")
+    first = {r.worker: round(r.compute_seconds, 3) for r in reversed(summary.rounds)}
+    assert first == {0: 4.5, 1: 6.6}  # 3 steps of 1.5 s, 6 of 1.1 s
+    reduced = make_virtual_plan(
+        (10, 10),
+        method="plain",
+        virtual={"sample_seconds": 0.1, "step_seconds": 0.5, "overheads": (1.0, 3.0)},
+        link={"latency": 0.0, "bandwidth": 1e12},
+        epochs=1,
+    )
+    summary, _ = train(reduced, tmp_path / "reduced")
+    record = summary.epochs[0]
+    usual, slower = (worker.compute_seconds for worker in record.workers)
+    assert slower - usual == pytest.approx(2 * 0.5 * record.steps)
+
+
 def test_under_asp_workers_push_and_pull_in_their_own_time(tmp_path):
     # No time but computing: rounds of 3 s and, at 0.6 of the speed, 10 s.
     plan = make_virtual_plan(

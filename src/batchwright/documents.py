@@ -38,7 +38,7 @@ _WRITTEN_BY = {  # which verb writes what
 }
 _LISTS = (  # keys that take several values, separated by commas
     *("frozen", "resolutions", "dual.large_batches"),
-    *("virtual.speeds", "virtual.links"),
+    *("virtual.speeds", "virtual.overheads", "virtual.links"),
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )

@@ -179,7 +179,8 @@ def resolve(job: Job, data: DataFacts) -> Job:
 def _check_extra_time(job: Job) -> None:
     """Refuse an extra time that leaves small-batch workers no samples, whatever a step takes."""
     small, extra, count = job.dual.small_workers, job.dual.extra_time, job.workers
-    if job.method not in SERVED or "auto" in (small, extra, count):
+    unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
+    if job.method not in SERVED or "auto" in (small, extra, count) or unlike:
         return
     large = int(count) - int(small)
     if small and large and float(extra) >= int(count) / large:

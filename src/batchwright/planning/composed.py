@@ -213,13 +213,14 @@ def _level(
         table, table.row(mix, side, totals, asked=True), progress, named=False, edge=False
     )
     kind, _ = mix.members[0]
+    largest = max(largest_shares(mix, totals))
     return {
         "resolution": side,
         "local_batch_sizes": local_batches(mix, totals),
         "micro_batch_size": found.micro_batch_size,
         "predicted_epoch_seconds": found.epoch_seconds,
         "predicted_bytes": found.peak_bytes,
-        **usual_times(job, kind.chord(mix.workers, side, max(largest_shares(mix, totals)))),
+        **usual_times(job, kind.chord(mix.workers, side, largest), largest),
     }
 
 

@@ -11,6 +11,16 @@ all end it together (Lu et al. 2025, arXiv 2509.26092, eq. 1 to 8):
 
 Workers of unequal speed count as so many usual ones: put sums of relative speeds for :math:`n_L`
 and :math:`n_S`, and :math:`d_L, d_S` are the samples of a worker of speed 1.
+
+Beyond the paper, the fixed time may differ, too: worker i takes :math:`(a x + o_i b) / v_i`. Then
+with :math:`R_G(x) = \sum_{i \in G} v_i / (a + o_i b / x)`, the samples a second of a group:
+
+.. math::
+    T = k \, d / R_{L+S}(B_L), \quad T R_S(B_S) = d - T R_L(B_L)
+
+As :math:`\sum_i o_i b \, s_i = T \sum_i v_i - a d` for :math:`s_i` steps of worker i, workers of
+equal overhead make the same number of steps together in the same time, however many of them have
+the small batch. Otherwise a step costs least where :math:`o_i` is least.
 """
 
 from __future__ import annotations
@@ -26,6 +36,21 @@ from batchwright.planning.partition import apportion
 Rounding = Literal["truncate", "round"]
 
 PAPER = "Lu et al. 2025, arXiv 2509.26092"
+
+_NARROW = 1e-6  # as a share: how well the small batch is known before it is made whole
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A worker beside a usual one.
+
+    Attributes:
+        speed: v, relative.
+        overhead: o, fixed time of a step relative to that of another as fast.
+    """
+
+    speed: float
+    overhead: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,11 +121,7 @@ def solve(
         share = whole(samples / workers)
         _check_share("large", large_batch, share, large_workers)
         return Pair(None, share, None, 1.0, alone)
-    if b <= 0:
-        raise PlanError(
-            f"a step has no fixed time (b = {b:g} s), so a smaller batch takes no longer and none "
-            "answers to dual.extra_time: give dual.small_workers=0, or method=plain"
-        )
+    _check_fixed(b)
     most = largest_extra_time(
         a, b, large_batch, small_workers=small_workers, large_workers=large_workers, least=least
     )
@@ -132,6 +153,114 @@ def solve(
     _check_share("small", small_batch, small_samples, small_workers)
     factor = 1.0 if large_samples is None else small_samples / large_samples
     return Pair(small_batch, large_samples, small_samples, factor, extra_time * alone)
+
+
+def solve_unlike(
+    a: float,
+    b: float,
+    large_batch: int,
+    *,
+    small: Sequence[Relative],
+    large: Sequence[Relative],
+    extra_time: float,
+    samples: int,
+    least: int = 1,
+) -> Pair:
+    """`solve` for workers whose fixed times differ; equations at the head of this module.
+
+    Args:
+        a: Seconds per sample of a usual worker, not negative.
+        b: Its fixed seconds per step.
+        large_batch: As for `solve`.
+        small: The small-batch workers.
+        large: The large-batch workers.
+        extra_time: As for `solve`.
+        samples: As for `solve`.
+        least: As for `solve`.
+
+    Returns:
+        The pair; its samples are those of a worker of speed 1, on average over the group.
+
+    Raises:
+        PlanError: As `solve`.
+
+    Example:
+        >>> usual, light = Relative(1.0), Relative(1.0, overhead=0.1)
+        >>> pair = solve_unlike(1.0, 100.0, 100, large=[usual], small=[light], extra_time=1.02,
+        ...                     samples=10_000)
+        >>> pair.small_batch, pair.large_samples, pair.small_samples
+        (74, 3619, 6381)
+    """
+    of_small, of_large = (sum(worker.speed for worker in group) for group in (small, large))
+    _check(a, b, large_batch, of_small, of_large, extra_time, samples)
+    alone = samples / _rate(a, b, large_batch, [*large, *small])
+    if not small:
+        share = _nearest(samples / of_large)
+        _check_share("large", large_batch, share, of_large)
+        return Pair(None, share, None, 1.0, alone)
+    _check_fixed(b)
+    most = largest_extra_time_unlike(a, b, large_batch, small=small, large=large, least=least)
+    if extra_time > most:
+        raise PlanError(
+            f"dual.extra_time={extra_time:g} with {len(small)} of {len(small) + len(large)} "
+            f"small-batch worker(s) wants a local batch below {least}: give at most "
+            f"{_shown_below(most)}, or more small-batch workers"
+        )
+    seconds = extra_time * alone
+    done = seconds * _rate(a, b, large_batch, large)  # by large-batch workers
+    wanted = (samples - done) / seconds
+    low, high = float(least), float(large_batch)
+    while high - low > _NARROW * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _rate(a, b, middle, small) > wanted else (middle, high)
+    small_batch = _nearest(high)
+    small_samples = _nearest((samples - done) / of_small)
+    _check_share("small", small_batch, small_samples, of_small)
+    if not large:
+        return Pair(small_batch, None, small_samples, 1.0, seconds)
+    large_samples = _nearest(done / of_large)
+    _check_share("large", large_batch, large_samples, of_large)
+    factor = small_samples / large_samples
+    return Pair(small_batch, large_samples, small_samples, factor, seconds)
+
+
+def largest_extra_time_unlike(
+    a: float,
+    b: float,
+    large_batch: int,
+    *,
+    small: Sequence[Relative],
+    large: Sequence[Relative],
+    least: int = 1,
+) -> float:
+    r"""`largest_extra_time` for workers whose fixed times differ.
+
+    .. math:: k = R_{L+S}(B_L) / (R_L(B_L) + R_S(m))
+    """
+    if not small:
+        return 1.0
+    fastest = _rate(a, b, large_batch, [*large, *small])
+    return fastest / (_rate(a, b, large_batch, large) + _rate(a, b, least, small))
+
+
+def weights_in_time(
+    a: float, b: float, batch: int, workers: Sequence[Relative]
+) -> tuple[float, ...]:
+    """What each of a group of workers does in the time of the others, in sum their speeds.
+
+    >>> weights_in_time(1.0, 10.0, 10, [Relative(1.0), Relative(0.5)])
+    (1.0, 0.5)
+    """
+    if len({worker.overhead for worker in workers}) <= 1:
+        return tuple(worker.speed for worker in workers)
+    rates = [_rate(a, b, batch, [worker]) for worker in workers]
+    speeds = sum(worker.speed for worker in workers)
+    return tuple(speeds * rate / sum(rates) for rate in rates)
+
+
+def _rate(a: float, b: float, batch: float, workers: Sequence[Relative]) -> float:
+    """Samples a second of workers together."""
+    return sum(worker.speed / (a + worker.overhead * b / batch) for worker in workers)
 
 
 def largest_extra_time(
@@ -243,6 +372,14 @@ def _check(
         )
     if large_batch < 1 or samples < 1:
         raise PlanError(f"local batch {large_batch} of {samples} samples: give 1 or more of both")
+
+
+def _check_fixed(b: float) -> None:
+    if b <= 0:
+        raise PlanError(
+            f"a step has no fixed time (b = {b:g} s), so a smaller batch takes no longer and none "
+            "answers to dual.extra_time: give dual.small_workers=0, or method=plain"
+        )
 
 
 def _check_share(which: str, batch: int, share: int, workers: float) -> None:

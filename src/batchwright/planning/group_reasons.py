@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from batchwright.errors import PlanError
 from batchwright.planning.dual_batch import PAPER
-from batchwright.planning.groups import Pace, grouped, shown_speeds
+from batchwright.planning.groups import Pace, grouped, shown_relative
 from batchwright.planning.pacing import LEAST_FIXED
 from batchwright.planning.rows import (
     MOST_EXTRA_TIME,
@@ -96,12 +96,18 @@ def _large(job: Job, found: Served, sides: Sequence[int], source: str) -> Reason
 
 
 def _small_workers(job: Job, found: Served, pace: Pace, side: int, samples: int) -> Reason:
-    small, workers = found.rule.small_workers, len(pace.speeds)
+    small, workers = found.rule.small_workers, len(pace.workers)
     source: Source
     if job.dual.small_workers != "auto":
         why, source, reference = "Asked for.", "asked", ""
     elif workers == 1:
         why, source, reference = "One worker makes no two groups.", "assumed", ""
+    elif pace.unlike:
+        why = (
+            "The number with the most updates a round in that time, as the fixed time of a step "
+            f"differs from worker to worker ({shown_relative(_overheads(pace))})."
+        )
+        source, reference = "predicted", ""
     elif small != usual_small_workers(workers):
         why = (
             "As many as have, in the time that goal.deadline leaves, a batch of at most half the "
@@ -116,6 +122,7 @@ def _small_workers(job: Job, found: Served, pace: Pace, side: int, samples: int)
             "logs."
         )
         source, reference = "published", PAPER
+    why += _updates(found, pace)
     why += (
         " All workers small is the control: one uniform smaller batch in the same time, 70.1 % "
         "there, so most of the gain may be the smaller batch itself. On ImageNet the paper found "
@@ -131,9 +138,34 @@ def _small_workers(job: Job, found: Served, pace: Pace, side: int, samples: int)
     )
 
 
+def _updates(found: Served, pace: Pace) -> str:
+    """How many there are, and who could make more."""
+    small = found.rule.small_workers
+    if not small:
+        return ""
+    why = f" All workers together make {found.groups[-1].updates:.0f} updates a round"
+    if not pace.unlike:
+        return (
+            f"{why}. That many take up the extra time whoever makes them, so other numbers of "
+            "small-batch workers come to as many."
+        )
+    overheads = _overheads(pace)
+    border = len(overheads) - small
+    cheaper = [n for n in range(border) if overheads[n] < max(overheads[border:])]
+    if cheaper:
+        listed = ", ".join(map(str, cheaper))
+        why += f"; a step costs worker(s) {listed} less than others with the small batch: number "
+        why += "workers so that the last ones have the least fixed time"
+    return f"{why}."
+
+
+def _overheads(pace: Pace) -> list[float]:
+    return [worker.overhead for worker in pace.workers]
+
+
 def _other_counts(found: Served, pace: Pace, side: int, samples: int) -> tuple[Alternative, ...]:
     """What other numbers of small-batch workers would mean at the highest resolution."""
-    small, workers = found.rule.small_workers, len(pace.speeds)
+    small, workers = found.rule.small_workers, len(pace.workers)
     counts = sorted(
         (n for n in range(workers + 1) if n != small),
         key=lambda n: (n not in (0, workers), abs(n - small)),
@@ -163,6 +195,7 @@ def _other_counts(found: Served, pace: Pace, side: int, samples: int) -> tuple[A
             share = sum(other.samples[workers - count :]) / samples
             loss = f"small batch {other.pair.small_batch} with {share:.0%} of the data"
             loss += ", the uniform control" if count == workers else ""
+        loss += f", {other.updates:.0f} updates a round"
         shown.append(Alternative(value=name, loss=loss))
     return tuple(shown)
 
@@ -238,9 +271,13 @@ def _shares(found: Served, pace: Pace) -> Reason:
     ]
     why = "Together all the data once a round, so that all workers end it at the same time; "
     why += "what rounding leaves goes one each to the last group."
-    speeds = shown_speeds(pace.speeds)
-    if speeds:
-        why += f" Each worker's share follows its speed: {speeds}."
+    for what, values in (
+        ("speed", [worker.speed for worker in pace.workers]),
+        ("fixed time of a step", _overheads(pace)),
+    ):
+        shown = shown_relative(values)
+        if shown:
+            why += f" Each worker's share follows its {what}: {shown}."
     return Reason(choice="samples per round", value=" + ".join(parts), why=why, source="predicted")
 
 

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 from batchwright.errors import PlanError
 from batchwright.planning.batch_size import steps_per_epoch
-from batchwright.planning.dual_batch import Pair, chord, largest_extra_time, solve, spread
+from batchwright.planning.dual_batch import (
+    Pair,
+    Relative,
+    chord,
+    largest_extra_time_unlike,
+    solve,
+    solve_unlike,
+    spread,
+    weights_in_time,
+)
 from batchwright.planning.measured_pairs import solved_line
 from batchwright.records import PairTime
 
@@ -25,8 +34,8 @@ class Pace:
     """How long steps take on each worker of a round.
 
     Attributes:
-        seconds: Of a step without exchange on a worker of speed 1, by resolution and local batch.
-        speeds: Relative speed of each worker, in rank order.
+        seconds: Of a step without exchange on a usual worker, by resolution and local batch.
+        workers: How each differs from a usual one, in rank order.
         least: Fewest samples that a worker can train on.
         exchange: Seconds of each worker's push to the parameter server and its pull, in rank order.
         spread: Ends of the interval of such times as shares of them, by resolution and local batch.
@@ -36,12 +45,17 @@ class Pace:
     """
 
     seconds: Callable[[int, int], float]
-    speeds: tuple[float, ...]
+    workers: tuple[Relative, ...]
     least: int
     exchange: tuple[float, ...]
     spread: Callable[[int, int], tuple[float, float]]
     pairs: tuple[PairTime, ...] = ()
     least_fixed: float = 0.0
+
+    @property
+    def unlike(self) -> bool:
+        """Whether the fixed time of a step differs from worker to worker."""
+        return len({worker.overhead for worker in self.workers}) > 1
 
     def chord(self, side: int, batch: int, large: int) -> tuple[float, float]:
         """Seconds per sample and fixed ones, by the steps of two batches, at a resolution."""
@@ -56,7 +70,7 @@ class Groups:
     """Both groups of a row of the plan.
 
     Attributes:
-        pair: Batches and samples of a worker of speed 1.
+        pair: Batches and samples of a worker of speed 1, on average where overheads differ.
         large_batch: Local batch of a large-batch worker.
         sample_seconds: Slope of the chord that it was solved with.
         step_seconds: Its fixed part.
@@ -74,6 +88,11 @@ class Groups:
     local_batch_sizes: tuple[int, ...]
     round_seconds: float
     measured: PairTime | None
+
+    @property
+    def updates(self) -> float:
+        """Steps of all workers in a round."""
+        return sum(n / size for n, size in zip(self.samples, self.local_batch_sizes, strict=True))
 
     @property
     def fixed_share(self) -> float:
@@ -107,24 +126,30 @@ def grouped(
         PlanError: No such pair exists, or a share is smaller than its batch.
     """
     large, small = _by_group(pace, small_workers)
-    sought = _Sought(side, large_batch, sum(large), sum(small), extra_time, samples)
-    pair, line, measured = _solved(pace, sought, len(large), len(small))
-    shares = spread(pair, samples, large=large, small=small)
-    batches = (large_batch,) * len(large) + (pair.small_batch or large_batch,) * len(small)
+    sought = _Sought(side, large_batch, large, small, extra_time, samples)
+    pair, line, measured = _solved(pace, sought)
+    small_batch = pair.small_batch or large_batch
+    shares = spread(
+        pair,
+        samples,
+        large=weights_in_time(*line, large_batch, large),
+        small=weights_in_time(*line, small_batch, small),
+    )
+    batches = (large_batch,) * len(large) + (small_batch,) * len(small)
     for rank, (share, batch) in enumerate(zip(shares, batches, strict=True)):
         if batch > share:
             raise PlanError(
                 f"worker {rank} gets {share} samples in a round, fewer than its local batch {batch}"
                 ": give smaller dual.large_batches, or fewer or more even workers"
             )
+    a, b = line
     seconds = [
-        _stretch(line, share, batch, pace.least) / speed
+        _stretch((a, worker.overhead * b), share, batch, pace.least) / worker.speed
         + exchange * _exchanges(share, batch, exchange_steps)
-        for share, batch, speed, exchange in zip(
-            shares, batches, pace.speeds, pace.exchange, strict=True
+        for share, batch, worker, exchange in zip(
+            shares, batches, pace.workers, pace.exchange, strict=True
         )
     ]
-    a, b = line
     return Groups(pair, large_batch, a, max(b, 0.0), shares, batches, max(seconds), measured)
 
 
@@ -141,9 +166,7 @@ def most_extra_time(
     a, b = pace.chord(side, least, large_batch)
     if b <= 0:
         return 1.0
-    bound = largest_extra_time(
-        a, b, large_batch, small_workers=sum(small), large_workers=sum(large), least=least
-    )
+    bound = largest_extra_time_unlike(a, b, large_batch, small=small, large=large, least=least)
     return min(most, bound)
 
 
@@ -153,32 +176,41 @@ class _Sought:
 
     side: int
     large_batch: int
-    large_workers: float
-    small_workers: float
+    large: tuple[Relative, ...]
+    small: tuple[Relative, ...]
     extra_time: float
     samples: int
 
     def pair(self, line: tuple[float, float], least: int) -> Pair:
+        if any(worker.overhead != 1 for worker in (*self.large, *self.small)):
+            return solve_unlike(
+                *line,
+                self.large_batch,
+                small=self.small,
+                large=self.large,
+                extra_time=self.extra_time,
+                samples=self.samples,
+                least=least,
+            )
         return solve(
             *line,
             self.large_batch,
-            small_workers=self.small_workers,
-            large_workers=self.large_workers,
+            small_workers=sum(worker.speed for worker in self.small),
+            large_workers=sum(worker.speed for worker in self.large),
             extra_time=self.extra_time,
             samples=self.samples,
             least=least,
         )
 
 
-def _by_group(pace: Pace, small_workers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    border = len(pace.speeds) - small_workers
-    return pace.speeds[:border], pace.speeds[border:]
+def _by_group(pace: Pace, small_workers: int) -> tuple[tuple[Relative, ...], tuple[Relative, ...]]:
+    border = len(pace.workers) - small_workers
+    return pace.workers[:border], pace.workers[border:]
 
 
-def _solved(
-    pace: Pace, sought: _Sought, large: int, small: int
-) -> tuple[Pair, tuple[float, float], PairTime | None]:
+def _solved(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float], PairTime | None]:
     """The pair, the chord it was solved with, and the nearest pair behind it, if any."""
+    large, small = len(sought.large), len(sought.small)
     fitting = [
         one
         for one in pace.pairs
@@ -229,12 +261,10 @@ def _crossing(pace: Pace, sought: _Sought) -> int:
     A sample may take :math:`(t(B_L) / B_L) / r` there, r the ratio of the two groups' samples.
     """
     side, large = sought.side, sought.large_batch
-    if not sought.small_workers or large <= pace.least:
+    if not sought.small or large <= pace.least:
         return large
-    workers = sought.large_workers + sought.small_workers
-    ratio = (workers - sought.extra_time * sought.large_workers) / (
-        sought.extra_time * sought.small_workers
-    )
+    of_large, of_small = (sum(w.speed for w in group) for group in (sought.large, sought.small))
+    ratio = (of_large + of_small - sought.extra_time * of_large) / (sought.extra_time * of_small)
     if ratio <= 0:
         return pace.least
     allowed = pace.seconds(side, large) / large / ratio
@@ -261,10 +291,10 @@ def _exchanges(samples: int, batch: int, exchange_steps: int | None) -> int:
     return -(-samples // (batch * exchange_steps))
 
 
-def shown_speeds(speeds: Sequence[float]) -> str:
-    """Relative speeds for a person; empty if all are alike.
+def shown_relative(values: Sequence[float]) -> str:
+    """Relative speeds or overheads for a person; empty if all are alike.
 
-    >>> shown_speeds((1, 1)), shown_speeds((1, 0.5))
+    >>> shown_relative((1, 1)), shown_relative((1, 0.5))
     ('', '1, 0.5')
     """
-    return "" if len(set(speeds)) == 1 else ", ".join(f"{speed:g}" for speed in speeds)
+    return "" if len(set(values)) == 1 else ", ".join(f"{value:g}" for value in values)

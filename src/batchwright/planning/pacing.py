@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchwright.planning.dual_batch import Relative
 from batchwright.planning.groups import Pace
 from batchwright.planning.inputs import sides
 from batchwright.planning.kinds import Kind, link_given
@@ -38,8 +39,7 @@ def measured_pace(mix: Mix, job: Job, batch: int) -> Pace:
 
     usual = seconds_on(first, top, batch)
     speeds = [usual / seconds_on(kind, top, batch) for kind, n in mix.members for _ in range(n)]
-    stated = job.virtual.speeds if job.launch == "virtual" else ()
-    speeds = [a * b for a, b in zip(speeds, stated or (1.0,) * workers, strict=True)]
+    stated = job.virtual.relative_times(workers) if job.launch == "virtual" else ()
     profile = first.profile
     parts = profile.memory_parts
     size = parts.parameters + parts.buffers if parts else _BYTES * profile.network.parameters
@@ -51,7 +51,12 @@ def measured_pace(mix: Mix, job: Job, batch: int) -> Pace:
         seconds = exchange_seconds(size, 2, job.link, "push-pull")
     return Pace(
         seconds=lambda side, size: seconds_on(first, side, size),
-        speeds=tuple(speeds),
+        workers=tuple(
+            Relative(speed * relative, overhead)
+            for speed, (relative, overhead) in zip(
+                speeds, stated or ((1.0, 1.0),) * workers, strict=True
+            )
+        ),
         least=max(kind.least for kind, _ in mix.members),
         exchange=_exchanges(job, size, workers, seconds),
         spread=ends,
@@ -73,7 +78,7 @@ def stated_pace(job: Job, network: NetworkFacts, workers: int, least: int) -> Pa
     each = exchange_seconds(size, 2, job.link, "push-pull") if link_given(job.link) else 0.0
     return Pace(
         seconds=seconds,
-        speeds=job.virtual.speeds or (1.0,) * workers,
+        workers=tuple(Relative(*one) for one in job.virtual.relative_times(workers)),
         least=least,
         exchange=_exchanges(job, size, workers, each),
         spread=lambda side, batch: (1.0, 1.0),  # noqa: ARG005 - stated, so known

@@ -214,7 +214,8 @@ def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> St
     fixed = kind.fixed_samples(len(local), chosen.resolution, chosen.micro_batch_size)
     alone = {}
     if job.launch == "virtual":
-        alone = usual_times(job, kind.chord(len(local), chosen.resolution, max(local)))
+        line = kind.chord(len(local), chosen.resolution, max(local))
+        alone = usual_times(job, line, max(local))
     return stage_of(
         job,
         chosen.resolution,

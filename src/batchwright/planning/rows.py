@@ -148,6 +148,9 @@ def large_batches_of(
 def served_in_time(job: Job, pace: Pace, workers: int, **fixed: Any) -> Served:
     """Both groups, with as many small-batch workers as a deadline leaves time for.
 
+    Where the job leaves the number open and the fixed time of a step differs from worker to worker:
+    the number that makes the most updates in the time, as accuracy follows them. Else the usual.
+
     A short time makes the small batch of many workers nearly as large as the other. So where the
     job states a deadline and leaves the number open: as many of the usual part as have a batch of
     at most half the large one in that time, as all published ones of that part have.
@@ -162,8 +165,11 @@ def served_in_time(job: Job, pace: Pace, workers: int, **fixed: Any) -> Served:
         PlanError: As for `served`.
     """
     usual = small_workers_of(job, workers)
+    auto = job.dual.small_workers == "auto"
+    if auto and pace.unlike:
+        return _most_updates(job, pace, workers, **fixed)
     first = served(job, pace, small_workers=usual, **fixed)
-    if job.dual.small_workers != "auto" or job.goal.deadline is None:
+    if not auto or job.goal.deadline is None:
         return first
     for count in range(usual, 0, -1):
         try:
@@ -173,6 +179,22 @@ def served_in_time(job: Job, pace: Pace, workers: int, **fixed: Any) -> Served:
         if (found.groups[-1].pair.small_batch or 0) <= SMALL_ENOUGH * found.large_batches[-1]:
             return found
     return first
+
+
+def _most_updates(job: Job, pace: Pace, workers: int, **fixed: Any) -> Served:
+    """Both groups, with the number of small-batch workers that makes the most updates."""
+    best: Served | None = None
+    for count in range(1, workers + 1):
+        try:
+            found = served(job, pace, small_workers=count, **fixed)
+        except PlanError:
+            if count == workers and best is None:
+                raise
+            continue
+        if best is None or found.groups[-1].updates > best.groups[-1].updates:
+            best = found
+    assert best is not None  # noqa: S101 - the last one is there, or has raised
+    return best
 
 
 def served(

@@ -6,7 +6,7 @@ measured together, and exchanges over ``link``, whatever the host of the simulat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from batchwright.prediction.fit import fit_line
 from batchwright.records import (
@@ -40,12 +40,13 @@ def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
     points = [point for point in profile.steps if point.workers == least]
     if job.virtual.sample_seconds is not None or job.virtual.step_seconds is not None:
         points = _stated(points, job)
-    slowdown = 1 / min(job.virtual.speeds, default=1.0) if slowest else 1.0
+    fixed = _fixed_seconds(points)
+    workers = _workers(job) if slowest else [(1.0, 1.0)]
     memory = min((point.workers for point in profile.memory), default=1)
     return profile.model_copy(
         update={
             "job": profile.job.model_copy(update={"workers": 1}),
-            "steps": tuple(_alone(point, slowdown) for point in points),
+            "steps": tuple(_alone(point, workers, fixed) for point in points),
             "pairs": (),
             "memory": tuple(
                 point.model_copy(update={"workers": 1})
@@ -60,13 +61,35 @@ def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
     )
 
 
-def _alone(point: StepTime, slowdown: float) -> StepTime:
-    """The point without exchange, so many times as slow."""
-    ratio = slowdown * point.compute_seconds / point.step_seconds
+def _workers(job: Job) -> list[tuple[float, float]]:
+    """Speed and overhead of each worker, where the job says how many there are."""
+    count = max(len(job.virtual.speeds), len(job.virtual.overheads), 1)
+    return list(job.virtual.relative_times(count))
+
+
+def _fixed_seconds(points: Sequence[StepTime]) -> dict[int, float]:
+    """The fixed part of a step at each resolution."""
+    found = {}
+    for side in {point.resolution for point in points}:
+        here = [point for point in points if point.resolution == side]
+        sizes = [point.local_batch_size for point in here]
+        if len(set(sizes)) > 1:
+            line = fit_line(sizes, [point.compute_seconds for point in here])
+            found[side] = max(line.intercept, 0.0)
+    return found
+
+
+def _alone(
+    point: StepTime, workers: Sequence[tuple[float, float]], fixed: Mapping[int, float]
+) -> StepTime:
+    """The point without exchange, on the slowest of some workers."""
+    usual, overhead_seconds = point.compute_seconds, fixed.get(point.resolution, 0.0)
+    seconds = max((usual + (o - 1) * overhead_seconds) / speed for speed, o in workers)
+    ratio = seconds / point.step_seconds
     return point.model_copy(
         update={
             "workers": 1,
-            "compute_seconds": slowdown * point.compute_seconds,
+            "compute_seconds": seconds,
             "sync_seconds": 0.0,
             "step_seconds": ratio * point.step_seconds,
             "step_low": ratio * point.step_low,
@@ -118,16 +141,26 @@ def _stated(points: Sequence[StepTime], job: Job) -> list[StepTime]:
     return found
 
 
-def usual_times(job: Job, line: tuple[float, float]) -> dict[str, float]:
-    """Times of a worker of speed 1 for a row of the plan, as fields of a `Stage`.
+def usual_times(job: Job, line: tuple[float, float], batch: int) -> dict[str, float]:
+    """Times of a worker of speed and overhead 1 for a row of the plan, as fields of a `Stage`.
 
     Args:
-        job: Says how fast virtual workers are; where all wait for the slowest, ``line`` is its.
+        job: Says what virtual workers are like; where all wait for the slowest, ``line`` is its.
         line: Seconds per sample and fixed seconds of a step.
+        batch: Local batch, in samples, at which that worker is the slowest.
     """
     a, b = line
-    speed = min(job.virtual.speeds, default=1.0) if job.launch == "virtual" else 1.0
-    return {"sample_seconds": a * speed, "step_seconds": b * speed} if a > 0 else {}
+    if a <= 0:
+        return {}
+    workers = _workers(job) if job.launch == "virtual" else [(1.0, 1.0)]
+
+    def seconds(usual: tuple[float, float]) -> float:
+        return max((usual[0] * batch + o * usual[1]) / speed for speed, o in workers)
+
+    # Had another worker these times, the slowest would take longer than the line says.
+    each = [(a * speed, b * speed / o) for speed, o in workers]
+    a, b = min(each, key=seconds)
+    return {"sample_seconds": a, "step_seconds": b}
 
 
 def stated_line(job: Job, side: int) -> tuple[float, float] | None:

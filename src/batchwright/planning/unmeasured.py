@@ -158,8 +158,9 @@ def _level(job: Job, data: DataFacts, side: int, local: tuple[int, ...], least: 
     if parting is not None:
         micro = min(micro, parting.most_at_once(local, least))
     line = stated_line(job, side)
-    # Stated times are those of speed 1, unlike measured ones, which are the slowest worker's.
-    alone = usual_times(job.model_copy(update={"launch": "local"}), line) if line else {}
+    # Stated times are a usual worker's, unlike measured ones, which are the slowest one's.
+    usual = job.model_copy(update={"launch": "local"})
+    alone = usual_times(usual, line, max(local)) if line else {}
     return {"resolution": side, "local_batch_sizes": local, "micro_batch_size": micro, **alone}
 
 

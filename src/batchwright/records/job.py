@@ -203,6 +203,11 @@ class Virtual(Record):
     speeds: tuple[Positive, ...] = Field(
         (), description="Speed of each worker relative to that; unset: all 1."
     )
+    overheads: tuple[Positive, ...] = Field(
+        (),
+        description="Fixed time of each worker's step relative to that of others as fast; unset: "
+        "all 1.",
+    )
     links: tuple[Positive, ...] = Field(
         (),
         description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
@@ -211,7 +216,8 @@ class Virtual(Record):
 
     def misfit(self, workers: int) -> str:
         """What does not go with so many workers, in a line; empty if all does."""
-        for key, values in (("speeds", self.speeds), ("links", self.links)):
+        for key in ("speeds", "overheads", "links"):
+            values = getattr(self, key)
             if values and len(values) != workers:
                 listed = ",".join(f"{value:g}" for value in values)
                 return (
@@ -230,6 +236,11 @@ class Virtual(Record):
                     f"{one.end:g} s: the end must be later than the start"
                 )
         return ""
+
+    def relative_times(self, workers: int) -> tuple[tuple[float, float], ...]:
+        """Speed and overhead of each of so many workers."""
+        speeds, overheads = self.speeds or (1.0,) * workers, self.overheads or (1.0,) * workers
+        return tuple(zip(speeds, overheads, strict=True))
 
 
 class Goal(Record):

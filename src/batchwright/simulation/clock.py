@@ -1,8 +1,8 @@
 r"""The clock of a virtual cluster: how long workers compute and exchange, and what happens next.
 
-A step of :math:`b` samples takes :math:`(a b + c) / v` seconds on a worker of speed :math:`v`, and
-as many times as long as a disturbance says while there is one. With K workers, G bytes, latency
-:math:`\alpha` and bandwidth :math:`\beta_i` of worker :math:`i`:
+A step of :math:`b` samples takes :math:`(a b + o c) / v` seconds on a worker of speed :math:`v` and
+overhead :math:`o`, and as many times as long as a disturbance says while there is one. With K
+workers, G bytes, latency :math:`\alpha` and bandwidth :math:`\beta_i` of worker :math:`i`:
 
 .. math::
     t_{ring} = 2 (K - 1) \Big( \alpha + \frac{G}{K \min_i \beta_i} \Big), \quad
@@ -33,14 +33,14 @@ from batchwright.records import (
 
 
 class StepTime(NamedTuple):
-    """What a step costs a worker of speed 1."""
+    """What a step costs a worker of speed and overhead 1."""
 
     sample_seconds: float
     step_seconds: float
 
-    def work(self, samples: int) -> float:
-        """Seconds of a step of so many samples; none without samples."""
-        return self.sample_seconds * samples + self.step_seconds if samples else 0.0
+    def work(self, samples: int, overhead: float = 1.0) -> float:
+        """Seconds of a step of so many samples at speed 1; none without samples."""
+        return self.sample_seconds * samples + overhead * self.step_seconds if samples else 0.0
 
 
 def step_times(plan: Plan) -> tuple[StepTime, ...]:
@@ -104,11 +104,13 @@ class Worker:
         speed: Relative to the step times.
         bandwidth: Of its link, in bytes per second.
         disturbances: When it is slower; where several overlap they multiply.
+        overhead: Fixed time of a step relative to the step times.
     """
 
     speed: float
     bandwidth: float
     disturbances: tuple[Disturbance, ...] = ()
+    overhead: float = 1.0
 
     def finish(self, start: float, work: float) -> float:
         """When work begun at ``start`` is done.
@@ -162,15 +164,17 @@ class Cluster:
         virtual, link = job.virtual, job.link
         self._latency = VIRTUAL_LATENCY if link.latency is None else link.latency
         self._bandwidth = VIRTUAL_BANDWIDTH if link.bandwidth is None else link.bandwidth
-        speeds = virtual.speeds or (1.0,) * workers
         links = virtual.links or (1.0,) * workers
         self.workers = tuple(
             Worker(
                 speed,
                 relative * self._bandwidth,
                 tuple(one for one in virtual.disturbances if one.worker == rank),
+                overhead,
             )
-            for rank, (speed, relative) in enumerate(zip(speeds, links, strict=True))
+            for rank, ((speed, overhead), relative) in enumerate(
+                zip(virtual.relative_times(workers), links, strict=True)
+            )
         )
 
     def all_reduce_seconds(self, size: int) -> float:

@@ -266,7 +266,7 @@ class VirtualRounds:
                         self._reducer.take(samples / size)
                 seen = ticket.samples_seen(done)
                 skipped += not self._update(worker, ticket, seen, micros)
-                work += times.work(size)
+                work += times.work(size, run.cluster.workers[worker].overhead)
                 done, steps = done + size, steps + 1
         mean = loss / done
         known = mean if mean - mean == 0 else None

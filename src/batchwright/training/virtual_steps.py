@@ -119,7 +119,7 @@ class VirtualSteps:
         times = run.times[run.plan.stage_of(run.state.epoch)]
         self._clock.begin(
             [
-                worker.finish(self._clock.now, times.work(size)) - self._clock.now
+                worker.finish(self._clock.now, times.work(size, worker.overhead)) - self._clock.now
                 for worker, size in zip(run.cluster.workers, step.local_batch_sizes, strict=True)
             ],
             self._exchange_seconds,
