@@ -26,6 +26,7 @@ from batchwright.planning.measured_pairs import solved_line
 from batchwright.records import PairTime
 
 _TURNS = 30  # of chord and pair; they settle in two or three
+_NOTHING = 1e-9  # of a step: what rounding leaves where there is no fixed time
 _SAME_LARGE = 0.1  # a measured pair counts if its large batch is that near, as a share
 
 
@@ -62,7 +63,9 @@ class Pace:
         whole = self.seconds(side, large)
         a, b = chord((batch, self.seconds(side, batch)), (large, whole))
         least = self.least_fixed * whole
-        return (a, b) if b >= least else ((whole - least) / large, least)
+        if b < least or abs(b) < _NOTHING * whole:
+            return (whole - least) / large, least
+        return a, b
 
 
 @dataclass(frozen=True)

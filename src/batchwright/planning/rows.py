@@ -311,7 +311,7 @@ def served_level(
         "micro_batch_size": micro_batch,
         "samples_per_round": groups.samples,
         "update_factors": (1.0,) * large + (factor,) * small,
-        "sample_seconds": groups.sample_seconds if groups.sample_seconds > 0 else None,
+        "sample_seconds": groups.sample_seconds,
         "step_seconds": groups.step_seconds,
         "predicted_epoch_seconds": None
         if ends is None
