@@ -92,6 +92,15 @@ class Groups:
     round_seconds: float
     measured: PairTime | None
 
+    def samples_ratio(self, exchange_steps: int | None) -> float:
+        """Samples between two exchanges of a small-batch worker over those of a large-batch one.
+
+        Both of usual speed; where exchanges are once a round, d_S over d_L.
+        """
+        if exchange_steps is None or self.pair.small_batch is None:
+            return self.pair.factor
+        return self.pair.small_batch / self.large_batch
+
     @property
     def updates(self) -> float:
         """Steps of all workers in a round."""

@@ -303,7 +303,8 @@ def served_level(
     """
     small = rule.small_workers
     large = len(groups.samples) - small
-    factor = update_factor(groups.pair, rule.update_factor) if large else 1.0
+    ratio = groups.samples_ratio(rule.exchange_steps)
+    factor = update_factor(ratio, rule.update_factor) if large else 1.0
     seconds = groups.round_seconds
     return {
         "resolution": side,

@@ -102,8 +102,8 @@ class Server(Record):
     )
     update_factor: Literal["ratio", "sqrt", "none"] = Field(
         "ratio",
-        description="Weight f of a small-batch worker's model: its samples per round over a "
-        "large-batch worker's, the root of that, or 1.",
+        description="Weight f of a small-batch worker's model: its planned samples between two "
+        "exchanges over a large-batch worker's, the root of that, or 1.",
     )
     exchange_steps: Count | None = Field(
         None, description="Steps of a worker between two exchanges; unset: one exchange a round."
