@@ -106,6 +106,7 @@ OTHER_VALUES = Job(
         sample_seconds=5e-4,
         step_seconds=0.015,
         speeds=(1.0, 0.5),
+        overheads=(1.0, 0.1),
         links=(1.0, 0.25),
         disturbances=(Disturbance(worker=1, start=3, end=9, slowdown=2.5),),
     ),

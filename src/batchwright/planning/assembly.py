@@ -8,6 +8,7 @@ from batchwright.planning.gradient_scaling import ags_rule, check_parts
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.inputs import least_local, precision_of
 from batchwright.planning.optimizer import OptimizerName, chosen_optimizer
+from batchwright.planning.recipe import no_factors
 from batchwright.records import (
     DataFacts,
     Job,
@@ -57,18 +58,23 @@ def assemble(
     least = least_local(network)
     check_parts(job, stages, least)
     largest = max(stage.global_batch_size for stage in stages)
+    update = update or chosen_optimizer(job, largest)
     return Plan(
         job=job,
         data=data,
         network=network,
         method=job.method,
-        update=update or chosen_optimizer(job, largest),
+        update=update,
         ags=ags_rule(job),
         precision=precision_of(job),
         learning_rate=rule,
         merge="parameter server" if server else "sample-weighted all-reduce",
         server=server,
         stages=stages,
-        reasons=(*reasons, *scaling_reasons(job, stages, least)),
+        reasons=(
+            *reasons,
+            *scaling_reasons(job, stages, least),
+            *no_factors(job, update, largest),
+        ),
         **predicted,
     )

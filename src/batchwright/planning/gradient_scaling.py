@@ -66,7 +66,7 @@ class Parting:
 
 def parting_of(job: Job) -> Parting | None:
     """How a job's steps are to be cut; `None` where nothing is told from parts."""
-    if job.ags.mode == "off" and job.scaling != "gain":
+    if job.ags.factors == "off" and job.rate_scaling != "gain":
         return None
     return Parting(job.ags.parts, job.base_batch, job.method in SERVED)
 
@@ -93,15 +93,15 @@ def ags_rule(job: Job) -> AgsRule | None:
     Raises:
         JobError: The smallest factor is larger than the largest.
     """
-    asked = job.ags
-    if asked.mode == "off":
+    asked, mode = job.ags, job.ags.factors
+    if mode == "off":
         return None
     if asked.most != "auto" and asked.least > asked.most:
         raise JobError(
             f"ags.least={asked.least:g} is more than ags.most={asked.most:g}: give a smaller one"
         )
     return AgsRule(
-        mode=asked.mode,
+        mode=mode,
         base_batch=job.base_batch,
         least=asked.least,
         most=None if asked.most == "auto" else asked.most,
@@ -126,7 +126,7 @@ def check_parts(job: Job, stages: Sequence[Stage], least: int) -> None:
     for stage in stages:
         for sizes in _steps(parting, stage):
             if sum(sizes) > parting.base_batch and _parts(sizes, stage.micro_batch_size, least) < 2:
-                key = f"ags.mode={job.ags.mode}" if job.ags.mode != "off" else "scaling=gain"
+                key = f"ags.mode={job.ags.mode}" if job.ags.factors != "off" else "scaling=gain"
                 raise PlanError(
                     f"{key} tells noise from signal by at least 2 parts of a step, and a batch of "
                     f"{sum(sizes)} is one part of at least {least}: give a larger global_batch"
@@ -173,7 +173,7 @@ def _scaling(job: Job, rule: AgsRule, batch: int) -> Reason:
         f"Asked for. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
         f"samples, measured over the last {rule.lookback} steps or so."
     )
-    if job.scaling == "gain":
+    if job.rate_scaling == "gain":
         why += " scaling=gain multiplies the rate by the same, of all tensors together: both act."
     if ratio <= 1:
         value = "none"

@@ -126,7 +126,7 @@ def _against_muon(job: Job) -> str:
         return (
             f"learning_rate={job.learning_rate:g} is given, and a rate of SGD's is none of Muon's."
         )
-    if job.ags.mode != "off" or job.scaling == "gain":
+    if job.ags.factors != "off" or job.rate_scaling == "gain":
         return "Factors by gradient noise act on SGD; Muon's updates have a size of their own."
     if job.momentum == 0:
         return "Without momentum there is nothing to make orthogonal."

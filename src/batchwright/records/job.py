@@ -16,6 +16,9 @@ from batchwright.records.base import (
     Record,
 )
 
+Scaling = Literal["linear", "sqrt", "gain", "none"]
+AgsMode = Literal["off", "norm", "gain"]
+
 
 class ProbeSettings(Record):
     """How much to measure before planning (job keys ``probe.*``)."""
@@ -116,10 +119,11 @@ class Server(Record):
 class Ags(Record):
     """Adaptive gradient scaling (job keys ``ags.*``)."""
 
-    mode: Literal["off", "norm", "gain"] = Field(
-        "off",
+    mode: Literal["auto", "off", "norm", "gain"] = Field(
+        "auto",
         description="Each tensor's gradient times a factor from gradient norms at the base batch "
-        "over those at the global batch: their ratio (`norm`), its square (`gain`), or none.",
+        "over those at the global batch: their ratio (`norm`), its square (`gain`), or none. "
+        "`auto`: what did best in the runs given to `plan --run`, else none.",
     )
     least: Positive = Field(1.0, description="Smallest factor.")
     most: Literal["auto"] | Positive = Field(
@@ -134,6 +138,11 @@ class Ags(Record):
         description="Fewest parts of a global batch, workers times micro-batches, that norms are "
         "taken from; micro-batches are made smaller until there are as many.",
     )
+
+    @property
+    def factors(self) -> AgsMode:
+        """`mode`, with `auto` at its usual: what runs say `plan` puts in its place."""
+        return "off" if self.mode == "auto" else self.mode
 
 
 class Cycle(Record):
@@ -352,11 +361,12 @@ class Job(Record):
         "`adamw`.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
-    scaling: Literal["linear", "sqrt", "gain", "none"] = Field(
-        "sqrt",
+    scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(
+        "auto",
         description="How the rate grows with the global batch over `base_batch`; under a parameter "
         "server with the large local batch. `gain`: by the measured gradient noise, from 1 where "
-        "it is small to linear where it is large (AdaScale).",
+        "it is small to linear where it is large (AdaScale). `auto`: what did best in the runs "
+        "given to `plan --run`, else `sqrt`.",
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
@@ -462,6 +472,11 @@ class Job(Record):
     probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")
     goal: Goal = Field(Goal(), description="What the plan aims for.")
     link: Link = Field(Link(), description="The network between machines.")
+
+    @property
+    def rate_scaling(self) -> Scaling:
+        """`scaling`, with `auto` at its usual: what runs say `plan` puts in its place."""
+        return "sqrt" if self.scaling == "auto" else self.scaling
 
     @property
     def augmentation(self) -> Augmentation:
