@@ -231,6 +231,19 @@ def test_the_bars_of_an_epoch_are_as_high_as_its_time(tmp_path):
     assert tops == pytest.approx(expected)
 
 
+def test_no_panel_of_the_workers_cuts_off_what_is_drawn_in_another():
+    epoch = dynamic_epoch(0, [8, 4, 2], [(0, (32, 32, 32))])
+    times = [one.model_copy(update={"wait_seconds": 0.0}) for one in epoch.workers]
+    figure = draw_workers(worker_curves(run_of(epoch.model_copy(update={"workers": tuple(times)}))))
+    for axes in figure.axes:
+        tops = [max(line.get_ydata()) for line in axes.lines]
+        bars = [path for part in axes.collections for path in part.get_paths()]
+        tops += [bar.vertices[:, 1].max() for bar in bars]
+        low, high = axes.get_ylim()
+        assert low == 0
+        assert high > 1.03 * max(tops)
+
+
 def test_a_place_is_only_text_in_figure_page_and_terminal(tmp_path):
     summary = run_of(dynamic_epoch(0, [8, 8], [(0, (48, 48))], [HOSTILE, "x" * 80 + "/cuda:7"]))
     assert write_figures(summary, tmp_path)
