@@ -131,14 +131,17 @@ def parts_of(one: RoundRecord, *, small: bool) -> list[tuple[RoundPart, float]]:
 
 
 def marks(summary: RunSummary) -> list[Mark]:
-    """The end of each epoch: when the rounds that had ended made up its samples."""
-    plan, committed = summary.plan, 0
+    """The end of each epoch: when the last of the rounds that made up its samples had ended.
+
+    That need not be the last on record: those that end at one barrier are there in rank order.
+    """
+    plan, committed, over = summary.plan, 0, 0.0
     found: list[Mark] = []
     for one in one_clock(summary.rounds):
         committed += one.samples
+        over = max(over, one.start + one.compute_seconds + one.exchange_seconds)
         while (len(found) + 1) * plan.data.train_samples <= committed:
             epoch = len(found) + 1
-            over = one.start + one.compute_seconds + one.exchange_seconds
             found.append(Mark(over, epoch, _row_words(plan, epoch)))
     return found
 

@@ -36,7 +36,7 @@ class RoundBook:
         places: Where each worker computes, in rank order.
 
     Attributes:
-        rounds: As they ended.
+        rounds: As they were added.
         places: As given; may be changed when a worker comes back elsewhere.
         gone: Workers that are lost for good, kept up to date by whoever loses them.
     """
