@@ -15,7 +15,7 @@ ROUND_PARTS: tuple[RoundPart, ...] = ("large", "small", "wait", "exchange", "eva
 
 MOST_ROUNDS = 8  # of one worker that a timeline shows one by one
 
-_SHORT = 1 - 1e-6  # of the usual update factor: the training's last round may be a part of one
+_SHORT = 1 - 1e-6  # of the usual update factor: a round that ends with an epoch may be cut short
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _epoch_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> Epoc
 def _whole_by_worker(
     plan: Plan, epoch: int, rounds: Sequence[RoundRecord]
 ) -> list[list[RoundRecord]]:
-    """Rounds of each worker that has some, without the training's last, which is cut short."""
+    """Rounds of each worker that has some, without those that were cut short."""
     factors = plan.stages[plan.stage_of(epoch)].update_factors
     by_worker: dict[int, list[RoundRecord]] = {}
     for one in rounds:
