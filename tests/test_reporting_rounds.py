@@ -466,3 +466,8 @@ def test_the_timeline_draws_every_round_of_its_first_panel(hybrid):
 def test_the_samples_are_what_a_run_would_write(hybrid):
     assert sum(one.samples for one in hybrid.rounds) == TRAIN * hybrid.plan.epochs
     assert len(hybrid.epochs) == hybrid.plan.epochs
+
+
+def test_resolutions_are_read_at_their_own_values():
+    ticks = draw_stages(make_hybrid_plan()).axes[0].get_yticks()
+    assert list(ticks) == [32, 24, 16, 0]

@@ -160,7 +160,7 @@ class Grid(nn.Module):
 
 
 def test_a_network_with_a_fixed_grid_is_known_by_it_though_one_small_side_goes_through():
-    with pytest.raises(JobError, match="takes 2 and its own 8: its grid .* seems to be fixed"):
+    with pytest.raises(JobError, match=r"takes 2 and its own 8: its grid .* seems to be fixed"):
         task.check_sides("mine:Grid", Grid(), (6, 8))
     small = nn.Sequential(nn.Conv2d(3, 2, 5), nn.AdaptiveAvgPool2d(1))
     with pytest.raises(JobError, match="takes 8: give resolutions= that suit it"):

@@ -142,8 +142,10 @@ def _legend(figure: Figure, epochs: Sequence[WorkerEpoch]) -> None:
     from matplotlib.patches import Patch
 
     told = any(epoch.wait_seconds is not None for epoch in epochs)
-    names: dict[Part, str] = {part: part for part in PARTS if told or part != "wait"}
-    if not told:
+    names: dict[Part, str] = {
+        part: part for part in PARTS if any(epoch.seconds(part) for epoch in epochs)
+    }
+    if not told and "communication" in names:
         names["communication"] = "communication and wait"
     resumed = Patch(color=PART_COLOURS["compute"], alpha=RESUMED, label="resumed inside")
     handles = [
