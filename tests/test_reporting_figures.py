@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from batchwright.errors import FileError
-from batchwright.reporting.figures import write_figures
+from batchwright.reporting.figures import _epoch_seconds, write_figures
 from samples import make_epoch, make_plan, make_summary
 
 
@@ -59,6 +59,15 @@ def test_missing_losses_and_evaluations_are_gaps_not_errors(tmp_path):
     assert len(write_figures(make_summary(plan=plan, epochs=epochs), tmp_path)) == 5
     assert len(write_figures(make_summary(epochs=epochs[:1]), tmp_path)) == 7
     assert len(write_figures(make_summary(plan=plan, epochs=epochs[1:]), tmp_path)) == 5
+
+
+def test_the_legend_of_the_epochs_lies_on_no_interval():
+    summary = make_summary()
+    figure = _epoch_seconds(summary)
+    figure.draw_without_rendering()
+    axes = figure.axes[-1]
+    foot = axes.get_legend().get_window_extent().transformed(axes.transData.inverted()).y0
+    assert foot > max(one.predicted_epoch_seconds.high for one in summary.plan.stages)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

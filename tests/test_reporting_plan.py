@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,14 @@ from batchwright.errors import FileError
 from batchwright.records import Estimate, KindCount
 from batchwright.records.explaining import MOST_ROWS, is_chosen, kept_candidates, knee_rows, rivals
 from batchwright.reporting.page import page
-from batchwright.reporting.plan_curves import MOST_CURVES, plan_curves, smooth, top_of, units_of
+from batchwright.reporting.plan_curves import (
+    MOST_CURVES,
+    MeasuredPoint,
+    plan_curves,
+    smooth,
+    top_of,
+    units_of,
+)
 from batchwright.reporting.plan_figure import draw_plan, plan_figure_data, write_plan_figure
 from clusters import (
     EPOCHS,
@@ -240,6 +248,40 @@ def test_stages_and_both_batches_are_drawn_below_time_and_cost(plan, panels):
         resolution, batches = figure.axes[-2:]
         assert "resolution" in resolution.get_ylabel()
         assert len(batches.lines) == (1 if plan.server is None else 2)
+
+
+def said(figure):
+    """The titles and the words of the legends."""
+    return [one.get_title().get_text() for one in figure.legends] + [
+        text.get_text() for one in figure.legends for text in one.get_texts()
+    ]
+
+
+def test_the_figure_says_of_which_resolutions_it_is_and_what_is_shaded():
+    plan = make_hybrid_plan(considered=make_plan().considered)
+    curves = plan_curves(plan)
+    words = said(draw_plan(curves, plan))
+    assert "resnet8 on digits, 16 to 32 px, 18 epochs; a, b: all epochs at 32 px" in words
+    assert "every other stage of the rate" in words
+    assert "every other stage of the rate" not in said(draw_plan(curves, make_plan()))
+
+
+def test_a_panel_begins_where_its_first_curve_does_and_measured_points_above_it_are_not_named():
+    points = (1e6, 1e5, 4.0, 3.0, 2.0)
+    considered = tuple(
+        make_candidate(1, b).model_copy(
+            update={"train_seconds": Estimate(value=v, low=v, high=v), "cost": None}
+        )
+        for b, v in zip((2, 4, 8, 16, 32), points, strict=True)
+    )
+    plan = make_choice(considered=considered, knees=(), price=None)
+    curves = plan_curves(plan)
+    high = MeasuredPoint(2, (1e6, 1e6, 1e6), (1e6, 1e6, 1e6))
+    curves = replace(curves, clusters=(replace(curves.clusters[0], measured=(high,)),))
+    figure = draw_plan(curves, plan)
+    for axes in figure.axes[:2]:
+        assert 2 < axes.get_xlim()[0] <= 4
+    assert "measured" not in said(figure)
 
 
 def test_the_numbers_of_stages_are_beside_the_figure(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 YELLOW, GREY, PALE, SKY = "#F0E442", "#666666", "#BBBBBB", "#56B4E9"
+SHADE = "#EEEEEE"  # behind every other stage of the learning rate
 
 PART_COLOURS = {
     "set-up": GREY,

@@ -184,10 +184,10 @@ def _epoch_by_epoch(axes: Axes, summary: RunSummary) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel(f"{simulated_word(summary)}training time of an epoch (s)")
     axes.margins(y=0.15)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])  # room for the legend above intervals
     axes.set_title("Epoch by epoch", fontsize=15)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="lower left")
+        axes.legend(frameon=False, loc="upper center", ncols=4, fontsize=9, columnspacing=1)
 
 
 def _learning(summary: RunSummary) -> Figure:

@@ -31,6 +31,7 @@ from batchwright.reporting.plan_curves import (
     units_of,
 )
 from batchwright.reporting.plan_legend import COLOURS, MARKS, name_marks, points_of, title
+from batchwright.reporting.stage_curves import rate_stages
 from batchwright.reporting.stages_figure import stage_panels
 
 if TYPE_CHECKING:
@@ -122,10 +123,11 @@ def draw_plan(curves: PlanCurves, plan: Plan) -> Figure:
         panels += stage_panels(figure, plan, row=rows - 1, rows=rows)
     for letter, axes in zip("abcd", panels, strict=False):
         axes.set_title(letter, loc="left", fontweight="bold", fontsize=13)
+    words = title(curves, (stage.resolution for stage in plan.stages))
     if curves.clusters:
-        name_marks(figure, curves)
+        name_marks(figure, curves, words, shaded=len(rate_stages(plan)) > 1)
     else:
-        figure.suptitle(title(curves), fontsize=12)
+        figure.suptitle(words, fontsize=12)
     return figure
 
 
@@ -136,7 +138,8 @@ def _time_and_cost(figure: Figure, curves: PlanCurves, rows: int) -> list[Axes]:
     for axes, quantity, factor in ((time, _SECONDS, 1 / scale), (cost, _COST, 1 / worth)):
         for index, cluster in enumerate(curves.clusters):
             _cluster(axes, cluster, quantity, factor, COLOURS[index], MARKS[index])
-        _frame(axes, curves, top_of(curves, quantity) * factor)
+        top = top_of(curves, quantity)
+        _frame(axes, curves, _first_batch(curves, quantity, top), top * factor)
     _limit(time, curves.deadline, 1 / scale, "goal.deadline")
     _limit(cost, curves.max_cost if curves.priced else None, 1 / worth, "goal.max_cost")
     time.set_ylabel(f"training time ({unit})")
@@ -147,14 +150,16 @@ def _time_and_cost(figure: Figure, curves: PlanCurves, rows: int) -> list[Axes]:
 # -------------------------------------------------------------------------------------- a panel
 
 
-def _frame(axes: Axes, curves: PlanCurves, top: float) -> None:
+def _frame(axes: Axes, curves: PlanCurves, first: int, top: float) -> None:
     axes.set_xscale("log", base=2)
-    batches = sorted({one.global_batch_size for one in points_of(curves)})
+    found = {one.global_batch_size for one in points_of(curves)}
+    batches = sorted(one for one in found if one >= first)
     chosen = [one.global_batch_size for one in points_of(curves) if one.chosen]
     ticks = batch_axis("", batches, chosen).ticks
     axes.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("global batch (samples per step)")
+    axes.set_xlim(left=first / 1.15)
     axes.set_ylim(0, top)
     axes.grid(color="#E4E4E4", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -162,6 +167,13 @@ def _frame(axes: Axes, curves: PlanCurves, top: float) -> None:
     axes.tick_params(labelsize=10)
     axes.xaxis.label.set_fontsize(11)
     axes.yaxis.label.set_fontsize(11)
+
+
+def _first_batch(curves: PlanCurves, quantity: Quantity, top: float) -> int:
+    """The last batch before any curve is below ``top``; the first there is, if some begins so."""
+    batches: list[int] = sorted({one.global_batch_size for one in points_of(curves)})
+    inside = [o.global_batch_size for o in points_of(curves) if _of(o, quantity)[1] <= top]
+    return max((one for one in batches if one < min(inside)), default=batches[0])
 
 
 def _limit(axes: Axes, limit: float | None, factor: float, word: str) -> None:

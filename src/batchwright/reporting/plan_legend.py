@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from batchwright.records.words import counted
-from batchwright.reporting.plan_curves import PlanCurves
+from batchwright.reporting.colours import SHADE
+from batchwright.reporting.plan_curves import PlanCurves, top_of
+from batchwright.reporting.plan_words import range_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,14 +17,24 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 MARKS = ("o", "s", "^", "D", "v")
 
 
-def title(curves: PlanCurves) -> str:
-    """Network, data, resolution and epochs."""
-    epochs = counted(curves.epochs, "epoch")
-    return f"{curves.network} on {curves.data}, {curves.resolution} px, {epochs}"
+def title(curves: PlanCurves, resolutions: Iterable[int]) -> str:
+    """Network, data, resolutions and epochs."""
+    sides, epochs = range_words(resolutions), counted(curves.epochs, "epoch")
+    told = f"{curves.network} on {curves.data}, {sides} px, {epochs}"
+    if curves.clusters and sides != range_words([curves.resolution]):
+        return f"{told}; a, b: all epochs at {curves.resolution} px"
+    return told
 
 
-def name_marks(figure: Figure, curves: PlanCurves) -> None:
-    """Clusters above the panels, what the marks mean below, those that are there."""
+def name_marks(figure: Figure, curves: PlanCurves, words: str, *, shaded: bool) -> None:
+    """Clusters above the panels, what the marks mean below, those that are there.
+
+    Args:
+        figure: Whose panels are drawn.
+        curves: What is in them.
+        words: The title.
+        shaded: Whether every other stage of the learning rate is.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -32,13 +45,18 @@ def name_marks(figure: Figure, curves: PlanCurves) -> None:
         for index, one in enumerate(curves.clusters)
     ]
     marks = [
-        (True, Patch(color=grey, alpha=0.25, linewidth=0, label="95 % interval")),
+        (True, Patch(color=COLOURS[0], alpha=0.25, linewidth=0, label="95 % interval")),
         (
             any(one.extrapolated or one.assumed for one in points),
             Line2D([], [], color=grey, linestyle=(0, (4, 2)), label="beyond what was measured"),
         ),
         (
-            any(one.measured for one in curves.clusters),
+            any(
+                getattr(one, quantity)[0] <= top_of(curves, quantity)
+                for quantity in ("seconds", "cost")
+                for cluster in curves.clusters
+                for one in cluster.measured
+            ),
             Line2D([], [], color=grey, marker="o", linestyle="", label="measured"),
         ),
         (
@@ -49,16 +67,17 @@ def name_marks(figure: Figure, curves: PlanCurves) -> None:
             any(one.chosen for one in points),
             Line2D([], [], color="black", linestyle="", label="chosen", **ring),
         ),
+        (shaded, Patch(color=SHADE, linewidth=0, label="every other stage of the rate")),
     ]
     shown = [mark for there, mark in marks if there]
     places: tuple[tuple[list[Any], Any, str | None], ...] = (
-        (clusters, "outside upper center", title(curves)),
+        (clusters, "outside upper center", words),
         (shown, "outside lower center", None),
     )
-    for handles, place, words in places:
+    for handles, place, head in places:
         figure.legend(
             handles=handles,
-            title=words,
+            title=head,
             title_fontsize=12,
             loc=place,
             ncols=len(handles),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from batchwright.records import EpochRecord, Plan
-from batchwright.reporting.colours import BLUE, ORANGE, RED
+from batchwright.reporting.colours import BLUE, ORANGE, RED, SHADE
 from batchwright.reporting.stage_curves import StageChart, rate_stages, stage_charts, values_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def draw_chart(axes: Axes, plan: Plan, one: StageChart, epochs: Sequence[EpochRe
             axes.set_yticks(_apart(values_of(one)))
     for stage in rate_stages(plan):
         if stage.index % 2:
-            axes.axvspan(stage.start, stage.end, color="#EEEEEE", linewidth=0, zorder=0)
+            axes.axvspan(stage.start, stage.end, color=SHADE, linewidth=0, zorder=0)
     axes.set_xlim(0, plan.epochs)
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.set_ylabel(f"{one.title.lower()}\n({one.label})", fontsize=11)
