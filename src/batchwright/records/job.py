@@ -340,7 +340,9 @@ class Job(Record):
         "auto",
         description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
         "kernels, SGD for everything else. `auto`: Muon where the global batch is more than twice "
-        "`base_batch`, with workers that exchange gradients at one resolution; else SGD.",
+        "`base_batch`; else SGD, and SGD with any batch where `learning_rate` is given, even as it "
+        "is by default, with `ags.mode` or `scaling=gain`, with `momentum=0`, and with `cyclic`, "
+        "`dual-batch` and `hybrid`.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
     weight_decay: NonNegative = Field(
@@ -349,7 +351,7 @@ class Job(Record):
     learning_rate: Literal["auto"] | Positive = Field(
         "auto",
         description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd` and `muon`, 0.001 for "
-        "`adamw`.",
+        "`adamw`. One that is given makes `optimizer=auto` SGD.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["linear", "sqrt", "gain", "none"] = Field(
