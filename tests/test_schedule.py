@@ -145,6 +145,27 @@ def test_a_batch_that_was_asked_for_below_the_base_batch_is_doubted(job, said):
     assert said in "".join(doubts)
 
 
+@pytest.mark.parametrize(
+    ("job", "doubted"),
+    [
+        ({"scaling": "none"}, True),
+        ({"scaling": "none", "optimizer": "adamw"}, True),
+        ({"scaling": "gain"}, True),
+        ({"scaling": "none", "decay": "one-cycle"}, False),
+        ({"scaling": "none", "warmup_epochs": 0}, False),
+        ({"scaling": "none", "warmup_epochs": "auto"}, False),
+        ({}, False),
+    ],
+)
+def test_a_warmup_that_was_asked_for_and_raises_nothing_is_doubted(job, doubted):
+    plan = plan_of(**({"warmup_epochs": 2} | job))
+    doubts = rate_schedule(plan).doubts
+    assert len(doubts) == doubted
+    assert not doubted or "warmup_epochs=2 raises nothing" in doubts[0]
+    (why,) = (one.why for one in plan.reasons if one.choice == "warm-up")
+    assert ("It raises nothing" in why) == doubted
+
+
 def test_a_warmup_that_does_not_end_is_doubted_where_a_plan_was_written_by_hand():
     plan = plan_of()
     rule = plan.learning_rate.model_copy(update={"warmup_epochs": 40.0})

@@ -57,18 +57,19 @@ def assemble(
     least = least_local(network)
     check_parts(job, stages, least)
     largest = max(stage.global_batch_size for stage in stages)
+    update = update or chosen_optimizer(job, largest)
     return Plan(
         job=job,
         data=data,
         network=network,
         method=job.method,
-        update=update or chosen_optimizer(job, largest),
+        update=update,
         ags=ags_rule(job),
         precision=precision_of(job),
         learning_rate=rule,
         merge="parameter server" if server else "sample-weighted all-reduce",
         server=server,
         stages=stages,
-        reasons=(*reasons, *scaling_reasons(job, stages, least)),
+        reasons=(*reasons, *scaling_reasons(job, stages, least, rule, update)),
         **predicted,
     )

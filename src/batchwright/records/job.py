@@ -119,7 +119,8 @@ class Ags(Record):
     mode: Literal["off", "norm", "gain"] = Field(
         "off",
         description="Each tensor's gradient times a factor from gradient norms at the base batch "
-        "over those at the global batch: their ratio (`norm`), its square (`gain`), or none.",
+        "over those at the global batch: their ratio (`norm`), its square (`gain`), or none. "
+        "They come on top of `scaling`.",
     )
     least: Positive = Field(1.0, description="Smallest factor.")
     most: Literal["auto"] | Positive = Field(
@@ -132,7 +133,8 @@ class Ags(Record):
         4,
         ge=2,
         description="Fewest parts of a global batch, workers times micro-batches, that norms are "
-        "taken from; micro-batches are made smaller until there are as many.",
+        "taken from; micro-batches are made smaller until there are as many. Fewer "
+        "than 4 tell little.",
     )
 
 
@@ -362,7 +364,8 @@ class Job(Record):
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
-        description="Epochs of linear warm-up, in fractions too. `auto`: none if the rate is not "
+        description="Epochs of linear warm-up from the rate at `base_batch`, in fractions too; it "
+        "raises nothing where the rate is not scaled up. `auto`: none if the rate is not "
         "scaled up, else by the batch: epochs x 5/90 x sqrt(global batch / `base_batch` / 60), "
         "half of the epochs at most.",
     )
