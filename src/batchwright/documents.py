@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -42,6 +42,7 @@ _LISTS = (  # keys that take several values, separated by commas
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )
+_BOOL = "tag:yaml.org,2002:bool"
 _MOST_BRACKETS = 500
 """In the text of a table: a parser's time grows with the square of those that are open."""
 
@@ -221,7 +222,16 @@ def _override(text: str) -> tuple[str, str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Names a value that looks like a date or a number and is none, and its line."""
+    """Names a value that looks like a date or a number and is none, and its line.
+
+    Of YAML 1.1's many words for yes and no only ``true`` and ``false`` are such, as in YAML 1.2:
+    ``off`` is a word that keys take.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, form) for tag, form in known if tag != _BOOL or first in "tTfF"]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:

@@ -130,9 +130,7 @@ def warmup(job: Job, rule: LearningRateRule, batch: int) -> Reason:
     if job.warmup_epochs != "auto":
         why = "Asked for."
         if raises_nothing(rule):
-            why += (
-                f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
-            )
+            why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
         return Reason(choice="warm-up", value=value, why=why, source="asked")
     if rule.decay == "one-cycle":
         why = (
