@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -228,17 +228,18 @@ class _Loader(yaml.SafeLoader):
     ``off`` is a word that keys take.
     """
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, form) for tag, form in known if tag != _BOOL or first in "tTfF"]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError) as error:
             problem = f"{_shorten(node.value)} cannot be read as a value"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag != _BOOL or first in "tTfF"]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 class _PlainLoader(_Loader):
