@@ -412,12 +412,15 @@ def test_adam_is_told_what_factors_cannot_do():
         train(one)
 
 
-def test_losses_that_are_no_means_over_samples_leave_the_factors_at_1(tmp_path):
+def test_losses_that_are_no_means_over_samples_leave_the_factors_at_1(tmp_path, recwarn):
     with make_session(plan=scaled_plan(), run_folder=tmp_path / "run") as one:
         for _ in one.epochs():
             for features, labels in one.batches():
                 loss = functional.cross_entropy(one.model(features), labels)
                 one.step(loss, weight=3.0 * len(labels))
+    (told,) = recwarn
+    assert "so ags.mode=norm learns nothing from it" in str(told.message)
+    assert told.filename == __file__
     for epoch in summary_in(tmp_path / "run").epochs:
         assert epoch.gradient_factors is None
         assert epoch.noise_scale is None
