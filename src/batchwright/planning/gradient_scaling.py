@@ -265,6 +265,32 @@ def doubts(plan: Plan, least: int) -> tuple[str, ...]:
     return (*_doubts_of_rate(plan, parting), *_doubts_of_parts(plan, parting, least))
 
 
+def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> str:
+    """Why a training cannot tell its noise scale, and what would, in a sentence; empty if it can.
+
+    Args:
+        stages: The plan's table.
+        least: Fewest samples of a part.
+        served: Whether each worker steps by itself, under a parameter server.
+    """
+    largest = 0
+    for stage in stages:
+        local = stage.local_batch_sizes
+        for sizes in [(size,) for size in local] if served else [local]:
+            if _parts(sizes, stage.micro_batch_size, least) > 1:
+                return ""
+            largest = max(largest, *sizes)
+    whose = "each worker steps by itself, in one pass" if served else "one worker in one pass"
+    how = f"micro_batch={-(-largest // 2)} cuts it into two"
+    if largest < 2 * least:
+        how = f"{largest} samples cannot be cut, so it takes a larger batch"
+    more = "" if served else "; more workers tell it, too, and ags.mode cuts above base_batch"
+    return (
+        "Training will not measure the noise scale, which takes two parts of a step, and here a "
+        f"step is one ({whose}): {how}{more}."
+    )
+
+
 def _doubts_of_rate(plan: Plan, parting: Parting) -> tuple[str, ...]:
     rule, rate = plan.ags, plan.learning_rate
     if rule is None or plan.update != "sgd":
