@@ -184,10 +184,14 @@ class Runner:
         network = build_network(NETWORK, classes=len(self._facts.classes), side=SIDE)
         self._network = network_facts(NETWORK, network, SIDE)
 
+    def plan(self, keys: Keys, seed: int) -> Plan:
+        """The plan of an arm."""
+        return plan_of(keys, seed, self._data, self._facts, self._network)
+
     def run(self, arms: Mapping[str, Keys], seeds: Iterable[int]) -> dict[str, list[Run]]:
         """By arm, a run for each seed; what is kept is not run again."""
         wanted = [
-            Wanted(name, seed, plan_of(keys, seed, self._data, self._facts, self._network))
+            Wanted(name, seed, self.plan(keys, seed))
             for seed in seeds
             for name, keys in arms.items()
         ]

@@ -58,6 +58,7 @@ TITLES = {
     "uneven": "Uneven workers, and kills",
     "dual_batch": "Two batch sizes at once: time",
     "dual_accuracy": "Two batch sizes at once: accuracy",
+    "dual_uneven": "Two batch sizes at once: where fixed times differ",
     "cyclic": "Low resolutions first",
     "data_path": "The way from files to batches",
     "large_batch": "Large batches",
@@ -143,7 +144,14 @@ MEANINGS = {
         "dual_accuracy_gain": "accuracy with two batch sizes less that with the large one alone, "
         "the best number of small-batch workers, paired seeds",
         "dual_over_uniform_points": "the same less one smaller batch for all, in the same time",
-        "hybrid_accuracy_gain": "accuracy of `hybrid` less that of large batches at 32 px",
+        "hybrid_accuracy_gain": "accuracy of `hybrid` less that of large batches in the same "
+        "stages of the rate",
+    },
+    "dual_uneven": {
+        "two_over_uniform_points_102": "accuracy with two batch sizes, the small one where steps "
+        "cost a tenth, less one smaller batch for all, in 1.02 times the time",
+        "two_over_uniform_points_105": "the same in 1.05 times the time",
+        "two_over_large_points_105": "the same less the large batch alone",
     },
     "large_batch": {
         "ags_over_plain_points": "test accuracy with adaptive gradient scaling less plain training "
@@ -189,8 +197,10 @@ REMARKS = {
     "batch, a core each, and the parameter server besides",
     "cyclic": "`resnet8`, one worker, stages of the learning rate in the published proportions",
     "data_path": "imagenette2-160, `resnet8`, one worker; JPEG files of 500 x 375 px",
-    "dual_accuracy": "CIFAR-100, `resnet8`, 12 epochs, four workers of a virtual cluster with the "
-    "published times of a step, five paired seeds",
+    "dual_accuracy": "CIFAR-100 at 16 px, `resnet8`, 12 epochs, four workers of a virtual cluster "
+    "with the published times of a step, five paired seeds",
+    "dual_uneven": "The same, where two of the four workers have a tenth of the fixed time of a "
+    "step",
     "large_batch": "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), "
     "batches 479 to 2,048 against 32 and 64, equal epochs, five paired seeds",
     "gradient_overhead": "`resnet8` on one worker; arms took turns in one run",

@@ -7,7 +7,8 @@ import pytest
 from batchwright import conducting
 from batchwright.documents import write_record
 from batchwright.records import RunSummary
-from samples import EPOCHS, make_summary
+from batchwright.run_folder import new_run_folder
+from samples import EPOCHS, make_job, make_summary
 
 
 class Started(Exception):  # noqa: N818 - no error
@@ -31,6 +32,11 @@ def run(tmp_path, monkeypatch):
         return conducting.conduct(tmp_path, summary.plan, resume=True)
 
     return conduct
+
+
+def test_the_first_line_of_a_run_counts_its_epochs(tmp_path, capsys):
+    new_run_folder(tmp_path / "run", make_job(epochs=1))
+    assert "1 epoch, in" in capsys.readouterr().err
 
 
 def test_a_finished_run_that_is_resumed_starts_nothing(run, capsys):

@@ -168,9 +168,9 @@ def test_the_closed_form_says_the_same(problem):
     assert pair.small_batch == pytest.approx(b / ((a + b / batch) / ratio - a), abs=0.6)
     if large:
         assert pair.factor == pytest.approx(ratio, rel=1e-3)
-        assert update_factor(pair, "sqrt") == pytest.approx(ratio**0.5, rel=1e-3)
-        assert update_factor(pair, "ratio") == pair.factor
-    assert update_factor(pair, "none") == 1.0
+        assert update_factor(pair.factor, "sqrt") == pytest.approx(ratio**0.5, rel=1e-3)
+        assert update_factor(pair.factor, "ratio") == pair.factor
+    assert update_factor(pair.factor, "none") == 1.0
 
 
 @given(problems(), st.floats(min_value=0.1, max_value=0.9))

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import dual_accuracy
+from benchmarks import dual_accuracy, dual_uneven
 from benchmarks.dual_accuracy import (
     CHOOSING_SEEDS,
     SEEDS,
@@ -79,6 +79,28 @@ def test_the_arms_are_the_papers_pairs() -> None:
     assert {row.resolution for row in hybrid.stages} == set(dual_accuracy.SIDES)
     assert sum(row.epochs for row in hybrid.stages) == dual_accuracy.EPOCHS
     assert hybrid.stages[-1].local_batch_sizes == batches["k105-3"]
+
+
+def test_where_fixed_times_differ_two_sizes_make_more_updates_in_the_time() -> None:
+    data = make_data(name="cifar100", train_samples=50_000, val_samples=10_000, side=32)
+    plans = {
+        name: plan_of(keys, 0, Path("nowhere"), data, make_network())
+        for name, keys in dual_uneven.arms().items()
+    }
+    for extra, sizes in (("102", (500, 500, 55, 55)), ("105", (500, 500, 23, 23))):
+        two, uniform = plans[f"two-{extra}"], plans[f"uniform-{extra}"]
+        assert two.stages[0].local_batch_sizes == sizes
+        assert len(set(uniform.stages[0].local_batch_sizes)) == 1
+        times = [plan.stages[0].predicted_epoch_seconds.value for plan in (two, uniform)]
+        assert times[0] == pytest.approx(times[1], rel=0.01)
+        assert dual_uneven.updates_of(two) > 2 * dual_uneven.updates_of(uniform)
+    runs = {name: [Run(one, 1.0, (1,)) for one in (10.0, 12.0, 14.0)] for name in plans}
+    runs["two-105"] = [Run(one, 1.0, (1,)) for one in (12.0, 13.0, 18.0)]
+    found = {one.name: one for one in dual_uneven.figures_of(runs, dict.fromkeys(plans, 7.0))}
+    assert set(found) == set(dual_uneven.names_of_figures())
+    assert found["two_over_uniform_points_105"].value == pytest.approx(7 / 3)
+    assert found["two_over_uniform_points_102"].value == 0
+    assert found["updates_large"].value == 7
 
 
 def runs_of(**accuracies: list[float]) -> dict[str, list[Run]]:

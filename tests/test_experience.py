@@ -10,7 +10,7 @@ from batchwright.planning.learning_rate import DEFAULT_RATE
 from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.quality import SEED_ERROR
-from batchwright.records import Goal, RunSummary
+from batchwright.records import Ags, AgsRule, Goal, RunSummary
 from samples import make_epoch, make_job, make_server, make_summary
 from samples import make_plan as make_sample_plan
 from test_optimizer import profile_of
@@ -32,7 +32,7 @@ def run_of(
     job = plan.job.model_copy(update={"optimizer": "auto", "learning_rate": "auto"} | changes)
     rule = plan.learning_rate.model_copy(
         update={"base": base or DEFAULT_RATE[update], "base_batch": job.base_batch}
-        | {"scaling": job.scaling}
+        | {"scaling": job.rate_scaling}
     )
     stage = plan.stages[0].model_copy(update={"epochs": epochs, "local_batch_sizes": (batch,)})
     fields = {"job": job, "update": update, "learning_rate": rule, "stages": (stage,)}
@@ -99,7 +99,7 @@ def test_a_difference_that_seeds_could_make_leaves_the_rule_and_is_told():
 
 
 def test_only_runs_at_the_rates_of_a_plan_and_of_one_length_are_compared():
-    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512, scaling="sqrt")
     sgd = run_of("sgd", 512, 0.97)
     for muon in (
         run_of("muon", 512, 0.5, base=0.3),
@@ -108,6 +108,66 @@ def test_only_runs_at_the_rates_of_a_plan_and_of_one_length_are_compared():
     ):
         assert experience_of(profile_of(), job, [sgd, muon]).compared() == ()
         assert make_plan(profile_of(), job, runs=[sgd, muon]).update == "muon"
+
+
+def by(run: RunSummary, mode: str) -> RunSummary:
+    """As with adaptive gradient scaling."""
+    rule = AgsRule(mode=mode, base_batch=128, least=1.0, most=None, lookback=50)
+    return run.model_copy(update={"plan": run.plan.model_copy(update={"ags": rule})})
+
+
+def test_the_rule_for_the_batch_is_that_which_did_best_in_the_runs():
+    job = make_job(optimizer="sgd", learning_rate="auto", global_batch=512)
+    usual, linear = run_of("sgd", 512, 0.7), run_of("sgd", 512, 0.8, scaling="linear")
+    plan = make_plan(profile_of(), job, runs=[usual, linear])
+    assert (plan.learning_rate.scaling, plan.ags) == ("linear", None)
+    told = reason_of(plan, "rule for the batch")
+    assert (told.value, told.source) == ("scaling=linear ags.mode=off", "measured")
+    assert "Of the 2 runs given with batch 512 and optimizer=sgd" in told.why
+    assert [(one.value, one.loss) for one in told.alternatives] == [
+        ("scaling=sqrt", "reached 70.0%")
+    ]
+    assert "80.0%" in reason_of(plan, "accuracy").value
+    gain = by(run_of("sgd", 512, 0.9, scaling="none"), "gain")
+    plan = make_plan(profile_of(), job, runs=[usual, linear, gain])
+    assert (plan.learning_rate.scaling, plan.ags.mode) == ("none", "gain")
+    assert plan.job.ags.mode == "gain"
+    assert reason_of(plan, "parts of a step")
+    asked = job.model_copy(update={"scaling": "sqrt", "ags": Ags(mode="off")})
+    plan = make_plan(profile_of(), asked, runs=[usual, linear, gain])
+    assert (plan.learning_rate.scaling, plan.ags) == ("sqrt", None)
+    assert all(one.choice != "rule for the batch" for one in plan.reasons)
+
+
+def test_a_rule_that_is_ahead_by_chance_alone_leaves_the_usual_one():
+    job = make_job(optimizer="sgd", learning_rate="auto", global_batch=512)
+    linear = run_of("sgd", 512, 0.7 + SEED_ERROR, scaling="linear")
+    plan = make_plan(profile_of(), job, runs=[run_of("sgd", 512, 0.7), linear])
+    assert plan.learning_rate.scaling == "sqrt"
+    why = reason_of(plan, "rule for the batch").why
+    assert "scaling=linear was ahead by no more than seeds may differ" in why
+
+
+def test_runs_far_from_the_batch_say_nothing_of_its_rule():
+    job = make_job(optimizer="sgd", learning_rate="auto")
+    runs = [run_of("sgd", 512, 0.7), run_of("sgd", 512, 0.9, scaling="linear")]
+    near = make_plan(profile_of(), job.model_copy(update={"global_batch": 256}), runs=runs)
+    far = make_plan(profile_of(), job.model_copy(update={"global_batch": 64}), runs=runs)
+    assert (near.learning_rate.scaling, far.learning_rate.scaling) == ("linear", "sqrt")
+    assert make_plan(profile_of(), job, runs=runs).learning_rate.scaling == "linear"
+
+
+def test_the_rule_is_that_of_the_optimizer_which_the_runs_speak_for():
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    runs = [run_of("sgd", 512, 0.8, scaling="linear"), run_of("muon", 512, 0.6)]
+    plan = make_plan(profile_of(), job, runs=runs)
+    assert (plan.update, plan.learning_rate.scaling) == ("sgd", "linear")
+    runs[1] = run_of("muon", 512, 0.9)
+    plan = make_plan(profile_of(), job, runs=runs)
+    assert (plan.update, plan.learning_rate.scaling) == ("muon", "sqrt")
+    gain = by(run_of("sgd", 512, 0.97, scaling="none"), "gain")
+    plan = make_plan(profile_of(), job, runs=[*runs, gain])
+    assert (plan.update, plan.learning_rate.scaling, plan.ags.mode) == ("sgd", "none", "gain")
 
 
 def test_each_optimizers_batches_are_judged_by_its_own_runs():

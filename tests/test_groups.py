@@ -177,6 +177,13 @@ def test_exchanges_add_to_the_round():
     assert often == pytest.approx(found(small=0).round_seconds + 5 * 0.001)
 
 
+def test_models_that_are_exchanged_more_often_count_by_the_samples_between_exchanges():
+    groups = found()
+    _, _, large, small = groups.samples
+    assert groups.samples_ratio(None) == pytest.approx(small / large, rel=1e-3)
+    assert groups.samples_ratio(4) == groups.pair.small_batch / 512
+
+
 def test_a_share_smaller_than_its_batch_is_refused():
     with pytest.raises(PlanError, match=r"worker 1 gets 2.. samples .* fewer than its local batch"):
         found(pace_of(speeds=(1.0, 0.1, 1.0, 1.0)), samples=8000)

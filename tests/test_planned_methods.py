@@ -23,6 +23,7 @@ from batchwright.records import (
     StepTime,
     Virtual,
 )
+from batchwright.simulation.clock import step_times
 from batchwright.verbs import plan as plan_verb
 from samples import make_data, make_network
 
@@ -536,6 +537,25 @@ def test_stated_times_take_the_place_of_measured_ones():
     low = virtual("hybrid", virtual=stated).stages[0]
     assert low.sample_seconds == pytest.approx(0.00056607 * 9 / 16)  # as measured
     assert low.step_seconds == pytest.approx(0.014041204)
+
+
+def test_a_stated_step_without_a_fixed_time_has_no_small_batch():
+    stated = Virtual(sample_seconds=0.001, step_seconds=0.0)
+    with pytest.raises(PlanError, match="a step has no fixed time"):
+        virtual("dual-batch", workers=4, virtual=stated, dual=DualBatch(small_workers=3))
+
+
+def test_a_step_as_long_whatever_its_batch_stays_so_in_the_simulation():
+    flat = {"compute_seconds": 0.03, "sync_seconds": 0.0, "step_seconds": 0.03}
+    steps = tuple(
+        step_of(1, side, b).model_copy(update=flat) for side in SIDES for b in (16, 64, 256)
+    )
+    measured = profile_of(workers=1, counts=(1,), steps=steps)
+    dual = DualBatch(small_workers=2, extra_time=1.3)
+    for method in ("dual-batch", "plain"):
+        plan = virtual(method, measured, workers=3, dual=dual)
+        (times,) = step_times(plan)
+        assert (times.work(1), times.work(256)) == pytest.approx((0.03, 0.03), rel=1e-6)
 
 
 def test_unequal_virtual_workers_share_by_speed_and_hold_up_all_reduces():

@@ -163,6 +163,14 @@ def test_the_terminal_s_table_has_a_row_for_each_run(mixed):
     assert "runs that differ in the seed alone" in text
 
 
+def test_nothing_of_the_terminal_s_table_is_cut_off_at_80_columns():
+    names = ("two-batches-8", "two-batches-64")
+    runs = [a_run(name, [300], method="hybrid", simulated=True) for name in names]
+    text, _, _ = shown(comparison_table(compared(runs))).partition("runs that differ")
+    assert "to 83.3 %" in text
+    assert text.count("simulated") == 4
+
+
 def test_page_and_figure_are_written_and_reading_again_gives_the_same(mixed, tmp_path):
     runs = [one.summary for one in mixed.runs]
     page = verbs.report(*runs, out=tmp_path / "pages")

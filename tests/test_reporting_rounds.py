@@ -128,6 +128,15 @@ def test_epochs_end_when_their_samples_are_there_and_say_which_stage_begins(hybr
     }
 
 
+def test_an_epoch_ends_with_its_slowest_round_wherever_that_is_on_record():
+    compute = (3.0, 1.0, 2.0, 1.0)  # all wait for worker 0, and are booked in rank order
+    rounds = [
+        round_of(w, w, compute=compute[w], wait_seconds=3.0 - compute[w], samples=-(-TRAIN // 4))
+        for w in range(4)
+    ]
+    assert [one.seconds for one in marks(run_of(*rounds))] == [pytest.approx(3.1)]
+
+
 @settings(max_examples=30)
 @given(some.integers(1, 200))
 def test_stretches_hold_every_second_of_a_worker(count):
@@ -457,3 +466,8 @@ def test_the_timeline_draws_every_round_of_its_first_panel(hybrid):
 def test_the_samples_are_what_a_run_would_write(hybrid):
     assert sum(one.samples for one in hybrid.rounds) == TRAIN * hybrid.plan.epochs
     assert len(hybrid.epochs) == hybrid.plan.epochs
+
+
+def test_resolutions_are_read_at_their_own_values():
+    ticks = draw_stages(make_hybrid_plan()).axes[0].get_yticks()
+    assert list(ticks) == [32, 24, 16, 0]

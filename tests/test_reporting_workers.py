@@ -12,7 +12,7 @@ from rich.console import Console
 
 from batchwright.records import LocalBatches, WorkerTime
 from batchwright.records.explaining import explain
-from batchwright.reporting.figures import write_figures
+from batchwright.reporting.figures import _time, write_figures
 from batchwright.reporting.page import page
 from batchwright.reporting.reading import accounting, worker_rows
 from batchwright.reporting.run_tables import summary_table
@@ -229,6 +229,30 @@ def test_the_bars_of_an_epoch_are_as_high_as_its_time(tmp_path):
         tops[at] = max(tops.get(at, 0.0), top)
     expected = {epoch.epoch: epoch.training_seconds for epoch in summary.epochs}
     assert tops == pytest.approx(expected)
+
+
+def test_no_panel_of_the_workers_cuts_off_what_is_drawn_in_another():
+    epoch = dynamic_epoch(0, [8, 4, 2], [(0, (32, 32, 32))])
+    times = [one.model_copy(update={"wait_seconds": 0.0}) for one in epoch.workers]
+    figure = draw_workers(worker_curves(run_of(epoch.model_copy(update={"workers": tuple(times)}))))
+    for axes in figure.axes:
+        tops = [max(line.get_ydata()) for line in axes.lines]
+        bars = [path for part in axes.collections for path in part.get_paths()]
+        tops += [bar.vertices[:, 1].max() for bar in bars]
+        low, high = axes.get_ylim()
+        assert low == 0
+        assert high > 1.03 * max(tops)
+
+
+def test_parts_that_took_no_time_are_not_in_the_legends():
+    epoch = dynamic_epoch(0, [8, 8], [(0, (48, 48))])
+    idle = {"wait_seconds": 0.0, "input_seconds": 0.0}
+    times = tuple(one.model_copy(update=idle) for one in epoch.workers)
+    summary = run_of(epoch.model_copy(update={"workers": times}))
+    for figure in (draw_workers(worker_curves(summary)), _time(summary)):
+        named = {text.get_text() for text in figure.legends[0].get_texts()}
+        assert {"compute", "communication"} <= named
+        assert not named & {"wait", "input"}
 
 
 def test_a_place_is_only_text_in_figure_page_and_terminal(tmp_path):

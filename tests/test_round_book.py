@@ -86,6 +86,16 @@ def test_an_epoch_is_made_once_its_samples_are_committed(book):
     assert [line["kind"] for line in lines(recorder)] == ["round", "round", "epoch"]
 
 
+def test_an_epoch_s_rate_is_that_of_its_own_rounds_also_after_a_resume(book):
+    rounds, recorder = book
+    rounds.add(round_of(0, 0), rate=0.1, committed=60)
+    rounds.add(round_of(1, 1, samples=38), rate=0.09, committed=98)
+    again = RoundBook(recorder, server_plan(), SAMPLES, PLACES)
+    again.restore(json.loads(json.dumps(rounds.values())))
+    again.add(round_of(0, 2), rate=0.01, committed=158)  # of the next row, with the last two
+    assert [one.learning_rate for one in recorder.epochs] == [0.09]
+
+
 def test_several_rounds_of_a_worker_in_an_epoch_add_up(book):
     rounds, recorder = book
     for number, (worker, samples) in enumerate([(0, 30), (1, 40), (0, 30)]):

@@ -280,6 +280,36 @@ def test_shares_that_were_made_again_hold_in_proportion_under_the_next_row():
     assert rounds.shares(plan.stages[1]) == (667, 333)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "last"),
+    [((1.0, 1.0, 1.0, 2.0), 360), ((1.0, 1.0, 1.0, 1.04), 360), ((1.0, 1.0, 1.0, 0.5), 360)],
+)
+def test_epochs_end_with_a_round_though_shares_change_while_others_train(seconds, last):
+    rounds = make_rounds((360, 360, 360, 360), epochs=4)
+    for worker in range(4):
+        rounds.take(worker)
+    for worker in range(3):  # they begin the next epoch before this one is done
+        rounds.commit(worker)
+        rounds.take(worker)
+    rounds.commit(3)
+    shares = rounds.follow(dict(enumerate(seconds)))
+    assert shares[3] != 360
+    assert rounds.take(3).samples == last  # what the others have left of the epoch
+    found = []
+    for worker in (3, 1, 2, 0):
+        rounds.commit(worker)
+        found.append(rounds.take(worker))
+    assert [(one.epoch, one.samples) for one in found] == [(2, shares[w]) for w in (3, 1, 2, 0)]
+
+
+def test_a_round_that_was_cut_to_end_its_epoch_counts_for_less():
+    rounds = make_rounds((600, 400), factors=(1.0, 0.5))
+    rounds.take(0)
+    assert rounds.follow({0: 2.0, 1: 1.0}) == (333, 667)  # of 400 that are left
+    ticket = rounds.take(1)
+    assert (ticket.samples, ticket.factor) == (400, pytest.approx(0.5 * 400 / 667))
+
+
 def test_a_very_slow_worker_keeps_a_little():
     rounds = make_rounds((600, 400))
     assert rounds.follow({0: 1e-6, 1: 10.0}) == (998, 2)
@@ -335,6 +365,9 @@ class Drive:
         if kind == "checkpoint":
             self.rounds = self.restore(self.rounds.state_dict())
             self.lost.clear()  # all are started again
+        elif kind == "follow":
+            left = [w for w in self.workers if w not in self.gone]
+            self.rounds.follow({w: 1.0 + (pick * (w + 1)) % 7 for w in left})
         elif kind == "come back" and self.lost:
             worker = sorted(self.lost)[pick % len(self.lost)]
             self.lost.discard(worker)
@@ -356,7 +389,7 @@ class Drive:
     st.sampled_from([None, 1, 3]),
     st.lists(
         st.tuples(
-            st.sampled_from(["act"] * 8 + ["lose", "come back", "give up", "checkpoint"]),
+            st.sampled_from(["act"] * 8 + ["follow", "lose", "come back", "give up", "checkpoint"]),
             st.integers(0, 100),
         ),
         max_size=60,

@@ -147,6 +147,26 @@ def test_facts_count_weights_exchanged_bytes_and_least_side():
         task.network_facts(name, build(name), 4)
 
 
+class Grid(nn.Module):
+    """Positions for 4 x 4 patches of 2 pixels: a single patch broadcasts, others do not fit."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 4, 2, 2)
+        self.positions = nn.Parameter(torch.zeros(1, 4, 16))
+
+    def forward(self, images):
+        return (self.patches(images).flatten(2) + self.positions).mean(2)
+
+
+def test_a_network_with_a_fixed_grid_is_known_by_it_though_one_small_side_goes_through():
+    with pytest.raises(JobError, match=r"takes 2 and its own 8: its grid .* seems to be fixed"):
+        task.check_sides("mine:Grid", Grid(), (6, 8))
+    small = nn.Sequential(nn.Conv2d(3, 2, 5), nn.AdaptiveAvgPool2d(1))
+    with pytest.raises(JobError, match="takes 8: give resolutions= that suit it"):
+        task.check_sides("mine:small", small, (4, 16))
+
+
 # ----------------------------------------------------------------------------------- fine-tuning
 
 

@@ -14,6 +14,7 @@ from batchwright.errors import BatchwrightError, FileError, Interrupted
 from batchwright.files import make_folder
 from batchwright.preparing import code_keys
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
+from batchwright.records.words import counted
 
 
 def new_run_folder(wanted: str | Path | None, job: Job) -> Path:
@@ -23,7 +24,8 @@ def new_run_folder(wanted: str | Path | None, job: Job) -> Path:
         FileError: It holds anything, or cannot be made.
     """
     folder = new_folder(wanted, job)
-    told = f"{job.network} on {job.data}, {job.epochs} epochs, in {folder}"
+    epochs = counted(job.epochs, "epoch")
+    told = f"{job.network} on {job.data}, {epochs}, in {folder}"
     print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
     return folder
 

@@ -8,6 +8,7 @@ from batchwright.planning.gradient_scaling import ags_rule, check_parts
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.inputs import least_local, precision_of
 from batchwright.planning.optimizer import OptimizerName, chosen_optimizer
+from batchwright.planning.recipe import no_factors
 from batchwright.records import (
     DataFacts,
     Job,
@@ -70,6 +71,10 @@ def assemble(
         merge="parameter server" if server else "sample-weighted all-reduce",
         server=server,
         stages=stages,
-        reasons=(*reasons, *scaling_reasons(job, stages, least, rule, update)),
+        reasons=(
+            *reasons,
+            *scaling_reasons(job, stages, least, rule, update),
+            *no_factors(job, update, largest),
+        ),
         **predicted,
     )

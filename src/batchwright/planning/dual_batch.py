@@ -343,9 +343,9 @@ def spread(
     return tuple(shares)
 
 
-def update_factor(pair: Pair, rule: Literal["ratio", "sqrt", "none"]) -> float:
-    r"""Weight of a small-batch worker's model: :math:`d_S / d_L`, its root, or 1."""
-    return {"ratio": pair.factor, "sqrt": sqrt(pair.factor), "none": 1.0}[rule]
+def update_factor(ratio: float, rule: Literal["ratio", "sqrt", "none"]) -> float:
+    r"""Weight of a small-batch worker's model: the ratio :math:`d_S / d_L`, its root, or 1."""
+    return {"ratio": ratio, "sqrt": sqrt(ratio), "none": 1.0}[rule]
 
 
 def _check(

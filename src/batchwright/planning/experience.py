@@ -9,10 +9,10 @@ from math import hypot, sqrt
 from statistics import fmean, stdev
 
 from batchwright.errors import PlanError
-from batchwright.planning.gradient_scaling import ags_rule
 from batchwright.planning.inputs import sides
 from batchwright.planning.learning_rate import DEFAULT_RATE
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
+from batchwright.planning.recipe import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import CYCLED
 from batchwright.prediction.outcomes import epochs_to
 from batchwright.prediction.quality import SEED_ERROR, ProgressModel, fit_progress
@@ -38,24 +38,39 @@ class Experience:
     def compared(self) -> tuple[Compared, ...]:
         """Batches that ran with SGD and with Muon, each at the rate that a plan would give it.
 
-        Runs of other lengths, or left before their end, are not comparable; of several lengths
-        the one with most runs counts.
+        Where the job leaves open how the rate is scaled and gradients with it, the way that did
+        best with each.
         """
-        found: dict[tuple[int, int], dict[str, list[float]]] = defaultdict(
+        kept: dict[int, Compared] = {}
+        for tried in self.tried():
+            sgd, muon = (tried.best(name) for name in ("sgd", "muon"))
+            if sgd is not None and muon is not None:
+                error = hypot(sgd.error, muon.error)
+                kept[tried.batch] = Compared(
+                    tried.batch, sgd.mean, muon.mean, error, sgd.runs + muon.runs
+                )
+        return tuple(kept[batch] for batch in sorted(kept))
+
+    def tried(self) -> list[Tried]:
+        """What runs of one batch and length reached, each in a way that the job may come to.
+
+        Runs left before their end are not comparable. Of several lengths that with most runs comes
+        last.
+        """
+        found: dict[tuple[int, int], dict[Recipe, list[float]]] = defaultdict(
             lambda: defaultdict(list)
         )
         for run in self.runs:
             reached = [epoch.top1 for epoch in run.epochs if epoch.top1 is not None]
             batches = {epoch.global_batch_size for epoch in run.epochs}
-            if reached and len(batches) == 1 and _ended(run) and self._as_planned(run):
-                found[batches.pop(), run.plan.epochs][run.plan.update].append(reached[-1])
-        kept: dict[int, Compared] = {}
-        for (batch, _), by_name in sorted(found.items(), key=lambda one: _count(one[1].values())):
-            if {"sgd", "muon"} <= by_name.keys():
-                sgd, muon = by_name["sgd"], by_name["muon"]
-                error = hypot(_standard_error(sgd), _standard_error(muon))
-                kept[batch] = Compared(batch, fmean(sgd), fmean(muon), error, _count((sgd, muon)))
-        return tuple(kept[batch] for batch in sorted(kept))
+            if reached and len(batches) == 1 and _ended(run) and self._at_its_rate(run):
+                recipe = recipe_of(run.plan)
+                if recipe.allowed(self.job):
+                    found[batches.pop(), run.plan.epochs][recipe].append(reached[-1])
+        return [
+            Tried(batch, {recipe: _outcome(values) for recipe, values in one.items()})
+            for (batch, _), one in sorted(found.items(), key=lambda pair: _count(pair[1].values()))
+        ]
 
     def progress(self, noise: GradientNoise | None, update: OptimizerName) -> ProgressModel:
         """Progress against the batch with one optimizer, by the runs most like what is planned.
@@ -83,20 +98,21 @@ class Experience:
             base_batch=self.job.base_batch,
             target=self.job.goal.accuracy,
             runs=alike,
-            scaling=self.job.scaling,
+            scaling=self.job.rate_scaling,
             notes=notes,
         )
 
     def _as_planned(self, run: RunSummary) -> bool:
         """Whether a run had rule, rate and gradient scaling as a plan with its optimizer has."""
-        plan, job, ags = run.plan, self.job, ags_rule(self.job)
-        base = DEFAULT_RATE[plan.update] if job.learning_rate == "auto" else job.learning_rate
-        rule = plan.learning_rate
-        return (rule.base, rule.base_batch, rule.scaling) == (
-            base,
-            job.base_batch,
-            job.scaling,
-        ) and (plan.ags and plan.ags.mode) == (ags and ags.mode)
+        recipe, job = recipe_of(run.plan), self.job
+        wanted = (job.rate_scaling, job.ags.factors)
+        return self._at_its_rate(run) and (recipe.scaling, recipe.ags) == wanted
+
+    def _at_its_rate(self, run: RunSummary) -> bool:
+        """Whether a run had the base rate that a plan with its optimizer has."""
+        job, rule = self.job, run.plan.learning_rate
+        base = DEFAULT_RATE[run.plan.update] if job.learning_rate == "auto" else job.learning_rate
+        return (rule.base, rule.base_batch) == (base, job.base_batch)
 
 
 def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Experience:
@@ -149,7 +165,7 @@ def _count(groups: Iterable[Sequence[float]]) -> int:
     return sum(map(len, groups))
 
 
-def _standard_error(values: Sequence[float]) -> float:
-    """Of the mean of what single seeds reached."""
+def _outcome(values: Sequence[float]) -> Outcome:
+    """Of what single seeds reached."""
     spread = stdev(values) if len(values) > 1 else 0.0
-    return max(SEED_ERROR, spread) / sqrt(len(values))
+    return Outcome(fmean(values), max(SEED_ERROR, spread) / sqrt(len(values)), len(values))

@@ -72,7 +72,7 @@ class Parting:
 
 def parting_of(job: Job) -> Parting | None:
     """How a job's steps are to be cut; `None` where nothing is told from parts."""
-    if job.ags.mode == "off" and job.scaling != "gain":
+    if job.ags.factors == "off" and job.rate_scaling != "gain":
         return None
     return Parting(job.ags.parts, job.base_batch, job.method in SERVED)
 
@@ -99,15 +99,15 @@ def ags_rule(job: Job) -> AgsRule | None:
     Raises:
         JobError: The smallest factor is larger than the largest that is given.
     """
-    asked = job.ags
-    if asked.mode == "off":
+    asked, mode = job.ags, job.ags.factors
+    if mode == "off":
         return None
     if asked.most != "auto" and asked.least > asked.most:
         raise JobError(
             f"ags.least={asked.least:g} is more than ags.most={asked.most:g}: give a smaller one"
         )
     return AgsRule(
-        mode=asked.mode,
+        mode=mode,
         base_batch=job.base_batch,
         least=asked.least,
         most=None if asked.most == "auto" else asked.most,
@@ -284,7 +284,7 @@ def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> st
     how = f"micro_batch={-(-largest // 2)} cuts it into two"
     if largest < 2 * least:
         how = f"{largest} samples cannot be cut, so it takes a larger batch"
-    more = "" if served else "; more workers tell it, too, and ags.mode cuts above base_batch"
+    more = "" if served else "; more workers tell it, too, and ags.mode=norm cuts above base_batch"
     return (
         "Training will not measure the noise scale, which takes two parts of a step, and here a "
         f"step is one ({whose}): {how}{more}."
@@ -340,7 +340,7 @@ def _doubts_of_parts(plan: Plan, parting: Parting, least: int) -> tuple[str, ...
 
 def _key(job: Job) -> str:
     """What wants factors."""
-    return f"ags.mode={job.ags.mode}" if job.ags.mode != "off" else "scaling=gain"
+    return f"ags.mode={job.ags.mode}" if job.ags.factors != "off" else "scaling=gain"
 
 
 def _scaling(job: Job, rule: AgsRule, batch: int, rate: LearningRateRule | None) -> Reason:
@@ -351,7 +351,7 @@ def _scaling(job: Job, rule: AgsRule, batch: int, rate: LearningRateRule | None)
         f"Asked for. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
         f"samples, measured over the last {rule.lookback} steps or so."
     )
-    if job.scaling == "gain":
+    if job.rate_scaling == "gain":
         why += " scaling=gain multiplies the rate by the same, of all tensors together: both act."
     if rate is not None:
         largest, beyond = largest_rate(rule, rate, rate.peak, batch)

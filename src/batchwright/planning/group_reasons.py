@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchwright.errors import PlanError
-from batchwright.planning.dual_batch import PAPER
+from batchwright.planning.dual_batch import PAPER, update_factor
 from batchwright.planning.groups import Pace, grouped, shown_relative
 from batchwright.planning.pacing import LEAST_FIXED
 from batchwright.planning.rows import (
@@ -286,9 +286,10 @@ def _factor(found: Served) -> tuple[Reason, ...]:
     if not small or small == len(top.samples):
         return ()
     rule = found.rule.update_factor
-    value = {"ratio": top.pair.factor, "sqrt": top.pair.factor**0.5, "none": 1.0}[rule]
+    value = update_factor(top.samples_ratio(found.rule.exchange_steps), rule)
     what = {
-        "ratio": "A small-batch worker's model counts by its samples over a large-batch worker's.",
+        "ratio": "A small-batch worker's model counts by its samples between two exchanges over a "
+        "large-batch worker's.",
         "sqrt": "The root of the ratio of both groups' samples.",
         "none": "All models count alike.",
     }[rule]

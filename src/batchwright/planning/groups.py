@@ -26,6 +26,7 @@ from batchwright.planning.measured_pairs import solved_line
 from batchwright.records import PairTime
 
 _TURNS = 30  # of chord and pair; they settle in two or three
+_NOTHING = 1e-9  # of a step: what rounding leaves where there is no fixed time
 _SAME_LARGE = 0.1  # a measured pair counts if its large batch is that near, as a share
 
 
@@ -62,7 +63,9 @@ class Pace:
         whole = self.seconds(side, large)
         a, b = chord((batch, self.seconds(side, batch)), (large, whole))
         least = self.least_fixed * whole
-        return (a, b) if b >= least else ((whole - least) / large, least)
+        if b < least or abs(b) < _NOTHING * whole:
+            return (whole - least) / large, least
+        return a, b
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,15 @@ class Groups:
     local_batch_sizes: tuple[int, ...]
     round_seconds: float
     measured: PairTime | None
+
+    def samples_ratio(self, exchange_steps: int | None) -> float:
+        """Samples between two exchanges of a small-batch worker over those of a large-batch one.
+
+        Both of usual speed; where exchanges are once a round, d_S over d_L.
+        """
+        if exchange_steps is None or self.pair.small_batch is None:
+            return self.pair.factor
+        return self.pair.small_batch / self.large_batch
 
     @property
     def updates(self) -> float:

@@ -169,16 +169,17 @@ def make_rule(
     asked = job.learning_rate
     update = update or chosen_optimizer(job, global_batch)
     base = DEFAULT_RATE[update] if asked == "auto" else asked
-    peak = scaled_rate(base, job.base_batch, global_batch, job.scaling)
+    scaling = job.rate_scaling
+    peak = scaled_rate(base, job.base_batch, global_batch, scaling)
     if not (isfinite(peak) and peak > 0):
         raise JobError(
-            f"learning_rate={base:g} with scaling={job.scaling} comes to {peak:g} at global batch "
+            f"learning_rate={base:g} with scaling={scaling} comes to {peak:g} at global batch "
             f"{global_batch}: give another rate"
         )
     return LearningRateRule(
         base=base,
         base_batch=job.base_batch,
-        scaling=job.scaling,
+        scaling=scaling,
         peak=peak,
         warmup_epochs=warmup_epochs(job, base, peak, global_batch, epochs),
         decay=job.decay,

@@ -128,7 +128,7 @@ def _against_muon(job: Job) -> str:
             "Without it the batch decides; optimizer=muon takes Muon in any case, with the default "
             "rate of its own if learning_rate is left out."
         )
-    if job.ags.mode != "off" or job.scaling == "gain":
+    if job.ags.factors != "off" or job.rate_scaling == "gain":
         return "Factors by gradient noise act on SGD; Muon's updates have a size of their own."
     if job.momentum == 0:
         return "Without momentum there is nothing to make orthogonal."

@@ -40,6 +40,7 @@ def measured_pace(mix: Mix, job: Job, batch: int) -> Pace:
     usual = seconds_on(first, top, batch)
     speeds = [usual / seconds_on(kind, top, batch) for kind, n in mix.members for _ in range(n)]
     stated = job.virtual.relative_times(workers) if job.launch == "virtual" else ()
+    told = job.launch == "virtual" and job.virtual.step_seconds is not None
     profile = first.profile
     parts = profile.memory_parts
     size = parts.parameters + parts.buffers if parts else _BYTES * profile.network.parameters
@@ -60,7 +61,7 @@ def measured_pace(mix: Mix, job: Job, batch: int) -> Pace:
         least=max(kind.least for kind, _ in mix.members),
         exchange=_exchanges(job, size, workers, seconds),
         spread=ends,
-        least_fixed=LEAST_FIXED,
+        least_fixed=0.0 if told else LEAST_FIXED,
         pairs=profile.pairs if len(mix.members) == 1 and not first.stated else (),
     )
 

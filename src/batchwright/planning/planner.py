@@ -47,6 +47,7 @@ from batchwright.planning.optimizer import (
     optimizers_of,
 )
 from batchwright.planning.outlook import MOST_SHOWN, held_out, kept_rows, predictions
+from batchwright.planning.recipe import settle
 from batchwright.planning.resolution import CYCLED
 from batchwright.planning.shares import local_batches
 from batchwright.planning.simulated import simulated, usual_times
@@ -100,9 +101,11 @@ def make_plan(
     check_profiles(given, merged, job)
     check_goal(job)
     asked, job = job, searched(job, merged[0].data)
-    kinds = kinds_of(merged, job)
     told = experience_of(merged[0], job, runs)
     compared = told.compared()
+    job, recipe_reason = settle(job, told.tried(), compared)
+    told = replace(told, job=job)
+    kinds = kinds_of(merged, job)
     mixes = mixes_of(kinds, job)
     table = Table(job=job, data=merged[0].data, mixes=mixes, compared=compared)
     table.check_asked()
@@ -115,7 +118,8 @@ def make_plan(
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
-    settled = asked.model_copy(update={"workers": chosen.workers})
+    by_runs = {"scaling": job.scaling, "ags": job.ags}
+    settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_counts(settled)
     explained: tuple[Reason, ...] = (
         explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
@@ -124,7 +128,7 @@ def make_plan(
     if job.method in COMPOSED:
         made = compose(settled, table, choice, chosen, progress)
         rule, stages, server = made.rule, made.stages, made.server
-        explained += (*made.reasons, *optimizer_reason(settled, batch))
+        explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
     else:
         rule, server = make_rule(job, batch, job.epochs, update), None
         stages = (_stage(settled, chosen, choice.row, rule),)
@@ -137,6 +141,7 @@ def make_plan(
             explained[1],
             *reasons.method(settled),
             *_predicted(job, choice, chosen, stages[0], bends, progress),
+            *recipe_reason,
             *optimizer_reason(settled, batch, compared),
             *reasons.learning_rate(job, rule, stages[0]),
             *explanations.progress_of(

@@ -303,7 +303,8 @@ def served_level(
     """
     small = rule.small_workers
     large = len(groups.samples) - small
-    factor = update_factor(groups.pair, rule.update_factor) if large else 1.0
+    ratio = groups.samples_ratio(rule.exchange_steps)
+    factor = update_factor(ratio, rule.update_factor) if large else 1.0
     seconds = groups.round_seconds
     return {
         "resolution": side,
@@ -311,7 +312,7 @@ def served_level(
         "micro_batch_size": micro_batch,
         "samples_per_round": groups.samples,
         "update_factors": (1.0,) * large + (factor,) * small,
-        "sample_seconds": groups.sample_seconds if groups.sample_seconds > 0 else None,
+        "sample_seconds": groups.sample_seconds,
         "step_seconds": groups.step_seconds,
         "predicted_epoch_seconds": None
         if ends is None

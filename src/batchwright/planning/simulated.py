@@ -149,9 +149,7 @@ def usual_times(job: Job, line: tuple[float, float], batch: int) -> dict[str, fl
         line: Seconds per sample and fixed seconds of a step.
         batch: Local batch, in samples, at which that worker is the slowest.
     """
-    a, b = line
-    if a <= 0:
-        return {}
+    a, b = line if line[0] >= 0 else (0.0, line[0] * batch + line[1])
     workers = _workers(job) if job.launch == "virtual" else [(1.0, 1.0)]
 
     def seconds(usual: tuple[float, float]) -> float:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, hypot, inf, log
 from statistics import fmean, median
-from typing import Literal
 
 from batchwright.records import RunSummary
-
-Scaling = Literal["linear", "sqrt", "gain", "none"]
+from batchwright.records.job import Scaling
 
 _LEAST_SCATTER = 0.005  # of a held-out accuracy, a share
 

@@ -39,7 +39,6 @@ from batchwright.prediction.fit import (
 from batchwright.prediction.outcomes import (
     Outcomes,
     Run,
-    Scaling,
     accuracy_at,
     one_batch,
     outcomes_of,
@@ -48,6 +47,7 @@ from batchwright.prediction.outcomes import (
     smoothed,
 )
 from batchwright.records import Estimate, GradientNoise, RunSummary
+from batchwright.records.job import Scaling
 
 PROBE_NOISE_ERROR = 0.7
 """Assumed standard error of the logarithm of a noise scale from the first steps: a factor of 2."""

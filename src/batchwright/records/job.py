@@ -16,6 +16,9 @@ from batchwright.records.base import (
     Record,
 )
 
+Scaling = Literal["linear", "sqrt", "gain", "none"]
+AgsMode = Literal["off", "norm", "gain"]
+
 
 class ProbeSettings(Record):
     """How much to measure before planning (job keys ``probe.*``)."""
@@ -102,8 +105,8 @@ class Server(Record):
     )
     update_factor: Literal["ratio", "sqrt", "none"] = Field(
         "ratio",
-        description="Weight f of a small-batch worker's model: its samples per round over a "
-        "large-batch worker's, the root of that, or 1.",
+        description="Weight f of a small-batch worker's model: its planned samples between two "
+        "exchanges over a large-batch worker's, the root of that, or 1.",
     )
     exchange_steps: Count | None = Field(
         None, description="Steps of a worker between two exchanges; unset: one exchange a round."
@@ -116,11 +119,12 @@ class Server(Record):
 class Ags(Record):
     """Adaptive gradient scaling (job keys ``ags.*``)."""
 
-    mode: Literal["off", "norm", "gain"] = Field(
-        "off",
+    mode: Literal["auto", "off", "norm", "gain"] = Field(
+        "auto",
         description="Each tensor's gradient times a factor from gradient norms at the base batch "
         "over those at the global batch: their ratio (`norm`), its square (`gain`), or none. "
-        "They come on top of `scaling`.",
+        "They come on top of `scaling`. `auto`: what did best in the runs given to `plan --run`, "
+        "else none.",
     )
     least: Positive = Field(1.0, description="Smallest factor.")
     most: Literal["auto"] | Positive = Field(
@@ -136,6 +140,11 @@ class Ags(Record):
         "taken from; micro-batches are made smaller until there are as many. Fewer "
         "than 4 tell little.",
     )
+
+    @property
+    def factors(self) -> AgsMode:
+        """`mode`, with `auto` at its usual: what runs say `plan` puts in its place."""
+        return "off" if self.mode == "auto" else self.mode
 
 
 class Cycle(Record):
@@ -343,8 +352,8 @@ class Job(Record):
         description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
         "kernels, SGD for everything else. `auto`: Muon where the global batch is more than twice "
         "`base_batch`; else SGD, and SGD with any batch where `learning_rate` is given, even as it "
-        "is by default, with `ags.mode` or `scaling=gain`, with `momentum=0`, and with `cyclic`, "
-        "`dual-batch` and `hybrid`.",
+        "is by default, with `ags.mode=norm` or `gain` or `scaling=gain`, with `momentum=0`, and "
+        "with `cyclic`, `dual-batch` and `hybrid`.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
     weight_decay: NonNegative = Field(
@@ -356,11 +365,12 @@ class Job(Record):
         "`adamw`. One that is given makes `optimizer=auto` SGD.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
-    scaling: Literal["linear", "sqrt", "gain", "none"] = Field(
-        "sqrt",
+    scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(
+        "auto",
         description="How the rate grows with the global batch over `base_batch`; under a parameter "
         "server with the large local batch. `gain`: by the measured gradient noise, from 1 where "
-        "it is small to linear where it is large (AdaScale).",
+        "it is small to linear where it is large (AdaScale). `auto`: what did best in the runs "
+        "given to `plan --run`, else `sqrt`.",
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
@@ -467,6 +477,11 @@ class Job(Record):
     probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")
     goal: Goal = Field(Goal(), description="What the plan aims for.")
     link: Link = Field(Link(), description="The network between machines.")
+
+    @property
+    def rate_scaling(self) -> Scaling:
+        """`scaling`, with `auto` at its usual: what runs say `plan` puts in its place."""
+        return "sqrt" if self.scaling == "auto" else self.scaling
 
     @property
     def augmentation(self) -> Augmentation:

@@ -206,7 +206,7 @@ class Stage(Record):
     fixed_samples: NonNegative = Field(
         0.0, description="Fixed cost of a step on a worker, as so many samples' worth; 0: unknown."
     )
-    sample_seconds: Positive | None = Field(
+    sample_seconds: NonNegative | None = Field(
         None,
         description="Time per sample of a step on one worker, without exchange, in seconds; null: "
         "unknown. With the next, what a virtual cluster's clock goes by.",

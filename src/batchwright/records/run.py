@@ -138,7 +138,9 @@ class RunSummary(Record):
     wall_seconds: NonNegative = Field(description="Training verb from start to end, in seconds.")
     resumed: Index = Field(0, description="How often the run was continued.")
     rounds: tuple[RoundRecord, ...] = Field(
-        (), description="Rounds with the parameter server, as they ended; empty without one."
+        (),
+        description="Rounds with the parameter server, as they ended; of virtual workers as their "
+        "waits ended, by rank where they did so together. Empty without one.",
     )
     simulated: bool = Field(
         False, description="Whether all training seconds are of a simulated cluster."

@@ -234,9 +234,9 @@ def _time(summary: RunSummary) -> Figure:
     axes = figure.add_subplot()
     places, left = range(len(workers)), [0.0] * len(workers)
     accounts = [dict(accounting(summary, one)) for one in workers]
-    parts = [part for part in PART_COLOURS if all(part in account for account in accounts)]
+    parts = [part for part in PART_COLOURS if any(account.get(part) for account in accounts)]
     for part in parts:
-        seconds = [account[part] for account in accounts]
+        seconds = [account.get(part, 0.0) for account in accounts]
         colour = PART_COLOURS[part]
         axes.barh(
             places, seconds, left=left, height=0.7, color=colour, edgecolor="white", label=part

@@ -15,7 +15,7 @@ ROUND_PARTS: tuple[RoundPart, ...] = ("large", "small", "wait", "exchange", "eva
 
 MOST_ROUNDS = 8  # of one worker that a timeline shows one by one
 
-_SHORT = 1 - 1e-6  # of the usual update factor: the training's last round may be a part of one
+_SHORT = 1 - 1e-6  # of the usual update factor: a round that ends with an epoch may be cut short
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,17 @@ def parts_of(one: RoundRecord, *, small: bool) -> list[tuple[RoundPart, float]]:
 
 
 def marks(summary: RunSummary) -> list[Mark]:
-    """The end of each epoch: when the rounds that had ended made up its samples."""
-    plan, committed = summary.plan, 0
+    """The end of each epoch: when the last of the rounds that made up its samples had ended.
+
+    That need not be the last on record: those that end at one barrier are there in rank order.
+    """
+    plan, committed, over = summary.plan, 0, 0.0
     found: list[Mark] = []
     for one in one_clock(summary.rounds):
         committed += one.samples
+        over = max(over, one.start + one.compute_seconds + one.exchange_seconds)
         while (len(found) + 1) * plan.data.train_samples <= committed:
             epoch = len(found) + 1
-            over = one.start + one.compute_seconds + one.exchange_seconds
             found.append(Mark(over, epoch, _row_words(plan, epoch)))
     return found
 
@@ -246,7 +249,7 @@ def _epoch_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> Epoc
 def _whole_by_worker(
     plan: Plan, epoch: int, rounds: Sequence[RoundRecord]
 ) -> list[list[RoundRecord]]:
-    """Rounds of each worker that has some, without the training's last, which is cut short."""
+    """Rounds of each worker that has some, without those that were cut short."""
     factors = plan.stages[plan.stage_of(epoch)].update_factors
     by_worker: dict[int, list[RoundRecord]] = {}
     for one in rounds:

@@ -39,8 +39,9 @@ def comparison_table(told: RunComparison) -> RenderableType:
     head, *rows = comparison_rows(told)
     kept = [at for at, word in enumerate(head) if word not in ("global batch", "workers")]
     runs = new_table(told.title, [head[at] for at in kept])  # the others for want of room
-    runs.columns[0].justify = "left"
-    for at, column in zip(kept, runs.columns, strict=True):
+    runs.columns[0].justify, runs.columns[0].overflow = "left", "fold"
+    runs.padding, runs.pad_edge = (0, 1, 0, 0), False  # for the same want
+    for at, column in zip(kept[1:], runs.columns[1:], strict=True):  # only names are cut anywhere
         column.min_width = max(len(word) for row in (head, *rows) for word in row[at].split())
     for cells in rows:
         add(runs, *(cells[at] for at in kept))

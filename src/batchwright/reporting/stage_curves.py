@@ -22,12 +22,16 @@ class StepCurve:
 
 @dataclass(frozen=True)
 class StageChart:
-    """Quantities of one unit over the epochs."""
+    """Quantities of one unit over the epochs.
+
+    ``exact``: whether the values themselves are what one reads, not where they lie between others.
+    """
 
     title: str
     label: str
     curves: tuple[StepCurve, ...]
     logarithmic: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class RateStage:
 def stage_charts(plan: Plan) -> list[StageChart]:
     """Resolution, batches and rate of the rows, and dropout if there is any."""
     charts = [
-        StageChart("Resolution", "pixels", (_curve(plan, "resolution", _resolution),)),
+        StageChart("Resolution", "pixels", (_curve(plan, "resolution", _resolution),), exact=True),
         StageChart("Local batch", "samples per step", tuple(_batches(plan))),
         StageChart("Learning rate", "per step", (_curve(plan, "planned", _rate),), True),
     ]

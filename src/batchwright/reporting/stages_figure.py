@@ -73,6 +73,8 @@ def draw_chart(axes: Axes, plan: Plan, one: StageChart, epochs: Sequence[EpochRe
     else:
         axes.set_ylim(0, 1.12 * max(values_of(one)))
         axes.yaxis.set_major_locator(MaxNLocator(4))
+        if one.exact:
+            axes.set_yticks(_apart(values_of(one)))
     for stage in rate_stages(plan):
         if stage.index % 2:
             axes.axvspan(stage.start, stage.end, color="#EEEEEE", linewidth=0, zorder=0)
@@ -87,6 +89,15 @@ def draw_chart(axes: Axes, plan: Plan, one: StageChart, epochs: Sequence[EpochRe
         axes.legend(
             frameon=False, fontsize=10, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98)
         )
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """The values from the highest down, and 0, as far as their labels have room."""
+    kept: list[float] = []
+    for value in sorted({0, *values}, reverse=True):
+        if all(other - value >= 0.15 * max(values) for other in kept):
+            kept.append(value)
+    return kept
 
 
 def _name_stages(axes: Axes, plan: Plan) -> None:

@@ -74,6 +74,8 @@ def draw_workers(curves: Sequence[WorkerCurve], *, clock: str = "") -> Figure:
             _frame(axes, ends, left=not column, lowest=lowest)
             if not column:
                 axes.set_ylabel(f"{clock}s / epoch" if below else "local batch", fontsize=11)
+    for axes in first.values():  # last: a limit that is set ends the scaling to what is drawn
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     if len(shown) < len(curves):
         words = f"{len(shown)} of {len(curves)} workers, from the fewest samples to the most"
         figure.suptitle(words, fontsize=12)
@@ -86,7 +88,6 @@ def _batches(axes: Axes, lines: Sequence[list[list[Step]]], own: list[list[Step]
         axes.plot(*zip(*line, strict=True), color=PALE, linewidth=1, zorder=2)
     for line in own:
         axes.plot(*zip(*line, strict=True), color=BLUE, linewidth=2.2, zorder=3)
-    axes.set_ylim(bottom=0)
 
 
 def _times(axes: Axes, one: WorkerCurve) -> None:
@@ -109,7 +110,6 @@ def _times(axes: Axes, one: WorkerCurve) -> None:
             axes.add_collection(PolyCollection(bars, color=PART_COLOURS[part], **look))
             foot = top
     axes.autoscale_view()
-    axes.set_ylim(bottom=0)
 
 
 def _bar(epoch: int, low: float, high: float) -> list[tuple[float, float]]:
@@ -142,8 +142,10 @@ def _legend(figure: Figure, epochs: Sequence[WorkerEpoch]) -> None:
     from matplotlib.patches import Patch
 
     told = any(epoch.wait_seconds is not None for epoch in epochs)
-    names: dict[Part, str] = {part: part for part in PARTS if told or part != "wait"}
-    if not told:
+    names: dict[Part, str] = {
+        part: part for part in PARTS if any(epoch.seconds(part) for epoch in epochs)
+    }
+    if not told and "communication" in names:
         names["communication"] = "communication and wait"
     resumed = Patch(color=PART_COLOURS["compute"], alpha=RESUMED, label="resumed inside")
     handles = [

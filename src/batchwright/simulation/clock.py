@@ -61,7 +61,7 @@ def step_times(plan: Plan) -> tuple[StepTime, ...]:
         if virtual.sample_seconds is not None:
             above = rows[top]
             ratio = (stage.resolution / plan.top_resolution) ** 2
-            if row is not None and above is not None:
+            if row is not None and above is not None and above.sample_seconds > 0:
                 ratio = row.sample_seconds / above.sample_seconds
             sample = virtual.sample_seconds * ratio
         if virtual.step_seconds is not None:

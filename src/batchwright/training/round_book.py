@@ -27,7 +27,9 @@ class RoundBook:
     Rounds of several workers overlap, and one may begin in one epoch and end in the next. So an
     epoch's record covers the rounds from the end of the epoch before until its samples' worth is
     committed, and its training seconds are the workers' time in these rounds over the number of
-    workers, waits and exchanges included, evaluation not.
+    workers, waits and exchanges included, evaluation not. Its learning rate is that of the round
+    that ended last among those of the epoch: the one that brings the last of the samples may follow
+    the next row.
 
     Args:
         recorder: Writes lines and the summary.
@@ -36,7 +38,7 @@ class RoundBook:
         places: Where each worker computes, in rank order.
 
     Attributes:
-        rounds: As they ended.
+        rounds: As they were added.
         places: As given; may be changed when a worker comes back elsewhere.
         gone: Workers that are lost for good, kept up to date by whoever loses them.
     """
@@ -47,6 +49,7 @@ class RoundBook:
         self.gone: set[int] = set()
         self._recorder, self._plan, self._samples = recorder, plan, samples
         self._since: list[RoundRecord] = []  # of the epoch in progress
+        self._rates: dict[int, float] = {}  # of each epoch's last round
         self._scores: dict[int, _Scores] = {}
         self._checkpoint = 0.0
         self._whole = True
@@ -64,6 +67,7 @@ class RoundBook:
         """
         self.rounds.append(record)
         self._since.append(record)
+        self._rates[record.epoch] = rate
         self._whole = self._whole and complete
         self._recorder.line(
             {
@@ -90,7 +94,9 @@ class RoundBook:
             }
         )
         while (len(self._recorder.epochs) + 1) * self._samples <= committed:
-            self._recorder.epochs.append(self._epoch(len(self._recorder.epochs), rate))
+            epoch = len(self._recorder.epochs)
+            own = self._rates.pop(epoch, rate)  # a long round may leave an epoch without one
+            self._recorder.epochs.append(self._epoch(epoch, own))
             self._since, self._checkpoint, self._whole = [], 0.0, True
             self._recorder.epoch(self._recorder.epochs[-1])
 
@@ -121,6 +127,7 @@ class RoundBook:
         return {
             "rounds": [record.model_dump_json() for record in self.rounds],
             "since": len(self._since),
+            "rates": list(self._rates.items()),
             "scores": [
                 (epoch, dict(one.sums), one.count, one.seconds)
                 for epoch, one in self._scores.items()
@@ -135,6 +142,7 @@ class RoundBook:
         self.rounds = [RoundRecord.model_validate_json(text) for text in values["rounds"]]
         since = values["since"]
         self._since = self.rounds[len(self.rounds) - since :]
+        self._rates = dict(values.get("rates", ()))
         self._whole = not since
         self._scores = {
             epoch: _Scores(sums, count, seconds)

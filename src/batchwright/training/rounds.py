@@ -280,7 +280,7 @@ class Rounds:
         epoch = self._epoch_at(start + min(length, left) // 2)
         usual = self._length(worker, epoch)
         index = self._plan.stage_of(epoch)
-        samples = self._to_the_end(start, min(usual, left))
+        samples = self._to_the_end(start, self._with_the_epoch(start, min(usual, left), epoch))
         ticket = Ticket(
             number=self._number,
             worker=worker,
@@ -288,8 +288,8 @@ class Rounds:
             samples=samples,
             epoch=epoch,
             stage=index,
-            # The training's last round may be short; then its model counts for less.
-            factor=self._plan.stages[index].update_factors[worker] * min(1.0, left / usual),
+            # A round may be cut short; then its model counts for less.
+            factor=self._plan.stages[index].update_factors[worker] * min(1.0, samples / usual),
             clock=epoch * self._samples if self.whole else start,
             span=self._samples if self.whole else samples,
         )
@@ -301,6 +301,23 @@ class Rounds:
         """Fewest samples of each worker's rounds: nobody's share may become nothing."""
         left = [worker not in self._gone for worker in self.ended]
         return [min(FEWEST, self._samples // sum(left)) if one else 0 for one in left]
+
+    def _with_the_epoch(self, start: int, samples: int, epoch: int) -> int:
+        """Length of a round of ``epoch`` that is to be ``samples`` long, so that it ends the epoch
+        where, after shares were made again, what was handed out of it does not add up.
+
+        What is left after a round and is less than any share, and than half of the largest, goes
+        with it; one that goes beyond by less than half of itself is cut. With shares that add up,
+        neither happens: a share of somebody is left, or nothing.
+        """
+        if not (self.whole and (self._gone or self._speeds)):
+            return samples
+        stage = self._plan.stages[self._plan.stage_of(epoch)]
+        shares = [share for share in self.shares(stage) if share]
+        left = (epoch + 1) * self._samples - (start + samples)
+        if left > 0:
+            return samples + left if left < min(min(shares), max(shares) / 2) else samples
+        return samples + left if -2 * left < samples else samples
 
     def _to_the_end(self, start: int, samples: int) -> int:
         """Length of a round that is to be ``samples`` long, so that it ends an epoch where it

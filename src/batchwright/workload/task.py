@@ -146,6 +146,12 @@ def check_sides(name: str, network: nn.Module, sides: Sequence[int]) -> None:
             f"give resolutions={facts.least_side} or more"
         )
     why = failures[failed[-1]]
+    if facts.least_side < failed[-1]:  # no matter of size alone
+        raise JobError(
+            f"network={name}: cannot take images of {failed[-1]} pixels ({why}), though it takes "
+            f"{facts.least_side} and its own {sides[-1]}: its grid of positions or features seems "
+            f"to be fixed; give resolutions={sides[-1]}, or others that suit it"
+        )
     if facts.least_side < sides[-1]:
         raise JobError(
             f"network={name}: cannot take images of {failed[-1]} pixels ({why}), though it takes "
