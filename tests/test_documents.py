@@ -194,6 +194,8 @@ def test_a_file_without_keys_is_the_default_job(tmp_path, text):
         ("frozen: [stem.*, head.*]", ("stem.*", "head.*")),
         ("frozen: []", ()),
         ("probe.budget: 4", 4),
+        ("ags.mode: off", "off"),
+        ("probe.kind: no", "no"),
         ("goal: {memory: null}", None),
     ],
 )
@@ -230,6 +232,15 @@ def test_kinds_of_workers_are_written_as_a_table(text, kinds):
 )
 def test_kinds_of_workers_stand_in_yaml_as_they_come(tmp_path, text):
     assert load_job(yaml_file(tmp_path, text)).goal.kinds == KINDS[:1]
+
+
+@pytest.mark.parametrize("word", ["true", "True", "false", "FALSE"])
+def test_true_and_false_alone_are_a_yes_or_no(tmp_path, word):
+    assert load_job(yaml_file(tmp_path, "ags: {mode: off}")).ags.mode == "off"
+    with pytest.raises(JobError, match=r"epochs = (True|False) in .*: no key is a yes or no"):
+        load_job(yaml_file(tmp_path, f"epochs: {word}"))
+    with pytest.raises(JobError, match=r"job key epochs = 'yes' in .*: input should be"):
+        load_job(yaml_file(tmp_path, "epochs: yes"))
 
 
 def test_kinds_of_workers_may_be_given_as_records():

@@ -16,9 +16,11 @@ from torch.nn import functional
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.gradient_scaling import parting_of, small_parts
 from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.noise_scale import NoiseState, gain
 from batchwright.records import AgsRule, Job, LearningRateRule
 from batchwright.reduction import Tally
+from batchwright.reporting.schedule_words import fact_rows
 from batchwright.training.gradient_scaling import (
     Adaptation,
     Adaptive,
@@ -410,12 +412,15 @@ def test_adam_is_told_what_factors_cannot_do():
         train(one)
 
 
-def test_losses_that_are_no_means_over_samples_leave_the_factors_at_1(tmp_path):
+def test_losses_that_are_no_means_over_samples_leave_the_factors_at_1(tmp_path, recwarn):
     with make_session(plan=scaled_plan(), run_folder=tmp_path / "run") as one:
         for _ in one.epochs():
             for features, labels in one.batches():
                 loss = functional.cross_entropy(one.model(features), labels)
                 one.step(loss, weight=3.0 * len(labels))
+    (told,) = recwarn
+    assert "so ags.mode=norm learns nothing from it" in str(told.message)
+    assert told.filename == __file__
     for epoch in summary_in(tmp_path / "run").epochs:
         assert epoch.gradient_factors is None
         assert epoch.noise_scale is None
@@ -513,6 +518,58 @@ def test_bounds_that_cross_and_batches_of_one_part_are_refused():
         planned(global_batch=512, ags={"mode": "norm", "least": 3, "most": 2})
     with pytest.raises(PlanError, match=r"ags\.mode=norm tells noise .* a batch of 3 is one part"):
         planned(global_batch=3, base_batch=2, ags={"mode": "norm"})
+
+
+@pytest.mark.parametrize(
+    ("job", "largest", "doubted"),
+    [
+        ({"scaling": "none", "ags": {"mode": "gain"}}, "0.4 per step at most, 4 times", False),
+        ({"scaling": "sqrt", "ags": {"mode": "norm"}}, "0.4 per step at most, 4 times", False),
+        ({"scaling": "sqrt", "ags": {"mode": "gain"}}, "0.8 per step at most, 8 times", True),
+        ({"scaling": "linear", "ags": {"mode": "gain"}}, "1.6 per step at most, 16 times", True),
+        ({"scaling": "gain", "ags": {"mode": "gain"}}, "1.6 per step at most, 16 times", True),
+        ({"scaling": "linear", "ags": {"mode": "gain", "most": 1}}, "0.4 per step at most", False),
+    ],
+)
+def test_what_rate_and_factors_come_to_together_is_told_and_doubted_beyond_linear(
+    job, largest, doubted
+):
+    plan = planned(global_batch=256, base_batch=64, **job)
+    assert f"a tensor's rate comes to {largest}" in reason(plan, "gradient scaling").why
+    told = rate_schedule(plan)
+    assert len(told.doubts) == doubted
+    assert not doubted or "linear scaling to 256 samples gives 4 times" in told.doubts[0]
+    words = dict(fact_rows(told)).get("adaptive gradient scaling")
+    assert (largest.partition(" at most")[0] in words) == (plan.ags.most != 1)
+
+
+@pytest.mark.parametrize("least", [3, 2.1])
+def test_a_least_factor_above_all_that_the_batch_wants_is_refused(least):
+    asked = {"global_batch": 256, "base_batch": 64}
+    with pytest.raises(JobError, match=r"ags\.least=.* the largest factor at a batch of 256, 2"):
+        planned(**asked, ags={"mode": "norm", "least": least})
+    held = planned(**asked, ags={"mode": "norm", "least": least, "most": least})
+    assert f"factors of {least:g} to {least:g}" in reason(held, "gradient scaling").value
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts", "why", "doubts"),
+    [
+        (256, 4, "of which there are to be at least ags.parts=4.", []),
+        (256, 2, "fewer than 4 tell little", ["give ags.parts=4"]),
+        (5, 4, "ags.parts=4 of at least 2 samples do not come out of 5; fewer", ["give a larger"]),
+        (512, 1000, "ags.parts=1000 of at least 2", ["256 parts of up to 2 samples in steps of"]),
+    ],
+)
+def test_parts_that_are_few_or_small_are_told(batch, parts, why, doubts):
+    asked = {"mode": "norm", "parts": parts}
+    plan = planned(global_batch=batch, base_batch=2 if batch < 9 else 64, ags=asked)
+    assert why in reason(plan, "parts of a step").why
+    assert ("to be at least" in reason(plan, "parts of a step").why) == (batch == 256)
+    assert batch != 5 or reason(plan, "parts of a step").value == "2 of up to 3 samples"
+    found = rate_schedule(plan).doubts
+    assert len(found) == len(doubts)
+    assert all(said in doubt for said, doubt in zip(doubts, found, strict=True))
 
 
 @pytest.mark.parametrize("local", range(2, 40))

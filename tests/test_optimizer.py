@@ -63,6 +63,17 @@ def test_what_speaks_for_sgd_is_said(keys, why):
     assert why in reason.why
 
 
+def test_a_rate_that_costs_muon_is_told_with_the_way_out():
+    job = Job(global_batch=4096, learning_rate=0.1, workers=1)  # the number of the default
+    data = make_data(train_samples=50_000)
+    plan = plan_without_profile(job, data, make_network())
+    (why,) = (one.why for one in plan.reasons if one.choice == "optimizer")
+    assert "Without it the batch decides; optimizer=muon takes Muon in any case" in why
+    for way in ({"learning_rate": "auto"}, {"learning_rate": "auto", "optimizer": "muon"}):
+        other = plan_without_profile(job.model_copy(update=way), data, make_network())
+        assert (other.update, other.learning_rate.base) == ("muon", 0.1)
+
+
 def test_a_large_batch_is_given_muon_and_a_reason():
     plan = make_plan(profile_of(global_batch=512))
     assert plan.update == "muon"

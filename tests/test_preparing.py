@@ -8,9 +8,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from batchwright.errors import BatchwrightError, JobError, PlanError
+from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import ready, resolve
 from batchwright.records import Job
-from samples import make_data
+from samples import make_data, make_network
 
 
 def test_what_needs_no_measuring_is_settled_and_the_worker_count_left_to_the_plan():
@@ -82,6 +83,27 @@ def test_an_extra_time_that_no_step_time_allows_is_refused_before_measuring(work
     assert resolve(allowed, make_data()).workers == workers
 
 
+def test_of_stated_step_times_the_largest_extra_time_is_told_and_more_refused():
+    def served(extra, **virtual):
+        return Job(
+            device="cpu",
+            method="dual-batch",
+            launch="virtual",
+            workers=4,
+            dual={"small_workers": 1, "extra_time": extra, "large_batches": (100,)},
+            virtual={"sample_seconds": 0.001, "step_seconds": 0.01, **virtual},
+        )
+
+    for extra in (1.4, 1.3):  # 1.333 would leave no samples
+        with pytest.raises(JobError, match=r"a local batch below 2 .*: give at most 1\.2565,"):
+            ready(served(extra))
+    data = make_data(train_samples=1437, side=8)
+    with pytest.raises(PlanError, match=r"give at most 1\.2565,"):
+        plan_without_profile(served(1.3), data, make_network())
+    assert ready(served(1.25)).dual.extra_time == 1.25
+    assert ready(served(1.3, speeds=(1, 1, 1, 2))).workers == 4  # left to the plan
+
+
 def flat(num_classes):
     """Takes images of 8 px only: its features have a fixed grid."""
     return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
@@ -133,6 +155,15 @@ def test_strengths_of_an_augmentation_that_is_not_ours_are_refused_before_measur
         ),
         ({"global_batch": 4, "workers": 4}, "too small for 4 worker.* give at least 8"),
         ({"micro_batch": 1}, "micro_batch=1 cuts a local batch of 2"),
+        (
+            {"ags": {"mode": "norm"}, "global_batch": 3, "base_batch": 1, "workers": 1},
+            "a batch of 3 is one part of at least 2",
+        ),
+        ({"scaling": "gain", "global_batch": 3, "base_batch": 1}, "a batch of 3 is one part"),
+        (
+            {"ags": {"mode": "norm", "least": 5}, "global_batch": 512},
+            "ags.least=5 is more than the largest factor at a batch of 512, 2",
+        ),
         ({"micro_batch": 1, "global_batch": 64, "workers": 2}, "a local batch of 32 into parts"),
     ],
 )
@@ -149,6 +180,7 @@ def test_what_needs_no_measuring_is_refused_before_it(keys, named):
         {"global_batch": 4, "workers": 4, "goal": {"max_workers": 2}},
         {"global_batch": 4, "workers": 2},
         {"micro_batch": 3, "global_batch": 64},
+        {"ags": {"mode": "norm"}, "global_batch": 4, "base_batch": 1, "workers": 2},
     ],
 )
 def test_what_may_come_to_a_plan_is_measured(keys):
@@ -163,3 +195,33 @@ def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
         "warning: cycle.preset=cifar100 was made for 100 classes, digits has 10",
         "warning: cycle.preset=cifar100 was made for images of 32 px, digits has 8 px",
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"cycle": {"preset": "cifar100"}},
+            ["cycle.preset=cifar100 does nothing with method=plain"],
+        ),
+        ({"dual": {"extra_time": 1.1}}, ["dual.extra_time=1.1 does nothing with method=plain: it"]),
+        (
+            {"method": "hybrid", "workers": 2, "cycle": {"batches": (64, 32)}},
+            ["cycle.batches=64,32 does nothing with method=hybrid: it is for cyclic"],
+        ),
+        (
+            {"method": "dual-batch", "workers": 2, "cycle": {"dropouts": (0, 0.1, 0.2)}},
+            ["cycle.dropouts=0.0,0.1,0.2 does nothing with method=dual-batch: it is for"],
+        ),
+        ({"method": "hybrid", "workers": 1}, ["method=hybrid with workers=1 has one group"]),
+        ({"rebalance_steps": 5, "server": {"merge": "compsac"}}, ["server.merge=", "rebalance_"]),
+        ({"method": "cyclic", "cycle": {"batches": (64, 32)}}, []),
+        ({"method": "hybrid", "workers": 2, "dual": {"extra_time": 1.1}}, []),
+        ({}, []),
+    ],
+)
+def test_keys_that_the_method_does_nothing_with_are_warnings(keys, said, capsys):
+    ready(Job(device="cpu", **({"workers": 1} | keys)))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said)
+    assert all(line.startswith(f"warning: {one}") for one, line in zip(said, lines, strict=True))

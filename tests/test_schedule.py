@@ -145,6 +145,27 @@ def test_a_batch_that_was_asked_for_below_the_base_batch_is_doubted(job, said):
     assert said in "".join(doubts)
 
 
+@pytest.mark.parametrize(
+    ("job", "doubted"),
+    [
+        ({"scaling": "none"}, True),
+        ({"scaling": "none", "optimizer": "adamw"}, True),
+        ({"scaling": "gain"}, True),
+        ({"scaling": "none", "decay": "one-cycle"}, False),
+        ({"scaling": "none", "warmup_epochs": 0}, False),
+        ({"scaling": "none", "warmup_epochs": "auto"}, False),
+        ({}, False),
+    ],
+)
+def test_a_warmup_that_was_asked_for_and_raises_nothing_is_doubted(job, doubted):
+    plan = plan_of(**({"warmup_epochs": 2} | job))
+    doubts = rate_schedule(plan).doubts
+    assert len(doubts) == doubted
+    assert not doubted or "warmup_epochs=2 raises nothing" in doubts[0]
+    (why,) = (one.why for one in plan.reasons if one.choice == "warm-up")
+    assert ("It raises nothing" in why) == doubted
+
+
 def test_a_warmup_that_does_not_end_is_doubted_where_a_plan_was_written_by_hand():
     plan = plan_of()
     rule = plan.learning_rate.model_copy(update={"warmup_epochs": 40.0})
@@ -203,6 +224,30 @@ def test_training_says_it_before_it_starts(capsys):
     conducting._tell_rate(plan_of(global_batch=64))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["warning", "learning rate", "warm-up"]
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"workers": 1}, "one worker in one pass): micro_batch=512 cuts it into two; more workers"),
+        ({"workers": 1, "global_batch": 3}, "3 samples cannot be cut, so it takes a larger batch"),
+        ({"workers": 1, "micro_batch": 512}, ""),
+        ({"workers": 1, "ags": {"mode": "norm"}}, ""),
+        ({"workers": 2}, ""),
+    ],
+)
+def test_a_run_that_cannot_tell_its_noise_scale_says_so_and_how(job, said, capsys):
+    conducting._tell_rate(plan_of(**job))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "noise scale" in line]
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
+
+
+def test_a_plan_says_with_its_noise_scale_that_training_will_not_measure_it():
+    for workers, told in ((1, True), (2, False)):
+        plan = bw.plan(make_profile(), ["global_batch=64", f"workers={workers}"])
+        (why,) = (one.why for one in plan.reasons if one.choice == "gradient noise scale")
+        assert ("Training will not measure the noise scale" in why) == told
 
 
 @pytest.mark.parametrize("plan", [plan_of(), make_cyclic_plan(), make_hybrid_plan()])

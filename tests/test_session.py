@@ -1078,7 +1078,8 @@ def test_a_checkpoint_that_does_not_fit_says_so_in_the_systems_words(tmp_path, r
 def test_the_noise_scale_needs_two_parts_of_a_step():
     with make_session() as one:
         train(one)
-        assert one.noise_scale is None
+        with pytest.warns(UserWarning, match=r"here a step is one: plan with micro_batch= of half"):
+            assert one.noise_scale is None
     with make_session(plan=make_tiny_plan(micro=2)) as one:
         train(one)
         assert one.noise_scale is not None

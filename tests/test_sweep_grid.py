@@ -26,6 +26,7 @@ def test_values_are_those_that_the_job_holds():
 def test_a_yaml_list_holds_values_with_commas():
     assert values(resolutions="[[32], [24, 32]]") == {"resolutions": ([32], [24, 32])}
     assert values(resolutions=[(32,), (24, 32)]) == values(resolutions="[[32], [24, 32]]")
+    assert values(**{"ags.mode": "[off, gain]"}) == {"ags.mode": ("off", "gain")}
     assert values(resolutions="24,32") == {"resolutions": ([24], [32])}
     assert values(learning_rate="[0.1, 1e-3, auto]") == {"learning_rate": (0.1, 0.001, "auto")}
 

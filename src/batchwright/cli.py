@@ -314,7 +314,10 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each setting, with seeds from the job's on; else 3.")
+        str | None,
+        typer.Option(
+            metavar="N", help="Runs of each setting, with seeds from the job's on; else 3."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; must be new or empty.")] = None,
     at_once: Annotated[
@@ -328,11 +331,11 @@ def sweep(
     """Run a job over a grid of its keys and several seeds, and compare."""
     from batchwright.reporting.sweep_tables import sweep_table
     from batchwright.reporting.sweep_words import best_setting, progress_words
-    from batchwright.sweeping.grid import words_of_grid
+    from batchwright.sweeping.grid import read_seeds, words_of_grid
     from batchwright.sweeping.verb import sweep as run_sweep
 
     varied = words_of_grid(grid or ())
-    options: dict[str, Any] = {"seeds": seeds, "out": out, "at_once": at_once}
+    options: dict[str, Any] = {"seeds": read_seeds(seeds), "out": out, "at_once": at_once}
     if resume:
         found = run_sweep(None, varied, resume=True, overrides=words or (), **options)
     else:

@@ -11,7 +11,8 @@ from batchwright.client.companion import Companion, destination, reported
 from batchwright.documents import one_line, read_record, write_record
 from batchwright.errors import BatchwrightError, NewPlan, PlanError
 from batchwright.launch import run_workers
-from batchwright.planning.inputs import SERVED
+from batchwright.planning.gradient_scaling import unmeasured_noise
+from batchwright.planning.inputs import SERVED, least_local
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.words import printable
@@ -211,9 +212,11 @@ def _summarized(folder: Path) -> RunSummary:
 
 def _tell_rate(plan: Plan) -> None:
     """Rate, batch, warm-up and decay, each with its source, before the first step."""
-    told = rate_schedule(plan)
-    for line in (*(f"warning: {doubt}" for doubt in told.doubts), *start_lines(told)):
-        _to_stderr(line)
+    told, least = rate_schedule(plan), least_local(plan.network)
+    noise = unmeasured_noise(plan.stages, least, served=plan.server is not None)
+    for line in (*(f"warning: {doubt}" for doubt in told.doubts), *start_lines(told), noise):
+        if line:
+            _to_stderr(line)
 
 
 def _to_stderr(line: str) -> None:

@@ -42,6 +42,7 @@ _LISTS = (  # keys that take several values, separated by commas
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )
+_BOOL = "tag:yaml.org,2002:bool"
 _MOST_BRACKETS = 500
 """In the text of a table: a parser's time grows with the square of those that are open."""
 
@@ -221,7 +222,11 @@ def _override(text: str) -> tuple[str, str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Names a value that looks like a date or a number and is none, and its line."""
+    """Names a value that looks like a date or a number and is none, and its line.
+
+    Of YAML 1.1's many words for yes and no only ``true`` and ``false`` are such, as in YAML 1.2:
+    ``off`` is a word that keys take.
+    """
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
@@ -229,6 +234,12 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, KeyError, AttributeError) as error:
             problem = f"{_shorten(node.value)} cannot be read as a value"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag != _BOOL or first in "tTfF"]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 class _PlainLoader(_Loader):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.documents import change_job, load_job
 from batchwright.errors import DataError, JobError, PlanError
 from batchwright.launch import refuse_busy_port
-from batchwright.planning.gradient_scaling import ags_rule
+from batchwright.planning.dual_batch import largest_extra_time
+from batchwright.planning.gradient_scaling import ags_rule, check_least, check_step
 from batchwright.planning.inputs import (
     SERVED,
     check_batch,
@@ -22,10 +24,13 @@ from batchwright.planning.inputs import (
     check_goal,
     check_micro_batches,
     check_order,
+    idle_keys,
     least_local,
 )
 from batchwright.planning.learning_rate import make_rule
+from batchwright.planning.partition import apportion
 from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
+from batchwright.planning.simulated import stated_line
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.explaining import is_chosen
 from batchwright.reporting.progress import steps
@@ -72,7 +77,9 @@ def ready(job: Job) -> Job:
         BatchwrightError: Port, data, batch, warm-up, network or weights cannot be had as asked.
     """
     refuse_busy_port(job.port)
-    return ready_for(job, data_facts(job))
+    job = ready_for(job, data_facts(job))
+    tell_idle(job)
+    return job
 
 
 def data_facts(job: Job) -> DataFacts:
@@ -97,6 +104,8 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
             f"global_batch={job.global_batch} is larger than the {facts.train_samples} training "
             f"images of data={job.data}: choose {facts.train_samples} or less"
         )
+    from batchwright.workload.task import network_facts
+
     job = resolve(job, facts)
     make_rule(job, job.base_batch, job.epochs)
     ags_rule(job)
@@ -104,7 +113,9 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     check_order(job)
     if job.method in CYCLED:
         _check_strengths(job, schedule_of(job).strengths)
-    _check_batch(job, facts, _check_network(job, facts))
+    network = network_facts(job.network, _check_network(job, facts), max(_sides(job, facts)))
+    _check_batch(job, facts, least_local(network))
+    _check_stated_extra_time(job, facts, least_local(network))
     tell_doubts(job, facts)
     return job
 
@@ -119,13 +130,10 @@ def _check_strengths(job: Job, strengths: Iterable[float]) -> None:
         )
 
 
-def _check_batch(job: Job, data: DataFacts, network: nn.Module) -> None:
-    """Refuse batches as asked that are too small for the workers, or for batch normalization."""
-    from batchwright.workload.task import network_facts
-
+def _check_batch(job: Job, data: DataFacts, least: int) -> None:
+    """Refuse batches as asked that are too small for workers, normalization or parts of a step."""
     if job.global_batch == "auto" and job.micro_batch == "auto":
         return
-    least = least_local(network_facts(job.network, network, max(_sides(job, data))))
     # What goal.kinds or goal.max_workers allow is for the plan, and may be one worker.
     open_ = job.workers == "auto" or job.goal.kinds or job.goal.max_workers is not None
     workers, local = 1 if open_ else int(job.workers), least
@@ -134,6 +142,15 @@ def _check_batch(job: Job, data: DataFacts, network: nn.Module) -> None:
         local = least if open_ else -(-job.global_batch // workers)
     if job.micro_batch != "auto":
         check_micro_batches(local, job.micro_batch, least)
+    if job.global_batch != "auto" and job.method not in SERVED:
+        check_step(job, apportion([1] * workers, job.global_batch), least, least)
+        check_least(job, job.global_batch)
+
+
+def tell_idle(job: Job) -> None:
+    """Say on stderr which keys do nothing with the job's method."""
+    for line in idle_keys(job):
+        print(f"warning: {line}", file=sys.stderr)  # noqa: T201
 
 
 def tell_doubts(job: Job, data: DataFacts) -> None:
@@ -179,8 +196,7 @@ def resolve(job: Job, data: DataFacts) -> Job:
 def _check_extra_time(job: Job) -> None:
     """Refuse an extra time that leaves small-batch workers no samples, whatever a step takes."""
     small, extra, count = job.dual.small_workers, job.dual.extra_time, job.workers
-    unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
-    if job.method not in SERVED or "auto" in (small, extra, count) or unlike:
+    if not _groups_known(job) or stated_line(job, 1) is not None:
         return
     large = int(count) - int(small)
     if small and large and float(extra) >= int(count) / large:
@@ -189,6 +205,35 @@ def _check_extra_time(job: Job) -> None:
             f"{count}: give less than {int(count) / large:.4g}, the workers over those with "
             "large batches"
         )
+
+
+def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
+    """Refuse an extra time for which the stated time of a step leaves no small batch."""
+    line = stated_line(job, max(_sides(job, data)))
+    if line is None or not line[1] or not _groups_known(job):
+        return
+    small, extra = int(job.dual.small_workers), float(job.dual.extra_time)
+    given = job.dual.large_batches
+    most = largest_extra_time(
+        *line,
+        data.train_samples if given == "auto" else given[-1],
+        small_workers=small,
+        large_workers=int(job.workers) - small,
+        least=least,
+    )
+    if small and extra > max(1.0, most):
+        raise JobError(
+            f"dual.extra_time={extra:g} with {small} of {job.workers} small-batch worker(s) wants "
+            f"a local batch below {least} by the stated time of a step: give at most "
+            f"{floor(1e4 * most) / 1e4:g}, or more small-batch workers"
+        )
+
+
+def _groups_known(job: Job) -> bool:
+    """Whether the job says how many workers of one kind are in which group, and their time."""
+    unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
+    known = "auto" not in (job.dual.small_workers, job.dual.extra_time, job.workers)
+    return job.method in SERVED and known and not unlike
 
 
 def _least_side(network: str) -> int:

@@ -36,6 +36,7 @@ from batchwright.preparing import (
     ready,
     refuse_unconfirmed_code,
     tell_doubts,
+    tell_idle,
     with_job,
 )
 from batchwright.records import (
@@ -115,6 +116,7 @@ def plan(
         told += [one] if isinstance(one, RunSummary) else read_summaries(one)
     decided = decide(profiles, keys, overrides, runs=told)
     tell_doubts(decided.job, decided.data)
+    tell_idle(decided.job)
     return decided
 
 

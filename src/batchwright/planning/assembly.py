@@ -73,7 +73,7 @@ def assemble(
         stages=stages,
         reasons=(
             *reasons,
-            *scaling_reasons(job, stages, least),
+            *scaling_reasons(job, stages, least, rule, update),
             *no_factors(job, update, largest),
         ),
         **predicted,

@@ -358,19 +358,29 @@ def training_time(job: Job, prediction: Prediction) -> Reason:
 # -------------------------------------------------------------------------------------- progress
 
 
-def progress_of(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
-    """What the batch means for progress per sample, for epochs and for accuracy."""
+def progress_of(
+    job: Job, batch: int, progress: Progress, in_training: str = ""
+) -> tuple[Reason, ...]:
+    """What the batch means for progress per sample, for epochs and for accuracy.
+
+    Args:
+        job: Resolved.
+        batch: Global batch, in samples.
+        progress: By what is known.
+        in_training: What is to be said of the noise scale besides, in a sentence.
+    """
     return (
-        *_noise_scale(job, batch, progress),
+        *_noise_scale(job, batch, progress, in_training),
         *_epochs(job, batch, progress),
         _accuracy(job, batch, progress),
     )
 
 
-def _noise_scale(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
+def _noise_scale(job: Job, batch: int, progress: Progress, in_training: str) -> tuple[Reason, ...]:
     model = progress.model(batch)
     scale = model.noise_scale
     notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in model.notes)
+    notes = f"{notes} {in_training}".strip()
     if scale is None:
         return (
             Reason(choice="gradient noise scale", value="not known", why=notes, source="assumed"),

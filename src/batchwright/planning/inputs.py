@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 from batchwright.errors import PlanError
 from batchwright.planning.resolution import CYCLED, per_resolution, settled
@@ -142,6 +143,32 @@ def check_counts(job: Job) -> None:
     misfit = job.virtual.misfit(job.workers)
     if misfit:
         raise PlanError(misfit)
+
+
+def idle_keys(job: Job) -> tuple[str, ...]:
+    """What the job says that its method does nothing with, a line each."""
+    meant: dict[str, tuple[str, ...]] = {
+        f"{part}.{key}": methods
+        for part, methods in (("dual", SERVED), ("server", SERVED), ("cycle", CYCLED))
+        for key in type(getattr(job, part)).model_fields
+    }
+    meant["cycle.batches"] = ("cyclic",)
+    for key in ("rebalance_steps", "least_local_batch", "most_local_batch"):
+        meant[key] = ("dynamic-batch",)
+    usual, found = Job(), []
+    for key, methods in meant.items():
+        value = attrgetter(key)(job)
+        if job.method not in methods and value != attrgetter(key)(usual):
+            found.append(
+                f"{key}={shown(value)} does nothing with method={job.method}: it is for "
+                f"{' and '.join(methods)}"
+            )
+    if job.method in SERVED and job.workers == 1:
+        found.append(
+            f"method={job.method} with workers=1 has one group, and so one batch at a time: two "
+            "take 2 workers or more"
+        )
+    return tuple(found)
 
 
 def check_goal(job: Job) -> None:

@@ -186,6 +186,11 @@ def make_rule(
     )
 
 
+def raises_nothing(rule: LearningRateRule) -> bool:
+    """Whether a warm-up has nothing to rise from: the peak is not above the small-batch rate."""
+    return rule.warmup_epochs > 0 and rule.peak <= rule.base and rule.decay != "one-cycle"
+
+
 def drops(rule: LearningRateRule, epochs: int) -> tuple[float, ...]:
     """Epochs at which the rate falls at once by `DECAY_FACTOR`."""
     return tuple(share * epochs for share in DECAY_SHARES) if rule.decay == "steps" else ()

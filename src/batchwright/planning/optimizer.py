@@ -124,7 +124,9 @@ def _against_muon(job: Job) -> str:
         return f"method={job.method} is as published: with SGD."
     if job.learning_rate != "auto":
         return (
-            f"learning_rate={job.learning_rate:g} is given, and a rate of SGD's is none of Muon's."
+            f"learning_rate={job.learning_rate:g} is given, and a rate of SGD's is none of Muon's. "
+            "Without it the batch decides; optimizer=muon takes Muon in any case, with the default "
+            "rate of its own if learning_rate is left out."
         )
     if job.ags.factors != "off" or job.rate_scaling == "gain":
         return "Factors by gradient noise act on SGD; Muon's updates have a size of their own."

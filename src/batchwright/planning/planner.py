@@ -22,6 +22,7 @@ from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.choice import Choice, Progress, check_progress, choose
 from batchwright.planning.composed import COMPOSED, compose, searched
 from batchwright.planning.experience import Experience, experience_of
+from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.inputs import (
     PLANNING_KEYS,
     SERVED,
@@ -29,6 +30,7 @@ from batchwright.planning.inputs import (
     check_counts,
     check_goal,
     check_profiles,
+    least_local,
     measured_job,
     planning_job,
     precision_of,
@@ -130,6 +132,7 @@ def make_plan(
     else:
         rule, server = make_rule(job, batch, job.epochs, update), None
         stages = (_stage(settled, chosen, choice.row, rule),)
+        least = least_local(merged[0].network)
         explained = (
             explained[0],
             reasons.resolution(
@@ -141,7 +144,9 @@ def make_plan(
             *recipe_reason,
             *optimizer_reason(settled, batch, compared),
             *reasons.learning_rate(job, rule, stages[0]),
-            *explanations.progress_of(job, batch, progress),
+            *explanations.progress_of(
+                job, batch, progress, unmeasured_noise(stages, least, served=False)
+            ),
             *cycle_reasons.link(settled),
         )
     return assemble(

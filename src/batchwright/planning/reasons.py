@@ -5,7 +5,12 @@ The planner decides; nothing here does.
 
 from __future__ import annotations
 
-from batchwright.planning.learning_rate import ONE_CYCLE_END, ONE_CYCLE_RISE, fitted_warmup
+from batchwright.planning.learning_rate import (
+    ONE_CYCLE_END,
+    ONE_CYCLE_RISE,
+    fitted_warmup,
+    raises_nothing,
+)
 from batchwright.planning.rebalancing import DEAD_BAND
 from batchwright.records import (
     Alternative,
@@ -123,7 +128,10 @@ def warmup(job: Job, rule: LearningRateRule, batch: int) -> Reason:
     """How the rate begins, for a step of ``batch`` samples."""
     value = f"{rule.warmup_epochs:g} epochs"
     if job.warmup_epochs != "auto":
-        return Reason(choice="warm-up", value=value, why="Asked for.", source="asked")
+        why = "Asked for."
+        if raises_nothing(rule):
+            why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
+        return Reason(choice="warm-up", value=value, why=why, source="asked")
     if rule.decay == "one-cycle":
         why = (
             f"The cycle's own rise: half a cosine from a 25th of the peak, over "

@@ -10,8 +10,10 @@ from itertools import accumulate, pairwise
 from math import ceil, isclose
 
 from batchwright.planning.batch_size import steps_per_epoch
+from batchwright.planning.gradient_scaling import doubts as scaling_doubts
+from batchwright.planning.gradient_scaling import most_factor
 from batchwright.planning.inputs import least_local
-from batchwright.planning.learning_rate import drops, rate_factor, scaled_rate
+from batchwright.planning.learning_rate import drops, raises_nothing, rate_factor, scaled_rate
 from batchwright.records import Plan, RateSchedule, SchedulePoint, ScheduleRow
 
 POINTS = 240
@@ -58,6 +60,9 @@ def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
             samples = plan.data.train_samples
             steps = max(1, steps_per_epoch(samples, batch, least * stage.workers)[0])
         gains = plan.learning_rate.scaling == "gain" and plan.server is None
+        step = batch if plan.server is None else max(stage.local_batch_sizes)
+        # Other optimizers hardly follow the size of a gradient.
+        factor = most_factor(plan.ags, step) if plan.ags and plan.update == "sgd" else 1.0
         found.append(
             ScheduleRow(
                 start=end - stage.epochs,
@@ -68,6 +73,7 @@ def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
                 micro_batch_size=stage.micro_batch_size,
                 steps_per_epoch=steps,
                 most_gain=max(1.0, batch / base) if gains else 1.0,
+                most_factor=factor,
             )
         )
     return tuple(found)
@@ -188,4 +194,10 @@ def _doubts(plan: Plan) -> tuple[str, ...]:
             f"scaling=gain has nothing to gain: the global batch {largest} is not above "
             f"base_batch={rule.base_batch}"
         )
-    return tuple(found)
+    if raises_nothing(rule):
+        found.append(
+            f"warmup_epochs={rule.warmup_epochs:g} raises nothing: warm-up begins at the rate of "
+            f"base_batch, {rule.base:g}, and with scaling={rule.scaling} the peak is no higher, so "
+            f"the rate stays at {rule.peak:.3g} for so long; decay=one-cycle rises from a 25th"
+        )
+    return (*found, *scaling_doubts(plan, least_local(plan.network)))

@@ -123,7 +123,8 @@ class Ags(Record):
         "auto",
         description="Each tensor's gradient times a factor from gradient norms at the base batch "
         "over those at the global batch: their ratio (`norm`), its square (`gain`), or none. "
-        "`auto`: what did best in the runs given to `plan --run`, else none.",
+        "They come on top of `scaling`. `auto`: what did best in the runs given to `plan --run`, "
+        "else none.",
     )
     least: Positive = Field(1.0, description="Smallest factor.")
     most: Literal["auto"] | Positive = Field(
@@ -136,7 +137,8 @@ class Ags(Record):
         4,
         ge=2,
         description="Fewest parts of a global batch, workers times micro-batches, that norms are "
-        "taken from; micro-batches are made smaller until there are as many.",
+        "taken from; micro-batches are made smaller until there are as many. Fewer "
+        "than 4 tell little.",
     )
 
     @property
@@ -349,7 +351,9 @@ class Job(Record):
         "auto",
         description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
         "kernels, SGD for everything else. `auto`: Muon where the global batch is more than twice "
-        "`base_batch`, with workers that exchange gradients at one resolution; else SGD.",
+        "`base_batch`; else SGD, and SGD with any batch where `learning_rate` is given, even as it "
+        "is by default, with `ags.mode=norm` or `gain` or `scaling=gain`, with `momentum=0`, and "
+        "with `cyclic`, `dual-batch` and `hybrid`.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
     weight_decay: NonNegative = Field(
@@ -358,7 +362,7 @@ class Job(Record):
     learning_rate: Literal["auto"] | Positive = Field(
         "auto",
         description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd` and `muon`, 0.001 for "
-        "`adamw`.",
+        "`adamw`. One that is given makes `optimizer=auto` SGD.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(
@@ -370,7 +374,8 @@ class Job(Record):
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
-        description="Epochs of linear warm-up, in fractions too. `auto`: none if the rate is not "
+        description="Epochs of linear warm-up from the rate at `base_batch`, in fractions too; it "
+        "raises nothing where the rate is not scaled up. `auto`: none if the rate is not "
         "scaled up, else by the batch: epochs x 5/90 x sqrt(global batch / `base_batch` / 60), "
         "half of the epochs at most.",
     )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Index, NonNegative, Record
+from batchwright.records.base import Count, Index, NonNegative, Positive, Record
 from batchwright.records.plan import AgsRule, LearningRateRule, Reason
 
 
@@ -28,6 +28,16 @@ class ScheduleRow(Record):
     most_gain: float = Field(
         ge=1, description="Most that `scaling=gain` may multiply the rate by; 1 without it."
     )
+    most_factor: Positive = Field(
+        1.0,
+        description="Most that adaptive gradient scaling may multiply a tensor's gradient by, with "
+        "SGD; 1 without it.",
+    )
+
+    @property
+    def most(self) -> float:
+        """Most that both may make of the rate."""
+        return self.most_gain * self.most_factor
 
     @property
     def global_batch_size(self) -> int:

@@ -100,12 +100,12 @@ def _panels(schedule: RateSchedule) -> list[tuple[str, Values]]:
 def _draw_rate(axes: Axes, schedule: RateSchedule) -> None:
     epochs = [one.epoch for one in schedule.points]
     rates = [one.learning_rate for one in schedule.points]
-    gains = [schedule.rows[one.row].most_gain for one in schedule.points]
+    gains = [schedule.rows[one.row].most for one in schedule.points]
     axes.plot(epochs, rates, color=BLUE, linewidth=2.2, label="planned")
     tops = rates
     if max(gains) > 1:
         tops = [rate * gain for rate, gain in zip(rates, gains, strict=True)]
-        label = "as far as the measured gain may raise it"
+        label = "as far as measured gain and factors may raise it"
         axes.fill_between(epochs, rates, tops, color=ORANGE, alpha=0.25, linewidth=0, label=label)
         axes.legend(frameon=False, fontsize=10)
     low = min(rates)

@@ -22,7 +22,7 @@ def schedule_table(schedule: RateSchedule) -> RenderableType:
     facts = new_facts(f"the learning rate of {schedule.name}")
     for word, value in fact_rows(schedule):
         add(facts, word, value)
-    gains = any(row.most_gain > 1 for row in schedule.rows)
+    gains = any(row.most > 1 for row in schedule.rows)
     columns = ["epochs", "samples", "step", "rate", "side", "batch", ""]
     if gains:
         columns[4:4] = ["at most"]
@@ -40,7 +40,7 @@ def schedule_table(schedule: RateSchedule) -> RenderableType:
             one.what,
         ]
         if gains:
-            cells[4:4] = [f"{row.most_gain * one.learning_rate:.4g}"]
+            cells[4:4] = [f"{row.most * one.learning_rate:.4g}"]
         add(table, *cells)
     return stacked(facts, table)
 

@@ -27,6 +27,12 @@ def fact_rows(schedule: RateSchedule) -> list[tuple[str, str]]:
     facts = [(word, _joined(value, _source(schedule, choice))) for word, value, choice in told]
     if schedule.ags is not None:
         words = f"factors of each tensor besides, mode {schedule.ags.mode}"
+        largest = max(one.learning_rate * schedule.rows[one.row].most for one in schedule.points)
+        if any(row.most_factor != 1 for row in schedule.rows):
+            words += (
+                f": with the rate up to {largest:.4g} per step, {largest / schedule.rule.base:.4g} "
+                "times the base rate"
+            )
         facts.append(("adaptive gradient scaling", words))
     return [*facts, ("length", length)]
 

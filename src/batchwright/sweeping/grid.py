@@ -169,6 +169,20 @@ def widened(before: Sequence[SweptKey], more: Sequence[SweptKey]) -> tuple[Swept
     )
 
 
+def read_seeds(text: str | None) -> int | None:
+    """How many seeds, from the command line.
+
+    Raises:
+        JobError: It is no whole number.
+    """
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise JobError(
+            f"seeds={text} is no number of runs: give a whole number, such as 3"
+        ) from None
+
+
 def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
     """So many seeds from the job's own on, or these.
 

@@ -221,9 +221,17 @@ class Session:
 
         It takes two parts of a step at least: workers, or micro-batches of one (a plan made with
         ``micro_batch=`` of half the batch). With a parameter server it is that of this worker's
-        micro-batches, since the workers' gradients never come together.
+        micro-batches, since the workers' gradients never come together. With one part it stays
+        ``None``, which a warning says.
         """
-        return self._run.noise_scale
+        scale, alone = self._run.noise_scale, self.world_size == 1 or self.plan.server is not None
+        if scale is None and alone and all(one.accumulation_steps == 1 for one in self.plan.stages):
+            warnings.warn(
+                "session.noise_scale takes two parts of a step, and here a step is one: plan with "
+                "micro_batch= of half the batch, or with more workers that exchange gradients",
+                stacklevel=2,
+            )
+        return scale
 
     @property
     def evaluation_due(self) -> bool:

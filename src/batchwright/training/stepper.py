@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -109,6 +110,7 @@ class Stepper:
         self._weight = self._loss = 0.0
         self._out_of_memory = False
         self._bad_steps = 0
+        self._weights_told = False
         self.tally = Tally(0.0, 0.0)
         self.repeat = False
 
@@ -215,6 +217,7 @@ class Stepper:
             self._sharing.after_out_of_memory(tally)
             return False
         norms = self._updater.rescale(step.samples / tally.weight if tally.weight else 1.0)
+        self._warn_of_weights(step, tally)
         adaptation = self._adaptive.of_step(step.samples)
         self._adaptive.learn(tally, self._updater.of_trained(norms), batch=step.samples)
         updated = tally.weight > 0 and self._updater.apply(
@@ -227,6 +230,21 @@ class Stepper:
         self._clock.lap(state.meter, "compute")
         self._sharing.after_step(step, tally)
         return updated
+
+    def _warn_of_weights(self, step: Step, tally: Tally) -> None:
+        """Say once that losses which are no means over samples leave gradients as they are."""
+        adapts = self._plan.ags is not None or self._adaptive.gaining
+        if self._weights_told or not adapts or tally.weight in (0, step.samples):
+            return
+        self._weights_told = True
+        if self._group.rank == 0:
+            key = "scaling=gain" if self._plan.ags is None else f"ags.mode={self._plan.ags.mode}"
+            warnings.warn(
+                f"session.step(weight=...): a step's losses are means over {tally.weight:g}, not "
+                f"over its {step.samples} samples, so {key} learns nothing from it, and from "
+                "such steps alone it is plain training: give means over samples, or plan without",
+                stacklevel=5,
+            )
 
     def _take_up(self) -> None:
         """Sum and scale the gradients of layers, too, that were unfrozen since the last step."""
