@@ -267,3 +267,21 @@ def test_runs_that_the_job_cannot_be_like_are_refused_if_there_are_no_others():
     with pytest.raises(PlanError, match="has optimizer=muon, the job optimizer=sgd"):
         make_plan(profile_of(), job, runs=[run_of("muon", 512, 0.9)])
     assert make_plan(profile_of(), job, runs=[run_of("muon", 512, 0.9), run_of("sgd", 512, 0.9)])
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"optimizer": "sgd", "global_batch": 512}, True),
+        ({"optimizer": "sgd", "global_batch": 128}, False),
+        ({"optimizer": "sgd", "global_batch": 512, "ags": Ags(mode="off")}, False),
+        ({"optimizer": "sgd", "global_batch": 512, "scaling": "gain"}, False),
+        ({"optimizer": "muon", "global_batch": 512}, False),
+    ],
+)
+def test_a_plan_says_why_it_scales_no_gradients_where_it_could(keys, told):
+    plan = make_plan(profile_of(), make_job(learning_rate="auto", **keys))
+    found = [one for one in plan.reasons if one.choice == "gradient scaling"]
+    assert bool(found) == told
+    if told:
+        assert "`plan --run` follows" in found[0].why

@@ -58,6 +58,7 @@ def assemble(
     least = least_local(network)
     check_parts(job, stages, least)
     largest = max(stage.global_batch_size for stage in stages)
+    of_a_step = max(max(stage.local_batch_sizes) for stage in stages) if server else largest
     update = update or chosen_optimizer(job, largest)
     return Plan(
         job=job,
@@ -74,7 +75,7 @@ def assemble(
         reasons=(
             *reasons,
             *scaling_reasons(job, stages, least, rule, update),
-            *no_factors(job, update, largest),
+            *no_factors(job, update, of_a_step),
         ),
         **predicted,
     )
