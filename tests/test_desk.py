@@ -146,6 +146,23 @@ def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
     assert served.accuracies == [0.5]
 
 
+def test_epochs_that_end_with_one_round_are_all_scored():
+    """Its worker was in a second round when the other, and with it a part of the first, was lost
+    for good: with what is left of an epoch the next round is longer than one."""
+    served = begun(make_server_plan((16, 8), epochs=4))
+    served.train(0)
+    served.lose(1)
+    served.desk.give_up(1)
+    ended = []
+    while not served.desk.finished:
+        before = len(served.recorder.epochs)
+        served.train(0)
+        served.desk.close_book()
+        ended.append(len(served.recorder.epochs) - before)
+    assert max(ended) > 1
+    assert served.accuracies == [0.5] * 4
+
+
 def test_a_worker_that_was_lost_while_it_evaluated_alone_does_it_when_it_is_back():
     served = begun(make_server_plan((6,), epochs=2))
     assert served.push(0).values["evaluate"] == 0

@@ -230,8 +230,8 @@ class Desk:
             spent = seconds + perf_counter() - started
             self._enter(ticket, told, spent)
             self._pace.add(rank, ticket.stage, ticket.samples, told["compute"])
-            if rounds.epochs_done > epochs:
-                self._end_epoch(rank, rounds.epochs_done - 1)
+            for epoch in range(epochs, rounds.epochs_done):
+                self._end_epoch(rank, epoch)
             self.ask(rank)
 
     def settle(self, rank: int, told: Mapping[str, Any]) -> None:
