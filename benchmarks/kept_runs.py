@@ -17,9 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from batchwright.documents import read_record, write_record
 from batchwright.records import Plan, RunSummary
+from batchwright.workload.host import computes_in_bfloat16
 from benchmarks.common import ROOT, say
 
 AT_A_TIME = 2
@@ -73,6 +77,11 @@ class Run:
     seconds: float
     batches: tuple[int, ...]
     diverged: bool = False
+
+
+def quick_precision() -> Literal["float32", "bfloat16"]:
+    """Bfloat16 where the processor computes in it; all runs that are compared have the same."""
+    return "bfloat16" if computes_in_bfloat16(torch.device("cpu")) else "float32"
 
 
 def digest(plan: Plan, others: str = "") -> str:

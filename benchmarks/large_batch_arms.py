@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import resolve
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan
-from batchwright.workload.host import computes_in_bfloat16
 from batchwright.workload.sources import open_data
 from batchwright.workload.task import build_network, network_facts
-from benchmarks.kept_runs import TRAIN, Wanted
+from benchmarks.kept_runs import TRAIN, Wanted, quick_precision
 from benchmarks.smaller import smaller_cifar100, smaller_folder
 
 Keys = Mapping[str, Any]  # of a job
@@ -206,8 +203,7 @@ def plan_of(task: Task, arm: Arm, seed: int, opened: Opened) -> Plan:
 
 def precision_of(task: Task) -> Literal["float32", "bfloat16"]:
     """Bfloat16 where the processor computes in it; a step of digits is mostly overhead anyway."""
-    quick = task.data != "digits" and computes_in_bfloat16(torch.device("cpu"))
-    return "bfloat16" if quick else "float32"
+    return "float32" if task.data == "digits" else quick_precision()
 
 
 def with_rates(plan: Plan, factor: float) -> Plan:
