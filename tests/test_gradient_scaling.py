@@ -525,10 +525,12 @@ def test_bounds_that_cross_and_batches_of_one_part_are_refused():
     [
         ({"scaling": "none", "ags": {"mode": "gain"}}, "0.4 per step at most, 4 times", False),
         ({"scaling": "sqrt", "ags": {"mode": "norm"}}, "0.4 per step at most, 4 times", False),
-        ({"scaling": "sqrt", "ags": {"mode": "gain"}}, "0.8 per step at most, 8 times", True),
-        ({"scaling": "linear", "ags": {"mode": "gain"}}, "1.6 per step at most, 16 times", True),
-        ({"scaling": "gain", "ags": {"mode": "gain"}}, "1.6 per step at most, 16 times", True),
+        ({"scaling": "sqrt", "ags": {"mode": "gain"}}, "0.4 per step at most, 4 times", False),
+        ({"scaling": "gain", "ags": {"mode": "gain"}}, "0.4 per step at most, 4 times", False),
         ({"scaling": "linear", "ags": {"mode": "gain", "most": 1}}, "0.4 per step at most", False),
+        ({"scaling": "sqrt", "ags": {"mode": "gain", "most": 9}}, "0.8 per step at most, 8", True),
+        ({"scaling": "gain", "ags": {"mode": "gain", "most": 9}}, "1.6 per step at most", True),
+        ({"scaling": "gain", "ags": {"mode": "gain", "least": 2}}, "0.8 per step at most", True),
     ],
 )
 def test_what_rate_and_factors_come_to_together_is_told_and_doubted_beyond_linear(
@@ -540,7 +542,35 @@ def test_what_rate_and_factors_come_to_together_is_told_and_doubted_beyond_linea
     assert len(told.doubts) == doubted
     assert not doubted or "linear scaling to 256 samples gives 4 times" in told.doubts[0]
     words = dict(fact_rows(told)).get("adaptive gradient scaling")
-    assert (largest.partition(" at most")[0] in words) == (plan.ags.most != 1)
+    adds = doubted or (plan.ags.most != 1 and plan.learning_rate.scaling != "gain")
+    assert (largest.partition(" at most")[0] in words) == adds
+
+
+def test_on_top_of_linear_scaling_factors_have_no_room_and_the_plan_says_so():
+    plan = planned(global_batch=256, base_batch=64, scaling="linear", ags={"mode": "gain"})
+    assert "scaling=linear does all that already" in reason(plan, "gradient scaling").why
+    assert reason(plan, "gradient scaling").value == "gain, factors of 1 to 1"
+    (doubt,) = rate_schedule(plan).doubts
+    assert doubt.startswith("ags.mode=gain has nothing to do on top of scaling=linear")
+    learnt = Learnt(tensors=state_of([300.0], [1.0]))
+    assert Adaptive(plan, learnt).of_step(256).factors.tolist() == [1.0]
+
+
+@given(
+    mode=st.sampled_from(["norm", "gain"]),
+    scaling=st.sampled_from(["none", "sqrt", "linear", "gain"]),
+    trace=st.floats(0, 1e6),
+    ratio=st.integers(1, 64),
+)
+@settings(max_examples=60)
+def test_rate_and_factors_together_stay_within_linear_scaling(mode, scaling, trace, ratio):
+    plan = planned(base_batch=8, global_batch=8 * ratio, scaling=scaling, ags={"mode": mode})
+    learnt = Learnt(NoiseState(trace, 1.0, 9), state_of([trace, 0.0], [1.0, 1.0]))
+    adaptation = Adaptive(plan, learnt).of_step(8 * ratio)
+    raised = plan.learning_rate.peak / plan.learning_rate.base * adaptation.gain
+    largest = max(adaptation.factors.tolist())
+    assert largest >= 1
+    assert raised * largest <= ratio * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("least", [3, 2.1])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.inputs import SERVED
+from batchwright.planning.learning_rate import scaled_rate
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
 
 WANTED_PARTS = 4
@@ -115,18 +116,41 @@ def ags_rule(job: Job) -> AgsRule | None:
     )
 
 
-def most_factor(rule: AgsRule, batch: int) -> float:
-    """The largest factor that a tensor can get in a step of so many samples.
+def room(rule: AgsRule, rate: LearningRateRule, batch: int, gain: float = 1.0) -> float:
+    """What factors leave a step of so many samples within linear scaling, at least 1.
 
-    Noise without signal gives the batch over the base batch, for ``norm`` the root of that.
+    Twice as many samples call for a rate twice as large at most: as much as the rate has been
+    raised for them already, factors are not to raise it once more.
+
+    Args:
+        rule: Of the factors.
+        rate: Of the rate that they act on top of.
+        batch: Samples of the step.
+        gain: What ``scaling=gain`` makes of the rate besides.
 
     Example:
-        >>> most_factor(AgsRule(mode="norm", base_batch=64, least=1, most=None, lookback=50), 256)
+        >>> rule = AgsRule(mode="gain", base_batch=64, least=1, most=None, lookback=50)
+        >>> rate = dict(base=0.1, base_batch=64, warmup_epochs=0, decay="cosine")
+        >>> room(rule, LearningRateRule(scaling="none", peak=0.1, **rate), 256)
+        4.0
+        >>> room(rule, LearningRateRule(scaling="sqrt", peak=0.2, **rate), 256)
         2.0
     """
-    limit = max(1.0, batch / rule.base_batch)
-    limit = limit**0.5 if rule.mode == "norm" else limit
-    return max(rule.least, limit if rule.most is None else min(limit, rule.most))
+    raised = scaled_rate(1.0, rate.base_batch, batch, rate.scaling)
+    # Under a parameter server all steps have the rate of the large batch.
+    return max(1.0, batch / rule.base_batch / max(gain, raised, rate.peak / rate.base))
+
+
+def most_factor(rule: AgsRule, rate: LearningRateRule, batch: int) -> float:
+    """The largest factor that a tensor can get in a step of so many samples.
+
+    Args:
+        rule: Of the factors.
+        rate: Of the rate that they act on top of.
+        batch: Samples of the step.
+    """
+    most = room(rule, rate, batch) if rule.most is None else rule.most
+    return max(rule.least, min(_of_noise(rule, batch), most))
 
 
 def largest_rate(
@@ -144,7 +168,10 @@ def largest_rate(
         The largest product, per step, and whether that is more than linear scaling gives.
     """
     ratio = max(1.0, batch / rate.base_batch)
-    largest = peak * most_factor(rule, batch) * (ratio if rate.scaling == "gain" else 1.0)
+    factor = most_factor(rule, rate, batch)
+    if rate.scaling == "gain":  # the larger the gain, the less room is left
+        factor = max(factor, ratio * (max(1.0, rule.least) if rule.most is None else factor))
+    largest = peak * factor
     return largest, largest > 1.001 * rate.base * ratio
 
 
@@ -201,7 +228,7 @@ def check_least(job: Job, batch: int) -> None:
     rule = ags_rule(job)
     if rule is None or rule.most is not None:
         return
-    most = most_factor(rule.model_copy(update={"least": 1.0}), batch)
+    most = _of_noise(rule, batch)
     if rule.least > most:
         raise JobError(
             f"ags.least={rule.least:g} is more than the largest factor at a batch of {batch}, "
@@ -229,7 +256,7 @@ def reasons(
     batch, larger = sum(sizes), sum(sizes) > parting.base_batch
     found = []
     if rule is not None:
-        found.append(_scaling(job, rule, batch, rate if update == "sgd" else None))
+        found.append(_scaling(job, rule, batch, rate, followed=update == "sgd"))
     if larger:
         parts = _parts(sizes, stage.micro_batch_size, least)
         found.append(
@@ -295,12 +322,19 @@ def _doubts_of_rate(plan: Plan, parting: Parting) -> tuple[str, ...]:
     rule, rate = plan.ags, plan.learning_rate
     if rule is None or plan.update != "sgd":
         return ()
-    found = []
+    found, idle = [], True
     for stage in plan.stages:
         batch = max(sum(sizes) for sizes in _steps(parting, stage))
         largest, beyond = largest_rate(rule, rate, stage.learning_rate, batch)
         if beyond:
             found.append((largest, batch))
+        idle = idle and most_factor(rule, rate, batch) <= 1 and batch > rule.base_batch
+    if idle and rule.most is None:
+        return (
+            f"ags.mode={rule.mode} has nothing to do on top of scaling={rate.scaling}, which "
+            "raises the rate by all that noise can call for: scaling=sqrt or none leaves it room, "
+            "and ags.most= insists",
+        )
     if not found:
         return ()
     largest, batch = max(found)
@@ -343,9 +377,19 @@ def _key(job: Job) -> str:
     return f"ags.mode={job.ags.mode}" if job.ags.factors != "off" else "scaling=gain"
 
 
-def _scaling(job: Job, rule: AgsRule, batch: int, rate: LearningRateRule | None) -> Reason:
+def _of_noise(rule: AgsRule, batch: int) -> float:
+    """The factor where there is noise and no signal."""
+    ratio = max(1.0, batch / rule.base_batch)
+    return ratio**0.5 if rule.mode == "norm" else ratio
+
+
+def _scaling(
+    job: Job, rule: AgsRule, batch: int, rate: LearningRateRule, *, followed: bool
+) -> Reason:
+    """Why, and what it comes to where the optimizer ``followed`` a gradient's size."""
     ratio = batch / rule.base_batch
-    value = f"{rule.mode}, factors of {rule.least:g} to {most_factor(rule, batch):.3g}"
+    most = most_factor(rule, rate, batch)
+    value = f"{rule.mode}, factors of {rule.least:g} to {most:.3g}"
     what = "ratio of its norms" if rule.mode == "norm" else "squared ratio of its norms"
     why = (
         f"Asked for. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
@@ -353,7 +397,7 @@ def _scaling(job: Job, rule: AgsRule, batch: int, rate: LearningRateRule | None)
     )
     if job.rate_scaling == "gain":
         why += " scaling=gain multiplies the rate by the same, of all tensors together: both act."
-    if rate is not None:
+    if followed:
         largest, beyond = largest_rate(rule, rate, rate.peak, batch)
         why += (
             f" With scaling={rate.scaling} a tensor's rate comes to {largest:.3g} per step at "
@@ -361,6 +405,8 @@ def _scaling(job: Job, rule: AgsRule, batch: int, rate: LearningRateRule | None)
             f"{ratio:.3g} times"
             + (", and more than that is more than noise calls for." if beyond else ".")
         )
+    if rule.most is None and most <= 1 < ratio:
+        why += f" scaling={rate.scaling} does all that already, so every factor is {most:g}."
     if ratio <= 1:
         value = "none"
         why = (

@@ -11,7 +11,7 @@ from math import ceil, isclose
 
 from batchwright.planning.batch_size import steps_per_epoch
 from batchwright.planning.gradient_scaling import doubts as scaling_doubts
-from batchwright.planning.gradient_scaling import most_factor
+from batchwright.planning.gradient_scaling import largest_rate
 from batchwright.planning.inputs import least_local
 from batchwright.planning.learning_rate import drops, raises_nothing, rate_factor, scaled_rate
 from batchwright.records import Plan, RateSchedule, SchedulePoint, ScheduleRow
@@ -61,8 +61,10 @@ def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
             steps = max(1, steps_per_epoch(samples, batch, least * stage.workers)[0])
         gains = plan.learning_rate.scaling == "gain" and plan.server is None
         step = batch if plan.server is None else max(stage.local_batch_sizes)
-        # Other optimizers hardly follow the size of a gradient.
-        factor = most_factor(plan.ags, step) if plan.ags and plan.update == "sgd" else 1.0
+        most_gain = max(1.0, batch / base) if gains else 1.0
+        together = most_gain
+        if plan.ags and plan.update == "sgd":  # others hardly follow the size of a gradient
+            together, _ = largest_rate(plan.ags, plan.learning_rate, 1.0, step)
         found.append(
             ScheduleRow(
                 start=end - stage.epochs,
@@ -72,8 +74,8 @@ def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
                 local_batch_sizes=stage.local_batch_sizes,
                 micro_batch_size=stage.micro_batch_size,
                 steps_per_epoch=steps,
-                most_gain=max(1.0, batch / base) if gains else 1.0,
-                most_factor=factor,
+                most_gain=most_gain,
+                most_factor=together / most_gain,
             )
         )
     return tuple(found)

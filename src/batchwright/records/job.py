@@ -129,8 +129,9 @@ class Ags(Record):
     least: Positive = Field(1.0, description="Smallest factor.")
     most: Literal["auto"] | Positive = Field(
         "auto",
-        description="Largest factor. `auto`: the global batch over `base_batch`, for `norm` the "
-        "root of that: what noise alone would give.",
+        description="Largest factor. `auto`: what noise alone would give, which is the global "
+        "batch over `base_batch`, for `norm` the root of that; less where `scaling` has raised the "
+        "rate, so that both together stay within linear scaling.",
     )
     lookback: Count = Field(50, description="Steps over which norms are averaged.")
     parts: int = Field(

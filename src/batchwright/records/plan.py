@@ -145,7 +145,8 @@ class AgsRule(Record):
     base_batch: Count = Field(description="Batch whose gradient norms are aimed at, in samples.")
     least: Positive = Field(description="Smallest factor.")
     most: Positive | None = Field(
-        description="Largest factor; null: that of noise alone at the step's batch."
+        description="Largest factor; null: that of noise alone at the step's batch, or what the "
+        "rate's rule has left to linear scaling."
     )
     lookback: Count = Field(description="Steps over which norms are averaged.")
 

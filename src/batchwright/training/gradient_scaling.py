@@ -5,9 +5,10 @@ A mean over more samples is shorter, because it holds less noise:
 
 .. math:: r_p^2 = \frac{|G_p|^2 + tr_p / B_0}{|G_p|^2 + tr_p / B}
 
-(``gain``) or its root (``norm``), within bounds. Both numbers come from the norms of the gradients
-of a step's parts, each micro-batch of each worker being one, and from steps before only: a factor
-that knew the gradient it multiplies would bend its direction.
+(``gain``) or its root (``norm``), within bounds: together with what the rate was raised by for the
+batch, no tensor steps further than linear scaling has it, unless asked. Both numbers come from the
+norms of the gradients of a step's parts, each micro-batch of each worker being one, and from steps
+before only: a factor that knew the gradient it multiplies would bend its direction.
 
 This has nothing to do with `torch.amp.GradScaler`, which scales losses so that fp16 can hold them.
 
@@ -30,14 +31,15 @@ network; per-tensor factors between gradient norms of two batches are the idea o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from batchwright.planning.gradient_scaling import room
 from batchwright.prediction.noise_scale import NoiseState, estimate
 from batchwright.records import AgsRule, Plan
 from batchwright.reduction import Tally
@@ -88,7 +90,7 @@ class TensorNoise:
         trace, signal = estimate(
             weighted_sqr_norms.double(), sqr_norms.double(), parts=parts, batch=batch
         )
-        if not isfinite(float((trace + signal).sum())):
+        if not math.isfinite(float((trace + signal).sum())):
             return self
         updates = self.updates + 1
         share = 1 / min(updates, lookback)
@@ -99,7 +101,7 @@ class TensorNoise:
         )
 
 
-def factors(state: TensorNoise, rule: AgsRule, batch: int) -> Tensor:
+def factors(state: TensorNoise, rule: AgsRule, batch: int, room: float = math.inf) -> Tensor:
     r"""What each tensor's gradient is to be multiplied by.
 
     .. math:: s_p = \operatorname{clip}(r_p^2 \text{ or } r_p, least, most)
@@ -110,8 +112,9 @@ def factors(state: TensorNoise, rule: AgsRule, batch: int) -> Tensor:
     Args:
         state: From steps before.
         rule: ``most`` unset: the batch over the base batch, for ``norm`` its root, which is what
-            noise without signal gives.
+            noise without signal gives, or less if there is less ``room``.
         batch: Samples of the step, :math:`B`.
+        room: What is left to linear scaling, as `planning.gradient_scaling.room` has it.
 
     Returns:
         Factors: float64 (parameters,), within the bounds, of which ``least`` wins if they cross.
@@ -124,7 +127,7 @@ def factors(state: TensorNoise, rule: AgsRule, batch: int) -> Tensor:
     ratio = torch.where(noise.isnan(), 1.0, ratio)  # 0 / 0
     if rule.mode == "norm":
         ratio, limit = ratio.sqrt(), limit**0.5
-    most = limit if rule.most is None else rule.most
+    most = min(limit, room) if rule.most is None else rule.most
     return ratio.clamp(max=most).clamp(min=rule.least)
 
 
@@ -191,9 +194,8 @@ class Adaptive:
     """
 
     def __init__(self, plan: Plan, known: Known, *, own_rates: bool = False) -> None:
-        self._known, self._rule = known, plan.ags
-        self._gaining = plan.learning_rate.scaling == "gain" and not own_rates
-        self._base_batch = plan.learning_rate.base_batch
+        self._known, self._rule, self._rate = known, plan.ags, plan.learning_rate
+        self._gaining = self._rate.scaling == "gain" and not own_rates
 
     @property
     def gaining(self) -> bool:
@@ -204,9 +206,10 @@ class Adaptive:
         """For a step of ``batch`` samples, by the steps that were learnt from before."""
         gain, scales = 1.0, None
         if self._gaining:
-            gain = self._known.noise.gain(base_batch=self._base_batch, batch=batch)
+            gain = self._known.noise.gain(base_batch=self._rate.base_batch, batch=batch)
         if self._rule is not None and self._known.tensors is not None:
-            scales = factors(self._known.tensors, self._rule, batch)
+            left = room(self._rule, self._rate, batch, gain)
+            scales = factors(self._known.tensors, self._rule, batch, left)
         return Adaptation(gain, scales)
 
     def learn(self, tally: Tally, sqr_norms: Tensor, *, batch: int) -> None:
