@@ -6,7 +6,7 @@ import pytest
 
 from batchwright.errors import PlanError
 from batchwright.planning.experience import experience_of
-from batchwright.planning.learning_rate import DEFAULT_RATE
+from batchwright.planning.learning_rate import DEFAULT_RATE, make_rule
 from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.quality import SEED_ERROR
@@ -30,10 +30,8 @@ def run_of(
     """Accuracy rises evenly to its last value."""
     plan = make_sample_plan()
     job = plan.job.model_copy(update={"optimizer": "auto", "learning_rate": "auto"} | changes)
-    rule = plan.learning_rate.model_copy(
-        update={"base": base or DEFAULT_RATE[update], "base_batch": job.base_batch}
-        | {"scaling": job.rate_scaling}
-    )
+    rule = make_rule(job, batch, epochs, update, samples=plan.data.train_samples)
+    rule = rule.model_copy(update={"base": base or rule.base})
     stage = plan.stages[0].model_copy(update={"epochs": epochs, "local_batch_sizes": (batch,)})
     fields = {"job": job, "update": update, "learning_rate": rule, "stages": (stage,)}
     return make_summary(

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from batchwright.documents import load_job
 from batchwright.errors import JobError
 from batchwright.planning.learning_rate import (
+    MUON_REACH,
     fitted_warmup,
     make_rule,
     rate_factor,
+    reach,
     scaled_rate,
 )
 from batchwright.planning.planner import plan_without_profile
@@ -242,3 +244,37 @@ def test_the_plan_says_what_its_rate_is_made_of(job, batch, said):
     words = [told[choice].why for choice in ("learning rate", "warm-up", "decay")]
     assert any(said in why for why in words)
     assert told["warm-up"].value == f"{plan.learning_rate.warmup_epochs:g} epochs"
+
+
+@pytest.mark.parametrize("decay", ["cosine", "steps", "one-cycle", "none"])
+@pytest.mark.parametrize("scaling", ["sqrt", "none"])
+def test_the_default_rate_of_muon_reaches_far_enough_in_few_steps(decay, scaling):
+    job = Job(optimizer="muon", global_batch=500, decay=decay, scaling=scaling)
+    usual = make_rule(job, 500, 5)
+    assert reach(usual, 500, samples=1500, epochs=5) < MUON_REACH
+    rule = make_rule(job, 500, 5, samples=1500)
+    seen = [500 * (step + 0.5) for step in range(15)]
+    rates = [
+        rule.peak * rate_factor(one, rule=rule, samples_per_epoch=1500, epochs=5) for one in seen
+    ]
+    assert sum(rates) == pytest.approx(MUON_REACH, rel=0.05)
+    assert rule.warmup_epochs == usual.warmup_epochs
+    assert rule.peak == pytest.approx(scaled_rate(rule.base, 128, 500, scaling))
+
+
+def test_the_rate_of_muon_stays_where_steps_are_enough_or_it_was_asked_for():
+    job = Job(optimizer="muon", global_batch=500)
+    assert make_rule(job, 500, 50, samples=1500) == make_rule(job, 500, 50)
+    asked = job.model_copy(update={"learning_rate": 0.1})
+    assert make_rule(asked, 500, 5, samples=1500) == make_rule(asked, 500, 5)
+    sgd = job.model_copy(update={"optimizer": "sgd"})
+    assert make_rule(sgd, 500, 5, samples=1500) == make_rule(sgd, 500, 5)
+    assert make_rule(job, 500, 1, samples=500).peak == 1.0  # as far as it goes
+
+
+def test_a_plan_of_few_steps_says_why_the_rate_of_muon_is_higher():
+    facts = {"optimizer": "muon", "workers": 1, "global_batch": 512}
+    for epochs, told in ((4, True), (100, False)):
+        plan = plan_without_profile(Job(epochs=epochs, **facts), make_data(), make_network())
+        (why,) = [one.why for one in plan.reasons if one.choice == "learning rate"]
+        assert ("Muon's usual 0.1 was raised, as there are few steps" in why) == told

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import hypot, sqrt
+from math import hypot, isclose, sqrt
 from statistics import fmean, stdev
 
 from batchwright.errors import PlanError
 from batchwright.planning.inputs import sides
-from batchwright.planning.learning_rate import DEFAULT_RATE
+from batchwright.planning.learning_rate import make_rule
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
 from batchwright.planning.recipe import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import CYCLED
@@ -110,9 +110,17 @@ class Experience:
 
     def _at_its_rate(self, run: RunSummary) -> bool:
         """Whether a run had the base rate that a plan with its optimizer has."""
-        job, rule = self.job, run.plan.learning_rate
-        base = DEFAULT_RATE[run.plan.update] if job.learning_rate == "auto" else job.learning_rate
-        return (rule.base, rule.base_batch) == (base, job.base_batch)
+        plan, rule = run.plan, run.plan.learning_rate
+        asked = plan.job.model_copy(
+            update={
+                "learning_rate": self.job.learning_rate,
+                "base_batch": self.job.base_batch,
+                "scaling": rule.scaling,
+            }
+        )
+        batch, samples = plan.stages[0].global_batch_size, plan.data.train_samples
+        meant = make_rule(asked, batch, plan.epochs, plan.update, samples=samples)
+        return rule.base_batch == meant.base_batch and isclose(rule.base, meant.base)
 
 
 def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Experience:

@@ -8,6 +8,7 @@ cannot bend the schedule. The rate of a step is ``stage.learning_rate * rate_fac
 from __future__ import annotations
 
 from math import cos, exp, isfinite, log, pi, sqrt
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from batchwright.errors import JobError
@@ -15,6 +16,12 @@ from batchwright.planning.optimizer import OptimizerName, chosen_optimizer
 from batchwright.records import Job, LearningRateRule
 
 DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}  # at the base batch, per step
+MUON_REACH = 4.0
+"""Least sum of the rates of a training with Muon, if its rate is left open. A step at rate r moves
+a matrix by some r in spectral norm whatever its gradient, and matrices begin 1 to 3 long: below a
+sum of 3 accuracy falls steeply, above it hardly, until single rates come to 1 (docs/log.md)."""
+MUON_MOST = 1.0
+"""Most that the rate is raised to for that."""
 DECAY_SHARES = (1 / 3, 2 / 3, 8 / 9)  # of the epochs; Goyal et al. decay at 30, 60, 80 of 90
 DECAY_FACTOR = 0.1
 
@@ -149,7 +156,12 @@ def warmup_epochs(job: Job, base: float, peak: float, global_batch: int, epochs:
 
 
 def make_rule(
-    job: Job, global_batch: int, epochs: int, update: OptimizerName | None = None
+    job: Job,
+    global_batch: int,
+    epochs: int,
+    update: OptimizerName | None = None,
+    *,
+    samples: int | None = None,
 ) -> LearningRateRule:
     """The rule for a job at the global batch that was chosen.
 
@@ -161,6 +173,8 @@ def make_rule(
         global_batch: Samples per step over all workers.
         epochs: Length of the training, in epochs.
         update: The optimizer, which the default rate goes by; `None`: as without any runs.
+        samples: Of an epoch; with it the default rate of Muon is raised where there are so few
+            steps that weights would not get far (`reach`).
 
     Raises:
         JobError: The warm-up asked for is longer than the training, or the scaled rate is no
@@ -176,7 +190,7 @@ def make_rule(
             f"learning_rate={base:g} with scaling={scaling} comes to {peak:g} at global batch "
             f"{global_batch}: give another rate"
         )
-    return LearningRateRule(
+    rule = LearningRateRule(
         base=base,
         base_batch=job.base_batch,
         scaling=scaling,
@@ -184,6 +198,40 @@ def make_rule(
         warmup_epochs=warmup_epochs(job, base, peak, global_batch, epochs),
         decay=job.decay,
     )
+    if asked != "auto" or update != "muon" or samples is None:
+        return rule
+    needed = MUON_REACH / reach(rule, global_batch, samples=samples, epochs=epochs)
+    raised = max(1.0, min(needed, MUON_MOST / peak))
+    return rule.model_copy(update={"base": base * raised, "peak": peak * raised})
+
+
+def is_raised(job: Job, rule: LearningRateRule) -> bool:
+    """Whether Muon's default rate was raised because there are few steps."""
+    return job.learning_rate == "auto" and rule.base > max(DEFAULT_RATE.values())
+
+
+def reach(rule: LearningRateRule, global_batch: int, *, samples: int, epochs: int) -> float:
+    r"""Sum of the rates of a training: how far Muon can move a matrix, in spectral norm.
+
+    .. math:: \sum_t \eta_t \approx \frac{E N}{B} \, \eta \, \overline{\eta_t / \eta}
+
+    Args:
+        rule: The learning rate.
+        global_batch: Samples per step, :math:`B`.
+        samples: Of an epoch, :math:`N`.
+        epochs: Length of the training, :math:`E`.
+    """
+    points = 200
+    shares = (
+        rate_factor(
+            (point + 0.5) / points * samples * epochs,
+            rule=rule,
+            samples_per_epoch=samples,
+            epochs=epochs,
+        )
+        for point in range(points)
+    )
+    return epochs * samples / global_batch * rule.peak * fmean(shares)
 
 
 def raises_nothing(rule: LearningRateRule) -> bool:

@@ -130,7 +130,8 @@ def make_plan(
         rule, stages, server = made.rule, made.stages, made.server
         explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
     else:
-        rule, server = make_rule(job, batch, job.epochs, update), None
+        rule = make_rule(job, batch, job.epochs, update, samples=merged[0].data.train_samples)
+        server = None
         stages = (_stage(settled, chosen, choice.row, rule),)
         least = least_local(merged[0].network)
         explained = (

@@ -102,7 +102,7 @@ def _reduced(
     rows = [_level(job, data, max(sides(job)), local, least)]
     check_bounds(job, local)
     if job.method not in COMPOSED:
-        rule = make_rule(job, batch, job.epochs)
+        rule = make_rule(job, batch, job.epochs, samples=data.train_samples)
         stage = stage_of(job, max(sides(job)), rule, local, **_without_side(rows[0]))
         return assemble(
             job,
