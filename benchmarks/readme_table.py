@@ -44,6 +44,7 @@ HEADLINES = (
     ("cyclic", "cifar_accuracy", "accuracy less that of the top resolution throughout"),
     ("cyclic", "folder_time_saved", "`cyclic`, photographs up to 160 px: training time saved"),
     ("dual_accuracy", "dual_accuracy_gain", "`dual-batch`: accuracy less that of the large batch"),
+    ("dual_accuracy", "dual_over_uniform_points", "the same less one smaller batch for all"),
     ("large_batch", "ags_over_plain_points", "gradient scaling: accuracy less plain training"),
     ("large_batch", "picked_gap_closed", "gap to small batches that the plan's choice closes"),
     ("gradient_overhead", "ags_overhead", "gradient scaling: what it adds to a step"),
@@ -146,6 +147,23 @@ MEANINGS = {
         "dual_over_uniform_points": "the same less one smaller batch for all, in the same time",
         "hybrid_accuracy_gain": "accuracy of `hybrid` less that of large batches in the same "
         "stages of the rate",
+        "accuracy_large": "accuracy of large batches alone",
+        "accuracy_k105-1": "one of four with the small batch, 1.05 times the time",
+        "accuracy_k105-2": "two",
+        "accuracy_k105-3": "three",
+        "accuracy_k105-4": "all four, so one smaller batch for all",
+        "accuracy_k110-1": "one of four with the small batch, 1.1 times the time",
+        "accuracy_k110-2": "two",
+        "accuracy_k110-3": "three",
+        "accuracy_k110-4": "all four, so one smaller batch for all",
+        "accuracy_sqrt": "the best of one to three, `server.update_factor=sqrt`, not `ratio`",
+        "accuracy_none": "the same with `none`",
+        "accuracy_bsp": "the same with `server.consistency=bsp` in place of `asp`",
+        "accuracy_ssp": "the same with `ssp`, three rounds ahead at most",
+        "accuracy_large-stages": "large batches, the rate in three stages, 16 px",
+        "accuracy_cyclic": "`cyclic`: the same, 12 and 16 px in each stage",
+        "accuracy_one-pass": "the same, 12 px first, then 16 px",
+        "accuracy_hybrid": "`hybrid`: as `cyclic`, with the batches of the best of one to three",
     },
     "dual_uneven": {
         "two_over_uniform_points_102": "accuracy with two batch sizes, the small one where steps "
@@ -198,7 +216,8 @@ REMARKS = {
     "cyclic": "`resnet8`, one worker, stages of the learning rate in the published proportions",
     "data_path": "imagenette2-160, `resnet8`, one worker; JPEG files of 500 x 375 px",
     "dual_accuracy": "CIFAR-100 at 16 px, `resnet8`, 12 epochs, four workers of a virtual cluster "
-    "with the published times of a step, five paired seeds",
+    "with the published times of a step; five paired seeds for the first three figures and what "
+    "they compare, two for the rest; spread of an accuracy: least and most",
     "dual_uneven": "The same, where two of the four workers have a tenth of the fixed time of a "
     "step",
     "large_batch": "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), "
