@@ -45,6 +45,11 @@ HEADLINES = (
     ("cyclic", "folder_time_saved", "`cyclic`, photographs up to 160 px: training time saved"),
     ("dual_accuracy", "dual_accuracy_gain", "`dual-batch`: accuracy less that of the large batch"),
     ("dual_accuracy", "dual_over_uniform_points", "the same less one smaller batch for all"),
+    (
+        "dual_uneven",
+        "two_over_uniform_points_102",
+        "the same where fixed times of a step differ from worker to worker",
+    ),
     ("large_batch", "ags_over_plain_points", "gradient scaling: accuracy less plain training"),
     ("large_batch", "picked_gap_closed", "gap to small batches that the plan's choice closes"),
     ("gradient_overhead", "ags_overhead", "gradient scaling: what it adds to a step"),
@@ -169,7 +174,12 @@ MEANINGS = {
         "two_over_uniform_points_102": "accuracy with two batch sizes, the small one where steps "
         "cost a tenth, less one smaller batch for all, in 1.02 times the time",
         "two_over_uniform_points_105": "the same in 1.05 times the time",
-        "two_over_large_points_105": "the same less the large batch alone",
+        "two_over_large_points_102": "two sizes less the large batch alone, 1.02 times the time",
+        "two_over_large_points_105": "the same in 1.05 times the time",
+        "accuracy_two-102": "accuracy with two sizes, 1.02 times the time",
+        "accuracy_uniform-102": "with one smaller batch for all, 1.02 times the time",
+        "accuracy_two-105": "with two sizes, 1.05 times the time",
+        "accuracy_uniform-105": "with one smaller batch for all, 1.05 times the time",
     },
     "large_batch": {
         "ags_over_plain_points": "test accuracy with adaptive gradient scaling less plain training "

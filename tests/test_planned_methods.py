@@ -604,6 +604,7 @@ def test_the_number_of_small_batches_is_that_of_the_most_updates_where_overheads
     uniform = next(one.loss for one in told.alternatives if one.value == "4 of 4")
     assert "uniform control, 301 updates a round" in uniform
     assert "make 1109 updates a round" in told.why
+    assert "two sizes can be well ahead" in told.why
     wrong = virtual(
         "dual-batch",
         virtual=Virtual(**stated, overheads=(0.1, 1, 1, 1)),
@@ -612,9 +613,9 @@ def test_the_number_of_small_batches_is_that_of_the_most_updates_where_overheads
     )
     assert "costs worker(s) 0 less" in reason(wrong, "small-batch workers").why
     alike = virtual("dual-batch", virtual=Virtual(**stated), **given)
-    assert "other numbers of small-batch workers come to as many" in (
-        reason(alike, "small-batch workers").why
-    )
+    why = reason(alike, "small-batch workers").why
+    assert "other numbers of small-batch workers come to as many" in why
+    assert "fixed time is the same on all workers, as here, it is as good" in why
 
 
 @pytest.mark.parametrize(
