@@ -29,7 +29,9 @@ tenth of the epochs.
     lamb                               peak rate 4/800 times the root of batch / 512, decay 0.01,
                                        warm-up (You et al. 2019, ResNet-50)
     adascale                           `scaling=gain`, no warm-up
-    ags-norm, ags-gain                 `ags.mode`, SGD's rate not scaled besides, no warm-up
+    ags-norm, ags-gain                 `ags.mode` on top of sqrt scaling, both together within
+                                       linear scaling, after a warm-up
+    ags-gain-none                      the same on a rate that is not scaled besides, no warm-up
     muon                               `optimizer=muon` at its default rate, otherwise as a job has
                                        it
     picked                             a job that names task, batch and epochs and nothing else
@@ -100,7 +102,7 @@ from benchmarks.large_batch_arms import (
     wanted,
 )
 
-AGS_ARM = "ags-gain"
+AGS_ARM = "ags-norm"
 CHECKED = "unscaled", AGS_ARM
 LEAST_GAP = 10.0  # points that plain training must lose for a task to count
 GOALS = {

@@ -81,7 +81,7 @@ SMALL = ("small-half", "small", "small-double")
 SMALL_MUON = ("small-muon-half", "small-muon", "small-muon-double")
 PLAIN = ("unscaled", "linear")
 UNTUNED = (*PLAIN, "linear-warmup", "sqrt-warmup", "lars", "lamb", "adascale")
-AGS = ("ags-norm", "ags-gain")
+AGS = ("ags-norm", "ags-gain", "ags-gain-none")
 PICKED = ("picked-low", "picked", "picked-high")
 RATE_SPAN = 3.0  # of the highest of `PICKED` over the lowest
 
@@ -112,8 +112,9 @@ def arms_of(task: Task) -> dict[str, Arm]:
         **tuned(SMALL, {**sgd, **small}),
         "unscaled": Arm({**sgd, **large}),
         "linear": Arm({**sgd, **large, "scaling": "linear"}),
-        "ags-norm": Arm({**sgd, **large, "ags": {"mode": "norm"}}),
-        "ags-gain": Arm({**sgd, **large, "ags": {"mode": "gain"}}),
+        "ags-norm": Arm({**sgd, **large, **warm, "scaling": "sqrt", "ags": {"mode": "norm"}}),
+        "ags-gain": Arm({**sgd, **large, **warm, "scaling": "sqrt", "ags": {"mode": "gain"}}),
+        "ags-gain-none": Arm({**sgd, **large, "ags": {"mode": "gain"}}),
         "picked": Arm(large),
         "linear-warmup": Arm({**sgd, **large, **warm, "scaling": "linear"}),
         "sqrt-warmup": Arm({**sgd, **large, **warm, "scaling": "sqrt"}),

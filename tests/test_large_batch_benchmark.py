@@ -93,14 +93,14 @@ def test_rates_follow_their_rules_and_warm_ups_are_where_they_are_said_to_be(tas
 
 def test_arms_with_gradient_scaling_differ_from_plain_in_nothing_else() -> None:
     pytest.importorskip("batchwright.training.gradient_scaling")
-    found = plans("cifar-resnet8", ("unscaled", *AGS))
+    found = plans("cifar-resnet8", ("unscaled", "sqrt-warmup", *AGS))
     for name in AGS:
-        plan = found[name]
+        plan, without = found[name], found["unscaled" if name.endswith("none") else "sqrt-warmup"]
         assert plan.ags is not None
-        assert plan.ags.mode == name.removeprefix("ags-")
+        assert plan.ags.mode == name.split("-")[1]
         assert plan.update == "sgd"
-        assert plan.learning_rate == found["unscaled"].learning_rate
-        assert plan.stages == found["unscaled"].stages
+        assert plan.learning_rate == without.learning_rate
+        assert plan.stages == without.stages
 
 
 def test_the_rates_picked_arms_differ_by_are_a_factor_of_three_apart() -> None:
@@ -179,7 +179,7 @@ def test_later_seeds_are_for_what_differences_are_taken_of() -> None:
     assert best_of(both["digits"], SMALL) == "small-double"
     first, later = (arms_of_round("digits", both, seed) for seed in (1, 2))
     assert set(first) == set(arms_of(TASKS["digits"]))
-    kept = ["small-double", "linear", "ags-gain", "picked", "sqrt-warmup", "muon", "small-muon"]
+    kept = ["small-double", "linear", AGS_ARM, "picked", "sqrt-warmup", "muon", "small-muon"]
     assert later == kept
 
 

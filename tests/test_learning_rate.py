@@ -278,3 +278,19 @@ def test_a_plan_of_few_steps_says_why_the_rate_of_muon_is_higher():
         plan = plan_without_profile(Job(epochs=epochs, **facts), make_data(), make_network())
         (why,) = [one.why for one in plan.reasons if one.choice == "learning rate"]
         assert ("Muon's usual 0.1 was raised, as there are few steps" in why) == told
+
+
+def test_without_batch_normalization_the_default_rate_of_muon_is_lower():
+    facts = {"optimizer": "muon", "workers": 1, "global_batch": 512, "epochs": 4}
+    plain = make_network(batch_norm=False)
+    for method in ({}, {"method": "cyclic", "resolutions": (16, 32)}):
+        plan = plan_without_profile(Job(**facts, **method), make_data(), plain)
+        assert plan.learning_rate.base == 0.02
+    plan = plan_without_profile(Job(**facts), make_data(), plain)
+    (why,) = [one.why for one in plan.reasons if one.choice == "learning rate"]
+    assert "networks without batch normalization" in why
+    asked = plan_without_profile(Job(learning_rate=0.02, **facts), make_data(), plain)
+    (why,) = [one.why for one in asked.reasons if one.choice == "learning rate"]
+    assert "networks without" not in why
+    sgd = plan_without_profile(Job(**(facts | {"optimizer": "sgd"})), make_data(), plain)
+    assert sgd.learning_rate.base == 0.1

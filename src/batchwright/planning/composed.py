@@ -37,6 +37,7 @@ from batchwright.records import (
     DataFacts,
     Job,
     LearningRateRule,
+    NetworkFacts,
     Prediction,
     Reason,
     ServerRule,
@@ -107,12 +108,13 @@ def cycle_batches(job: Job, data: DataFacts) -> tuple[tuple[int, ...] | None, st
     return None, ""
 
 
-def rate_rule(job: Job, batch: int) -> LearningRateRule:
+def rate_rule(job: Job, batch: int, network: NetworkFacts) -> LearningRateRule:
     """The rate at a batch; a cycle's stages stand in the table, so nothing decays it but they.
 
     Args:
         job: Resolved.
         batch: Samples in a step: over all workers, or of one under a parameter server.
+        network: Its normalization matters to Muon's default rate.
 
     Raises:
         JobError: The warm-up asked for is longer than the training.
@@ -122,7 +124,7 @@ def rate_rule(job: Job, batch: int) -> LearningRateRule:
         job = job.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
     if job.method in CYCLED:
         job = job.model_copy(update={"decay": "none"})
-    return make_rule(job, batch, job.epochs)
+    return make_rule(job, batch, job.epochs, batch_norm=network.batch_norm)
 
 
 def compose(
@@ -187,7 +189,7 @@ def _cycled(
         _level(job, table, choice, progress, side, batch)
         for side, batch in zip(schedule.resolutions, batches, strict=True)
     ]
-    rule = rate_rule(job, batches[-1])
+    rule = rate_rule(job, batches[-1], row.mix.members[0][0].profile.network)
     stages = laid_out(job, rule, levels, schedule)
     found = (
         explanations.local_batches(stages[-1], row.mix, row.totals),
@@ -267,7 +269,7 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
                 peak=kind.memory.predict(side, micro, workers=workers, accumulates=micro < most),
             )
         )
-    rule = rate_rule(job, large[-1])
+    rule = rate_rule(job, large[-1], kind.profile.network)
     stages = laid_out(job, rule, rows, schedule)
     return Composed(
         stages,

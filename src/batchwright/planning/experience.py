@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from batchwright.errors import PlanError
 from batchwright.planning.inputs import sides
-from batchwright.planning.learning_rate import make_rule
+from batchwright.planning.learning_rate import rule_for
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
 from batchwright.planning.recipe import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import CYCLED
@@ -116,10 +116,11 @@ class Experience:
                 "learning_rate": self.job.learning_rate,
                 "base_batch": self.job.base_batch,
                 "scaling": rule.scaling,
+                "epochs": plan.epochs,
             }
         )
-        batch, samples = plan.stages[0].global_batch_size, plan.data.train_samples
-        meant = make_rule(asked, batch, plan.epochs, plan.update, samples=samples)
+        batch = plan.stages[0].global_batch_size
+        meant = rule_for(asked, batch, plan.data, plan.network, plan.update)
         return rule.base_batch == meant.base_batch and isclose(rule.base, meant.base)
 
 

@@ -13,13 +13,18 @@ from typing import Literal, NamedTuple
 
 from batchwright.errors import JobError
 from batchwright.planning.optimizer import OptimizerName, chosen_optimizer
-from batchwright.records import Job, LearningRateRule
+from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts
 
 DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}  # at the base batch, per step
+MUON_UNNORMALIZED = 0.02
+"""Default rate of Muon without batch normalization. Steps as long as they are at 0.1, whatever the
+gradient, are undone by it where it is; elsewhere outputs grow with the weights, layer on layer,
+until nothing is learnt: `vgg8` from some 0.1 per step on (docs/log.md)."""
 MUON_REACH = 4.0
-"""Least sum of the rates of a training with Muon, if its rate is left open. A step at rate r moves
-a matrix by some r in spectral norm whatever its gradient, and matrices begin 1 to 3 long: below a
-sum of 3 accuracy falls steeply, above it hardly, until single rates come to 1 (docs/log.md)."""
+"""Least sum of the rates of a training with Muon, if its rate is left open and the network has
+batch normalization. A step at rate r moves a matrix by some r in spectral norm whatever its
+gradient, and matrices begin 1 to 3 long: below a sum of 3 accuracy falls steeply, above it hardly,
+until single rates come to 1 (docs/log.md)."""
 MUON_MOST = 1.0
 """Most that the rate is raised to for that."""
 DECAY_SHARES = (1 / 3, 2 / 3, 8 / 9)  # of the epochs; Goyal et al. decay at 30, 60, 80 of 90
@@ -162,6 +167,7 @@ def make_rule(
     update: OptimizerName | None = None,
     *,
     samples: int | None = None,
+    batch_norm: bool = True,
 ) -> LearningRateRule:
     """The rule for a job at the global batch that was chosen.
 
@@ -175,6 +181,8 @@ def make_rule(
         update: The optimizer, which the default rate goes by; `None`: as without any runs.
         samples: Of an epoch; with it the default rate of Muon is raised where there are so few
             steps that weights would not get far (`reach`).
+        batch_norm: Whether the network has batch normalization; without it the default rate of Muon
+            is `MUON_UNNORMALIZED`.
 
     Raises:
         JobError: The warm-up asked for is longer than the training, or the scaled rate is no
@@ -182,7 +190,9 @@ def make_rule(
     """
     asked = job.learning_rate
     update = update or chosen_optimizer(job, global_batch)
-    base = DEFAULT_RATE[update] if asked == "auto" else asked
+    cautious = update == "muon" and not batch_norm
+    usual = MUON_UNNORMALIZED if cautious else DEFAULT_RATE[update]
+    base = usual if asked == "auto" else asked
     scaling = job.rate_scaling
     peak = scaled_rate(base, job.base_batch, global_batch, scaling)
     if not (isfinite(peak) and peak > 0):
@@ -198,16 +208,48 @@ def make_rule(
         warmup_epochs=warmup_epochs(job, base, peak, global_batch, epochs),
         decay=job.decay,
     )
-    if asked != "auto" or update != "muon" or samples is None:
+    if asked != "auto" or update != "muon" or cautious or samples is None:
         return rule
     needed = MUON_REACH / reach(rule, global_batch, samples=samples, epochs=epochs)
     raised = max(1.0, min(needed, MUON_MOST / peak))
     return rule.model_copy(update={"base": base * raised, "peak": peak * raised})
 
 
-def is_raised(job: Job, rule: LearningRateRule) -> bool:
-    """Whether Muon's default rate was raised because there are few steps."""
-    return job.learning_rate == "auto" and rule.base > max(DEFAULT_RATE.values())
+def rule_for(
+    job: Job,
+    batch: int,
+    data: DataFacts,
+    network: NetworkFacts,
+    update: OptimizerName | None = None,
+) -> LearningRateRule:
+    """`make_rule` for a job on these data with this network."""
+    return make_rule(
+        job,
+        batch,
+        job.epochs,
+        update,
+        samples=data.train_samples,
+        batch_norm=network.batch_norm,
+    )
+
+
+def remark_on_muon(job: Job, rule: LearningRateRule) -> str:
+    """Why Muon's default rate is not what it usually is, in a sentence; empty if it is."""
+    usual = DEFAULT_RATE["muon"]
+    if job.learning_rate != "auto":
+        return ""
+    if rule.base == MUON_UNNORMALIZED:
+        return (
+            f"It is Muon's for networks without batch normalization, where {usual:g} lets outputs "
+            "grow until nothing is learnt."
+        )
+    if rule.base > max(DEFAULT_RATE.values()):
+        return (
+            f"Muon's usual {usual:g} was raised, as there are few steps: a step moves a matrix by "
+            f"the rate at most, and rates that add up to less than {MUON_REACH:g} leave weights "
+            "near where they began."
+        )
+    return ""
 
 
 def reach(rule: LearningRateRule, global_batch: int, *, samples: int, epochs: int) -> float:

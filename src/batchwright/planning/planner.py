@@ -37,7 +37,7 @@ from batchwright.planning.inputs import (
 )
 from batchwright.planning.kinds import Kind, kinds_of, link_given
 from batchwright.planning.knees import Bend, bends_of, knee_record
-from batchwright.planning.learning_rate import make_rule
+from batchwright.planning.learning_rate import rule_for
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
 from batchwright.planning.optimizer import (
@@ -130,8 +130,7 @@ def make_plan(
         rule, stages, server = made.rule, made.stages, made.server
         explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
     else:
-        rule = make_rule(job, batch, job.epochs, update, samples=merged[0].data.train_samples)
-        server = None
+        rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update), None
         stages = (_stage(settled, chosen, choice.row, rule),)
         least = least_local(merged[0].network)
         explained = (

@@ -6,13 +6,11 @@ The planner decides; nothing here does.
 from __future__ import annotations
 
 from batchwright.planning.learning_rate import (
-    DEFAULT_RATE,
-    MUON_REACH,
     ONE_CYCLE_END,
     ONE_CYCLE_RISE,
     fitted_warmup,
-    is_raised,
     raises_nothing,
+    remark_on_muon,
 )
 from batchwright.planning.rebalancing import DEAD_BAND
 from batchwright.records import (
@@ -93,12 +91,12 @@ def unmeasured_batch(job: Job, stage: Stage, *, given: bool) -> Reason:
 def learning_rate(job: Job, rule: LearningRateRule, stage: Stage) -> tuple[Reason, ...]:
     """Rate, warm-up and decay."""
     batch = stage.global_batch_size
-    raised = is_raised(job, rule)
-    return rate(rule, batch, raised=raised), warmup(job, rule, batch), decay(rule)
+    remark = remark_on_muon(job, rule)
+    return rate(rule, batch, remark), warmup(job, rule, batch), decay(rule)
 
 
-def rate(rule: LearningRateRule, batch: int, *, raised: bool = False) -> Reason:
-    """The peak rate, for a step of ``batch`` samples; ``raised`` for the sake of few steps."""
+def rate(rule: LearningRateRule, batch: int, remark: str = "") -> Reason:
+    """The peak rate, for a step of ``batch`` samples, with a ``remark`` on its base."""
     ratio = f"{batch} / {rule.base_batch}"
     times, source, reference = {
         "linear": (f" x ({ratio}), linear in the batch", "published", GOYAL),
@@ -107,13 +105,9 @@ def rate(rule: LearningRateRule, batch: int, *, raised: bool = False) -> Reason:
         "none": (", not scaled with the batch", "asked", ""),
     }[rule.scaling]
     why = f"{rule.base:.4g} at global batch {rule.base_batch}{times}."
-    if raised:
+    if remark:
         source, reference = "assumed", ""
-        why += (
-            f" Muon's usual {DEFAULT_RATE['muon']:g} was raised, as there are few steps: a step "
-            "moves a matrix by the rate at most, and rates that add up to less than "
-            f"{MUON_REACH:g} leave weights near where they began."
-        )
+        why += f" {remark}"
     if batch < rule.base_batch and rule.scaling in ("linear", "sqrt"):
         why += " The batch is below the one that the rate is for, so the rate is scaled down."
     return Reason(

@@ -21,7 +21,7 @@ from batchwright.planning.inputs import (
     sides,
 )
 from batchwright.planning.kinds import cut
-from batchwright.planning.learning_rate import make_rule
+from batchwright.planning.learning_rate import rule_for
 from batchwright.planning.optimizer import optimizer_reason
 from batchwright.planning.pacing import stated_pace
 from batchwright.planning.partition import apportion
@@ -102,7 +102,7 @@ def _reduced(
     rows = [_level(job, data, max(sides(job)), local, least)]
     check_bounds(job, local)
     if job.method not in COMPOSED:
-        rule = make_rule(job, batch, job.epochs, samples=data.train_samples)
+        rule = rule_for(job, batch, data, network)
         stage = stage_of(job, max(sides(job)), rule, local, **_without_side(rows[0]))
         return assemble(
             job,
@@ -125,7 +125,7 @@ def _reduced(
         _level(job, data, side, tuple(apportion(list(local), size)), least)
         for side, size in zip(sides(job), each, strict=True)
     ]
-    rule = rate_rule(job, each[-1])
+    rule = rate_rule(job, each[-1], network)
     stages = laid_out(job, rule, rows, schedule)
     return assemble(
         job,
@@ -218,7 +218,7 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
         rows.append(
             served_level(groups, found.rule, side, micro_batch=micro, ends=(1.0, 1.0), peak=None)
         )
-    rule = rate_rule(job, large[-1])
+    rule = rate_rule(job, large[-1], network)
     stages = laid_out(job, rule, rows, schedule)
     hourly = None if job.goal.price is None else workers * job.goal.price
     check_goal(job)

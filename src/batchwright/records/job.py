@@ -363,8 +363,8 @@ class Job(Record):
     learning_rate: Literal["auto"] | Positive = Field(
         "auto",
         description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`; for "
-        "`muon` 0.1, or as much as lets a training of few steps get anywhere. One that is given "
-        "makes `optimizer=auto` SGD.",
+        "`muon` 0.1, or as much as lets a training of few steps get anywhere, and 0.02 without "
+        "batch normalization. One that is given makes `optimizer=auto` SGD.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(
