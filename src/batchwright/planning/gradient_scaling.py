@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.inputs import SERVED
-from batchwright.planning.learning_rate import scaled_rate
+from batchwright.planning.learning_rate import room_to_linear
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
 
 WANTED_PARTS = 4
@@ -116,31 +116,6 @@ def ags_rule(job: Job) -> AgsRule | None:
     )
 
 
-def room(rule: AgsRule, rate: LearningRateRule, batch: int, gain: float = 1.0) -> float:
-    """What factors leave a step of so many samples within linear scaling, at least 1.
-
-    Twice as many samples call for a rate twice as large at most: as much as the rate has been
-    raised for them already, factors are not to raise it once more.
-
-    Args:
-        rule: Of the factors.
-        rate: Of the rate that they act on top of.
-        batch: Samples of the step.
-        gain: What ``scaling=gain`` makes of the rate besides.
-
-    Example:
-        >>> rule = AgsRule(mode="gain", base_batch=64, least=1, most=None, lookback=50)
-        >>> rate = dict(base=0.1, base_batch=64, warmup_epochs=0, decay="cosine")
-        >>> room(rule, LearningRateRule(scaling="none", peak=0.1, **rate), 256)
-        4.0
-        >>> room(rule, LearningRateRule(scaling="sqrt", peak=0.2, **rate), 256)
-        2.0
-    """
-    raised = scaled_rate(1.0, rate.base_batch, batch, rate.scaling)
-    # Under a parameter server all steps have the rate of the large batch.
-    return max(1.0, batch / rule.base_batch / max(gain, raised, rate.peak / rate.base))
-
-
 def most_factor(rule: AgsRule, rate: LearningRateRule, batch: int) -> float:
     """The largest factor that a tensor can get in a step of so many samples.
 
@@ -149,7 +124,7 @@ def most_factor(rule: AgsRule, rate: LearningRateRule, batch: int) -> float:
         rate: Of the rate that they act on top of.
         batch: Samples of the step.
     """
-    most = room(rule, rate, batch) if rule.most is None else rule.most
+    most = room_to_linear(rate, rule.base_batch, batch) if rule.most is None else rule.most
     return max(rule.least, min(_of_noise(rule, batch), most))
 
 

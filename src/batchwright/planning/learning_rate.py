@@ -75,6 +75,30 @@ def scaled_rate(
     return base * {"linear": ratio, "sqrt": sqrt(ratio), "gain": 1.0, "none": 1.0}[scaling]
 
 
+def room_to_linear(rule: LearningRateRule, base_batch: int, batch: int, gain: float = 1.0) -> float:
+    """What factors leave a step of so many samples within linear scaling, at least 1.
+
+    Twice as many samples call for a rate twice as large at most: as much as the rate has been
+    raised for them already, factors are not to raise it once more.
+
+    Args:
+        rule: Of the rate that they act on top of.
+        base_batch: The batch that they make up for.
+        batch: Samples of the step.
+        gain: What ``scaling=gain`` makes of the rate besides.
+
+    Example:
+        >>> rate = dict(base=0.1, base_batch=64, warmup_epochs=0, decay="cosine")
+        >>> room_to_linear(LearningRateRule(scaling="none", peak=0.1, **rate), 64, 256)
+        4.0
+        >>> room_to_linear(LearningRateRule(scaling="sqrt", peak=0.2, **rate), 64, 256)
+        2.0
+    """
+    raised = scaled_rate(1.0, rule.base_batch, batch, rule.scaling)
+    # Under a parameter server all steps have the rate of the large batch.
+    return max(1.0, batch / base_batch / max(gain, raised, rule.peak / rule.base))
+
+
 class FittedWarmup(NamedTuple):
     """A warm-up by the fitted law, and what other laws through the same points would say.
 

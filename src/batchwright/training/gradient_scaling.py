@@ -39,7 +39,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from batchwright.planning.gradient_scaling import room
+from batchwright.planning.learning_rate import room_to_linear
 from batchwright.prediction.noise_scale import NoiseState, estimate
 from batchwright.records import AgsRule, Plan
 from batchwright.reduction import Tally
@@ -114,7 +114,7 @@ def factors(state: TensorNoise, rule: AgsRule, batch: int, room: float = math.in
         rule: ``most`` unset: the batch over the base batch, for ``norm`` its root, which is what
             noise without signal gives, or less if there is less ``room``.
         batch: Samples of the step, :math:`B`.
-        room: What is left to linear scaling, as `planning.gradient_scaling.room` has it.
+        room: What is left to linear scaling, as `planning.learning_rate.room_to_linear` has it.
 
     Returns:
         Factors: float64 (parameters,), within the bounds, of which ``least`` wins if they cross.
@@ -208,7 +208,7 @@ class Adaptive:
         if self._gaining:
             gain = self._known.noise.gain(base_batch=self._rate.base_batch, batch=batch)
         if self._rule is not None and self._known.tensors is not None:
-            left = room(self._rule, self._rate, batch, gain)
+            left = room_to_linear(self._rate, self._rule.base_batch, batch, gain)
             scales = factors(self._known.tensors, self._rule, batch, left)
         return Adaptation(gain, scales)
 
