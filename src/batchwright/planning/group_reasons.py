@@ -329,8 +329,8 @@ def _server(found: Served) -> Reason:
     }[rule.consistency]
     if rule.consistency == "asp":
         why += (
-            " In paired runs of ours with rounds as long as planned, `bsp` reached 26.2 % and "
-            "`asp` 23.3 % in the same time (docs/measured.md); `bsp` loses time where rounds "
+            " In two paired runs of ours with rounds as long as planned, `bsp` reached 26.2 % and "
+            "`asp` 23.2 % in the same time (docs/measured.md); `bsp` loses time where rounds "
             "scatter."
         )
     return Reason(
