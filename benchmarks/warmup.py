@@ -3,17 +3,18 @@
 McCord and Dash (SC21) trained ResNet-50 on ImageNet for 90 epochs, with 60 and with about 240 times
 the batch of one GPU, warm-up of 0, 5, 10 and 20 epochs, and the rate scaled with the batch or not.
 Here all is smaller, and epochs are scaled by a fifth: 18 for 90, so warm-up of 0, 1, 2 and 4. Two
-fifths of CIFAR-100 (20,000 images evenly spaced, and 2,000 held out), `resnet8`, float32,
-SGD with momentum 0.9 and decay 5e-5, rate 0.0125 at batch 16, a tenth at 1/3, 2/3 and 8/9 of the
-epochs, as in the example that the poster seems to follow; so 60 and 240 times the base batch are
-960 and 3,840, and linear scaling gives the poster's rates, 0.75 and 3. Batches are accumulated in
-parts of at most 128, each with its own batch statistics, as on a GPU of the poster's. What is not
-scaled: an epoch has 21 and 5 steps here, and 167 and 42 there.
+fifths of CIFAR-100 (20,000 images evenly spaced, and 2,000 held out) at half their side, `resnet8`,
+bfloat16 where the processor computes in it, SGD with momentum 0.9 and decay 5e-5, rate 0.0125 at
+batch 16, a tenth at 1/3, 2/3 and 8/9 of the epochs, as in the example that the poster seems to
+follow; so 60 and 240 times the base batch are 960 and 3,840, and linear scaling gives the poster's
+rates, 0.75 and 3. Batches are accumulated in parts of at most 128, each with its own batch
+statistics, as on a GPU of the poster's. What is not scaled: an epoch has 21 and 5 steps here, and
+167 and 42 there.
 
-Two sweeps (`batchwright sweep`), five seeds each, the same for all:
+Two sweeps (`batchwright sweep`), the same seeds in all cells of one:
 
-    warmup   global_batch 960, 3840 x warmup_epochs 0, 1, 2, 4, linear scaling
-    batch    global_batch 60, 240, 960, 3840 x scaling none, linear, warm-up 1
+    warmup   global_batch 960, 3840 x warmup_epochs 0, 1, 2, 4, linear scaling; seeds 0 to 4
+    batch    global_batch 60, 240, 960, 3840 x scaling none, linear, warm-up 1; seeds 0 to 2
 
     warmup_best_epochs_B        warm-up with the best mean accuracy, in epochs of 90; spread: from
                                 the shortest to the longest within one standard error of it
@@ -24,24 +25,20 @@ Two sweeps (`batchwright sweep`), five seeds each, the same for all:
 Accuracy is held out, after the last epoch; of differences the spread is Student's 95 % interval.
 The curves epoch by epoch are drawn as figures/ in the folder of each sweep, which --keep keeps.
 
---full takes some four hours on two cores and goes on where it was with --keep. --quick repeats what
-was kept, and runs warm-up 0 and 1 at 3,840 with seed 0 again as a check. Without the CIFAR-100
-folder nothing is measured.
+--full takes some three quarters of an hour on two cores that compute in bfloat16, and goes on where
+it was with --keep. --quick repeats what was kept, and runs warm-up 0 and 1 at 3,840 with seed 0
+again as a check. Without the CIFAR-100 folder nothing is measured.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from batchwright.records import Job, Sweep, SweepSetting
 from batchwright.sweeping.verb import sweep
-from batchwright.workload.cifar import EDITIONS, find_folder, read_classes, read_part
 from benchmarks.common import (
     Arguments,
     Figure,
@@ -51,9 +48,11 @@ from benchmarks.common import (
     run_benchmark,
     say,
 )
+from benchmarks.kept_runs import quick_precision
+from benchmarks.smaller import smaller_cifar100
 
-SEEDS = tuple(range(5))
-TRAIN_IMAGES, HELD_OUT_IMAGES = 20_000, 2_000
+SEEDS: Mapping[str, Sequence[int]] = {"warmup": range(5), "batch": range(3)}
+TRAIN_IMAGES, HELD_OUT_IMAGES, SIDE = 20_000, 2_000, 16
 EPOCHS, POSTER_EPOCHS = 18, 90
 BASE_BATCH, BASE_RATE = 16, 0.0125
 LARGE = (60 * BASE_BATCH, 240 * BASE_BATCH)
@@ -73,7 +72,8 @@ def job_of(data: Path) -> Job:
     return Job(
         data=f"cifar100:{data}",
         network="resnet8",
-        precision="float32",
+        resolutions=(SIDE,),
+        precision=quick_precision(),
         weight_decay=5e-5,
         learning_rate=BASE_RATE,
         base_batch=BASE_BATCH,
@@ -87,7 +87,7 @@ def job_of(data: Path) -> Job:
 
 def main() -> None:
     """Measure, print, and write the report."""
-    run_benchmark("warmup", __doc__, _measure, full_seeds=SEEDS)
+    run_benchmark("warmup", __doc__, _measure, full_seeds=SEEDS["warmup"])
 
 
 def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], dict[str, Any]]:
@@ -97,14 +97,14 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], dict[str
     keep = arguments.keep or folder / "kept"
     data = keep / "images"
     if not data.exists():
-        write_part_of(arguments.data, data, TRAIN_IMAGES, HELD_OUT_IMAGES)
+        smaller_cifar100(arguments.data, TRAIN_IMAGES, data, held_out=HELD_OUT_IMAGES)
     if not arguments.full:
         grid = {"global_batch": LARGE[1:], "warmup_epochs": WARMUPS[:2]}
         found = _swept(keep / "check", data, grid, (0,))
         check = [replace(one, name=f"{CHECKED}_check") for one in warmup_figures(found)]
         check = [one for one in check if one.unit == "points"]
         return [*kept_figures("warmup", names_of_figures()), *check], _told(check=found)
-    found = {name: _swept(keep / name, data, grid, SEEDS) for name, grid in GRIDS.items()}
+    found = {name: _swept(keep / name, data, grid, SEEDS[name]) for name, grid in GRIDS.items()}
     figures = [*warmup_figures(found["warmup"]), *batch_figures(found["batch"])]
     return figures, _told(**found)
 
@@ -121,31 +121,6 @@ def _swept(
         raise SystemExit(f"{cell.name}: {cell.error}")
     say(f"curves: {folder / 'figures'}")
     return found
-
-
-def write_part_of(source: Path, folder: Path, train: int, held_out: int) -> None:
-    """Write evenly spaced images of CIFAR-100 in its own format.
-
-    Args:
-        source: The data set, or the folder that holds it.
-        folder: Takes the files; made.
-        train: Training images.
-        held_out: Held-out images.
-    """
-    edition = EDITIONS["cifar100"]
-    where = find_folder(edition, source)
-    classes = read_classes(edition, where)
-    target = folder / edition.folder
-    target.mkdir(parents=True)
-    for part, files, count in (("train", edition.train, train), ("val", edition.val, held_out)):
-        pixels, labels = read_part(edition, where, part, len(classes))  # type: ignore[arg-type]
-        chosen = np.arange(count) * len(labels) // count
-        planes = pixels[chosen].transpose(0, 3, 1, 2).reshape(count, -1)
-        content = {b"data": np.ascontiguousarray(planes), b"fine_labels": labels[chosen].tolist()}
-        (name,) = files
-        (target / name).write_bytes(pickle.dumps(content, protocol=4))
-    names = {b"fine_label_names": [name.encode() for name in classes]}
-    (target / "meta").write_bytes(pickle.dumps(names, protocol=4))
 
 
 # ---------------------------------------------------------------------------------------- figures
