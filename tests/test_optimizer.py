@@ -51,6 +51,7 @@ def test_the_rule_is_by_the_batch_over_the_one_that_the_rate_is_for():
         ({"ags": {"mode": "norm"}}, "act on SGD"),
         ({"scaling": "gain"}, "act on SGD"),
         ({"momentum": 0}, "Without momentum"),
+        ({"frozen": ("0",)}, "With layers frozen"),
     ],
 )
 def test_what_speaks_for_sgd_is_said(keys, why):
@@ -89,17 +90,21 @@ def test_a_large_batch_is_given_muon_and_a_reason():
 
 
 def test_every_candidate_has_the_time_of_its_own_optimizers_update():
+    base = 16
     with_muon, with_sgd = (
         {
             one.global_batch_size: one
-            for one in make_plan(profile_of(), make_job(optimizer=name)).considered
+            for one in make_plan(
+                profile_of(), make_job(optimizer=name, learning_rate="auto", base_batch=base)
+            ).considered
         }
         for name in ("auto", "sgd")
     )
-    assert with_muon.keys() & with_sgd.keys()
-    for batch in with_muon.keys() & with_sgd.keys():
+    both = with_muon.keys() & with_sgd.keys()
+    assert min(both) <= MUON_ABOVE * base < max(both)
+    for batch in both:
         one, other = with_muon[batch], with_sgd[batch]
-        large = batch > MUON_ABOVE * make_job().base_batch
+        large = batch > MUON_ABOVE * base
         extra = MUON_SECONDS - SGD_SECONDS if large else 0.0
         assert one.step_seconds.value == pytest.approx(other.step_seconds.value + extra)
         if large:

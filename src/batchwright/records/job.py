@@ -353,8 +353,8 @@ class Job(Record):
         description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
         "kernels, SGD for everything else. `auto`: Muon where the global batch is more than twice "
         "`base_batch`; else SGD, and SGD with any batch where `learning_rate` is given, even as it "
-        "is by default, with `ags.mode=norm` or `gain` or `scaling=gain`, with `momentum=0`, and "
-        "with `cyclic`, `dual-batch` and `hybrid`.",
+        "is by default, where layers are `frozen`, with `ags.mode=norm` or `gain` or "
+        "`scaling=gain`, with `momentum=0`, and with `cyclic`, `dual-batch` and `hybrid`.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
     weight_decay: NonNegative = Field(
