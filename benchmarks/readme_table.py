@@ -50,8 +50,18 @@ HEADLINES = (
         "two_over_uniform_points_102",
         "the same where fixed times of a step differ from worker to worker",
     ),
-    ("large_batch", "ags_over_plain_points", "gradient scaling: accuracy less plain training"),
-    ("large_batch", "picked_gap_closed", "gap to small batches that the plan's choice closes"),
+    (
+        "large_batch",
+        "picked_gap_closed",
+        "large batches: gap to SGD with small ones that the plan's choice (Muon) closes",
+    ),
+    ("large_batch", "muon_over_plain_points", "Muon: accuracy less SGD with the large batch"),
+    ("large_batch", "ags_over_plain_points", "gradient scaling: the same"),
+    (
+        "large_batch",
+        "picked_under_best_small_points",
+        "small batches with the better optimizer: accuracy less the plan's choice",
+    ),
     ("gradient_overhead", "ags_overhead", "gradient scaling: what it adds to a step"),
     ("service", "records_lost", "records that the service lost in 20 kills"),
     ("service", "page_seconds_million_records", "page of a run with a million records"),
@@ -193,6 +203,10 @@ MEANINGS = {
         "picked_under_best_small_points": "small-batch training with the best optimizer less what "
         "the plan picks",
         "muon_over_plain_points": "`optimizer=muon` less plain",
+        "plain_loses_points_digits": "small-batch SGD less plain: digits, 479 against 32",
+        "plain_loses_points_cifar-resnet8": "CIFAR-100 with `resnet8`, 2,048 against 64",
+        "plain_loses_points_cifar-vgg8": "CIFAR-100 with `vgg8`, 1,024 against 64",
+        "plain_loses_points_imagenette-resnet8": "Imagenette, 960 against 32",
     },
     "gradient_overhead": {
         "noise_scale_overhead": "what measuring the gradient noise scale adds to a step",
@@ -231,7 +245,9 @@ REMARKS = {
     "dual_uneven": "The same, where two of the four workers have a tenth of the fixed time of a "
     "step",
     "large_batch": "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), "
-    "batches 479 to 2,048 against 32 and 64, equal epochs, five paired seeds",
+    "batches 479 to 2,048 against 32 and 64, equal epochs (5 to 10), five paired seeds; plain: the "
+    "better of a rate that is not scaled and one that is scaled linearly; small-batch SGD: the "
+    "best of three rates",
     "gradient_overhead": "`resnet8` on one worker; arms took turns in one run",
     "service": "Reporters and service share the two cores",
 }

@@ -133,8 +133,10 @@ def no_factors(job: Job, update: OptimizerName, batch: int) -> tuple[Reason, ...
             choice="gradient scaling",
             value="off",
             why=f"A batch of {batch} has less noise than base_batch={job.base_batch}, for which "
-            "ags.mode=gain or norm make up tensor by tensor. Whether that pays here no run given "
-            "tells: `batchwright sweep --grid ags.mode=off,gain` does, and `plan --run` follows.",
+            "ags.mode=norm or gain make up tensor by tensor. On four tasks of few epochs norm with "
+            "scaling=sqrt reached from 1 point less to 14 more than off. Whether it pays here no "
+            "run given tells: `batchwright sweep --grid ags.mode=off,norm` does, and `plan --run` "
+            "follows.",
             source="assumed",
         ),
     )
