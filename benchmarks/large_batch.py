@@ -42,12 +42,14 @@ first weights and order of images in all arms. For each seed the mean over the f
 mean over the seeds and its 95 % interval are given, and goals are on the mean. All arms are made
 with seeds 0 and 1, which also say which is "best", task by task; what differences are taken of
 goes on with all seeds: the best small-batch arm of SGD and of Muon, plain, the best untuned one,
-`AGS_ARM`, muon and picked.
+`AGS_ARM` and the same without factors, muon and picked.
 
     ags_over_plain_points           the AGS arm called `AGS_ARM` less plain; at least 9
     ags_least_over_plain_points     the same on the task where it gains least; at least 0
     ags_over_best_untuned_points    less the best of unscaled, linear, linear-warmup, sqrt-warmup,
                                     lars, lamb and adascale; at least 2
+    ags_over_its_rate_points        less sqrt-warmup, which is the same without factors (added when
+                                    two seeds of it had been seen)
     gap_closed                      share of the way from plain to the best small-batch SGD; at
                                     least half
     picked_gap_closed               the same for picked; at least 0.95
@@ -102,7 +104,7 @@ from benchmarks.large_batch_arms import (
     wanted,
 )
 
-AGS_ARM = "ags-norm"
+AGS_ARM, WITHOUT_FACTORS = "ags-norm", "sqrt-warmup"
 CHECKED = "unscaled", AGS_ARM
 LEAST_GAP = 10.0  # points that plain training must lose for a task to count
 GOALS = {
@@ -169,7 +171,7 @@ def arms_of_round(task: str, so_far: Accuracies, seed: int) -> list[str]:
     if seed in CHOOSING_SEEDS:
         return list(arms)
     best = {best_of(so_far[task], names) for names in (SMALL, SMALL_MUON, PLAIN, UNTUNED)}
-    return [name for name in arms if name in best | {AGS_ARM, "muon", "picked"}]
+    return [name for name in arms if name in best | {AGS_ARM, WITHOUT_FACTORS, "muon", "picked"}]
 
 
 def _checked(runs: KeptRuns, data: Path | None, folder: Path) -> tuple[list[Figure], Measurements]:
@@ -205,6 +207,7 @@ def names_of_figures() -> list[str]:
     """All that a full run gives."""
     return [
         *GOALS,
+        "ags_over_its_rate_points",
         "picked_rate_spread_points",
         "picked_under_best_small_points",
         "muon_over_plain_points",
@@ -240,6 +243,7 @@ def figures_of(accuracies: Accuracies) -> list[Figure]:
             interval_figure(name, some, _unit(name), at_least=GOALS[name])
             for name, some in values.items()
         ),
+        interval_figure("ags_over_its_rate_points", over(AGS_ARM, WITHOUT_FACTORS), "points"),
         mean_figure(
             "picked_rate_spread_points",
             [one.spread(PICKED) for one in chosen.values()],

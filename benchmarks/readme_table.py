@@ -56,7 +56,8 @@ HEADLINES = (
         "large batches: gap to SGD with small ones that the plan's choice (Muon) closes",
     ),
     ("large_batch", "muon_over_plain_points", "Muon: accuracy less SGD with the large batch"),
-    ("large_batch", "ags_over_plain_points", "gradient scaling: the same"),
+    ("large_batch", "ags_over_plain_points", "gradient scaling (SGD): the same"),
+    ("large_batch", "ags_over_its_rate_points", "gradient scaling: less the rate without it"),
     (
         "large_batch",
         "picked_under_best_small_points",
@@ -197,6 +198,7 @@ MEANINGS = {
         "ags_least_over_plain_points": "the same on the task where it gains least",
         "ags_over_best_untuned_points": "the same less the best other way without tuning: linear "
         "or sqrt scaling, warm-up, LARS, LAMB, AdaScale",
+        "ags_over_its_rate_points": "the same less the same rate without factors",
         "gap_closed": "share of the gap to small-batch training that it closes",
         "picked_gap_closed": "the same for what the plan picks by itself",
         "picked_rate_spread_points": "what a factor of 3 in its base rate changes",

@@ -15,6 +15,7 @@ from benchmarks.kept_runs import Run
 from benchmarks.large_batch import (
     AGS_ARM,
     GOALS,
+    WITHOUT_FACTORS,
     accuracies_of,
     arms_of_round,
     best_of,
@@ -71,6 +72,18 @@ def test_all_arms_have_the_same_epochs_and_large_batches_the_same_parts(task: st
         assert plan.learning_rate.decay == "cosine"
     # the last step of an epoch is no tiny one
     assert TASKS[task].images % TASKS[task].large == 0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_gradient_scaling_is_compared_with_lacks_factors_and_nothing_else(task: str) -> None:
+    found = plans(task, (AGS_ARM, WITHOUT_FACTORS))
+    one, other = found[AGS_ARM], found[WITHOUT_FACTORS]
+    assert one.ags is not None
+    assert other.ags is None
+    assert one.learning_rate == other.learning_rate
+    assert [row.micro_batch_size for row in one.stages] == [
+        row.micro_batch_size for row in other.stages
+    ]
 
 
 @pytest.mark.parametrize("task", TASKS)
