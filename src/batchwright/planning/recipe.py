@@ -134,7 +134,7 @@ def no_factors(job: Job, update: OptimizerName, batch: int) -> tuple[Reason, ...
             value="off",
             why=f"A batch of {batch} has less noise than base_batch={job.base_batch}, for which "
             "ags.mode=norm or gain make up tensor by tensor. On four tasks of few epochs norm with "
-            "scaling=sqrt reached from 1 point less to 14 more than off. Whether it pays here no "
+            "scaling=sqrt reached from 2 points less to 16 more than off. Whether it pays here no "
             "run given tells: `batchwright sweep --grid ags.mode=off,norm` does, and `plan --run` "
             "follows.",
             source="assumed",
