@@ -79,6 +79,7 @@ TITLES = {
     "cyclic": "Low resolutions first",
     "data_path": "The way from files to batches",
     "large_batch": "Large batches",
+    "warmup": "Warm-up and the rule for the rate",
     "gradient_overhead": "What measuring gradients costs",
     "service": "The service",
 }
@@ -210,6 +211,23 @@ MEANINGS = {
         "plain_loses_points_cifar-vgg8": "CIFAR-100 with `vgg8`, 1,024 against 64",
         "plain_loses_points_imagenette-resnet8": "Imagenette, 960 against 32",
     },
+    "warmup": {
+        "warmup_best_epochs_960": "warm-up with the best mean accuracy at batch 960, in epochs of "
+        "90; spread: those within one standard error of it",
+        "warmup_best_epochs_3840": "the same at batch 3,840",
+        "warmup_gain_points_960": "accuracy with the best warm-up above 0 less that with none, "
+        "batch 960",
+        "warmup_gain_points_3840": "batch 3,840",
+        "scaled_over_unscaled_points_60": "accuracy with linear scaling less that with none, "
+        "batch 60",
+        "scaled_over_unscaled_points_240": "batch 240",
+        "scaled_over_unscaled_points_960": "batch 960",
+        "scaled_over_unscaled_points_3840": "batch 3,840",
+        "accuracy_linear_60": "accuracy with linear scaling, batch 60",
+        "accuracy_linear_240": "batch 240",
+        "accuracy_linear_960": "batch 960",
+        "accuracy_linear_3840": "batch 3,840",
+    },
     "gradient_overhead": {
         "noise_scale_overhead": "what measuring the gradient noise scale adds to a step",
         "ags_overhead": "what adaptive gradient scaling adds to a step",
@@ -250,6 +268,9 @@ REMARKS = {
     "batches 479 to 2,048 against 32 and 64, equal epochs (5 to 10), five paired seeds; plain: the "
     "better of a rate that is not scaled and one that is scaled linearly; small-batch SGD: the "
     "best of three rates",
+    "warmup": "The warm-up poster's figures (ResNet-50 on ImageNet, 90 epochs) drawn again: 20,000 "
+    "images of CIFAR-100 at 16 px, `resnet8`, 18 epochs, rate 0.0125 at batch 16, a tenth at 1/3, "
+    "2/3 and 8/9 of them; five paired seeds for warm-ups, three for the rule",
     "gradient_overhead": "`resnet8` on one worker; arms took turns in one run",
     "service": "Reporters and service share the two cores",
 }
