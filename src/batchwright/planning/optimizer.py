@@ -17,8 +17,8 @@ Z_975 = 1.96
 JORDAN = "Jordan et al. 2024, Muon; measured in docs/log.md"
 
 _KEPT = (
-    "Up to twice that, SGD is kept: Muon reached more in trainings of 5 to 10 epochs, and no more "
-    "in 40; optimizer=muon takes it."
+    "Up to twice that one, SGD is kept: Muon reached more in trainings of 5 to 10 epochs, and no "
+    "more in one of 40; optimizer=muon takes it."
 )
 
 
