@@ -19,7 +19,7 @@ from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.noise_scale import NoiseState, gain
 from batchwright.records import AgsRule, Job, LearningRateRule
-from batchwright.reduction import Tally
+from batchwright.reduction import Tally, sqr_norms
 from batchwright.reporting.schedule_words import fact_rows
 from batchwright.training.gradient_scaling import (
     Adaptation,
@@ -257,7 +257,9 @@ def update(clip, adaptation, *, frozen=False):
     for number, parameter in enumerate(model.parameters()):
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 0.1 * (number + 1))
-    assert updater.apply(updater.rescale(1.0), 0.0, plan.stages[0], adaptation)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    tally = Tally(8.0, 0.0, sqr_norms=sqr_norms(parameters))
+    assert updater.apply(updater.rescale(tally, 1.0), 0.0, plan.stages[0], adaptation)
     return model, [p.detach().clone() for p in model.parameters()]
 
 

@@ -310,7 +310,9 @@ def test_one_worker_alone_sends_nothing():
     loss_of(network, *make_batch(torch.float32)).backward()
     before = gradients(network)
     tally = Tally(weight=BATCH, loss=1.0)
-    assert reducer.finish(tally, 1.0) == replace(tally, parts=1, notes=(tally.note,))
+    found = reducer.finish(tally, 1.0)
+    assert found.sqr_norms.tolist() == sqr_norms(reducer.parameters).tolist()
+    assert replace(found, sqr_norms=None) == replace(tally, parts=1, notes=(tally.note,))
     after = gradients(network)
     assert all(after[k] is before[k] is None or torch.equal(after[k], before[k]) for k in after)
 

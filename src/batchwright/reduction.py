@@ -5,10 +5,11 @@ gradient of the mean loss over the union of their batches, whatever the local ba
 
     g = sum_i (b_i / B) g_i
 
-Gradients are copied into fixed buckets, in the order in which the backward pass makes them, and
-each full bucket is all-reduced at once. The last message also carries `Tally`: loss, weight, the
-sample-weighted squared norms of the gradients of all parts of the step (each micro-batch of each
-worker is one), flags, and what each worker says of itself. Nothing needs a message of its own.
+Gradients are copied into fixed buckets, and each full bucket is all-reduced at once. The first step
+is sent as a whole after its backward pass, and records in which order the gradients came; the
+buckets of all later steps follow that order. The last message also carries `Tally`: loss, weight,
+the sample-weighted squared norms of the gradients of all parts of the step (each micro-batch of
+each worker is one), flags, and what each worker says of itself. Nothing needs a message of its own.
 
 To see each micro-batch's own gradient, those before a worker's last are taken out of ``.grad`` and
 added up here, in the order in which autograd would have added them.
@@ -16,19 +17,29 @@ added up here, in the order in which autograd would have added them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from batchwright.buckets import Bucket, dtype_of, grouped, make_buckets, sqr_norms
+from batchwright.buckets import (
+    Bucket,
+    dtype_of,
+    grouped,
+    make_buckets,
+    sqr_norms,
+    with_room_for_tail,
+)
+from batchwright.errors import TrainingError
 from batchwright.group import Group, naming_the_lost
 
 __all__ = ["Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
 
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
+_ATTEMPTS = 3  # steps in which some worker's backward pass was not seen before that is let be
 _SCALARS = 6  # weight, loss, stop, checkpoint, out of memory, parts
 
 
@@ -41,6 +52,8 @@ class WorkerNote(NamedTuple):
     """Steps after this one whose samples its loader was already asked for."""
     micro_batch: float = 0.0
     """Most samples that it puts through the network at once."""
+    digest: float = 0.0
+    """A number that tells its weights from others, at steps where the workers compare them."""
 
 
 _NOTHING = WorkerNote()
@@ -59,8 +72,10 @@ class Tally:
             to be thrown away.
         note: What this worker says of itself; not summed.
         parts: n, micro-batches of all workers that have a gradient.
-        local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 over the parts, for each parameter, gradient
-            units squared; ``None`` where there is one part only, as it says nothing.
+        local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 over the parts, in gradient units squared: of
+            each parameter, (parameters,), or of all together, (1,); ``None`` where there is one
+            part only, as it says nothing.
+        sqr_norms: Squared norm of the summed gradient, of the same shape.
         notes: What all workers say of themselves, in rank order.
     """
 
@@ -72,38 +87,53 @@ class Tally:
     note: WorkerNote = _NOTHING
     parts: int = 0
     local_sqr_norms: Tensor | None = None
+    sqr_norms: Tensor | None = None
     notes: tuple[WorkerNote, ...] = ()
 
 
 class Reducer:
     """Sums gradients over a step's micro-batches and over a group, bucket by bucket.
 
-    Buckets and their order follow from what is trained alone, so a restarted run sums in the same
-    order.
+    A restarted run must sum in the same order, since rounding depends on it: checkpoints keep
+    `order`.
 
     Args:
         parameters: All, in the model's order; frozen ones are left out until `take_up`.
         group: The workers. With one worker nothing is copied or sent.
         bucket_bytes: Size at which a bucket is sent.
+        order: What another reducer of these parameters had recorded; empty: nothing yet.
+        per_tensor: Whether the norms of each parameter's gradients are wanted, which takes time.
 
     Attributes:
         parameters: Those that are or were trained, in the same order.
+        order: Indices of these among all parameters: those whose gradients came in the backward
+            pass of every worker, in the order in which they came on worker 0, and then the others.
+            Empty until a step has recorded them.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int = BUCKET_BYTES
+        self,
+        parameters: Iterable[nn.Parameter],
+        group: Group,
+        bucket_bytes: int = BUCKET_BYTES,
+        order: Sequence[Sequence[int]] = (),
+        *,
+        per_tensor: bool = True,
     ) -> None:
+        self._per_tensor = per_tensor
         self._given, self._group, self._bucket_bytes = list(parameters), group, bucket_bytes
         self.parameters: list[nn.Parameter] = []
-        self._frozen = self._given
+        self.order = [list(part) for part in order]
+        self._trained: set[int] = set()
         self._buckets: list[Bucket] = []
-        self._bucket_of: dict[nn.Parameter, Bucket] = {}
-        self._views: dict[nn.Parameter, Tensor] = {}
+        self._bucket_of: dict[int, Bucket] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._next = 0  # first bucket not sent yet
         self._armed = False
-        self._kept: dict[nn.Parameter, Tensor] = {}  # sums over the micro-batches taken so far
-        self._norms: Tensor | None = None  # their part of S, (parameters,)
+        self._arrived: list[int] = []  # in the step in progress, while its order is recorded
+        self._arrivals: Counter[int] | None = None  # of each gradient in one backward pass
+        self._sums: list[Tensor | None] = []  # of one worker: over the micro-batches taken so far
+        self._norms: Tensor | None = None  # of one worker: their part of S, (parameters,)
         self._parts = 0
         self.take_up()
 
@@ -118,20 +148,29 @@ class Reducer:
         Raises:
             RuntimeError: Gradients of the step in progress are on their way already.
         """
-        unfrozen = [p for p in self._frozen if p.requires_grad]
+        if len(self._trained) == len(self._given):
+            return False
+        unfrozen = [
+            index
+            for index, p in enumerate(self._given)
+            if p.requires_grad and index not in self._trained
+        ]
         if not unfrozen:
             return False
-        if self._kept or self._parts or self._next:
+        if self._parts or self._next:
             raise RuntimeError(
                 f"{len(unfrozen)} parameter(s) were unfrozen between the micro-batches of a step: "
                 "unfreeze layers between epochs, before session.batches()"
             )
-        trained = {*self.parameters, *unfrozen}
-        self.parameters = [p for p in self._given if p in trained]
-        self._frozen = [p for p in self._given if p not in trained]
+        self._trained.update(unfrozen)
+        self.parameters = [self._given[index] for index in sorted(self._trained)]
         if self._group.size > 1:
             self._lay_out()
-            self._hooks += [p.register_post_accumulate_grad_hook(self._arrived) for p in unfrozen]
+            self._hooks += [
+                self._given[index].register_post_accumulate_grad_hook(self._arrival_of(index))
+                for index in unfrozen
+            ]
+        self._drop()
         return True
 
     @property
@@ -142,7 +181,9 @@ class Reducer:
     @property
     def empty(self) -> bool:
         """Whether no parameter has got a gradient in the step in progress."""
-        return not self._kept and all(p.grad is None for p in self.parameters)
+        held = any(any(bucket.held) for bucket in self._buckets)
+        held = held or any(total is not None for total in self._sums)
+        return not held and all(p.grad is None for p in self.parameters)
 
     def take(self, share: float) -> None:
         """Keep the gradients of a micro-batch that is not this worker's last, and clear them.
@@ -151,24 +192,31 @@ class Reducer:
             share: Its part of the step's weight, by which its gradients are multiplied already.
         """
         self._parts += share > 0
-        present = [p for p in self.parameters if p.grad is not None]
-        if not present:
+        gradients = [p.grad for p in self.parameters]
+        if all(gradient is None for gradient in gradients):
             return
-        squares = sqr_norms(self.parameters) / (share or 1.0)
-        self._norms = squares if self._norms is None else self._norms + squares
-        seen = [p for p in present if p in self._kept]
-        if seen:
-            torch._foreach_add_(
-                [self._kept[p] for p in seen], [cast("Tensor", p.grad) for p in seen]
-            )
-        for parameter in present:
-            if parameter not in self._kept:
-                self._kept[parameter] = self._keep(parameter)
+        if self._buckets:
+            for bucket in self._buckets:
+                bucket.take(share)
+        else:
+            squares = self._own_sqr_norms() / (share or 1.0)
+            self._norms = squares if self._norms is None else self._norms + squares
+            self._sums = summed(self._sums, gradients)
+        for parameter in self.parameters:
             parameter.grad = None
 
     def arm(self) -> None:
         """Send buckets as they fill during the next backward pass: it is the step's last one."""
         self._armed = bool(self._buckets)
+        self._arrived = []
+        if self._armed and self._arrivals is not None:
+            # One that did not come in the recorded pass may come in this one, and frozen ones
+            # cannot; so nothing but what really may come holds up a bucket.
+            for bucket in self._buckets:
+                bucket.missing = 0
+            for index, bucket in self._bucket_of.items():
+                if self._given[index].requires_grad:
+                    bucket.missing += self._arrivals[index] or 1
 
     def finish(self, tally: Tally, share: float) -> Tally:
         """Wait for all buckets; then every worker holds the sum of all gradients in ``.grad``.
@@ -185,14 +233,16 @@ class Reducer:
 
         Raises:
             LostWorkerError: Another worker is gone or silent.
+            TrainingError: A gradient is sparse.
         """
         if tally.out_of_memory:
             self._drop()
         tally = replace(tally, parts=self._parts + (share > 0))
         if self._buckets:
             found = self._exchange(tally, share)
+            self._record(found)
         else:
-            found = replace(tally, local_sqr_norms=self._sum_up(share), notes=(tally.note,))
+            found = self._sum_up(replace(tally, notes=(tally.note,)), share)
         self._drop()
         return found
 
@@ -202,90 +252,118 @@ class Reducer:
             hook.remove()
         self._hooks = []
 
+    # ------------------------------------------------------------------------------------ buckets
+
     def _lay_out(self) -> None:
-        """Make the buckets."""
-        tail = _tail_numbers(len(self.parameters), self._group.size)
-        self._buckets = make_buckets(self.parameters, self._group, self._bucket_bytes, tail)
-        self._bucket_of, self._views = {}, {}
-        for bucket in self._buckets:
-            self._bucket_of |= dict.fromkeys(bucket.parameters, bucket)
-            self._views |= dict(zip(bucket.parameters, bucket.views, strict=True))
-        places = {p: place for place, p in enumerate(self._views)}
-        order = [places[p] for p in self.parameters]
-        self._order = torch.tensor(order, device=self._group.device)
+        """Make the buckets: in the recorded order, else last layers first."""
+        if sorted(index for part in self.order for index in part) == sorted(self._trained):
+            parts = self.order
+        else:
+            self.order, parts = [], [sorted(self._trained, reverse=True)]
+        self._arrivals, self._attempts = None, 0
+        # Gradients that do not come on all workers share no bucket with those before them.
+        groups = [
+            members
+            for part in parts
+            for members in grouped([self._given[index] for index in part], self._bucket_bytes)
+        ]
+        tail = _tail_numbers(len(self.parameters), self._group.size, per_tensor=self._per_tensor)
+        self._buckets = make_buckets(
+            with_room_for_tail(groups), tail, self._group, per_tensor=self._per_tensor
+        )
+        laid = [index for part in parts for index in part]
+        owners = [bucket for bucket in self._buckets for _ in bucket.parameters]
+        self._bucket_of = dict(zip(laid, owners, strict=True))
+        places = {index: place for place, index in enumerate(laid)}
+        inverse = [places[index] for index in sorted(self._trained)]
+        self._places = torch.tensor(inverse, device=self._group.device)
 
-    def _keep(self, parameter: nn.Parameter) -> Tensor:
-        """Where a parameter's first gradient of the step now is: in its bucket if it has one."""
-        gradient = cast("Tensor", parameter.grad)
-        view = self._views.get(parameter)
-        if view is None:
-            return gradient
-        if gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient)
-        return view
+    def _arrival_of(self, index: int) -> Callable[[Tensor], None]:
+        """What autograd calls when the gradient of a parameter is whole, or a part of it is."""
 
-    def _drop(self) -> None:
-        """Forget what was taken."""
-        self._kept, self._norms, self._parts = {}, None, 0
+        def arrived(parameter: Tensor) -> None:
+            if not self._armed:
+                return
+            if self._arrivals is None:
+                self._arrived.append(index)
+                return
+            bucket = self._bucket_of[index]
+            if bucket.number < self._next:
+                self._armed = False
+                raise TrainingError(
+                    f"a gradient of shape {tuple(parameter.shape)} came once more after it had "
+                    "been sent to the other workers: reentrant activation checkpointing of layers "
+                    "that share weights does this; use checkpoint(..., use_reentrant=False)"
+                )
+            bucket.missing -= 1
+            if bucket.missing <= 0:
+                self._send_full()
 
-    def _sum_up(self, share: float) -> Tensor | None:
-        """One worker: ``.grad`` gets the sums; returns S of each parameter, if there are parts."""
-        if self._norms is None:
-            return None
-        norms = self._norms + sqr_norms(self.parameters) / (share or 1.0)
-        both = [p for p in self._kept if p.grad is not None]
-        if both:
-            torch._foreach_add_(
-                [self._kept[p] for p in both], [cast("Tensor", p.grad) for p in both]
-            )
-        for parameter, total in self._kept.items():
-            parameter.grad = total
-        return norms
+        return arrived
 
-    def _arrived(self, parameter: Tensor) -> None:
-        """Called by autograd when a parameter's gradient is whole."""
-        if not self._armed:
-            return
-        self._bucket_of[cast("nn.Parameter", parameter)].missing -= 1
+    def _send_full(self) -> None:
+        """Send the buckets that are next and owed nothing more."""
         # The last bucket waits for `finish`, which knows what rides in its tail.
-        while self._next < len(self._buckets) - 1 and not self._buckets[self._next].missing:
-            self._buckets[self._next].fill(self._kept)
+        while self._next < len(self._buckets) - 1 and self._buckets[self._next].missing <= 0:
+            bucket = self._buckets[self._next]
+            bucket.add()
             with naming_the_lost():
-                self._buckets[self._next].send()
+                bucket.send()
             self._next += 1
 
     def _exchange(self, tally: Tally, share: float) -> Tally:
         """Several workers: all gradients and figures are summed over them."""
-        present = [float(p.grad is not None or p in self._kept) for p in self.parameters]
+        self._armed = False
         for bucket in self._buckets[self._next :]:
-            bucket.fill(self._kept)
+            bucket.add()
             if bucket is self._buckets[-1]:
-                self._fill_tail(tally, present, share)
+                self._fill_tail(tally, share)
             with naming_the_lost():
                 bucket.send()
         with naming_the_lost():
             for bucket in self._buckets:
                 bucket.wait()
-        self._next, self._armed = 0, False
+        self._next = 0
         return self._read_tail()
 
-    def _fill_tail(self, tally: Tally, present: list[float], share: float) -> None:
+    def _record(self, tally: Tally) -> None:
+        """After the first whole step the workers agree on the order in which gradients come."""
+        if self._arrivals is not None or tally.out_of_memory:
+            return
+        if not self.order:
+            everyone = self._group.gather(list(dict.fromkeys(self._arrived)))
+            self._attempts += 1
+            if all(everyone):
+                always = set[int].intersection(*map(set, everyone))
+                came = [index for index in everyone[0] if index in always]
+                self.order = [came, sorted(self._trained - always, reverse=True)]
+                self._lay_out()
+            elif self._attempts == _ATTEMPTS:  # the loop never gives `step` the whole loss
+                self.order = [sorted(self._trained, reverse=True), []]
+        if self.order and self._arrived:
+            self._arrivals = Counter(self._arrived)
+
+    def _fill_tail(self, tally: Tally, share: float) -> None:
         scalars = [
             *(tally.weight, tally.loss, tally.stop, tally.checkpoint),
             *(tally.out_of_memory, float(tally.parts)),
         ]
+        present = [float(held) for bucket in self._buckets for held in bucket.held]
         head, norms, notes = self._tail_parts()
         head[:] = head.new_tensor(scalars + present)
-        squares = torch.cat([bucket.squares for bucket in self._buckets])[self._order]
-        squares = squares / (share or 1.0)
-        norms[:] = squares if self._norms is None else self._norms + squares
+        squares = torch.cat([b.taken + b.squares / (share or 1.0) for b in self._buckets])
+        norms[:] = squares if self._per_tensor else squares.sum()
         notes.zero_()
         notes.view(self._group.size, -1)[self._group.rank] = notes.new_tensor(tally.note)
 
     def _tail_parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Scalars and whether each parameter has a gradient; squared norms; the workers' notes."""
+        """Scalars and whether each parameter has a gradient; squared norms; the workers' notes.
+
+        Parameters come in the order of the buckets.
+        """
         count, noted = len(self.parameters), self._group.size * len(WorkerNote._fields)
-        head, norms, notes = self._buckets[-1].tail.split([_SCALARS + count, count, noted])
+        sizes = [_SCALARS + count, count if self._per_tensor else 1, noted]
+        head, norms, notes = self._buckets[-1].tail.split(sizes)
         return head, norms, notes
 
     def _read_tail(self) -> Tally:
@@ -293,9 +371,12 @@ class Reducer:
         for bucket in self._buckets:
             bucket.hand_over()
         weight, loss, stop, checkpoint, out_of_memory, parts, *present = head.tolist()
-        for parameter, count in zip(self.parameters, present, strict=True):
-            if not count:
-                parameter.grad = None
+        if not all(present):
+            laid = [p for bucket in self._buckets for p in bucket.parameters]
+            for parameter, count in zip(laid, present, strict=True):
+                if not count:
+                    parameter.grad = None
+        squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
         said = notes.view(self._group.size, -1).tolist()
         return Tally(
             weight,
@@ -304,21 +385,76 @@ class Reducer:
             checkpoint,
             out_of_memory,
             parts=round(parts),
-            local_sqr_norms=norms.clone(),
+            local_sqr_norms=norms[self._places] if self._per_tensor else norms.clone(),
+            sqr_norms=squares[self._places] if self._per_tensor else squares.sum().view(1),
             notes=tuple(WorkerNote(*row) for row in said),
         )
 
+    # --------------------------------------------------------------------------------- one worker
+
+    def _drop(self) -> None:
+        """Forget what was taken."""
+        self._norms, self._parts = None, 0
+        self._sums = []
+        for bucket in self._buckets:
+            bucket.forget()
+
+    def _sum_up(self, tally: Tally, share: float) -> Tally:
+        """One worker: ``.grad`` gets the sums, and the tally their norms; S if there are parts."""
+        squares = self._own_sqr_norms()
+        if self._norms is None:
+            return replace(tally, sqr_norms=squares)
+        totals = summed(self._sums, [p.grad for p in self.parameters])
+        for parameter, total in zip(self.parameters, totals, strict=True):
+            parameter.grad = total
+        return replace(
+            tally,
+            local_sqr_norms=self._norms + squares / (share or 1.0),
+            sqr_norms=self._own_sqr_norms(),
+        )
+
+    def _own_sqr_norms(self) -> Tensor:
+        """Of what is in ``.grad`` now."""
+        return sqr_norms(self.parameters, per_tensor=self._per_tensor)
+
+
+def summed(
+    totals: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients added to those before, in place; ``None`` where there is neither.
+
+    Args:
+        totals: Those before, which are changed; empty: none.
+        gradients: One for each parameter; may become totals themselves.
+    """
+    if not totals:
+        return list(gradients)
+    both = [
+        (total, gradient)
+        for total, gradient in zip(totals, gradients, strict=True)
+        if total is not None and gradient is not None
+    ]
+    if both:
+        torch._foreach_add_([total for total, _ in both], [gradient for _, gradient in both])
+    return [g if t is None else t for t, g in zip(totals, gradients, strict=True)]
+
 
 def buffer_bytes(
-    parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES, *, workers: int = 2
+    parameters: Iterable[nn.Parameter],
+    bucket_bytes: int = BUCKET_BYTES,
+    *,
+    workers: int = 2,
+    per_tensor: bool = True,
 ) -> int:
     """Bytes of the buckets that a `Reducer` of several workers keeps for these parameters."""
     trained = [p for p in parameters if p.requires_grad]
-    groups = grouped(trained, bucket_bytes)
-    tail = _tail_numbers(len(trained), workers) * dtype_of(groups[-1]).itemsize
+    groups = with_room_for_tail(grouped(trained[::-1], bucket_bytes))
+    numbers = _tail_numbers(len(trained), workers, per_tensor=per_tensor)
+    tail = numbers * dtype_of(groups[-1]).itemsize
     return sum(p.numel() * p.element_size() for p in trained) + tail
 
 
-def _tail_numbers(parameters: int, workers: int) -> int:
+def _tail_numbers(parameters: int, workers: int, *, per_tensor: bool) -> int:
     """Numbers behind the gradients in the last message."""
-    return _SCALARS + 2 * parameters + workers * len(WorkerNote._fields)
+    norms = parameters if per_tensor else 1
+    return _SCALARS + parameters + norms + workers * len(WorkerNote._fields)

@@ -14,7 +14,7 @@ from batchwright.errors import JobError
 from batchwright.group import Group
 from batchwright.probing.timing import now, on_any
 from batchwright.records import Job, MemoryParts, Precision
-from batchwright.reduction import Reducer, Tally, buffer_bytes, sqr_norms
+from batchwright.reduction import Reducer, Tally, buffer_bytes
 from batchwright.workload.host import autocast, is_out_of_memory
 from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
@@ -84,7 +84,7 @@ class Bench:
         self.group = group
         group.share(self._weights())
         self.optimizer.state.clear()  # that of workers which have sat idle would be out of date
-        self._reducer = Reducer(self.trained, group)
+        self._reducer = Reducer(self.trained, group, per_tensor=False)
         self.step(self.supply(SMALLEST_BATCH, min(sides_of(self.job))))
 
     def _weights(self) -> tuple[Tensor, ...]:
@@ -196,9 +196,10 @@ class Bench:
 
     def _finish(self, own: Tally, share: float) -> float:
         """Exchange and update, as `Session` does; returns when the exchange was over."""
-        self._reduction.finish(own, share)
+        tally = self._reduction.finish(own, share)
+        assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
         exchanged = now(self.device)
-        norm = math.sqrt(float(sqr_norms(self.trained).sum()))
+        norm = math.sqrt(float(tally.sqr_norms.sum()))
         gradients = [p.grad for p in self.trained if p.grad is not None]
         clip = self.job.clip_norm
         if not math.isfinite(norm):
@@ -243,7 +244,7 @@ class Bench:
             buffers=_bytes(self.network.buffers()),
             gradients=_bytes(self.trained),
             optimizer=_bytes(v for state in states for v in state.values() if torch.is_tensor(v)),
-            reduction=buffer_bytes(self.trained),
+            reduction=buffer_bytes(self.trained, per_tensor=False),
         )
 
 

@@ -76,7 +76,12 @@ class AllReduceRun:
         )
         adviser = setup.folder if setup.follow_advice and self.rank == 0 else None
         self._advised = Advised(adviser, self._plan, self._recorder, setup.least)
-        self._reducer = Reducer(trained, self._group)
+        self._reducer = Reducer(
+            trained,
+            self._group,
+            order=self.state.gradient_order,
+            per_tensor=self._plan.ags is not None,
+        )
         self.stepper = Stepper(
             self._plan,
             self._group,
@@ -278,6 +283,7 @@ class AllReduceRun:
 
     def _checkpoint(self, name: str) -> None:
         share = share_of(self.local_batch_sizes, self.rank)
+        self.state.gradient_order = self._reducer.order
         self.state.meter.checkpoint += self._keeper.save(name, self.state, share)
         self._clock.restart()
 

@@ -46,6 +46,7 @@ class RunState:
         fixed_samples: Fixed cost of a step, as so many samples' worth.
         micro_limits: Most pixels at once of workers that ran out of memory, by place: samples times
             the image's side squared, so that it means something at another resolution too.
+        gradient_order: In which gradients are summed, as `Reducer.order` has it.
     """
 
     epoch: int = 0
@@ -60,6 +61,7 @@ class RunState:
     speeds: dict[str, float] = field(default_factory=dict)
     fixed_samples: float = 0.0
     micro_limits: dict[str, int] = field(default_factory=dict)
+    gradient_order: list[list[int]] = field(default_factory=list)
 
     def stage(self, plan: Plan) -> Stage:
         """The plan's row that the epoch in progress belongs to."""

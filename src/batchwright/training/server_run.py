@@ -67,7 +67,7 @@ class ServerRun:
             least=setup.least,
             weights=setup.sample_weights,
         )
-        self._reducer = Reducer(trained, self._group)
+        self._reducer = Reducer(trained, self._group, per_tensor=self._plan.ags is not None)
         self.stepper = Stepper(
             self._plan,
             self._group,

@@ -216,10 +216,11 @@ class Stepper:
                 torch.cuda.empty_cache()
             self._sharing.after_out_of_memory(tally)
             return False
-        norms = self._updater.rescale(step.samples / tally.weight if tally.weight else 1.0)
+        factor = step.samples / tally.weight if tally.weight else 1.0
+        norms = self._updater.rescale(tally, factor)
         self._warn_of_weights(step, tally)
         adaptation = self._adaptive.of_step(step.samples)
-        self._adaptive.learn(tally, self._updater.of_trained(norms), batch=step.samples)
+        self._adaptive.learn(tally, norms, batch=step.samples)
         updated = tally.weight > 0 and self._updater.apply(
             norms, *self._sharing.position, adaptation
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import Plan, Stage
-from batchwright.reduction import sqr_norms
+from batchwright.reduction import Tally
 from batchwright.training.gradient_scaling import Adaptation, multiply
 
 _AS_PLANNED = Adaptation()
@@ -56,20 +56,24 @@ class Updater:
         """Of the optimizer's first parameter group, per step."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def follow(self, trained: Collection[nn.Parameter]) -> None:
+    def follow(self, trained: Sequence[nn.Parameter]) -> None:
         """From now on these of the parameters are those that a `Reducer` has."""
-        those = set(trained)
-        self._trained = [index for index, p in enumerate(self._parameters) if p in those]
+        self._trained = list(trained)
 
-    def rescale(self, factor: float) -> Tensor:
-        """Multiply all gradients; returns the squared norm of each after that: (parameters,)."""
+    def rescale(self, tally: Tally, factor: float) -> Tensor:
+        """Multiply all summed gradients.
+
+        Args:
+            tally: Of their sum.
+            factor: By which they are multiplied.
+
+        Returns:
+            The squared norms after that, on the CPU, as `Tally.sqr_norms` has them.
+        """
+        assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
         if factor != 1:
-            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
-        return sqr_norms(self._parameters).cpu()
-
-    def of_trained(self, values: Tensor) -> Tensor:
-        """Those of the parameters' values that are of trained ones, as a `Reducer` has them."""
-        return values if len(self._trained) == len(values) else values[self._trained]
+            torch._foreach_mul_(self._gradients(), factor)
+        return tally.sqr_norms.cpu() * factor**2
 
     def apply(
         self,
@@ -81,7 +85,8 @@ class Updater:
         """Set the rate and, where the gradient is finite, scale, clip and step.
 
         Args:
-            norms: Squared norm of each parameter's gradient: (parameters,).
+            norms: Squared norms of the gradients of what is trained, as `rescale` gives them: of
+                each, (trained,), where the adaptation has factors.
             samples_seen: Training samples before this step, all workers.
             stage: The plan's row.
             adaptation: What rate and gradients are multiplied by, besides.
@@ -100,16 +105,19 @@ class Updater:
                 "frozen ones just have no gradient"
             )
         self._set_rates(samples_seen, stage, adaptation.gain)
+        norms, factors = norms.double(), adaptation.factors
         sqr_norm = float(norms.sum())
         if not math.isfinite(sqr_norm):
             return False
-        scales = self._scales(adaptation)
-        if any(scale != 1 for scale in scales):
-            sqr_norm = sum(s * s * n for s, n in zip(scales, norms.tolist(), strict=True))
-        norm = math.sqrt(sqr_norm)
+        if factors is not None:
+            sqr_norm = float((factors.square() * norms).sum())
+        norm, clip = math.sqrt(sqr_norm), 1.0
         if self._clip_norm is not None and norm > self._clip_norm:
-            scales = [scale * (self._clip_norm / norm) for scale in scales]
-        multiply([p.grad for p in self._parameters], scales)
+            clip = self._clip_norm / norm
+        if factors is not None:
+            multiply([p.grad for p in self._trained], (clip * factors).tolist())
+        elif clip != 1:
+            torch._foreach_mul_(self._gradients(), clip)
         self._optimizer.step()
         return True
 
@@ -118,13 +126,8 @@ class Updater:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _scales(self, adaptation: Adaptation) -> list[float]:
-        """Factor on each parameter's gradient."""
-        scales = [1.0] * len(self._parameters)
-        if adaptation.factors is not None:
-            for index, factor in zip(self._trained, adaptation.factors.tolist(), strict=True):
-                scales[index] = factor
-        return scales
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._trained if p.grad is not None]
 
     def _set_rates(self, samples_seen: float, stage: Stage, gain: float) -> None:
         if self.own_rates:

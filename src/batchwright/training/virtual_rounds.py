@@ -78,7 +78,9 @@ class VirtualRounds:
             ),
         ]
         self._updaters = [run.updater(optimizer) for optimizer in self._optimizers]
-        self._reducer = Reducer(run.parameters, VirtualGroup(run.device, 1))
+        self._reducer = Reducer(
+            run.parameters, VirtualGroup(run.device, 1), per_tensor=run.plan.ags is not None
+        )
         self._statistics = Statistics(self._network)
         self._learnt = [Learnt() for _ in range(workers)]
         self._randomness = Randomness(job.seed, workers, run.device)
@@ -298,10 +300,10 @@ class VirtualRounds:
         """
         updater, plan, size = self._updaters[worker], self._run.plan, sum(micros)
         tally = self._reducer.finish(Tally(weight=size, loss=0.0), micros[-1] / size)
-        norms = updater.rescale(1.0)
+        norms = updater.rescale(tally, 1.0)
         adaptive = Adaptive(plan, self._learnt[worker])
         adaptation = adaptive.of_step(size)
-        adaptive.learn(tally, updater.of_trained(norms), batch=size)
+        adaptive.learn(tally, norms, batch=size)
         updated = updater.apply(norms, samples_seen, plan.stages[ticket.stage], adaptation)
         updater.clear()
         self._statistics.end(updated=updated)

@@ -11,11 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from batchwright.records import WorkerTime
-from batchwright.reduction import Reducer, Tally, WorkerNote
+from batchwright.reduction import Reducer, Tally, WorkerNote, summed
 from batchwright.training.clock import StepClock
 from batchwright.training.feeding import Batch
 from batchwright.training.meter import EpochMeter
@@ -49,7 +48,7 @@ class VirtualSteps:
             least=run.least,
             weights=run.task.sample_weights,
         )
-        self._reducer = Gatherer(run.parameters, workers)
+        self._reducer = Gatherer(run.parameters, workers, per_tensor=plan.ags is not None)
         self._clock = SimulatedClock(workers)
         self._stepper = Stepper(
             plan,
@@ -225,26 +224,30 @@ class Gatherer(Reducer):
     Args:
         parameters: What is trained.
         workers: How many.
+        per_tensor: As for `Reducer`.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], workers: int) -> None:
-        super().__init__(parameters, VirtualGroup(parameters[0].device, 1))
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], workers: int, *, per_tensor: bool
+    ) -> None:
+        group = VirtualGroup(parameters[0].device, 1)
+        super().__init__(parameters, group, per_tensor=per_tensor)
         self._workers = workers
         self._seconds: Sequence[float] = ()
-        self._totals: dict[nn.Parameter, Tensor] = {}
+        self._totals: list[Tensor | None] = []
         self._total_norms: Tensor | None = None
         self._total_parts = 0
 
     @property
     def empty(self) -> bool:
         """Whether no parameter has got a gradient in the step in progress."""
-        return not self._totals and super().empty
+        return all(total is None for total in self._totals) and super().empty
 
     def begin(self, seconds: Sequence[float]) -> None:
         """A step begins, for which the workers compute so long."""
         self._seconds = seconds
         self._drop()
-        self._totals, self._total_norms, self._total_parts = {}, None, 0
+        self._totals, self._total_norms, self._total_parts = [], None, 0
 
     def collect(self) -> None:
         """A worker's gradients are all taken: add them to those of the workers before."""
@@ -252,10 +255,8 @@ class Gatherer(Reducer):
             norms = self._total_norms
             self._total_norms = self._norms if norms is None else norms + self._norms
         self._total_parts += self._parts
-        both = [p for p in self._kept if p in self._totals]
-        if both:
-            torch._foreach_add_([self._totals[p] for p in both], [self._kept[p] for p in both])
-        self._totals = {**self._kept, **self._totals}
+        if self._sums:
+            self._totals = summed(self._totals, self._sums)
         self._drop()
 
     def finish(self, tally: Tally, share: float) -> Tally:
@@ -268,11 +269,17 @@ class Gatherer(Reducer):
             return replace(tally, notes=notes)
         self.take(share)
         self.collect()
-        for parameter, total in self._totals.items():
+        for parameter, total in zip(self.parameters, self._totals, strict=True):
             parameter.grad = total
         parts = self._total_parts
         norms = self._total_norms if parts > 1 or self._workers > 1 else None
-        return replace(tally, parts=parts, local_sqr_norms=norms, notes=notes)
+        return replace(
+            tally,
+            parts=parts,
+            local_sqr_norms=norms,
+            sqr_norms=self._own_sqr_norms(),
+            notes=notes,
+        )
 
 
 class SimulatedClock(StepClock):
