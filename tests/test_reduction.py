@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from batchwright.errors import TrainingError
 from batchwright.group import Group
 from batchwright.reduction import Reducer, Tally, sqr_norms
 
@@ -323,3 +325,137 @@ def test_squared_norms_are_per_parameter_and_0_without_a_gradient():
     parameters = [p for p in network.parameters() if p.requires_grad]
     wanted = [0.0 if p.grad is None else float(p.grad.square().sum()) for p in parameters]
     assert sqr_norms(parameters).tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+# ---------------------------------------------------------------- the order in which gradients come
+
+
+class Backwards(nn.Module):
+    """Layers that are used in another order than they are named in; one is never used."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.third = nn.Linear(4, 4, bias=False)
+        self.unused = nn.Linear(4, 4, bias=False)
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
+
+    def forward(self, features):
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(features)))))
+
+
+def one_step(reducer, network, features):
+    """A step on this worker's half; how many buckets had left when the backward pass was over."""
+    network.zero_grad()
+    reducer.arm()
+    (network(features).square().mean() / 2).backward()
+    sent = reducer._next
+    reducer.finish(Tally(weight=4.0, loss=0.0), 0.5)
+    return sent
+
+
+def buckets_of(network, reducer):
+    names = {p: name.partition(".")[0] for name, p in network.named_parameters()}
+    return [[names[p] for p in bucket.parameters] for bucket in reducer._buckets]
+
+
+def ordered(rank):
+    group = Group(CPU, timeout=60)
+    try:
+        network = Backwards()
+        features = torch.randn(4, 4, generator=torch.Generator().manual_seed(rank))
+        reducer = Reducer(network.parameters(), group, 1)
+        found = {"before": buckets_of(network, reducer), "sent": []}
+        found["sent"] = [one_step(reducer, network, features) for _ in range(2)]
+        found["order"], found["after"] = reducer.order, buckets_of(network, reducer)
+        network.second.requires_grad_(False)
+        found["sent"].append(one_step(reducer, network, features))
+        reducer.close()
+        for name, trained in (("other layers", False), ("resumed", True)):
+            network.second.requires_grad_(trained)
+            again = Reducer(network.parameters(), group, 1, order=found["order"])
+            found[name] = buckets_of(network, again)
+            again.close()
+        return found
+    finally:
+        group.close()
+
+
+def test_buckets_follow_the_order_in_which_gradients_came(crew):
+    for found in crew.together(ordered, workers=2):
+        assert found["before"] == [["second"], ["first"], ["unused"], ["third"]]
+        assert found["after"] == [["third"], ["second"], ["first"], ["unused"]]
+        assert found["order"] == [[0, 3, 2], [1]]
+        # Nothing leaves early while the order is recorded; then neither the layer that has no
+        # gradient holds up those before it, nor one that was frozen since those after it.
+        assert found["sent"] == [0, 3, 3]
+
+
+def test_a_resumed_run_sums_in_the_order_that_was_recorded(crew):
+    for found in crew.together(ordered, workers=2):
+        assert found["resumed"] == found["after"]
+        assert found["other layers"] == [["first"], ["unused"], ["third"]]
+
+
+class Tied(nn.Module):
+    """Two checkpointed segments share one layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 8)
+        self.shared = nn.Linear(8, 8)
+        self.own = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, features, reentrant=None, segments=2):
+        hidden = torch.tanh(self.first(features))
+        parts = [self.segment, *[self.longer] * (segments - 1)]
+        for part in parts:
+            hidden = part(hidden) if reentrant is None else checkpoint(
+                part, hidden, use_reentrant=reentrant
+            )  # fmt: skip
+        return self.last(hidden)
+
+    def segment(self, hidden):
+        return torch.tanh(self.shared(hidden))
+
+    def longer(self, hidden):
+        return torch.tanh(self.own(self.shared(hidden)))
+
+
+def tied_case(rank, group, reentrant, segments=(2, 2, 2)):
+    network = Tied()
+    features = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))[4 * rank :][:4]
+    reducer = Reducer(network.parameters(), group, 1)
+    try:
+        for count in segments:
+            network.zero_grad()
+            reducer.arm()
+            (network(features, reentrant, count).square().mean() / 2).backward()
+            reducer.finish(Tally(weight=4.0, loss=0.0), 0.5)
+        return gradients(network)
+    except TrainingError as error:
+        return str(error)
+    finally:
+        reducer.close()
+
+
+def tied_cases(rank):
+    group = Group(CPU, timeout=60)
+    try:
+        found = {kind: tied_case(rank, group, kind) for kind in (None, False, True)}
+        found["more than recorded"] = tied_case(rank, group, True, (1, 2))
+        return found
+    finally:
+        group.close()
+
+
+def test_a_gradient_that_comes_in_parts_is_summed_whole_or_refused(crew):
+    """Reentrant checkpointing hands on a shared layer's gradient once for each segment."""
+    for found in crew.together(tied_cases, workers=2):
+        for kind in (False, True):
+            assert distance(found[kind], found[None]) < 1e-6
+        assert "came once more after it had been sent" in found["more than recorded"]
+        assert "use_reentrant=False" in found["more than recorded"]

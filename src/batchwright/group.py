@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,6 +28,7 @@ from batchwright.processes import LAUNCH
 from batchwright.roll_call import Presence, RollCall, presence
 
 _LAUNCH_FILE = "launch.json"
+_COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 _PROCESS = os.urandom(8).hex()  # names this very process
 
 
@@ -125,7 +127,16 @@ class Group:
         if self.size > 1:
             with torch.no_grad(), naming_the_lost():
                 for tensor in tensors:
-                    dist.broadcast(tensor, src=0, group=self.handle)
+                    self._share_one(tensor)
+
+    def _share_one(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype in _COMMON:
+            dist.broadcast(tensor, src=0, group=self.handle)
+            return
+        whole = tensor.contiguous()  # as bytes: not every backend knows every number format
+        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0, group=self.handle)
+        if whole is not tensor:
+            tensor.copy_(whole)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum of a tensor over the workers, in place; the same on all of them."""
@@ -220,6 +231,30 @@ def _note_starts(folder: Path, noted: Mapping[str, Iterable[str]]) -> None:
         aside.replace(folder / _LAUNCH_FILE)
     except OSError:
         return  # whoever makes the folder will say so
+
+
+def loss_behind(error: BaseException) -> LostWorkerError | None:
+    """The loss of another worker that an error follows from, if it came out of a collective.
+
+    The loop of a user may exchange something by itself, and then learns first that a worker is
+    gone.
+    """
+    roll_call = RollCall.current
+    if roll_call is None or not isinstance(error, RuntimeError) or not _of_a_collective(error):
+        return None
+    lost = roll_call.inquire()
+    if not lost:
+        return None
+    return LostWorkerError(
+        f"lost contact with another worker during an exchange: {lost} ({_cause(error)})"
+    )
+
+
+def _of_a_collective(error: RuntimeError) -> bool:
+    if isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|ProcessGroup", str(error)):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("torch/distributed" in frame.filename for frame in frames)
 
 
 def _cause(error: RuntimeError) -> str:

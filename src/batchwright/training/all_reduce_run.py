@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from batchwright.errors import DeadlineReached, FileError, Interrupted, NewPlan, PlanError
 from batchwright.records import Stage
@@ -23,8 +24,13 @@ from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
 from batchwright.training.sampler import Step
 from batchwright.training.sharing import Sharing, share_of
-from batchwright.training.stepper import Stepper
-from batchwright.workload.muon import Muon
+from batchwright.training.stepper import Stepper, Wishes
+
+DRIFT_STEPS = 100
+"""Steps of an epoch after which the workers compare their weights: one pass over them."""
+
+_ODD = -1640531527  # 2^32 over the golden ratio, as an int32: spreads a change over all bits
+_PRIME = 8388593  # the largest below 2^23
 
 
 class AllReduceRun:
@@ -76,6 +82,7 @@ class AllReduceRun:
         )
         adviser = setup.folder if setup.follow_advice and self.rank == 0 else None
         self._advised = Advised(adviser, self._plan, self._recorder, setup.least)
+        self._drifted = False
         self._reducer = Reducer(
             trained,
             self._group,
@@ -142,19 +149,9 @@ class AllReduceRun:
             if state.meter.epoch != epoch or not state.step:
                 state.meter = EpochMeter(epoch=epoch)
             self._setup.settings.enter(self.stage)
-            self._even_out()
             self._sharing.begin_epoch()
             yield epoch
             self._end_epoch()
-
-    def _even_out(self) -> None:
-        """Give all workers the same weights again where their updates may differ in the last bits.
-
-        Muon multiplies matrices, which other processors and other numbers of threads round
-        otherwise; the passes over single numbers of other optimizers are the same everywhere.
-        """
-        if isinstance(self._setup.optimizer, Muon):
-            self._group.share(self._setup.parameters)
 
     def batches(self) -> Iterator[Batch]:
         """The micro-batches of the current epoch."""
@@ -211,16 +208,49 @@ class AllReduceRun:
         walk, tally = self._sharing.walk, self.stepper.tally
         assert walk is not None  # noqa: S101 - `batches` has looked
         self._recorder.step(self.state.meter, len(walk), step.local_batch_sizes, tally.notes)
+        if len({note.digest for note in tally.notes}) > 1:
+            self._even_out()
         if tally.stop:
             self._stop_now()
         if tally.checkpoint:
             self._checkpoint("last")
 
-    def _wishes(self) -> tuple[bool, bool]:
-        """Whether to stop, and whether to write a checkpoint, after the step in progress."""
+    def _even_out(self) -> None:
+        """All workers together: go on with worker 0's weights, since they are no longer the same.
+
+        Each worker takes the same sums of gradients to the same weights, but processors of other
+        kinds, and other numbers of threads, may round otherwise.
+        """
+        setup, device = self._setup, self._group.device
+        self._group.share(setup.parameters)
+        moments = [
+            value
+            for parameter in setup.parameters
+            for _, value in sorted(setup.optimizer.state.get(parameter, {}).items())
+            if torch.is_tensor(value) and value.device == device
+        ]
+        shapes = self._group.gather([(value.shape, value.dtype) for value in moments])
+        if all(theirs == shapes[0] for theirs in shapes):
+            self._group.share(moments)
+        if not self._drifted:
+            self._recorder.note(
+                f"the workers' weights were no longer the same at epoch {self.state.epoch + 1}, "
+                f"step {self.state.step} (their processors may round differently, or the loop "
+                "changes weights on some of them only): all go on with worker 0's, now and "
+                "whenever this is found again"
+            )
+        self._drifted = True
+
+    def _wishes(self) -> Wishes:
+        """What this worker tells the others at the step in progress."""
         most = self._plan.job.goal.deadline
         time_is_up = self.rank == 0 and most is not None and self._recorder.wall_seconds > most
-        return self._setup.stop.number > 0 or time_is_up, self._keeper.due(self.state.steps + 1)
+        compared = self.world_size > 1 and self.state.step % DRIFT_STEPS == 0
+        return Wishes(
+            stop=self._setup.stop.number > 0 or time_is_up,
+            checkpoint=self._keeper.due(self.state.steps + 1),
+            digest=weights_digest(self._setup.parameters) if compared else 0.0,
+        )
 
     # ------------------------------------------------------------------- epochs and checkpoints
 
@@ -317,3 +347,25 @@ class AllReduceRun:
                 f"running, each needs at least {least}: start fewer"
             )
         self._recorder.note(f"going on with {found} workers, planned were {planned}")
+
+
+def weights_digest(parameters: Sequence[Tensor]) -> float:
+    """A number that almost surely differs where any bit of any weight does.
+
+    Args:
+        parameters: At least one, on one device.
+
+    Returns:
+        A whole number below 2^23, which float32 holds exactly.
+    """
+    whole = {1: torch.uint8, 2: torch.int16}
+    sums = []
+    for parameter in parameters:
+        numbers = parameter.detach()
+        numbers = torch.view_as_real(numbers) if numbers.is_complex() else numbers
+        bits = numbers.reshape(-1).view(whole.get(numbers.element_size(), torch.int32))
+        # Mixed, so that one weight that is larger and one that is smaller do not cancel.
+        mixed = bits.to(torch.int32) * _ODD
+        sums.append((mixed ^ (mixed >> 15)).sum(dtype=torch.int64))
+    places = torch.arange(1, 2 * len(sums), 2, device=sums[0].device)
+    return float((torch.stack(sums) * places).sum() % _PRIME)

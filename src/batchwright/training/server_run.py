@@ -31,7 +31,7 @@ from batchwright.training.round_sharing import RoundSharing
 from batchwright.training.running import Setup
 from batchwright.training.sampler import Step
 from batchwright.training.server_client import Pulled, ServerClient
-from batchwright.training.stepper import Stepper
+from batchwright.training.stepper import Stepper, Wishes
 
 _LAST_SECONDS = 30.0  # for the server to end, after it has said farewell
 
@@ -77,7 +77,7 @@ class ServerRun:
             Statistics(setup.model),
             self._sharing,
             self._clock,
-            lambda: (False, False),  # nobody else takes part in a step
+            Wishes,  # nobody else takes part in a step
         )
         self._passes = Passes(setup.feed, self.stepper, self._sharing, self._state, self._clock, 0)
         self._pulled: Pulled | None = None

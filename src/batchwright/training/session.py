@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from batchwright.client.companion import Companion, destination, outcome_of
 from batchwright.documents import read_record, write_record
 from batchwright.errors import Interrupted, PlanError
-from batchwright.group import Group
+from batchwright.group import Group, loss_behind
 from batchwright.records import Plan, Stage
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.evaluation import Forward, Metric, outputs_and_labels
@@ -367,6 +367,8 @@ class Session:
         try:
             if error is None:
                 self._run.finish()
+            elif (lost := loss_behind(error)) is not None:
+                raise lost from error
             elif is_out_of_memory(error):
                 error.add_note(
                     "batchwright repeats such a step in smaller micro-batches if session.step() "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,17 @@ MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 
 Loss = Tensor | Callable[[], Tensor]
 """A mean loss, or a function that computes it: forward pass and all."""
+
+
+class Wishes(NamedTuple):
+    """What a worker tells the others at a step, besides its gradients."""
+
+    stop: bool = False
+    """Whether it asks to stop."""
+    checkpoint: bool = False
+    """Whether it asks for a checkpoint."""
+    digest: float = 0.0
+    """Of its weights, at steps where the workers compare them; see `weights_digest`."""
 
 
 class Division(Protocol):
@@ -81,7 +93,7 @@ class Stepper:
         statistics: Of normalization, to be put back where a step changes nothing.
         sharing: Says who takes what, and learns from each step.
         clock: Books the time.
-        wishes: Whether this worker asks to stop, and whether for a checkpoint, at the next step.
+        wishes: What this worker tells the others at the next step.
 
     Attributes:
         tally: Of the last step that was counted.
@@ -98,7 +110,7 @@ class Stepper:
         statistics: Statistics,
         sharing: Division,
         clock: StepClock,
-        wishes: Callable[[], tuple[bool, bool]],
+        wishes: Callable[[], Wishes],
     ) -> None:
         self._plan, self._group, self._state = plan, group, state
         self._reducer, self._updater, self._sharing = reducer, updater, sharing
@@ -150,6 +162,7 @@ class Stepper:
             )
         if self._out_of_memory or not mean_over:
             return  # a mean over nothing has no gradient, and no value
+        value: Tensor | None = None
         try:
             value = loss() if callable(loss) else loss
             self._take_up()
@@ -160,6 +173,8 @@ class Stepper:
             if not is_out_of_memory(error):
                 raise
             self._out_of_memory = True
+        if self._out_of_memory and value is not None:
+            release_graph(value)  # only here: until its traceback is gone the error holds it, too
 
     def step(self, loss: Loss | None, weight: float | None) -> bool:
         """Backward pass and, at the end of a step, the update; see `Session.step`."""
@@ -268,14 +283,16 @@ class Stepper:
                     "sample(s) at once: take a smaller network or resolution, or free memory"
                 )
             micro_batch, weight, loss = samples // 2, 0.0, 0.0
-        stop, checkpoint = self._wishes()
+        wishes = self._wishes()
         return Tally(
             weight=weight,
             loss=loss,
-            stop=float(stop),
-            checkpoint=float(checkpoint),
+            stop=float(wishes.stop),
+            checkpoint=float(wishes.checkpoint),
             out_of_memory=float(failed),
-            note=WorkerNote(self._clock.computed(), self._sharing.asked_ahead, micro_batch),
+            note=WorkerNote(
+                self._clock.computed(), self._sharing.asked_ahead, micro_batch, wishes.digest
+            ),
         )
 
     def _note(self, adaptation: Adaptation) -> None:
@@ -299,10 +316,40 @@ class Stepper:
         state.steps += 1
         state.samples_seen += step.samples
         self.tally = tally
-        self._bad_steps = 0 if updated else self._bad_steps + 1
+        # A step of weight 0 has no gradient: it is neither a good nor a bad one.
+        self._bad_steps = 0 if updated else self._bad_steps + (tally.weight > 0)
         if self._bad_steps >= MOST_BAD_STEPS:
             raise TrainingError(
                 f"gradients were infinite or not a number for {MOST_BAD_STEPS} steps in a row "
                 f"(epoch {meter.epoch + 1}, step {meter.steps}): lower learning_rate, now "
                 f"{meter.rate:.3g}, or set clip_norm"
             )
+
+
+def release_graph(loss: Tensor) -> None:
+    """Free what a failed backward pass still needs memory for; the loss keeps its value.
+
+    The user's loop may hold the loss, or outputs that it was computed from, while the step is
+    repeated, and with them all activations.
+    """
+    nodes: list[Any] = [loss.grad_fn]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        for name in dir(node):
+            if name.startswith("_raw_saved_"):
+                saved = getattr(node, name)
+                for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+                    with suppress(RuntimeError):  # the backward pass has freed it already
+                        # What the first function returns is kept in place of the tensor.
+                        one.register_hooks(lambda _: None, _refuse_released)
+    with suppress(RuntimeError):  # a view has no graph of its own to be cut off from
+        loss.detach_()
+
+
+def _refuse_released(_: None) -> Tensor:
+    raise RuntimeError("memory ran out in the backward pass of this loss, so its graph was freed")

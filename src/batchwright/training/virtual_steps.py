@@ -21,7 +21,7 @@ from batchwright.training.meter import EpochMeter
 from batchwright.training.normalization import Statistics
 from batchwright.training.sampler import Step, micro_batches
 from batchwright.training.sharing import Sharing
-from batchwright.training.stepper import Stepper
+from batchwright.training.stepper import Stepper, Wishes
 from batchwright.training.virtual_run import VirtualRun
 from batchwright.training.virtual_workers import Buffers, Randomness, VirtualGroup
 from batchwright.training.walk import Walk
@@ -59,7 +59,7 @@ class VirtualSteps:
             Statistics(run.task.network),
             self._sharing,
             self._clock,
-            lambda: (False, False),
+            Wishes,
         )
         size = sum(p.numel() * p.element_size() for p in run.parameters)
         self._exchange_seconds = run.cluster.all_reduce_seconds(size)

@@ -1,0 +1,196 @@
+"""Backward passes that go wrong, or have nothing to do, in a loop of the user's own."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from batchwright.errors import TrainingError
+from batchwright.training.stepper import MOST_BAD_STEPS, release_graph
+from test_session import Points, make_model, make_session, make_tiny_plan, summary_in, train
+
+BATCH = 8
+BYTES = "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"
+
+
+class Activation(torch.autograd.Function):
+    """Saves a large tensor for its backward pass, as layers do."""
+
+    alive: list[weakref.ref] = []  # noqa: RUF012 - emptied by each test
+
+    @staticmethod
+    def forward(ctx, values):
+        saved = torch.zeros(1000)
+        Activation.alive.append(weakref.ref(saved))
+        ctx.save_for_backward(saved)
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + 0 * ctx.saved_tensors[0].sum()
+
+
+class Full(torch.autograd.Function):
+    """Runs out of memory in its first backward passes."""
+
+    left = 0
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Full.left -= 1
+        if Full.left >= 0:
+            raise RuntimeError(BYTES)
+        return gradient
+
+
+class Wide(nn.Module):
+    """Activations are alive from each forward pass until somebody lets go of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = make_model()
+        self.seen = []
+
+    def forward(self, features):
+        self.seen.append((len(features), sum(one() is not None for one in Activation.alive)))
+        return Full.apply(Activation.apply(self.linear(features)))
+
+
+def inline(one, model, features, labels):
+    one.step(functional.cross_entropy(model(features), labels))
+
+
+def held_loss(one, model, features, labels):
+    one.kept = loss = functional.cross_entropy(model(features), labels)
+    one.step(loss)
+
+
+def held_outputs(one, model, features, labels):
+    one.kept = outputs = model(features)
+    one.step(functional.cross_entropy(outputs, labels))
+
+
+def function(one, model, features, labels):
+    one.step(lambda: functional.cross_entropy(model(features), labels))
+
+
+@pytest.mark.parametrize("loop", [inline, held_loss, held_outputs, function])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_step_is_repeated_without_the_activations_of_the_failed_one(loop, failures):
+    Activation.alive.clear()
+    Full.left = failures
+    model = Wide()
+    with make_session(model, dataset=Points(BATCH), plan=plan_of_one_step()) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                loop(one, model, features, labels)
+    halves = [BATCH, *[BATCH // 2**failures] * 2**failures]
+    if failures == 2:
+        halves.insert(1, BATCH // 2)
+    assert [samples for samples, _ in model.seen] == halves
+    assert all(alive == 0 for _, alive in model.seen)
+
+
+def plan_of_one_step():
+    return make_tiny_plan((BATCH,), epochs=1, samples=BATCH)
+
+
+def test_a_second_failure_may_be_in_the_repeated_forward_pass():
+    Full.left, model, sizes = 1, Wide(), []
+
+    def loss_of(features, labels):
+        sizes.append(len(features))
+        if len(features) == BATCH // 2:
+            raise RuntimeError(BYTES)
+        return functional.cross_entropy(model(features), labels)
+
+    with make_session(model, dataset=Points(BATCH), plan=plan_of_one_step()) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(lambda f=features, y=labels: loss_of(f, y))
+    assert sizes == [8, 4, 2, 2, 2, 2]
+
+
+def test_a_released_loss_keeps_its_value_and_says_why_it_has_no_graph():
+    weight = torch.ones(3, requires_grad=True)
+    outputs = weight.exp()
+    loss = outputs.square().sum()
+    value = float(loss.detach())
+    release_graph(loss)
+    assert float(loss) == value
+    assert not loss.requires_grad
+    with pytest.raises(RuntimeError, match=r"memory ran out .* its graph was freed"):
+        outputs.sum().backward()
+
+
+def test_releasing_frees_what_layers_of_torch_have_saved():
+    weight = torch.ones(3, requires_grad=True)
+    outputs = weight.exp()  # saves its result
+    deeper = outputs.square()  # saves its input
+    release_graph(deeper.sum())
+    assert deeper.grad_fn is not None
+    for node, name in ((deeper.grad_fn, "_saved_self"), (outputs.grad_fn, "_saved_result")):
+        with pytest.raises(RuntimeError, match="its graph was freed"):
+            getattr(node, name)
+
+
+def test_steps_without_weight_are_no_infinite_gradients(tmp_path):
+    model = make_model()
+    before = model.weight.detach().clone()
+    steps = MOST_BAD_STEPS + 2
+    plan = make_tiny_plan((5,), epochs=1, samples=5 * steps)
+    with make_session(model, dataset=Points(5 * steps), plan=plan, run_folder=tmp_path) as one:
+        for _ in one.epochs():
+            for features, _labels in one.batches():
+                assert not one.step(model(features).sum() * 0, weight=0)
+    assert torch.equal(model.weight, before)
+    assert summary_in(tmp_path).epochs[0].steps == steps
+
+
+def test_steps_without_weight_do_not_hide_infinite_gradients():
+    steps = 2 * MOST_BAD_STEPS
+    plan = make_tiny_plan((5,), epochs=1, samples=5 * steps)
+    model = make_model()
+    numbers = itertools.count()
+
+    def loop(one):
+        for _ in one.epochs():
+            for features, _ in one.batches():
+                one.step(model(features).sum() * float("inf"), weight=5 * (next(numbers) % 2))
+
+    with (
+        make_session(model, dataset=Points(5 * steps), plan=plan) as one,
+        pytest.raises(TrainingError, match="infinite or not a number for 20 steps"),
+    ):
+        loop(one)
+    assert next(numbers) == 2 * MOST_BAD_STEPS
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 3, sparse=True)
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, features):
+        return self.linear(self.embedding(features[:, 0].abs().long() % 10))
+
+
+@pytest.mark.parametrize("micro", [64, 3])
+def test_a_sparse_gradient_gets_one_clear_line(micro):
+    model = Words()
+    plan = make_tiny_plan((5,), epochs=1, micro=micro)
+    with (
+        pytest.raises(TrainingError, match=r"shape \(10, 3\) is sparse.*sparse=False"),
+        make_session(model, plan=plan) as one,
+    ):
+        train(one)
