@@ -81,6 +81,7 @@ TITLES = {
     "large_batch": "Large batches",
     "warmup": "Warm-up and the rule for the rate",
     "gradient_overhead": "What measuring gradients costs",
+    "step_overhead": "What a step costs beside its computing",
     "service": "The service",
 }
 
@@ -232,6 +233,17 @@ MEANINGS = {
         "noise_scale_overhead": "what measuring the gradient noise scale adds to a step",
         "ags_overhead": "what adaptive gradient scaling adds to a step",
     },
+    "step_overhead": {
+        "step_overhead_us_per_tensor": "processor time of `session.step` for each tensor, backward "
+        "pass and update left out, two workers, 160 tensors",
+        **{
+            f"{arm}_us_per_tensor_{workers}_{tensors}": f"{words}, {workers} worker(s), "
+            f"{tensors} tensors"
+            for workers in (1, 2)
+            for tensors in (20, 160, 640)
+            for arm, words in (("step", "the same"), ("ddp", "DistributedDataParallel"))
+        },
+    },
     "service": {
         "records_lost": "records acknowledged and not stored as they were sent, the service killed "
         "ten times on each database",
@@ -272,6 +284,8 @@ REMARKS = {
     "images of CIFAR-100 at 16 px, `resnet8`, 18 epochs, rate 0.0125 at batch 16, a tenth at 1/3, "
     "2/3 and 8/9 of them; five paired seeds for warm-ups, three for the rule",
     "gradient_overhead": "`resnet8` on one worker; arms took turns in one run",
+    "step_overhead": "Tensors of 8 numbers; arms took turns within each step; time of the worker's "
+    "own thread",
     "service": "Reporters and service share the two cores",
 }
 

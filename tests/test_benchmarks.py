@@ -49,6 +49,7 @@ from benchmarks.kills import (  # noqa: E402
     train,
 )
 from benchmarks.resolution_arms import Trained, subset  # noqa: E402
+from benchmarks.step_overhead import figures_of as step_figures  # noqa: E402
 from benchmarks.turns import Arm, Turn, started, take_turns  # noqa: E402
 from benchmarks.uneven import (  # noqa: E402
     REBALANCE_STEPS,
@@ -449,3 +450,16 @@ def test_overheads_are_step_times_over_those_without_round_by_round():
     assert noise.value == pytest.approx((0.0 + 200 / 196 - 1) / 2)
     assert (ags.name, ags.goal, ags.met) == ("ags_overhead", 0.03, False)
     assert ags.value == pytest.approx(0.25)
+
+
+# ---------------------------------------------------------------------------------- step_overhead
+
+
+def test_costs_of_a_tensor_are_those_over_the_plain_step_of_the_same_round():
+    rounds = {"plain": [100.0, 200.0], "session": [900.0, 1160.0], "ddp": [260.0, 360.0]}
+    figures = {one.name: one for one in step_figures({"2_160": rounds, "1_20": rounds})}
+    head = figures["step_overhead_us_per_tensor"]
+    assert head.value == figures["step_us_per_tensor_2_160"].value == 5.5
+    assert (head.goal, head.met) == (6.0, True)
+    assert figures["ddp_us_per_tensor_1_20"].value == 8.0
+    assert "step_us_per_tensor_1_20" in figures

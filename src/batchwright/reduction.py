@@ -344,40 +344,44 @@ class Reducer:
             self._arrivals = Counter(self._arrived)
 
     def _fill_tail(self, tally: Tally, share: float) -> None:
+        """Scalars, whether each parameter has a gradient, squared norms, the workers' notes.
+
+        Parameters come in the order of the buckets.
+        """
         scalars = [
             *(tally.weight, tally.loss, tally.stop, tally.checkpoint),
             *(tally.out_of_memory, float(tally.parts)),
         ]
         present = [float(held) for bucket in self._buckets for held in bucket.held]
-        head, norms, notes = self._tail_parts()
-        head[:] = head.new_tensor(scalars + present)
         squares = torch.cat([b.taken + b.squares / (share or 1.0) for b in self._buckets])
-        norms[:] = squares if self._per_tensor else squares.sum()
-        notes.zero_()
-        notes.view(self._group.size, -1)[self._group.rank] = notes.new_tensor(tally.note)
-
-    def _tail_parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Scalars and whether each parameter has a gradient; squared norms; the workers' notes.
-
-        Parameters come in the order of the buckets.
-        """
-        count, noted = len(self.parameters), self._group.size * len(WorkerNote._fields)
-        sizes = [_SCALARS + count, count if self._per_tensor else 1, noted]
-        head, norms, notes = self._buckets[-1].tail.split(sizes)
-        return head, norms, notes
+        fields = len(WorkerNote._fields)
+        notes = [0.0] * (fields * self._group.size)
+        first = fields * self._group.rank
+        notes[first : first + fields] = tally.note
+        tail = self._buckets[-1].tail
+        parts = [
+            tail.new_tensor(scalars + present),
+            (squares if self._per_tensor else squares.sum().view(1)).to(tail.dtype),
+            tail.new_tensor(notes),
+        ]
+        torch.cat(parts, out=tail)
 
     def _read_tail(self) -> Tally:
-        head, norms, notes = self._tail_parts()
         for bucket in self._buckets:
             bucket.hand_over()
-        weight, loss, stop, checkpoint, out_of_memory, parts, *present = head.tolist()
+        tail, count = self._buckets[-1].tail, len(self.parameters)
+        numbers = tail.tolist()
+        weight, loss, stop, checkpoint, out_of_memory, parts = numbers[:_SCALARS]
+        present = numbers[_SCALARS : _SCALARS + count]
         if not all(present):
             laid = [p for bucket in self._buckets for p in bucket.parameters]
-            for parameter, count in zip(laid, present, strict=True):
-                if not count:
+            for parameter, workers in zip(laid, present, strict=True):
+                if not workers:
                     parameter.grad = None
+        fields = len(WorkerNote._fields)
+        notes = numbers[-fields * self._group.size :]
+        norms = tail[_SCALARS + count : -len(notes)]
         squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
-        said = notes.view(self._group.size, -1).tolist()
         return Tally(
             weight,
             loss,
@@ -387,7 +391,9 @@ class Reducer:
             parts=round(parts),
             local_sqr_norms=norms[self._places] if self._per_tensor else norms.clone(),
             sqr_norms=squares[self._places] if self._per_tensor else squares.sum().view(1),
-            notes=tuple(WorkerNote(*row) for row in said),
+            notes=tuple(
+                WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
+            ),
         )
 
     # --------------------------------------------------------------------------------- one worker
