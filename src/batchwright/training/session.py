@@ -264,13 +264,17 @@ class Session:
     def batches(self) -> Iterator[Any]:
         """The micro-batches of the current epoch, on the device, at the stage's resolution.
 
+        Each comes once: where a loop over them was left before its end, the next one in the same
+        epoch goes on behind the last `step`.
+
         Between a batch and its `step`, autocast is on if the plan computes in bfloat16. With a
         parameter server the batches are those of a round, and after the last one the model is
         exchanged.
 
         Raises:
             Interrupted: A stop signal came, or the time was up; a checkpoint was written.
-            RuntimeError: A batch was taken without a `step` for the one before.
+            RuntimeError: A batch was taken without a `step` for the one before, or another loop
+                over the batches of the epoch is still open.
             LostWorkerError: The parameter server is gone.
         """
         yield from self._run.batches()
