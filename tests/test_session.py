@@ -1058,7 +1058,7 @@ def test_checkpoints_inside_an_epoch_are_written_by_the_clock_or_by_steps(tmp_pa
 
         def nobody_writes():
             """Until then there may be no ``last.pt``, and by the clock nothing else is written."""
-            return all(write.done() for write in one._run._keeper._under_way.values())
+            return all(job.done() for job in one._run._keeper._writer._jobs)
 
         for _ in one.epochs():
             for done, (features, labels) in enumerate(one.batches()):

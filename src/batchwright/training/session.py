@@ -91,7 +91,8 @@ class Session:
     Raises:
         PlanError: The plan is for another number of workers (unless a run goes on), other data or
             several resolutions that nothing resizes; or the model is in a wrapper.
-        FileError: The run folder holds a run already, or cannot be written.
+        FileError: The run folder holds a run already, or cannot be written; or the model's or the
+            optimizer's state holds something that a checkpoint cannot give back.
         DataError: The data set can only be iterated.
     """
 
@@ -245,9 +246,13 @@ class Session:
     def keep(self, name: str, thing: Any) -> None:
         """Put anything with a ``state_dict`` (an average of weights, a counter) into checkpoints.
 
-        On a resumed run its state is loaded at once.
+        On a resumed run its state is loaded at once, as it was. It may hold tensors, numbers, text,
+        NumPy arrays, paths, and plain lists, tuples, sets and dicts of them; NumPy's numbers come
+        back as Python's.
 
         Raises:
+            FileError: Its state holds something else. If it only does so later, the next checkpoint
+                is refused, and the one before stays.
             PlanError: The plan has a parameter server: each worker's things are its own there.
         """
         self._run.keep(name, thing)
