@@ -344,7 +344,8 @@ class Session:
                 ``best`` (more is better).
             forward: f(model, batch) -> (outputs, labels), for batches other than such pairs.
             batch_size: Samples in one forward pass; unset: the plan's micro-batch at its highest
-                resolution, at least 256.
+                resolution, at least 256. Where memory runs out this worker goes on with half as
+                many, in later evaluations too, and warns.
             model: Another than the session's, such as an average of its weights.
 
         Returns:
@@ -353,6 +354,7 @@ class Session:
         Raises:
             DataError: The data set is empty, or can only be iterated.
             ValueError: The metric gave something else than one value for each sample.
+            TrainingError: Not even one sample fits into memory.
             Interrupted: A stop signal came; a checkpoint was written.
         """
         return self._run.evaluate(
