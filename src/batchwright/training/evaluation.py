@@ -171,7 +171,8 @@ def without_gradients() -> Iterator[None]:
 
     Not `torch.inference_mode`: what a module keeps of a forward pass in it, such as a table of
     positions, could never be trained with. Nor may weights that autocast has cast in here stay in
-    its cache: a batch that is open would be trained with them, and they have no gradient.
+    its cache: with older versions of PyTorch an open batch would be trained with these, which
+    have no gradient.
     """
     try:
         with torch.no_grad():
