@@ -21,6 +21,7 @@ from torch import nn
 from batchwright.errors import FileError, PlanError
 from batchwright.group import Group
 from batchwright.processes import STARTED
+from batchwright.training import writing
 from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
@@ -124,19 +125,34 @@ def test_training_goes_on_while_its_former_state_is_written(run, slow_disk):
     assert kept.count == 0
 
 
-def test_the_next_of_a_name_waits_for_the_one_before(run, slow_disk):
-    run.train()
-    run.save()
-    run.save("best")  # another file: does not wait
-    second = threading.Thread(target=run.save)
-    second.start()
-    second.join(0.2)
-    assert second.is_alive()
+def test_of_those_that_wait_for_the_disk_only_the_newest_is_written(run, slow_disk):
+    for _ in range(3):
+        run.train()
+        run.save()
+        run.save("best")
+    waiting = run.keeper._writer._waiting
+    assert {name: content["state"]["step"] for name, content in waiting.items()} == {
+        "last": 3,
+        "best": 3,
+    }
     slow_disk.set()
-    second.join(30)
-    assert not second.is_alive()
     run.keeper.settle()
-    assert all(run.path(name).exists() for name in ("last", "previous", "best"))
+    assert (run.step_in("last"), run.step_in("previous"), run.step_in("best")) == (3, 1, 3)
+
+
+def test_what_is_resumed_from_is_written_before_the_best(run, slow_disk, monkeypatch):
+    written = []
+    save = writing.save_checkpoint
+    monkeypatch.setattr(
+        writing,
+        "save_checkpoint",
+        lambda path, *args, **kwargs: (written.append(path.stem), save(path, *args, **kwargs)),
+    )
+    for name in ("best", "best", "last"):
+        run.save(name)
+    slow_disk.set()
+    run.keeper.settle()
+    assert written == ["best", "last", "best"]
 
 
 def test_the_last_two_are_kept(run):
@@ -153,17 +169,19 @@ def test_due_by_steps_since_the_last_one(tmp_path):
     assert [run.keeper.due(steps) for steps in (1, 2, 3)] == [False, False, True]
     run.train(3)
     run.save()
-    assert [run.keeper.due(steps) for steps in (3, 5, 6)] == [False, False, True]
     run.keeper.settle()
+    assert [run.keeper.due(steps) for steps in (3, 5, 6)] == [False, False, True]
     again = Run(run.folder, plan=run.plan)
     again.keeper.restore(again.state)
     assert [again.keeper.due(steps) for steps in (5, 6)] == [False, True]
 
 
-def test_due_by_the_clock_unless_one_is_being_written(tmp_path, slow_disk):
-    run = Run(tmp_path / "run", plan=make_tiny_plan(checkpoint_seconds=1e-9))
+@pytest.mark.parametrize("often", [{"checkpoint_seconds": 1e-9}, {"checkpoint_steps": 1}])
+def test_none_is_due_while_one_is_being_written_and_at_once_after(tmp_path, slow_disk, often):
+    run = Run(tmp_path / "run", plan=make_tiny_plan(**often))
     assert run.keeper.due(1)
     run.save()
+    run.save("best")
     assert not run.keeper.due(2)
     slow_disk.set()
     run.keeper.settle()
@@ -181,7 +199,7 @@ def test_a_write_that_failed_is_told_once_it_has_ended(run, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     run.train()
     run.save()
-    wait_until(run.keeper._under_way["last"].done)
+    wait_until(lambda: all(job.done() for job in run.keeper._writer._jobs))
     with pytest.raises(FileError, match=r"last\.pt: No space left"):
         run.keeper.check()
     run.keeper.check()

@@ -26,6 +26,7 @@ from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Sta
 from batchwright.training import all_reduce_run, clock, keeper
 from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.feeding import SeededItems
+from batchwright.training.randomness import seed_item
 from batchwright.training.sampler import epoch_order
 from batchwright.workload.muon import muon
 from samples import make_data, make_job, make_plan
@@ -674,6 +675,47 @@ def test_an_item_is_the_same_whoever_fetches_it_and_the_callers_chance_is_untouc
     assert not torch.equal(SeededItems(Points(noisy=True), seed=4)[(2, 7)][0], first)
 
 
+def chance():
+    """The states of the three generators, to be compared."""
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    return random.getstate(), str(numpy), torch.get_rng_state().tolist()
+
+
+def test_a_batch_of_items_is_seeded_one_by_one_and_leaves_the_callers_chance_where_it_was():
+    items = SeededItems(Points(noisy=True), seed=3)
+    alone = [items[(2, index)][0] for index in (7, 1, 4)]
+    before = chance()
+    together = [item[0] for item in items.__getitems__([(2, 7), (2, 1), (2, 4)])]
+    assert torch.equal(torch.stack(alone), torch.stack(together))
+    assert chance() == before
+
+
+def test_an_item_that_fails_leaves_the_callers_chance_where_it_was():
+    class Broken(Points):
+        def __getitem__(self, index):
+            random.random(), torch.rand(1), np.random.rand()  # noqa: NPY002
+            raise ValueError(index)
+
+    before = chance()
+    with pytest.raises(ValueError, match="1"):
+        SeededItems(Broken(), seed=3)[(0, 1)]
+    assert chance() == before
+
+
+def drawn_by_item(*key):
+    """What each of the three generators gives once they are seeded for an item."""
+    seed_item(*key)
+    return random.random(), np.random.rand(), torch.rand(1, dtype=torch.float64).item()  # noqa: NPY002
+
+
+def test_items_draw_apart_from_each_other_and_generators_too():
+    keys = [(seed, epoch, index) for seed in (0, 1, 2**63 - 1) for epoch in (0, 1, 7)
+            for index in (0, 1, 2, 1_000_000)]  # fmt: skip
+    drawn = [drawn_by_item(*key) for key in keys]
+    assert drawn == [drawn_by_item(*key) for key in keys]
+    assert len({value for each in drawn for value in each}) == 3 * len(keys)
+
+
 @pytest.mark.slow
 def test_loader_processes_change_nothing():
     models = []
@@ -1016,7 +1058,7 @@ def test_checkpoints_inside_an_epoch_are_written_by_the_clock_or_by_steps(tmp_pa
 
         def nobody_writes():
             """Until then there may be no ``last.pt``, and by the clock nothing else is written."""
-            return all(write.done() for write in one._run._keeper._under_way.values())
+            return all(job.done() for job in one._run._keeper._writer._jobs)
 
         for _ in one.epochs():
             for done, (features, labels) in enumerate(one.batches()):

@@ -22,7 +22,7 @@ def evaluation_seconds(bench: Bench, batch_size: int, repeats: int) -> float:
     supply = bench.evaluation_supply(batch_size)
     bench.network.eval()
     measured = []
-    with torch.inference_mode():
+    with torch.no_grad():  # a module may keep what it makes, and is trained later
         for _ in range(repeats + 1):
             start = now(bench.device)
             bench.loss(supply())

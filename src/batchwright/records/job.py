@@ -458,7 +458,9 @@ class Job(Record):
         60.0, description="Seconds between checkpoints inside an epoch."
     )
     checkpoint_steps: Count | None = Field(
-        None, description="Steps between checkpoints, as well as `checkpoint_seconds`."
+        None,
+        description="Steps between checkpoints, as well as `checkpoint_seconds`. More where the "
+        "disk is still writing the one before: training does not wait for it.",
     )
     timeout: Positive = Field(
         120.0, le=1e6, description="Seconds after which a silent collective gives up."

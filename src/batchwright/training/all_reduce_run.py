@@ -19,7 +19,7 @@ from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
 from batchwright.training.normalization import Statistics
-from batchwright.training.passes import Passes
+from batchwright.training.passes import Once, Passes
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
 from batchwright.training.sampler import Step
@@ -103,6 +103,7 @@ class AllReduceRun:
         self._passes = Passes(
             setup.feed, self.stepper, self._sharing, self.state, self._clock, self.rank
         )
+        self._batches: Once | None = None
 
     @property
     def rank(self) -> int:
@@ -149,20 +150,20 @@ class AllReduceRun:
             if state.meter.epoch != epoch or not state.step:
                 state.meter = EpochMeter(epoch=epoch)
             self._setup.settings.enter(self.stage)
-            self._sharing.begin_epoch()
+            steps = self._passes.through(
+                self._sharing.begin_epoch(), epoch, self.stage.resolution, self._after_step
+            )
+            self._batches = Once(steps, self.stepper, self._clock)
             yield epoch
             self._end_epoch()
 
     def batches(self) -> Iterator[Batch]:
-        """The micro-batches of the current epoch."""
-        walk = self._sharing.walk
-        if walk is None:
+        """The micro-batches that are left of the current epoch."""
+        if self._batches is None:
             raise RuntimeError(
                 "session.batches() outside of session.epochs(): loop over the epochs first"
             )
-        yield from self._passes.through(
-            walk, self.state.epoch, self.stage.resolution, self._after_step
-        )
+        yield from self._batches
 
     def evaluate(
         self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
@@ -197,6 +198,8 @@ class AllReduceRun:
 
     def close(self) -> None:
         """Remove the hooks, and finish what is being written."""
+        if self._batches is not None:
+            self._batches.close()
         self._reducer.close()
         self._keeper.close()
 
@@ -261,7 +264,10 @@ class AllReduceRun:
                 f"epoch {state.epoch + 1} ended after {state.step} of {len(walk)} steps: "
                 "go through all of session.batches()"
             )
+        if self._batches is not None:
+            self._batches.end()
         self._sharing.end_epoch()
+        self._batches = None
         own = meter.worker_time(self._group.places[self.rank], meter.shares[-1][1][self.rank])
         workers = self._group.gather(own)
         record = meter.record(self.stage, workers, self.noise_scale)

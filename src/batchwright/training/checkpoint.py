@@ -2,8 +2,9 @@
 
 The one before may be kept beside it. Whenever a process is killed, one of the two is whole.
 
-Only tensors and plain Python values inside, so ``torch.load(path, weights_only=True)`` opens it
-without this package, and ``checkpoint["model"]`` is a plain ``state_dict``.
+Only tensors and plain Python values inside (see `plain`), so ``torch.load(path,
+weights_only=True)`` opens it without this package, and ``checkpoint["model"]`` is a plain
+``state_dict``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from batchwright.errors import FileError
+from batchwright.training.plain import from_plain, to_plain
 
 FORMAT = "batchwright-checkpoint/1"
 
@@ -26,16 +28,19 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, former: Path | None 
 
     Args:
         path: Where it goes.
-        content: Tensors on the CPU and plain values.
+        content: Tensors on the CPU, and what else `to_plain` takes.
         former: Where the file that was at ``path`` goes; unset: nowhere, it is replaced.
 
     Raises:
-        FileError: It cannot be written; the previous file is still there.
+        FileError: It cannot be written, or could not be read back; the previous file is still
+            there.
     """
+    whole = {"format": FORMAT, "written": time.time_ns(), **content}
+    plain = to_plain(whole, f"{path}: checkpoint", lambda tensor: tensor)
     aside = path.with_name(f".{path.name}.writing")
     try:
         with aside.open("wb") as file:
-            torch.save({"format": FORMAT, "written": time.time_ns(), **content}, file)
+            torch.save(plain, file)
             file.flush()
             os.fsync(file.fileno())
         if former is not None and path.exists():
@@ -61,7 +66,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; tensors on the CPU.
+    """Read a checkpoint as it was saved; tensors on the CPU.
 
     Raises:
         FileError: There is none, it is damaged, or it is something else.
@@ -74,7 +79,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise FileError(f"{path} is no readable checkpoint: {_cause(error)}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise FileError(f"{path} is not a checkpoint of batchwright ({FORMAT})")
-    return content
+    return from_plain(content)  # type: ignore[no-any-return] # a dict stays one
 
 
 def _cause(error: BaseException) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchwright.errors import DataError
+from batchwright.errors import DataError, TrainingError
 from batchwright.group import Group
 from batchwright.planning.partition import apportion
 from batchwright.training.feeding import Feed
 from batchwright.training.sampler import Step
 from batchwright.training.signals import StopRequest
+from batchwright.workload.host import is_out_of_memory
 
 Metric = Callable[[Any, Any], Tensor | dict[str, Tensor]]
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
@@ -25,6 +28,21 @@ def outputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     """The usual forward pass of an (images, labels) batch."""
     images, labels = batch
     return model(images), labels
+
+
+@dataclass
+class Fitting:
+    """What the evaluations of a run have learnt of the memory.
+
+    Attributes:
+        most: Samples in a forward pass since it ran out; ``None``: as many as are asked for.
+    """
+
+    most: int | None = None
+
+    def of(self, wanted: int) -> int:
+        """As many as are asked for, if they fit."""
+        return wanted if self.most is None else min(wanted, self.most)
 
 
 def evaluate(
@@ -39,11 +57,14 @@ def evaluate(
     forward: Forward,
     autocast: Callable[[], AbstractContextManager[Any]],
     shares: Sequence[int],
+    fitting: Fitting,
 ) -> tuple[dict[str, float], int, int]:
     """Sums of a metric over a data set, each sample counted once.
 
     Every worker takes a stretch of samples, as long as its share in training. Modules are put into
     evaluation mode and back; batch normalization uses the workers' merged statistics meanwhile.
+    Where memory runs out, this worker goes on with half as many samples in a forward pass, from
+    the first that it has not counted; ``fitting`` remembers it.
 
     Returns:
         Sum of each value over the samples, number of samples, and number of workers that were asked
@@ -51,32 +72,80 @@ def evaluate(
 
     Raises:
         DataError: There are no samples.
+        TrainingError: Not even one sample fits into memory.
         ValueError: The metric gave something else than one value for each sample.
     """
     if not len(feed):
         raise DataError("session.evaluate() got an empty data set: there is nothing to evaluate")
     first, last = Step(0, tuple(apportion(shares, len(feed)))).span(group.rank)
-    indices = torch.arange(first, last)
-    share = shares[group.rank] / sum(shares)
+    indices, share = torch.arange(first, last), shares[group.rank] / sum(shares)
     totals: dict[str, float] = {}
     count = 0
-    with evaluation_mode(model), merged_batch_norm(model, group, share), torch.inference_mode():
-        batches = [part for part in indices.split(batch_size) if len(part)]
-        for batch_indices, batch in zip(batches, feed.evaluation(batches, resolution), strict=True):
+
+    def add(part: Tensor, batch: Any) -> None:
+        with autocast():
+            values = metric(*forward(model, batch))
+        for name, value in _sums(values, len(part)).items():
+            totals[name] = totals.get(name, 0.0) + value
+
+    with evaluation_mode(model), merged_batch_norm(model, group, share), without_gradients():
+        while count < len(indices) and not stop.number:
+            left = indices[count:]
+            batches = left.split(fitting.of(batch_size))
+            done = _added(batches, feed.evaluation(batches, resolution), add, stop)
+            count += done
+            if done < len(left) and not stop.number:
+                _halve(fitting, min(len(batches[0]), len(left) - done), group)
+    return _summed(totals, count, group, stop)
+
+
+def _added(
+    parts: Sequence[Tensor],
+    batches: Iterator[Any],
+    add: Callable[[Tensor, Any], None],
+    stop: StopRequest,
+) -> int:
+    """Samples of the batches that memory allowed to be added; with the rest, all is let go of."""
+    done = 0
+    try:
+        for part, batch in zip(parts, batches, strict=True):
             if stop.number:
                 break
-            with autocast():
-                values = metric(*forward(model, batch))
-            named = values if isinstance(values, dict) else {_name_of(values): values}
-            for name, each in named.items():
-                if each.shape != (len(batch_indices),):
-                    raise ValueError(
-                        f"metric {name!r} has shape {tuple(each.shape)} for {len(batch_indices)} "
-                        "samples: return one value for each, not their mean"
-                    )
-                totals[name] = totals.get(name, 0.0) + float(each.sum(dtype=torch.float64))
-            count += len(batch_indices)
-    return _summed(totals, count, group, stop)
+            add(part, batch)
+            done += len(part)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    return done
+
+
+def _halve(fitting: Fitting, failed: int, group: Group) -> None:
+    """Memory ran out with so many samples in a forward pass."""
+    if failed == 1:
+        raise TrainingError(
+            f"{group.places[group.rank]} has not enough memory to evaluate 1 sample: take a "
+            "smaller network or resolution, or free memory"
+        )
+    fitting.most = failed // 2
+    if group.device.type == "cuda":
+        torch.cuda.empty_cache()
+    warnings.warn(
+        f"memory ran out in an evaluation with {failed} samples in a forward pass: it goes on with "
+        f"{fitting.most}; batch_size={fitting.most} in session.evaluate() would begin with that",
+        stacklevel=6,
+    )
+
+
+def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, float]:
+    """Of each value over the samples of a batch."""
+    named = values if isinstance(values, dict) else {_name_of(values): values}
+    for name, each in named.items():
+        if each.shape != (samples,):
+            raise ValueError(
+                f"metric {name!r} has shape {tuple(each.shape)} for {samples} samples: return one "
+                "value for each, not their mean"
+            )
+    return {name: float(each.sum(dtype=torch.float64)) for name, each in named.items()}
 
 
 def _name_of(values: Tensor) -> str:
@@ -94,6 +163,22 @@ def _summed(
         for name, value in theirs.items():
             sums[name] = sums.get(name, 0.0) + value
     return sums, sum(n for _, n, _ in everyone), sum(stopped for _, _, stopped in everyone)
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """Nothing is recorded for a backward pass inside, and nothing of it disturbs one after.
+
+    Not `torch.inference_mode`: what a module keeps of a forward pass in it, such as a table of
+    positions, could never be trained with. Nor may weights that autocast has cast in here stay in
+    its cache: with older versions of PyTorch an open batch would be trained with these, which
+    have no gradient.
+    """
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 @contextmanager

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    default_collate,
+    get_worker_info,
+)
 
 from batchwright.errors import DataError, PlanError
+from batchwright.training.randomness import put_aside, seed_item
 from batchwright.workload.image_files import FilePipeline
 from batchwright.workload.pipeline import ImagePipeline
 
@@ -192,7 +199,7 @@ class DatasetFeed:
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
         """One such batch, fetched in this process."""
-        items = [self._items[epoch, int(index)] for index in indices]
+        items = self._items.__getitems__([(epoch, index) for index in indices.tolist()])
         batch = (self._collate or default_collate)(items)
         return self._resized(to_device(batch, self._device), resolution)
 
@@ -221,7 +228,7 @@ class DatasetFeed:
         )
 
     def _fetch(self, batches: Iterable[Tensor], epoch: int) -> Iterator[Batch]:
-        self._order.batches = ([(epoch, int(i)) for i in indices] for indices in batches)
+        self._order.batches = ([(epoch, i) for i in indices.tolist()] for indices in batches)
         for batch in self._loader:
             yield to_device(batch, self._device)
 
@@ -243,18 +250,17 @@ class SeededItems(Dataset[Any]):
         return len(self._dataset)  # type: ignore[arg-type] # map-style, the feed has checked
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, index = key
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the user's code may draw from any of the three
-        seed = int(np.random.SeedSequence((self._seed, epoch, index)).generate_state(1)[0])
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        torch.default_generator.manual_seed(seed)  # not the GPU's, which the model draws from
-        try:
-            return self._dataset[index]
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
-            torch.set_rng_state(states[2])
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+        """A whole batch, as PyTorch's loaders ask for it: putting states aside costs the most."""
+        alone = get_worker_info() is not None  # nobody else draws in a loader process
+        with nullcontext() if alone else put_aside():
+            return [self._seeded(epoch, index) for epoch, index in keys]
+
+    def _seeded(self, epoch: int, index: int) -> Any:
+        seed_item(self._seed, epoch, index)
+        return self._dataset[index]
 
 
 class _EpochOrder(Sampler[list[tuple[int, int]]]):

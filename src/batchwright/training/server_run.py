@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from batchwright.training.keeper import RunState
 from batchwright.training.merging import layout, pack, unpack
 from batchwright.training.meter import EpochMeter
 from batchwright.training.normalization import Statistics
-from batchwright.training.passes import Passes
+from batchwright.training.passes import Once, Passes
 from batchwright.training.round_sharing import RoundSharing
 from batchwright.training.running import Setup
 from batchwright.training.sampler import Step
@@ -80,6 +80,7 @@ class ServerRun:
             Wishes,  # nobody else takes part in a step
         )
         self._passes = Passes(setup.feed, self.stepper, self._sharing, self._state, self._clock, 0)
+        self._batches: Once | None = None
         self._pulled: Pulled | None = None
         self._unsettled: dict[str, Any] | None = None  # of an exchange before an evaluation
         self.rank, self.world_size = _place(setup)
@@ -142,6 +143,7 @@ class ServerRun:
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket
             self._setup.settings.enter(self.stage)
+            self._batches = Once(self._round(), self.stepper, self._clock)
             yield ticket.epoch
             if self._sharing.ticket is ticket:
                 raise RuntimeError(
@@ -149,15 +151,20 @@ class ServerRun:
                     "ended: go through all of session.batches()"
                 )
             self._settle()
+        self._batches = None
 
     def batches(self) -> Iterator[Batch]:
-        """The micro-batches of the round in progress; after them the model is exchanged."""
+        """The micro-batches that are left of the round; after them the model is exchanged."""
         if self._unsettled is not None:
             return  # there is only an evaluation to do
-        if self._sharing.ticket is None:
+        if self._batches is None:
             raise RuntimeError(
                 "session.batches() outside of session.epochs(): loop over the epochs first"
             )
+        yield from self._batches
+
+    def _round(self) -> Generator[Batch, None, None]:
+        assert self._sharing.ticket is not None  # noqa: S101 - the round has begun
         self._state.meter = EpochMeter(epoch=self._sharing.ticket.epoch)
         for epoch, walk in self._sharing.walks():
             yield from self._passes.through(walk, epoch, self.stage.resolution, self._after_step)
@@ -204,6 +211,8 @@ class ServerRun:
 
     def close(self) -> None:
         """Close the connection, and end the server if it is this worker's child."""
+        if self._batches is not None:
+            self._batches.close()
         self._client.close()
         self._reducer.close()
         self._close_child()

@@ -91,7 +91,8 @@ class Session:
     Raises:
         PlanError: The plan is for another number of workers (unless a run goes on), other data or
             several resolutions that nothing resizes; or the model is in a wrapper.
-        FileError: The run folder holds a run already, or cannot be written.
+        FileError: The run folder holds a run already, or cannot be written; or the model's or the
+            optimizer's state holds something that a checkpoint cannot give back.
         DataError: The data set can only be iterated.
     """
 
@@ -245,9 +246,13 @@ class Session:
     def keep(self, name: str, thing: Any) -> None:
         """Put anything with a ``state_dict`` (an average of weights, a counter) into checkpoints.
 
-        On a resumed run its state is loaded at once.
+        On a resumed run its state is loaded at once, as it was. It may hold tensors, numbers, text,
+        NumPy arrays, paths, and plain lists, tuples, sets and dicts of them; NumPy's numbers come
+        back as Python's.
 
         Raises:
+            FileError: Its state holds something else. If it only does so later, the next checkpoint
+                is refused, and the one before stays.
             PlanError: The plan has a parameter server: each worker's things are its own there.
         """
         self._run.keep(name, thing)
@@ -264,13 +269,17 @@ class Session:
     def batches(self) -> Iterator[Any]:
         """The micro-batches of the current epoch, on the device, at the stage's resolution.
 
+        Each comes once: where a loop over them was left before its end, the next one in the same
+        epoch goes on behind the last `step`.
+
         Between a batch and its `step`, autocast is on if the plan computes in bfloat16. With a
         parameter server the batches are those of a round, and after the last one the model is
         exchanged.
 
         Raises:
             Interrupted: A stop signal came, or the time was up; a checkpoint was written.
-            RuntimeError: A batch was taken without a `step` for the one before.
+            RuntimeError: A batch was taken without a `step` for the one before, or another loop
+                over the batches of the epoch is still open.
             LostWorkerError: The parameter server is gone.
         """
         yield from self._run.batches()
@@ -335,7 +344,8 @@ class Session:
                 ``best`` (more is better).
             forward: f(model, batch) -> (outputs, labels), for batches other than such pairs.
             batch_size: Samples in one forward pass; unset: the plan's micro-batch at its highest
-                resolution, at least 256.
+                resolution, at least 256. Where memory runs out this worker goes on with half as
+                many, in later evaluations too, and warns.
             model: Another than the session's, such as an average of its weights.
 
         Returns:
@@ -344,6 +354,7 @@ class Session:
         Raises:
             DataError: The data set is empty, or can only be iterated.
             ValueError: The metric gave something else than one value for each sample.
+            TrainingError: Not even one sample fits into memory.
             Interrupted: A stop signal came; a checkpoint was written.
         """
         return self._run.evaluate(

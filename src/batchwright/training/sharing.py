@@ -95,8 +95,8 @@ class Sharing:
         """Samples that all workers have seen, and the plan's row of the epoch in progress."""
         return self._state.samples_seen, self._state.stage(self._plan)
 
-    def begin_epoch(self) -> None:
-        """Lay out the steps of the state's epoch, from the state's step on."""
+    def begin_epoch(self) -> Walk:
+        """Lay out the steps of the state's epoch, from the state's step on; returns the way."""
         self._enter_row()
         state, sizes = self._state, self.local_batch_sizes
         done = state.samples_seen - state.epoch * self._samples
@@ -112,6 +112,7 @@ class Sharing:
         )
         if self._balancer is not None and sizes != self._told:
             self._tell(state.step, sizes, len(self.walk))
+        return self.walk
 
     def end_epoch(self) -> None:
         """All steps are done."""

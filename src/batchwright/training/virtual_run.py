@@ -18,7 +18,7 @@ from batchwright.errors import DeadlineReached, Interrupted
 from batchwright.group import Group
 from batchwright.records import Plan
 from batchwright.simulation.clock import Cluster, StepTime, step_times
-from batchwright.training.evaluation import evaluate, outputs_and_labels
+from batchwright.training.evaluation import Fitting, evaluate, outputs_and_labels
 from batchwright.training.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.loop import Task, accuracy_and_loss, resized
@@ -96,6 +96,7 @@ class VirtualRun:
         )
         self._top = max(plan.stages, key=lambda stage: stage.resolution)
         self._orders: dict[int, Tensor] = {}
+        self._fitting = Fitting()
         self._stop = StopRequest()
         try:
             self.keeper.prepare(may_exist=resume)
@@ -185,6 +186,7 @@ class VirtualRun:
                 forward=outputs_and_labels,
                 autocast=self.cast,
                 shares=(1,),
+                fitting=self._fitting,
             )
         return None if stopped else (sums, count, time.perf_counter() - started)
 

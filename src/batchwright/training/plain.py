@@ -1,0 +1,119 @@
+"""What a checkpoint can give back as it was, and what is refused before it is too late.
+
+``torch.load(path, weights_only=True)`` builds tensors and a few plain types, by their exact names.
+NumPy's numbers become Python's; arrays and paths are written as stand-ins of such types, from which
+they are made again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchwright.errors import FileError
+
+_SIMPLE = {type(None), bool, int, float, complex, str, bytes, bytearray} | {
+    torch.dtype, torch.device, torch.Size
+}  # fmt: skip
+_DICTS = (dict, OrderedDict, Counter)
+_LISTS = (list, tuple, set)
+_KIND, _ARRAY, _PATH = "batchwright/kind", "numpy.ndarray", "pathlib.Path"
+
+
+def copied(value: Tensor) -> Tensor:
+    """On the CPU, and training does not change it."""
+    return value.detach().to("cpu", copy=True)
+
+
+def to_plain(value: Any, where: str, tensors: Callable[[Tensor], Tensor] = copied) -> Any:
+    """The same out of plain types alone; containers are new ones.
+
+    Args:
+        value: Tensors, numbers, text, NumPy arrays, paths, and containers of them.
+        where: Names the value to the user, as in ``the optimizer's state_dict()``.
+        tensors: What becomes of tensors.
+
+    Raises:
+        FileError: There is something else in it.
+    """
+    kind = type(value)
+    if kind in _SIMPLE:
+        return value
+    if isinstance(value, Tensor):
+        value = tensors(value)
+        if type(value) in (Tensor, torch.nn.Parameter):
+            return value
+    elif kind in _DICTS:
+        made: Any = kind()
+        for key, part in value.items():
+            made[_plain_key(key, where)] = to_plain(part, f"{where}[{key!r}]", tensors)
+        if kind is OrderedDict and vars(value):  # of a module's state: the versions of its layers
+            vars(made).update(to_plain(vars(value), f"{where}.__dict__", tensors))
+        return made
+    elif kind in _LISTS:
+        return kind(to_plain(part, f"{where}[{i}]", tensors) for i, part in enumerate(value))
+    elif isinstance(value, np.generic) and type(value.item()) in _SIMPLE:
+        return value.item()
+    elif kind is np.ndarray and (numbers := _as_tensor(value)) is not None:
+        return {_KIND: _ARRAY, "value": numbers}
+    elif isinstance(value, Path):
+        return {_KIND: _PATH, "value": str(value)}
+    raise FileError(
+        f"{where} is of type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot give "
+        "back as it was: take numbers, text, tensors, NumPy arrays, paths, and plain lists, "
+        "tuples, sets and dicts of them"
+    )
+
+
+def from_plain(value: Any) -> Any:
+    """What `to_plain` was given; dicts and lists are changed in place."""
+    if isinstance(value, dict):
+        if value.get(_KIND) == _ARRAY:
+            return value["value"].numpy()
+        if value.get(_KIND) == _PATH:
+            return Path(value["value"])
+        for key, part in value.items():
+            value[key] = from_plain(part)
+    elif type(value) is list:
+        value[:] = map(from_plain, value)
+    elif type(value) is tuple:
+        return tuple(map(from_plain, value))
+    return value
+
+
+def refuse_unsaveable(value: Any, where: str) -> None:
+    """Save and load a value in memory, without what its tensors hold.
+
+    Raises:
+        FileError: It cannot be read back.
+    """
+    plain = to_plain(value, where, lambda tensor: tensor.detach().new_empty(0, device="cpu"))
+    file = io.BytesIO()
+    try:
+        torch.save(plain, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FileError(f"{where} cannot be read back from a checkpoint: {reason}") from error
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor | None:
+    """A copy; ``None`` of what is no numbers, or such as PyTorch does not have."""
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        return None
+
+
+def _plain_key(key: Any, where: str) -> Any:
+    if isinstance(key, Tensor | np.ndarray | Path):  # one that comes back must be found again
+        raise FileError(f"{where} has a key of type {type(key).__name__}: take numbers or text")
+    return to_plain(key, f"a key of {where}")

@@ -1,0 +1,178 @@
+"""Evaluations that run out of memory, and that leave nothing behind that training stumbles over."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from batchwright.errors import TrainingError
+from test_session import (
+    CLASSES,
+    FEATURES,
+    Points,
+    make_model,
+    make_session,
+    make_tiny_plan,
+    weights_of,
+)
+
+HELD_OUT = 21
+
+
+class Memory:
+    """A forward pass for `Session.evaluate` into which only so many samples fit."""
+
+    def __init__(self, most):
+        self.most = most
+        self.sizes, self.kept, self.alive = [], [], []
+
+    def __call__(self, model, batch):
+        features, labels = batch
+        self.alive.append(sum(one() is not None for one in self.kept))
+        activations = model(features)
+        self.kept.append(weakref.ref(activations))
+        self.sizes.append(len(labels))
+        if len(labels) > self.most:
+            raise torch.OutOfMemoryError("the test allows no more")
+        return activations, labels
+
+
+def counting(outputs, labels):
+    return {"ones": torch.ones(len(labels)), "label": labels, "sum": outputs.sum(1)}
+
+
+@pytest.mark.parametrize("loaders", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_evaluation_without_enough_memory_goes_on_in_smaller_parts(loaders):
+    memory = Memory(5)
+    with make_session(loaders=loaders) as one:
+        wanted = one.evaluate(Points(HELD_OUT), counting, batch_size=5)
+        with pytest.warns(UserWarning, match=r"with 16 samples .* goes on with 8; .*=8") as told:
+            found = one.evaluate(Points(HELD_OUT), counting, forward=memory, batch_size=16)
+        assert [warning.filename for warning in told] == [__file__] * 2
+        assert memory.sizes == [16, 8, 4, 4, 4, 4, 4, 1]
+        assert found == pytest.approx(wanted)
+        assert found["ones"] == 1
+        memory.sizes.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again = one.evaluate(Points(HELD_OUT), counting, forward=memory)
+        assert memory.sizes == [4, 4, 4, 4, 4, 1]
+        assert again == found
+
+
+def test_memory_that_runs_out_on_the_way_counts_nothing_twice():
+    class Filling(Memory):
+        def __call__(self, model, batch):
+            self.most = 8 if len(self.sizes) < 2 else 3  # somebody else takes the rest
+            return super().__call__(model, batch)
+
+    memory = Filling(8)
+    with make_session() as one:
+        with pytest.warns(UserWarning, match="with 5 samples"):
+            found = one.evaluate(Points(HELD_OUT), counting, forward=memory, batch_size=8)
+        assert memory.sizes == [8, 8, 5, 2, 2, 1]
+        assert (found["ones"], found["label"]) == (1, 1)  # a third of the labels are 0, 1 and 2
+
+
+def test_nothing_of_a_failed_attempt_is_held_in_the_next():
+    memory = Memory(4)
+    with make_session() as one, pytest.warns(UserWarning, match="memory ran out"):
+        one.evaluate(Points(HELD_OUT), counting, forward=memory, batch_size=16)
+    assert set(memory.alive) == {0}
+
+
+def test_a_metric_without_enough_memory_is_no_other_case():
+    def metric(outputs, labels):
+        if len(labels) > 6:
+            raise MemoryError
+        return labels == labels
+
+    with make_session() as one, pytest.warns(UserWarning, match="with 10 samples"):
+        assert one.evaluate(Points(HELD_OUT), metric, batch_size=10) == {"top1": 1}
+
+
+def test_where_not_even_one_sample_fits_it_says_so():
+    with (
+        pytest.warns(UserWarning, match="goes on with 1"),
+        make_session() as one,
+        pytest.raises(TrainingError, match=r"/cpu:0 has not enough memory to evaluate 1 sample"),
+    ):
+        one.evaluate(Points(HELD_OUT), counting, forward=Memory(0), batch_size=4)
+
+
+def test_another_error_of_a_forward_pass_is_nobodys_memory():
+    def broken(model, batch):
+        raise RuntimeError("shapes do not fit")
+
+    with make_session() as one, pytest.raises(RuntimeError, match="shapes do not fit"):
+        one.evaluate(Points(HELD_OUT), counting, forward=broken)
+
+
+@pytest.mark.slow
+def test_each_worker_goes_on_by_itself(crew):
+    found = crew.together(both, workers=2)
+    assert found[0][0] == found[1][0] == {"ones": 1.0, "label": 1.0}
+    assert [sizes for _, sizes in found] == [[11], [10, 5, 2, 2, 2, 2, 2]]
+
+
+def both(rank):
+    memory = Memory(99 if rank == 0 else 3)
+
+    def metric(outputs, labels):
+        return {"ones": torch.ones(len(labels)), "label": labels}
+
+    with warnings.catch_warnings(), make_session(plan=make_tiny_plan((5, 5))) as one:
+        warnings.simplefilter("ignore")
+        means = one.evaluate(Points(HELD_OUT), metric, forward=memory)
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(one.model(features), labels))
+    return means, memory.sizes
+
+
+# ------------------------------------------------------------------------------ nothing left behind
+
+
+class Cached(nn.Module):
+    """Keeps a tensor of its first forward pass, as tables of positions are kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = nn.Linear(FEATURES, CLASSES), None
+
+    def forward(self, features):
+        if self.table is None:
+            self.table = torch.linspace(0.9, 1.1, FEATURES)
+        return self.linear(features * self.table)
+
+
+def test_what_a_module_keeps_of_an_evaluation_can_be_trained_with():
+    model = Cached()
+    with make_session(model) as one:
+        one.evaluate(Points(7), counting)
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                features.requires_grad_()
+                assert one.step(functional.cross_entropy(model(features), labels))
+                assert features.grad is not None
+
+
+def test_an_evaluation_between_a_batch_and_its_step_leaves_weights_their_gradients():
+    """Autocast, which is on meanwhile, keeps the weights that it has cast."""
+    weights = []
+    for evaluates in (False, True):
+        model = make_model()
+        plan = make_tiny_plan(precision="bfloat16", epochs=1)
+        with make_session(model, plan=plan) as one:
+            for _ in one.epochs():
+                for features, labels in one.batches():
+                    if evaluates:
+                        one.evaluate(Points(7), counting)
+                    assert one.step(functional.cross_entropy(model(features).float(), labels))
+        weights.append(weights_of(model))
+    assert torch.equal(*weights)
