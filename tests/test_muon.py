@@ -514,7 +514,7 @@ def test_unequal_batches_on_two_workers_train_as_one(together):
 @pytest.mark.slow
 def test_workers_whose_processors_round_differently_are_evened_out_at_each_epoch(together):
     assert same_bits(together[0]["drifting"][0], together[1]["drifting"][0])
-    assert same_bits(together[0]["drifting"][0], together[0]["plain"][0])
+    assert_near(together[0]["drifting"][0], together[0]["plain"][0], tolerance=1e-5)
 
 
 def train_images(folder, *, until=None, resume=False):

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from batchwright import Session
 from batchwright.server_child import SERVER, SERVER_KEY
+from batchwright.training import recorder
 from hosting import KEY, hosted
 from served import make_served_plan
 from test_session import SAMPLES, Points, make_model, make_tiny_plan, weights_of
@@ -96,8 +97,9 @@ def test_a_step_is_repeated_in_the_next_loop_where_memory_ran_out_at_the_end_of_
     assert same(Training(piece, plan, memory=3), Training(0, plan, memory=3))
 
 
-def test_steps_after_which_a_loop_was_left_are_recorded_and_kept(tmp_path):
+def test_steps_after_which_a_loop_was_left_are_recorded_and_kept(tmp_path, monkeypatch):
     """At the very end of an epoch, too, where no loop comes after."""
+    monkeypatch.setattr(recorder, "STEP_LINE_SECONDS", 0.0)  # a line for each step
 
     class Leaving(Training):
         def loop(self):
