@@ -136,16 +136,16 @@ def bounded_shares(weights, total, low, high):
     return shares
 
 
-WEIGHTS = [
-    lambda chance: chance.randint(0, 5),  # with ties
-    lambda chance: chance.randint(0, 2**70),
-    lambda chance: chance.random(),
-    lambda chance: 2.0 ** chance.randint(-1074, 1023),
-    lambda chance: chance.choice([0.0, 0.1, 0.2, 0.3, 1.0, 5e-324, 1e-310, 1e308]),
-]
+WEIGHTS = {
+    "ties": lambda chance: chance.randint(0, 5),
+    "long": lambda chance: chance.randint(0, 2**70),
+    "usual": lambda chance: chance.random(),
+    "powers": lambda chance: 2.0 ** chance.randint(-1074, 1023),
+    "extreme": lambda chance: chance.choice([0.0, 0.1, 0.2, 0.3, 1.0, 5e-324, 1e-310, 1e308]),
+}
 
 
-@pytest.mark.parametrize("weight_of", WEIGHTS)
+@pytest.mark.parametrize("weight_of", WEIGHTS.values(), ids=WEIGHTS)
 def test_shares_are_those_of_exact_fractions(weight_of):
     chance = Random(0)
     for _ in range(1000):
