@@ -27,21 +27,22 @@ class Served:
     def come(self, *ranks):
         """Workers are there, and ask for their first rounds."""
         for rank in ranks:
-            self.links[rank] = SimpleNamespace(close=lambda: None)
+            self.links[rank] = SimpleNamespace(cut=lambda: None)
             arrival = Arrival(rank, f"here/{rank}", self.plan.data.train_samples, (), {})
             weights = numbers(1.0) if rank == 0 else None
             self.desk.join(arrival, weights, self.links[rank])
-            self.desk.ask(rank)
+            self.desk.ask(rank, self.links[rank])
 
     def answer(self, rank):
         """What a worker is told to do; it does nothing of that yet."""
-        self.told[rank] = self.desk.answer(rank, 0)
+        self.told[rank] = self.desk.answer(rank, self.links[rank], 0)
         return self.told[rank]
 
     def push(self, rank, *, seconds=0.5):
         """A worker ends its round, which took so many seconds."""
         told = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1}
-        self.desk.push(rank, numbers(2.0), told | {"compute": seconds}, 0.01)
+        link = self.links[rank]
+        self.desk.push(rank, link, numbers(2.0), told | {"compute": seconds}, 0.01)
         return self.answer(rank)
 
     def settle(self, rank):
@@ -49,7 +50,8 @@ class Served:
         if self.told[rank] is None:
             return
         scores = {"top1": 6.0} if self.told[rank].values["evaluate"] is not None else None
-        self.desk.settle(rank, {"exchange": 0.1, "evaluation": 1.0, "scores": scores, "count": 12})
+        told = {"exchange": 0.1, "evaluation": 1.0, "scores": scores, "count": 12}
+        self.desk.settle(rank, self.links[rank], told)
 
     def train(self, *ranks):
         """Workers end a round each, one after the other."""
@@ -135,13 +137,13 @@ def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
     served.train(0)
     assert served.push(1).values["evaluate"] == 0
     assert served.answer(0).kind == "done"
-    served.desk.leave(0)
+    served.desk.leave(0, served.links[0])
     served.lose(1)
     assert not served.desk.deserted
     served.come(1)
     assert (served.answer(1).kind, served.told[1].values["evaluate"]) == ("done", 0)
     served.settle(1)
-    served.desk.leave(1)
+    served.desk.leave(1, served.links[1])
     assert served.desk.deserted
     assert served.accuracies == [0.5]
 

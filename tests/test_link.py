@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from batchwright.training.link import Link, connect
 from batchwright.training.merging import Weights
 
 KEY = b"secret"
-pytestmark = pytest.mark.timeout(30)
+SECONDS = 60  # of silence, on a machine however busy
 
 
 @pytest.fixture
@@ -23,16 +22,28 @@ def ends():
         pair = []
 
         def accept():
-            pair.append(Link(listener.accept()[0], timeout=0.3))
+            pair.append(Link(listener.accept()[0], timeout=SECONDS))
             pair[0].authenticate(KEY, first=True)
 
         thread = threading.Thread(target=accept)
         thread.start()
-        ours = connect(f"127.0.0.1:{listener.getsockname()[1]}", KEY, timeout=0.3)
+        ours = connect(f"127.0.0.1:{listener.getsockname()[1]}", KEY, timeout=SECONDS)
         thread.join()
         yield ours, pair[0]
         ours.close()
         pair[0].close()
+
+
+@pytest.fixture
+def silent():
+    """An end that counts the other, which says nothing at all, as lost after 0.3 s."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname(), timeout=SECONDS),
+    ):
+        link = Link(listener.accept()[0], timeout=0.3)
+        yield link
+        link.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -61,10 +72,13 @@ def test_a_model_without_counters_and_a_message_without_weights_arrive(ends):
     assert not theirs.has_word()
 
 
-def test_silence_and_the_end_are_told_apart(ends):
-    ours, theirs = ends
+def test_silence_is_named(silent):
     with pytest.raises(TimeoutError, match=r"silent for 0\.3 s"):
-        theirs.receive()
+        silent.receive()
+
+
+def test_the_end_is_no_silence(ends):
+    ours, theirs = ends
     ours.close()
     assert theirs.has_word()
     with pytest.raises(ConnectionError):
@@ -73,21 +87,23 @@ def test_silence_and_the_end_are_told_apart(ends):
         ours.send("beat")
 
 
-def test_closing_wakes_up_whoever_receives(ends):
+@pytest.mark.parametrize("end", [Link.cut, Link.close])
+def test_whoever_receives_learns_that_another_thread_has_ended_the_connection(ends, end):
     ours, _ = ends
-    problems = []
+    problems, begun = [], threading.Event()
 
     def receive():
         try:
+            begun.set()
             ours.receive()
         except OSError as error:
             problems.append(error)
 
     thread = threading.Thread(target=receive)
     thread.start()
-    time.sleep(0.05)
-    ours.close()
-    thread.join(5)
+    assert begun.wait(SECONDS)
+    end(ours)
+    thread.join(SECONDS)
     assert problems
 
 
@@ -96,7 +112,7 @@ def test_without_the_key_nobody_gets_in():
         problems = []
 
         def accept():
-            link = Link(listener.accept()[0], timeout=5)
+            link = Link(listener.accept()[0], timeout=SECONDS)
             try:
                 link.authenticate(KEY, first=True)
             except OSError as error:
@@ -106,6 +122,6 @@ def test_without_the_key_nobody_gets_in():
         thread = threading.Thread(target=accept)
         thread.start()
         with pytest.raises(ConnectionError):
-            connect(f"127.0.0.1:{listener.getsockname()[1]}", b"guess", timeout=5)
+            connect(f"127.0.0.1:{listener.getsockname()[1]}", b"guess", timeout=SECONDS)
         thread.join()
         assert "keys differ" in str(problems[0])

@@ -1,7 +1,10 @@
 """`planning.partition`: whole shares that always add up."""
 
 import re
+from fractions import Fraction
 from itertools import pairwise
+from math import floor
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -94,3 +97,73 @@ def test_a_heavier_entry_never_gets_less(ws, total):
     for light, heavy in pairwise(ranked):
         if ws[light] < ws[heavy]:
             assert shares[light] <= shares[heavy]
+
+
+# ------------------------------------------------------------------------- the same, in fractions
+
+
+def in_fractions(weights, total, low, high):
+    """The rule as it reads, slowly."""
+    exact = [Fraction(weight) for weight in weights]
+    ideal = bounded_shares(exact, total, low, high)
+    shares = [floor(share) for share in ideal]
+    by_remainder = sorted(range(len(ideal)), key=lambda i: shares[i] - ideal[i])
+    for index in by_remainder[: total - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def bounded_shares(weights, total, low, high):
+    shares = [Fraction(0)] * len(weights)
+    free = list(range(len(weights)))
+    while free:
+        rest = total - sum(share for i, share in enumerate(shares) if i not in free)
+        mass = sum(weights[i] for i in free)
+        for i in free:
+            shares[i] = rest * weights[i] / mass if mass else Fraction(rest, len(free))
+        clipped = {i: min(max(shares[i], Fraction(low[i])), Fraction(high[i])) for i in free}
+        excess = sum(clipped[i] - shares[i] for i in free)
+        held = [
+            i
+            for i in free
+            if (excess >= 0 and clipped[i] > shares[i]) or (excess <= 0 and clipped[i] < shares[i])
+        ]
+        if not held:
+            break
+        for i in held:
+            shares[i] = clipped[i]
+        free = [i for i in free if i not in held]
+    return shares
+
+
+WEIGHTS = {
+    "ties": lambda chance: chance.randint(0, 5),
+    "long": lambda chance: chance.randint(0, 2**70),
+    "usual": lambda chance: chance.random(),
+    "powers": lambda chance: 2.0 ** chance.randint(-1074, 1023),
+    "extreme": lambda chance: chance.choice([0.0, 0.1, 0.2, 0.3, 1.0, 5e-324, 1e-310, 1e308]),
+}
+
+
+@pytest.mark.parametrize("weight_of", WEIGHTS.values(), ids=WEIGHTS)
+def test_shares_are_those_of_exact_fractions(weight_of):
+    chance = Random(0)
+    for _ in range(1000):
+        ws = [weight_of(chance) for _ in range(chance.randint(1, 8))]
+        ws[0] = ws[0] or 1.0
+        total = chance.randint(0, chance.choice([5, 40, 10**9]))
+        usual = total // len(ws)
+        low = [chance.choice([0, 0, chance.randint(0, usual)]) for _ in ws]
+        high = [chance.choice([total, chance.randint(usual + 1, 3 * usual + 1)]) for _ in ws]
+        expected = in_fractions(ws, total, low, high)
+        assert apportion(ws, total, least=low, most=high) == expected, (ws, total, low, high)
+
+
+def test_many_workers_have_the_shares_of_exact_fractions():
+    ws = [1 / (3 + (7 * index) % 11) for index in range(1024)]
+    low, high = (
+        [2 + index % 40 for index in range(1024)],
+        [45 + index % 16 for index in range(1024)],
+    )
+    assert apportion(ws, 51_200) == in_fractions(ws, 51_200, [0] * 1024, [51_200] * 1024)
+    assert apportion(ws, 45_000, least=low, most=high) == in_fractions(ws, 45_000, low, high)

@@ -141,7 +141,7 @@ def test_a_restored_book_goes_on_and_says_that_the_epoch_is_not_whole(book, tmp_
     rounds.scored(0, {"top1": 30.0}, 40, 2.5)
     rounds.scored(1, {"top1": 36.0}, 40, 1.5)  # before the last of its rounds is over
     values = json.loads(json.dumps(rounds.values()))
-    again = Recorder(None, server_plan())
+    again = Recorder(tmp_path, server_plan())
     again.restore(json.loads(json.dumps(recorder.values())), "")
     other = RoundBook(again, server_plan(), SAMPLES, PLACES)
     other.restore(values)
@@ -154,3 +154,82 @@ def test_a_restored_book_goes_on_and_says_that_the_epoch_is_not_whole(book, tmp_
     assert (first.top1, second.top1) == (0.75, 0.9)
     summary = again.summary(rounds=tuple(other.rounds), simulated=True)
     assert RunSummary.model_validate_json(summary.model_dump_json()) == summary
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+def resumed(recorder: Recorder, values: dict) -> RoundBook:
+    """The book of a run that goes on from a checkpoint with these values."""
+    again = Recorder(recorder.folder, server_plan())
+    again.epochs = list(recorder.epochs)
+    book = RoundBook(again, server_plan(), SAMPLES, PLACES)
+    book.restore(json.loads(json.dumps(values)))
+    return book
+
+
+def test_a_checkpoint_is_as_long_after_many_rounds_as_after_few(book):
+    rounds, _ = book
+    lengths = []
+    for number in range(500):
+        rounds.add(round_of(0, number, epoch=0), rate=0.1, committed=0)
+        lengths.append(len(json.dumps(rounds.values())))
+    assert lengths[-1] - lengths[0] < 10  # digits of numbers
+
+
+def test_a_killed_run_has_the_rounds_that_its_checkpoint_knows_each_once(book):
+    first, recorder = book
+    first.add(round_of(0, 0), rate=0.1, committed=60)
+    values = first.values()
+    first.add(round_of(1, 1, loss=9.0), rate=0.1, committed=100)  # after the checkpoint
+    lines = recorder.folder / "metrics.jsonl"
+    with lines.open("a") as file:
+        file.write('{"kind": "round", "round": 2, "wor')  # killed while it wrote
+    recorder.epochs.clear()
+    second = resumed(recorder, values)
+    assert second.rounds == first.rounds[:1]
+    second.add(round_of(1, 1, loss=1.0, compute_seconds=1 / 3), rate=0.1, committed=100)
+    values = second.values()
+    second.add(round_of(0, 2, loss=9.0), rate=0.1, committed=160)  # and killed again
+    third = resumed(second._recorder, values)
+    assert third.rounds == second.rounds[:2]
+    third.add(round_of(0, 2), rate=0.1, committed=160)
+    assert [one.number for one in third.rounds] == [0, 1, 2]
+    assert [one.loss for one in third.rounds] == [2.0, 1.0, 2.0]
+    assert resumed(third._recorder, values).rounds == second.rounds[:2]  # of the checkpoint before
+    assert resumed(third._recorder, third.values()).rounds == third.rounds
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_leaves_no_rounds(book):
+    first, recorder = book
+    first.add(round_of(0, 0), rate=0.1, committed=60)
+    again = RoundBook(Recorder(recorder.folder, server_plan()), server_plan(), SAMPLES, PLACES)
+    again.add(round_of(0, 0), rate=0.1, committed=60)
+    assert resumed(recorder, again.values()).rounds == again.rounds
+
+
+def test_a_checkpoint_that_holds_its_rounds_is_read_and_kept(book):
+    first, recorder = book
+    first.add(round_of(0, 0), rate=0.1, committed=60)
+    former = {"rounds": [first.rounds[0].model_dump_json()], "since": 1, "rates": [(0, 0.1)]}
+    second = resumed(recorder, former)
+    second.add(round_of(1, 1), rate=0.1, committed=100)
+    assert resumed(recorder, second.values()).rounds == [round_of(0, 0), round_of(1, 1)]
+
+
+def test_rounds_whose_lines_are_no_longer_there_are_missed_and_the_run_goes_on(book):
+    first, recorder = book
+    first.add(round_of(0, 0), rate=0.1, committed=60)
+    values = first.values()
+    (recorder.folder / "metrics.jsonl").unlink()
+    second = resumed(recorder, values)
+    assert second.rounds == []
+    assert "1 rounds of before are not on record" in lines(recorder)[-1]["text"]
+    second.add(round_of(1, 1), rate=0.1, committed=100)
+    assert resumed(recorder, second.values()).rounds == [round_of(1, 1)]
+
+
+def test_without_a_folder_the_rounds_are_there_at_the_end():
+    book = RoundBook(Recorder(None, server_plan()), server_plan(), SAMPLES, PLACES)
+    book.add(round_of(0, 0), rate=0.1, committed=60)
+    assert book.rounds == [round_of(0, 0)]

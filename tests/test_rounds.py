@@ -198,6 +198,17 @@ def test_nobody_waits_for_those_that_have_nothing_left():
     assert rounds.members == [0]
 
 
+def test_nor_does_anybody_after_a_checkpoint():
+    rounds = make_rounds((2, 2), "ssp", 1, epochs=1)
+    rounds.take(0)
+    rounds.commit(0)
+    rounds.take(0)
+    assert rounds.take(1) is None
+    other = make_rounds((2, 2), "ssp", 1, epochs=1)
+    other.load_state_dict(rounds.state_dict())
+    assert other.members == [0]
+
+
 # ----------------------------------------------------------------------------------------- faults
 
 

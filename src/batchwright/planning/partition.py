@@ -1,8 +1,7 @@
 """Whole numbers of samples in proportion to weights: nothing lost, every bound kept."""
 
 from collections.abc import Sequence
-from fractions import Fraction
-from math import floor, isfinite
+from math import inf, isfinite, lcm
 
 
 def apportion(
@@ -17,7 +16,7 @@ def apportion(
     Every ideal share ``total * w_i / sum(w)`` is cut to a whole number, and what is missing goes,
     one each, to the largest remainders; of equal remainders the lowest index comes first. A share
     outside its bounds is held there, and the rest is split among the others by the same rule.
-    Computed in exact fractions, so no share is lost to rounding.
+    Computed in whole numbers, exactly, so no share is lost to rounding.
 
     The published rule of dynamic batch size adds only where the remainder is at least one half,
     which can lose samples; this one always sums to ``total``.
@@ -40,25 +39,27 @@ def apportion(
         >>> apportion([3, 1], 8, most=5)
         [5, 3]
     """
-    exact = _exact_weights(weights)
-    low = _bounds(least, len(exact), 0)
-    high = _bounds(most, len(exact), max(total, 0))
+    whole = _whole_weights(weights)
+    low = _bounds(least, len(whole), 0)
+    high = _bounds(most, len(whole), max(total, 0))
     _refuse_infeasible(total, low, high)
-    ideal = _bounded_shares(exact, total, low, high)
-    shares = [floor(share) for share in ideal]
-    by_remainder = sorted(range(len(ideal)), key=lambda i: shares[i] - ideal[i])
-    for index in by_remainder[: total - sum(shares)]:
-        shares[index] += 1
+    shares, free, remainders = _floors(whole, total, low, high)
+    by_remainder = sorted(range(len(free)), key=remainders.__getitem__, reverse=True)
+    for place in by_remainder[: total - sum(shares)]:
+        shares[free[place]] += 1
     return shares
 
 
-def _exact_weights(weights: Sequence[float]) -> list[Fraction]:
-    for index, weight in enumerate(weights):
-        if not isfinite(weight) or weight < 0:
-            raise ValueError(f"weight {index} is {weight}: give a finite number, 0 or more")
-    if not any(weight > 0 for weight in weights):
+def _whole_weights(weights: Sequence[float]) -> list[int]:
+    """Whole numbers in exactly the same proportions."""
+    if not all(map(isfinite, weights)) or min(weights, default=0) < 0:
+        index = next(i for i, weight in enumerate(weights) if not 0 <= weight < inf)
+        raise ValueError(f"weight {index} is {weights[index]}: give a finite number, 0 or more")
+    if not any(weights):
         raise ValueError(f"weights {list(weights)}: at least one must be positive")
-    return [Fraction(weight) for weight in weights]
+    ratios = [weight.as_integer_ratio() for weight in weights]
+    common = lcm(*{denominator for _, denominator in ratios})
+    return [numerator * common // denominator for numerator, denominator in ratios]
 
 
 def _bounds(given: int | Sequence[int] | None, count: int, default: int) -> list[int]:
@@ -81,28 +82,38 @@ def _refuse_infeasible(total: int, low: list[int], high: list[int]) -> None:
         )
 
 
-def _bounded_shares(
-    weights: list[Fraction], total: int, low: list[int], high: list[int]
-) -> list[Fraction]:
-    """Ideal shares within bounds: each is ``clip(c * weight, low, high)`` for one common c."""
-    shares = [Fraction(0)] * len(weights)
-    free = list(range(len(weights)))
+def _floors(
+    weights: Sequence[int], total: int, low: Sequence[int], high: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Ideal shares within bounds: each is ``clip(c * weight, low, high)`` for one common c.
+
+    Returns:
+        All shares, cut to whole numbers; the entries that are not held at a bound; and what was cut
+        off each of those, in one and the same unit.
+    """
+    shares, free, rest = [0] * len(weights), list(range(len(weights))), total
     while free:
-        rest = total - sum(share for i, share in enumerate(shares) if i not in free)
-        mass = sum(weights[i] for i in free)
-        for i in free:
-            shares[i] = rest * weights[i] / mass if mass else Fraction(rest, len(free))
-        clipped = {i: min(max(shares[i], Fraction(low[i])), Fraction(high[i])) for i in free}
-        excess = sum(clipped[i] - shares[i] for i in free)
+        mine = [weights[i] for i in free]
+        if not any(mine):
+            mine = [1] * len(free)
+        mass = sum(mine)
+        parts = [divmod(rest * weight, mass) for weight in mine]
+        # How far bounds hold up those that are below, and down those above, in parts of 1 / mass.
+        up, down = {}, {}
+        for i, (share, cut) in zip(free, parts, strict=True):
+            if share < low[i]:
+                up[i] = (low[i] - share) * mass - cut
+            elif share >= high[i] and (cut or share > high[i]):
+                down[i] = (share - high[i]) * mass + cut
+        excess = sum(up.values()) - sum(down.values())
         # Too much in all: those held up at their least stay there; too little: those held down.
-        held = [
-            i
-            for i in free
-            if (excess >= 0 and clipped[i] > shares[i]) or (excess <= 0 and clipped[i] < shares[i])
-        ]
+        held = {i: low[i] for i in up if excess >= 0} | {i: high[i] for i in down if excess <= 0}
         if not held:
-            break
-        for i in held:
-            shares[i] = clipped[i]
+            for i, (share, _) in zip(free, parts, strict=True):
+                shares[i] = share
+            return shares, free, [cut for _, cut in parts]
+        for i, bound in held.items():
+            shares[i] = bound
+        rest -= sum(held.values())
         free = [i for i in free if i not in held]
-    return shares
+    return shares, [], []

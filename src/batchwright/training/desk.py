@@ -58,6 +58,10 @@ class Desk:
     Rounds begin when all workers have asked for one, and go out in rank order among those that
     wait, so that with ``bsp`` a run is the same whoever comes first.
 
+    A worker speaks through the connection that it joined with. Once another has taken its place, or
+    the worker is lost or given up, every method that takes the connection raises `ConnectionError`:
+    what is still on its way through it counts for nothing.
+
     Args:
         plan: With a parameter server.
         recorder: Takes the records.
@@ -126,6 +130,7 @@ class Desk:
                 self._recorder.note(text)
             self._lost.pop(rank, None)
             self._gone.discard(rank)
+            self._left.discard(rank)
             self.book.gone.discard(rank)
             self._hand_out()
 
@@ -140,9 +145,7 @@ class Desk:
         with self.lock:
             if self._links.get(rank) is not link:
                 return
-            del self._links[rank]
-            link.close()
-            self._forget(rank)
+            self._cut_off(rank)
             if rank in self._left or self._through or self._dismissed:
                 return
             self._lost[rank] = perf_counter()
@@ -159,23 +162,8 @@ class Desk:
             TrainingError: It was to bring the first weights.
         """
         with self.lock:
-            if self.server is None and rank == 0:
-                raise TrainingError(
-                    "worker 0 is gone for good and had not brought the first weights, which all "
-                    "begin with: look into its log, and resume the run"
-                )
-            self._gone.add(rank)
-            self.book.gone.add(rank)
-            self._lost.pop(rank, None)
-            self._forget(rank)
-            text = f"worker {rank} is gone for good"
-            if self.server is not None and rank not in self.server.rounds.gone:
-                self.server.lose(rank, for_good=True)
-                others = len(self._gone) < self._plan.workers and not self.finished
-                if others and self.server.rounds.whole:
-                    text += f": samples per round are now {self._told_shares()}"
-            self._recorder.note(text)
-            self._hand_out()
+            self._cut_off(rank)  # it may have said something before its end
+            self._give_up(rank)
 
     def give_up_lost(self, seconds: float) -> None:
         """Workers that have been lost for so long are so for good, if others are there.
@@ -186,41 +174,51 @@ class Desk:
             now = perf_counter()
             for rank in [one for one, since in self._lost.items() if now - since >= seconds]:
                 if self._links:
-                    self.give_up(rank)
+                    self._give_up(rank)
 
-    def leave(self, rank: int) -> None:
+    def leave(self, rank: int, link: Link) -> None:
         """A worker has nothing more to do; before the end of training it is gone for good."""
         with self.lock:
+            self._refuse_replaced(rank, link)
             self._left.add(rank)
             if not self.finished and not self._stop:
-                self.give_up(rank)
+                self._give_up(rank)
             self.lock.notify_all()
 
     # ------------------------------------------------------------------------------------- rounds
 
-    def ask(self, rank: int) -> None:
+    def ask(self, rank: int, link: Link) -> None:
         """A worker waits for a round; see `answer`."""
         with self.lock:
+            self._refuse_replaced(rank, link)
             self._asked.setdefault(rank, perf_counter())
             self._hand_out()
 
-    def answer(self, rank: int, seconds: float) -> Answer | None:
+    def answer(self, rank: int, link: Link, seconds: float) -> Answer | None:
         """What a worker gets, as soon as it is there, but after ``seconds`` nothing."""
         with self.lock:
-            self.lock.wait_for(lambda: rank in self._answers, timeout=seconds)
+            self.lock.wait_for(
+                lambda: rank in self._answers or self._links.get(rank) is not link,
+                timeout=seconds,
+            )
+            self._refuse_replaced(rank, link)
             return self._answers.pop(rank, None)
 
-    def push(self, rank: int, weights: Weights, told: Mapping[str, Any], seconds: float) -> None:
+    def push(
+        self, rank: int, link: Link, weights: Weights, told: Mapping[str, Any], seconds: float
+    ) -> None:
         """A worker's round has ended.
 
         Args:
             rank: The worker.
+            link: The connection that its model came through.
             weights: Its model.
             told: ``steps``, those of them ``skipped`` and ``repeated``, ``loss``, ``rate`` and
                 ``compute``, in seconds, of the round.
             seconds: That the message took to come in.
         """
         with self.lock:
+            self._refuse_replaced(rank, link)
             assert self.server is not None  # noqa: S101 - or there were no rounds
             started = perf_counter()
             rounds = self.server.rounds
@@ -232,17 +230,19 @@ class Desk:
             self._pace.add(rank, ticket.stage, ticket.samples, told["compute"])
             for epoch in range(epochs, rounds.epochs_done):
                 self._end_epoch(rank, epoch)
-            self.ask(rank)
+            self.ask(rank, link)
 
-    def settle(self, rank: int, told: Mapping[str, Any]) -> None:
+    def settle(self, rank: int, link: Link, told: Mapping[str, Any]) -> None:
         """A worker says how long its last exchange took, and how good the model is.
 
         Args:
             rank: The worker.
+            link: The connection that it said so through.
             told: ``exchange`` and ``evaluation``, in seconds; ``scores``, sums by name, and their
                 ``count``, or no scores.
         """
         with self.lock:
+            self._refuse_replaced(rank, link)
             found = self.evaluations.take(rank, told)
             if found is not None:
                 for epoch in found.epochs:
@@ -288,8 +288,14 @@ class Desk:
             rounds = self.server.rounds
             return rounds.epochs_done, rounds.committed, self.steps
 
+    def ask_to_stop(self, rank: int, link: Link, number: int) -> None:
+        """A worker was asked to stop, by a signal: all are to stop."""
+        with self.lock:
+            self._refuse_replaced(rank, link)
+            self.stop(number)
+
     def stop(self, number: int) -> None:
-        """A worker was asked to stop, by a signal."""
+        """All are to stop, because of a signal."""
         with self.lock:
             self._stop = self._stop or number
             self.lock.notify_all()
@@ -358,6 +364,37 @@ class Desk:
                 f"the model of worker {rank} is not that of the others: {difference}; build the "
                 "same one on all workers"
             )
+
+    def _refuse_replaced(self, rank: int, link: Link) -> None:
+        if self._links.get(rank) is not link:
+            raise ConnectionError(f"this is not the connection of worker {rank} any more")
+
+    def _cut_off(self, rank: int) -> None:
+        """End a worker's connection, if it has one; whoever receives from it closes it."""
+        link = self._links.pop(rank, None)
+        if link is not None:
+            link.cut()
+        self._forget(rank)
+
+    def _give_up(self, rank: int) -> None:
+        """The others share a worker's samples."""
+        if self.server is None and rank == 0:
+            raise TrainingError(
+                "worker 0 is gone for good and had not brought the first weights, which all "
+                "begin with: look into its log, and resume the run"
+            )
+        self._gone.add(rank)
+        self.book.gone.add(rank)
+        self._lost.pop(rank, None)
+        self._forget(rank)
+        text = f"worker {rank} is gone for good"
+        if self.server is not None and rank not in self.server.rounds.gone:
+            self.server.lose(rank, for_good=True)
+            others = len(self._gone) < self._plan.workers and not self.finished
+            if others and self.server.rounds.whole:
+                text += f": samples per round are now {self._told_shares()}"
+        self._recorder.note(text)
+        self._hand_out()
 
     def _forget(self, rank: int) -> None:
         """A worker is not there any more: it waits for nothing and tells nothing."""

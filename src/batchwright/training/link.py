@@ -115,10 +115,18 @@ class Link:
         with _naming(self._timeout):
             return self._connection.poll(0)
 
-    def close(self) -> None:
-        """Close; whoever receives at either end learns it at once."""
+    def cut(self) -> None:
+        """End the connection; whoever receives at either end learns it at once.
+
+        For other threads than the one that receives: a descriptor that is closed under it may be
+        another connection's by the time it reads again.
+        """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """`cut`, and give back what the system holds for it."""
+        self.cut()
         self._socket.close()
         self._connection.close()
 

@@ -101,7 +101,13 @@ class ParameterServer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.weights = Weights(state["floats"], state["integers"])
-        self.rounds.load_state_dict(state["rounds"])
+        rounds = state["rounds"]
+        if "slowest" not in rounds:
+            # Of an earlier version, which does not say who was away: all begin level with the
+            # furthest, but for those whose models wait and who are one round ahead.
+            furthest = max(rounds["ended"].values())
+            rounds = {**rounds, "slowest": furthest - bool(state["waiting"])}
+        self.rounds.load_state_dict(rounds)
         self.merges = state["merges"]
         self._waiting = {
             worker: (Weights(floats, integers), factor)

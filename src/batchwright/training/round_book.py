@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from batchwright.files import end_of_lines
 from batchwright.records import EpochRecord, Plan, RoundRecord, WorkerTime
 from batchwright.training.recorder import Recorder
+
+# Where the fields of a round's record stand in its line of metrics.jsonl.
+_FIELDS = {
+    "round": "number",
+    "worker": "worker",
+    "epoch": "epoch",
+    "resolution": "resolution",
+    "batch/local": "local_batch_size",
+    "samples": "samples",
+    "steps": "steps",
+    "steps/skipped": "skipped_steps",
+    "steps/repeated": "repeated_steps",
+    "factor": "update_factor",
+    "train/loss": "loss",
+    "lead": "lead",
+    "time/start_s": "start",
+    "time/compute_s": "compute_seconds",
+    "time/exchange_s": "exchange_seconds",
+    "time/wait_s": "wait_seconds",
+    "time/eval_s": "evaluation_seconds",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +55,12 @@ class RoundBook:
     workers, waits and exchanges included, evaluation not. Its learning rate is that of the round
     that ended last among those of the epoch: the one that brings the last of the samples may follow
     the next row.
+
+    Each round is a line of metrics.jsonl, which only grows. So a checkpoint does not hold the
+    rounds: it says between which bytes of the file they are, one stretch for each start of the run,
+    and its length does not depend on how many rounds were before. Whenever the run is killed, what
+    was written after the checkpoint lies outside of its stretches, and what comes after the resume
+    is a stretch of its own. So no round is there twice, whichever checkpoint is resumed from.
 
     Args:
         recorder: Writes lines and the summary.
@@ -53,6 +84,9 @@ class RoundBook:
         self._scores: dict[int, _Scores] = {}
         self._checkpoint = 0.0
         self._whole = True
+        self._inherited: list[str] = []  # of an earlier version's checkpoint, which holds them
+        self._stretches: list[tuple[int, int]] = []  # of the file, of earlier starts
+        self._first: int | None = None  # where that of this start begins, once there is a round
 
     def add(
         self, record: RoundRecord, *, rate: float, committed: int, complete: bool = True
@@ -69,30 +103,10 @@ class RoundBook:
         self._since.append(record)
         self._rates[record.epoch] = rate
         self._whole = self._whole and complete
-        self._recorder.line(
-            {
-                "kind": "round",
-                "round": record.number,
-                "worker": record.worker,
-                "epoch": record.epoch,
-                "resolution": record.resolution,
-                "batch/local": record.local_batch_size,
-                "samples": record.samples,
-                "steps": record.steps,
-                "steps/skipped": record.skipped_steps,
-                "steps/repeated": record.repeated_steps,
-                "factor": record.update_factor,
-                "train/loss": record.loss,
-                "lr": rate,
-                "lead": record.lead,
-                "committed": committed,
-                "time/start_s": round(record.start, 6),
-                "time/compute_s": round(record.compute_seconds, 6),
-                "time/exchange_s": round(record.exchange_seconds, 6),
-                "time/wait_s": round(record.wait_seconds, 6),
-                "time/eval_s": round(record.evaluation_seconds, 6),
-            }
-        )
+        if self._first is None:
+            self._first = self._end_of_file()
+        told = {name: getattr(record, field) for name, field in _FIELDS.items()}
+        self._recorder.line({"kind": "round", **told, "lr": rate, "committed": committed})
         while (len(self._recorder.epochs) + 1) * self._samples <= committed:
             epoch = len(self._recorder.epochs)
             own = self._rates.pop(epoch, rate)  # a long round may leave an epoch without one
@@ -124,8 +138,13 @@ class RoundBook:
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint; the epochs are the recorder's."""
+        stretches = list(self._stretches)
+        if self._first is not None:
+            stretches.append((self._first, self._end_of_file()))
         return {
-            "rounds": [record.model_dump_json() for record in self.rounds],
+            "rounds": self._inherited,
+            "stretches": stretches,
+            "count": len(self.rounds),
             "since": len(self._since),
             "rates": list(self._rates.items()),
             "scores": [
@@ -139,15 +158,51 @@ class RoundBook:
 
         The recorder has its epochs already: rounds are counted against them.
         """
-        self.rounds = [RoundRecord.model_validate_json(text) for text in values["rounds"]]
+        self._inherited = list(values["rounds"])
+        self._stretches = [(first, last) for first, last in values.get("stretches", ())]
+        self.rounds = [RoundRecord.model_validate_json(text) for text in self._inherited]
+        self.rounds += self._read_rounds()
+        missing = values.get("count", len(self.rounds)) - len(self.rounds)
+        if missing:
+            self._recorder.note(
+                f"metrics.jsonl is not as the run left it: {missing} rounds of before are not on "
+                "record any more"
+            )
         since = values["since"]
-        self._since = self.rounds[len(self.rounds) - since :]
+        self._since = self.rounds[max(0, len(self.rounds) - since) :]
         self._rates = dict(values.get("rates", ()))
         self._whole = not since
         self._scores = {
             epoch: _Scores(sums, count, seconds)
             for epoch, sums, count, seconds in values.get("scores", ())
         }
+
+    def _end_of_file(self) -> int:
+        """Where the last whole line of metrics.jsonl ends, in bytes."""
+        path = self._lines
+        if path is None or not path.exists():
+            return 0
+        with path.open("rb") as file:
+            return end_of_lines(file)
+
+    def _read_rounds(self) -> Iterator[RoundRecord]:
+        """The rounds of earlier starts, as far as metrics.jsonl still has them."""
+        if self._lines is None or not self._lines.exists():
+            return
+        with self._lines.open("rb") as file:
+            for first, last in self._stretches:
+                file.seek(first)
+                for text in file.read(last - first).splitlines():
+                    with suppress(ValueError, KeyError, TypeError):  # somebody has changed it
+                        line = json.loads(text)
+                        if line["kind"] == "round":
+                            told = {field: line[name] for name, field in _FIELDS.items()}
+                            yield RoundRecord(**told)
+
+    @property
+    def _lines(self) -> Path | None:
+        folder = self._recorder.folder
+        return folder and folder / "metrics.jsonl"
 
     # ---------------------------------------------------------------------------------- epochs
 

@@ -45,6 +45,7 @@ class RoundSharing:
         self._plan, self._state, self._place = plan, state, place
         self._samples, self._weights = samples, weights
         self._walk: Walk | None = None
+        self._orders: dict[int, Tensor] = {}  # of the last two epochs asked for: rounds share them
         self._done = self._index = 0
 
     @property
@@ -102,7 +103,12 @@ class RoundSharing:
 
     def order(self, epoch: int) -> Tensor:
         """Indices of all samples in the order of an epoch, int64 (samples,)."""
-        return epoch_order(self._samples, epoch, self._plan.job.seed, self._weights)
+        if epoch not in self._orders:
+            while len(self._orders) > 1:
+                del self._orders[next(iter(self._orders))]
+            seed = self._plan.job.seed
+            self._orders[epoch] = epoch_order(self._samples, epoch, seed, self._weights)
+        return self._orders[epoch]
 
     def after_step(self, step: Step, tally: Tally) -> None:
         """Count a step's samples."""

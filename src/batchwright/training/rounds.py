@@ -8,7 +8,7 @@ follows from where in the stream it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -65,7 +65,21 @@ class Rounds:
     With ``bsp`` no worker begins a round before all have ended the one before; with ``ssp`` none
     is more than ``staleness`` rounds ahead of the slowest (Ho et al. 2013: a worker that has ended
     c rounds goes on if c - min c <= s); with ``asp`` none waits. Workers that are lost, or for
-    which there are no rounds left, hold nobody up.
+    which there are no rounds left, hold nobody up: the others are the `members`.
+
+    As long as there is a member, one of them can go on, whatever happened before:
+
+    * A worker with an open round is always ready. It is in that round already, and repeats it
+      where it was lost or the run was resumed.
+    * Only the `lead` over the slowest member counts. The slowest has a lead of 0, so it is ready.
+    * A worker that becomes a member again begins with the slowest, or where it was if that is
+      further. It does so when it comes back, when a run is resumed, and when there is work again
+      after there was none. So nobody waits until it has caught up. While there is no member, the
+      count of the furthest worker stands for the slowest, so that of workers that were all lost
+      none is ahead of the first to come back.
+
+    So the count of the slowest never falls, and no worker has ended more than s + 1 rounds more.
+    Where s is 0, a worker is one round ahead exactly while its model waits for those of the others.
 
     Args:
         plan: With a parameter server; its table gives samples per round and update factors.
@@ -74,7 +88,8 @@ class Rounds:
     Attributes:
         committed: Samples of rounds that have ended.
         handed_out: Samples of all rounds so far.
-        ended: Rounds that each worker has ended; a worker that comes back begins with the slowest.
+        ended: Rounds that each worker has ended, plus those that it was let off when it became a
+            member again.
         open: The round that each worker is in.
     """
 
@@ -90,6 +105,7 @@ class Rounds:
         self._away: set[int] = set()  # lost, may come back
         self._gone: set[int] = set()
         self._through: set[int] = set()  # there was no round left for them
+        self._slowest = 0  # rounds that the slowest member has ended
         self._speeds: dict[int, float] = {}  # relative to the planned shares
 
     @property
@@ -124,12 +140,14 @@ class Rounds:
         return [worker for worker in self.ended if worker not in without]
 
     def lead(self, worker: int) -> int:
-        """Rounds that a worker is ahead of the slowest."""
-        return self.ended[worker] - min(self.ended[one] for one in {*self.members, worker})
+        """Rounds that a worker is ahead of the slowest member."""
+        return max(0, self.ended[worker] - self._slowest)
 
     def ready(self, worker: int) -> bool:
-        """Whether a worker need not wait for others before its next round."""
-        return self._most_ahead is None or self.lead(worker) <= self._most_ahead
+        """Whether a worker need not wait for others before its next round, or is in one."""
+        if worker in self.open or self._most_ahead is None:
+            return True
+        return self.lead(worker) <= self._most_ahead
 
     def take(self, worker: int) -> Ticket | None:
         """The worker's next round, or the one it was in.
@@ -153,6 +171,7 @@ class Rounds:
         ticket = self.open.pop(worker)
         self.ended[worker] += 1
         self.committed += ticket.samples
+        self._find_slowest()
         return ticket
 
     def lose(self, worker: int, *, for_good: bool) -> None:
@@ -163,14 +182,16 @@ class Rounds:
             for_good: Whether it will not come back: then another repeats its round, and later
                 rounds share the epoch among those that are left.
         """
-        if not for_good:
+        if for_good:
+            if worker in self.open:
+                self._left_over.append(self.open.pop(worker))
+                self._level(self._through)  # there is something left to do
+                self._through.clear()
+            self._away.discard(worker)
+            self._gone.add(worker)
+        else:
             self._away.add(worker)
-            return
-        self._away.discard(worker)
-        self._gone.add(worker)
-        if worker in self.open:
-            self._left_over.append(self.open.pop(worker))
-            self._through.clear()  # there is something left to do
+        self._find_slowest()
 
     def come_back(self, worker: int) -> None:
         """A lost worker is there again; nobody has to wait until it has caught up.
@@ -178,10 +199,10 @@ class Rounds:
         One that was taken for gone may come too, when a run is resumed: from then on it has its
         share again.
         """
+        self._level([worker])
         self._away.discard(worker)
         self._gone.discard(worker)
-        others = [self.ended[one] for one in self.members if one != worker]
-        self.ended[worker] = max(self.ended[worker], min(others, default=0))
+        self._find_slowest()
 
     def follow(self, seconds_per_sample: Mapping[int, float]) -> tuple[int, ...] | None:
         """Make shares again so that all workers end their rounds together.
@@ -234,18 +255,26 @@ class Rounds:
             "left_over": [asdict(ticket) for ticket in self._left_over],
             "number": self._number,
             "gone": sorted(self._gone),
+            "through": sorted(self._through),
+            "slowest": self._slowest,
             "speeds": dict(self._speeds),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: rounds that were under way are repeated by their workers."""
+        """Go on from a checkpoint: rounds that were under way are repeated by their workers.
+
+        All but those that were gone are awaited, whoever was away when it was written.
+        """
         self.committed, self.handed_out = state["committed"], state["handed_out"]
         self.ended = dict(state["ended"])
         self.open = {values["worker"]: Ticket(**values) for values in state["open"]}
         self._left_over = [Ticket(**values) for values in state["left_over"]]
         self._number = state["number"]
         self._gone, self._speeds = set(state["gone"]), dict(state["speeds"])
-        self._away, self._through = set(), set()
+        self._away, self._through = set(), set(state.get("through", ()))
+        self._slowest = state["slowest"]
+        self._level(self.ended)
+        self._find_slowest()
 
     @property
     def _most_ahead(self) -> int | None:
@@ -264,9 +293,19 @@ class Rounds:
             ticket = self._next(worker)
         if ticket is None:
             self._through.add(worker)
+            self._find_slowest()
         else:
-            self._through.discard(worker)
             self.open[worker] = ticket
+
+    def _level(self, workers: Iterable[int]) -> None:
+        """These become members again: none begins behind the slowest."""
+        for worker in workers:
+            self.ended[worker] = max(self.ended[worker], self._slowest)
+
+    def _find_slowest(self) -> None:
+        """To be called after any change of members or of what they have ended."""
+        counts = [self.ended[worker] for worker in self.members]
+        self._slowest = min(counts, default=max(self.ended.values()))
 
     def _epoch_at(self, position: int) -> int:
         return min(position // self._samples, self._plan.epochs - 1)

@@ -20,12 +20,15 @@ from batchwright.training.keeper import folder_problem
 from batchwright.training.merging import Weights, as_state_dict
 from batchwright.training.recorder import Recorder
 
+_BEST = "best"
+
 
 class ServerKeeper:
     """Writes and reads checkpoints, in the format of `training.keeper`, for the server's process.
 
     What is kept of the weights is never changed in place, so nothing is copied and no worker waits
-    while a thread writes. The workers' optimizers are not kept: after a resume momentum is fresh.
+    while a thread writes. What waits for the disk never holds the desk's lock: it may be slow. The
+    workers' optimizers are not kept: after a resume momentum is fresh.
 
     Args:
         folder: The run folder; ``None`` keeps nothing.
@@ -37,7 +40,7 @@ class ServerKeeper:
     def __init__(self, folder: Path | None, plan: Plan, desk: Desk, recorder: Recorder) -> None:
         self._folder, self._plan, self._desk, self._recorder = folder, plan, desk, recorder
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
-        self._under_way: dict[str, Future[None]] = {}
+        self._under_way: list[tuple[str, Future[None]]] = []  # in the order of writing
         self._saved_at, self._saved_steps = time.perf_counter(), 0
 
     def prepare(self, *, resume: bool) -> None:
@@ -84,43 +87,61 @@ class ServerKeeper:
         most = self._plan.job.checkpoint_steps
         by_steps = most is not None and steps - self._saved_steps >= most
         by_clock = time.perf_counter() - self._saved_at > self._plan.job.checkpoint_seconds
-        writing = LAST in self._under_way and not self._under_way[LAST].done()
-        if (by_steps or by_clock) and not writing:
+        if (by_steps or by_clock) and not self._is_writing(LAST):
             self.save_last()
 
     def save_last(self) -> None:
-        """Have ``last.pt`` written; what was it becomes ``previous.pt``."""
+        """Have ``last.pt`` written; what was it becomes ``previous.pt``.
+
+        A best model that waits is written before: the checkpoint says what its score is.
+        """
         with self._desk.lock:
             server = self._desk.server
             if server is not None:
+                self._take_best()
                 self._save(LAST, server.weights)
 
     def save_best(self) -> None:
-        """Have ``best.pt`` written if there is a new best model."""
+        """Have ``best.pt`` written if there is a new best model.
+
+        While an earlier one is being written, it stays where it is until the next call; a better
+        one may replace it there.
+        """
         with self._desk.lock:
-            best = self._desk.take_best()
-            if best is not None:
-                self._save("best", best)
+            if not self._is_writing(_BEST):
+                self._take_best()
 
     def check(self) -> None:
         """Raise `FileError` if a write that has ended went wrong."""
-        for name in [name for name, write in self._under_way.items() if write.done()]:
-            self._under_way.pop(name).result()
+        while self._under_way and self._under_way[0][1].done():
+            self._under_way.pop(0)[1].result()
 
     def settle(self) -> None:
         """Wait until everything is written; `FileError` if that went wrong."""
         while self._under_way:
-            self._under_way.popitem()[1].result()
+            self._under_way.pop(0)[1].result()
+
+    def finish(self) -> None:
+        """Write the last checkpoint, and wait until that and everything else is written."""
+        self.settle()
+        self.save_last()
+        self.settle()
 
     def close(self) -> None:
         """Let what is being written be finished."""
         self._writer.shutdown()
 
+    def _is_writing(self, name: str) -> bool:
+        return any(one == name and not write.done() for one, write in self._under_way)
+
+    def _take_best(self) -> None:
+        best = self._desk.take_best()
+        if best is not None:
+            self._save(_BEST, best)
+
     def _save(self, name: str, weights: Weights) -> None:
         if self._folder is None:
             return
-        if name in self._under_way:
-            self._under_way.pop(name).result()
         started = time.perf_counter()
         desk, (epochs, samples, steps) = self._desk, self._desk.progress
         content = {
@@ -142,7 +163,7 @@ class ServerKeeper:
             "workers": [],
             "server": desk.values() if name == LAST else {},
         }
-        self._under_way[name] = self._writer.submit(self._write, name, content)
+        self._under_way.append((name, self._writer.submit(self._write, name, content)))
         now = time.perf_counter()
         desk.book.saved(now - started)
         if name == LAST:

@@ -10,20 +10,23 @@ deadline, stop signals, the end.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from batchwright.errors import BatchwrightError, DeadlineReached, Interrupted
 from batchwright.processes import worker_main
 from batchwright.records import Plan
+from batchwright.training import strangers
 from batchwright.training.desk import Answer, Arrival, Desk
 from batchwright.training.link import BEAT_SECONDS, Link, Message
 from batchwright.training.merging import Entry
@@ -33,7 +36,10 @@ from batchwright.training.signals import StopRequest
 from batchwright.workload.host import prepare_process
 
 POLL_SECONDS = 0.1
+T = TypeVar("T")
 _GOODBYE_SECONDS = 5.0  # for workers to take their last answer
+# What accepting ends with while the system has no room for another connection.
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class ServerProcess:
@@ -65,6 +71,8 @@ class ServerProcess:
         self._plan, self._listener, self._key, self._orders = plan, listener, key, orders
         self._over = threading.Event()
         self._problems: list[Exception] = []  # of other threads: the main one raises them
+        self._strangers = strangers.Strangers()
+        self._told_of_no_room = False
         self._recorder = Recorder(folder, plan)
         self._desk = Desk(plan, self._recorder)
         self._keeper = ServerKeeper(folder, plan, self._desk, self._recorder)
@@ -85,15 +93,14 @@ class ServerProcess:
                 time.sleep(POLL_SECONDS)
                 if self._problems:
                     raise self._problems[0]
+                self._strangers.cut_late(strangers.SECONDS)
                 self._desk.give_up_lost(self._plan.job.timeout)
                 self._keeper.check()
                 self._keeper.save_best()
                 self._keeper.save_if_due()
                 self._stop_if_asked()
-            self._keeper.save_best()
             self._desk.close_book()
-            self._keeper.save_last()
-            self._keeper.settle()
+            self._keeper.finish()
             self._recorder.finish(rounds=tuple(self._desk.book.rounds))
             self._dismiss("farewell")
         finally:
@@ -116,8 +123,7 @@ class ServerProcess:
             stop = DeadlineReached(
                 f"goal.deadline={most:g} s was reached {where}; to go on, resume with a later one"
             )
-        self._keeper.save_last()
-        self._keeper.settle()
+        self._keeper.finish()
         self._dismiss("stop", signal=number, message=str(stop))
         raise stop
 
@@ -135,18 +141,40 @@ class ServerProcess:
     def _accept(self) -> None:
         while not self._over.is_set():
             try:
-                connection, _ = self._listener.accept()
-                link = Link(connection, self._plan.job.timeout)
-            except OSError:
-                continue  # it was gone before it was here
-            # A stranger who says nothing keeps a thread waiting, and nobody else.
+                connection, _ = self._with_room(self._listener.accept)
+                link = self._with_room(partial(Link, connection, self._plan.job.timeout))
+            except OSError:  # it was gone before it was here
+                self._over.wait(POLL_SECONDS)
+                continue
+            self._strangers.admit(link)
             threading.Thread(target=self._attend, args=(link,), daemon=True).start()
+
+    def _with_room(self, opened: Callable[[], T]) -> T:
+        """What a call opens; waits, and says so once, while the system has no room for it."""
+        while True:
+            try:
+                return opened()
+            except OSError as error:
+                if error.errno not in _NO_ROOM or self._over.is_set():
+                    raise
+                if not self._told_of_no_room:
+                    self._told_of_no_room = True
+                    # Not in the records, as their file could not be opened either.
+                    print(  # noqa: T201 - no other channel here
+                        "batchwright: the parameter server takes no more connections for now: "
+                        f"{error.strerror}; workers wait until others have gone, or allow more "
+                        "(ulimit -n)",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                self._over.wait(POLL_SECONDS)  # at once there would be the same answer
 
     def _attend(self, link: Link) -> None:
         """One connection, from its first message to its end."""
         rank = None
         try:
             link.authenticate(self._key, first=True)
+            self._strangers.remove(link)
             rank = self._admit(link, link.receive())
             while rank is not None:
                 self._take(link, rank, link.receive())
@@ -158,6 +186,7 @@ class ServerProcess:
         except Exception as error:  # noqa: BLE001 - such as a full disk: it concerns all
             self._problems.append(error)
         finally:
+            self._strangers.remove(link)
             link.close()
 
     def _admit(self, link: Link, hello: Message) -> int | None:
@@ -181,28 +210,28 @@ class ServerProcess:
     def _take(self, link: Link, rank: int, message: Message) -> None:
         if message.kind == "push":
             assert message.weights is not None  # noqa: S101 - only our own client gets so far
-            self._desk.push(rank, message.weights, message.values, message.seconds)
+            self._desk.push(rank, link, message.weights, message.values, message.seconds)
             self._answer(link, rank)
         elif message.kind == "next":
-            self._desk.ask(rank)
+            self._desk.ask(rank, link)
             self._answer(link, rank)
         elif message.kind == "settled":
-            self._desk.settle(rank, message.values)
+            self._desk.settle(rank, link, message.values)
         elif message.kind == "stop":
-            self._desk.stop(message.values["signal"])
-            self._desk.ask(rank)
+            self._desk.ask_to_stop(rank, link, message.values["signal"])
+            self._desk.ask(rank, link)
             self._answer(link, rank)
         elif message.kind == "bye":
-            self._desk.leave(rank)
+            self._desk.leave(rank, link)
             self._answer(link, rank)
 
     def _answer(self, link: Link, rank: int) -> None:
         """Wait for what the worker gets; meanwhile it and we give each other signs of life."""
-        while (answer := self._desk.answer(rank, BEAT_SECONDS)) is None:
+        while (answer := self._desk.answer(rank, link, BEAT_SECONDS)) is None:
             while link.has_word():
                 message = link.receive()
                 if message.kind == "stop":
-                    self._desk.stop(message.values["signal"])
+                    self._desk.ask_to_stop(rank, link, message.values["signal"])
             if time.monotonic() - link.heard > self._plan.job.timeout:
                 raise TimeoutError(f"silent for {self._plan.job.timeout:g} s")
             link.send("beat")
