@@ -87,7 +87,7 @@ class AllReduceRun:
             trained,
             self._group,
             order=self.state.gradient_order,
-            per_tensor=self._plan.ags is not None,
+            per_tensor=updater.per_tensor,
         )
         self.stepper = Stepper(
             self._plan,

@@ -67,13 +67,14 @@ class ServerRun:
             least=setup.least,
             weights=setup.sample_weights,
         )
-        self._reducer = Reducer(trained, self._group, per_tensor=self._plan.ags is not None)
+        updater = setup.updater(trained)
+        self._reducer = Reducer(trained, self._group, per_tensor=updater.per_tensor)
         self.stepper = Stepper(
             self._plan,
             self._group,
             self._state,
             self._reducer,
-            setup.updater(trained),
+            updater,
             Statistics(setup.model),
             self._sharing,
             self._clock,

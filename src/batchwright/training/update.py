@@ -56,6 +56,16 @@ class Updater:
         """Of the optimizer's first parameter group, per step."""
         return float(self._optimizer.param_groups[0]["lr"])
 
+    @property
+    def per_tensor(self) -> bool:
+        """Whether weights come to depend on norms of gradients: by clipping, factors or the rate.
+
+        Then a `Reducer` is to give those of single tensors. They sum to the same bits however
+        tensors are put into buckets.
+        """
+        gaining = self._plan.learning_rate.scaling == "gain" and not self.own_rates
+        return self._plan.ags is not None or self._clip_norm is not None or gaining
+
     def follow(self, trained: Sequence[nn.Parameter]) -> None:
         """From now on these of the parameters are those that a `Reducer` has."""
         self._trained = list(trained)

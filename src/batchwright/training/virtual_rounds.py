@@ -79,7 +79,7 @@ class VirtualRounds:
         ]
         self._updaters = [run.updater(optimizer) for optimizer in self._optimizers]
         self._reducer = Reducer(
-            run.parameters, VirtualGroup(run.device, 1), per_tensor=run.plan.ags is not None
+            run.parameters, VirtualGroup(run.device, 1), per_tensor=self._updaters[0].per_tensor
         )
         self._statistics = Statistics(self._network)
         self._learnt = [Learnt() for _ in range(workers)]

@@ -48,14 +48,15 @@ class VirtualSteps:
             least=run.least,
             weights=run.task.sample_weights,
         )
-        self._reducer = Gatherer(run.parameters, workers, per_tensor=plan.ags is not None)
+        updater = run.updater(run.task.optimizer)
+        self._reducer = Gatherer(run.parameters, workers, per_tensor=updater.per_tensor)
         self._clock = SimulatedClock(workers)
         self._stepper = Stepper(
             plan,
             self._group,
             run.state,
             self._reducer,
-            run.updater(run.task.optimizer),
+            updater,
             Statistics(run.task.network),
             self._sharing,
             self._clock,
@@ -252,8 +253,8 @@ class Gatherer(Reducer):
     def collect(self) -> None:
         """A worker's gradients are all taken: add them to those of the workers before."""
         if self._norms is not None:
-            norms = self._total_norms
-            self._total_norms = self._norms if norms is None else norms + self._norms
+            norms, own = self._total_norms, self._norms.float()  # as a message holds them
+            self._total_norms = own if norms is None else norms + own
         self._total_parts += self._parts
         if self._sums:
             self._totals = summed(self._totals, self._sums)
