@@ -253,6 +253,11 @@ def test_without_large_workers_there_is_one_smaller_batch():
     assert pair.factor == 1.0
 
 
+def test_a_rounding_that_leaves_a_small_batch_worker_nothing_is_refused():
+    with pytest.raises(PlanError, match="wants a local batch below 1"):
+        solve(1.0, 1.0, 5, small_workers=1, large_workers=1, extra_time=1.99, samples=10)
+
+
 def test_extra_time_below_one_is_refused():
     with pytest.raises(PlanError, match=r"dual\.extra_time=0\.9 is below 1"):
         solved(1, 3, 0.9)
@@ -434,7 +439,14 @@ def test_what_has_no_answer_with_unlike_overheads_is_refused():
         call(1.02, b=0.0)
     with pytest.raises(PlanError, match="the large local batch, 500, is more than"):
         call(1.02, samples=600)
-    assert call(1.0, small=()).small_batch is None
+    with pytest.raises(PlanError, match="the small local batch, 413, is more than the 325"):
+        solve_unlike(A, B, LARGE, small=[usual] * 4, large=[], extra_time=1.01, samples=1300)
+    alone = call(1.0, small=())
+    assert (alone.small_batch, alone.small_samples, alone.large_samples) == (None, None, SAMPLES)
+    assert alone.factor == 1.0
+    assert alone.round_seconds == pytest.approx((A + B / LARGE) * SAMPLES)
+    assert largest_extra_time_unlike(A, B, LARGE, small=[], large=[usual]) == 1.0
+    assert largest_extra_time(A, B, LARGE, small_workers=0, large_workers=1) == 1.0
 
 
 def test_too_few_images_for_the_workers_are_refused():
