@@ -452,3 +452,9 @@ def test_what_has_no_answer_with_unlike_overheads_is_refused():
 def test_too_few_images_for_the_workers_are_refused():
     with pytest.raises(PlanError, match="3 training images are too few for 4 workers"):
         spread(solved(0, 4, 1, batch=1, samples=4), 3, large=(1.0,) * 4, small=())
+
+
+def test_one_image_for_each_worker_is_enough():
+    pair = solved(0, 4, 1, batch=1, samples=4)
+    assert spread(pair, 4, large=(1.0,) * 4, small=()) == (1, 1, 1, 1)
+    assert solved(0, 1, 1, batch=1, samples=1).large_samples == 1

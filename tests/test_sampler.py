@@ -188,6 +188,15 @@ def test_a_change_applies_from_its_step_on():
     assert [one.first for one in walk.table] == [0, 3]
 
 
+def test_before_a_feed_has_asked_the_first_step_that_is_left_can_change_and_none_before():
+    walk = make_walk(100, [6, 4], 1, first=3, done=30)
+    assert walk.taken == 2
+    walk.change(Shares(3, (5, 5), 4))
+    assert walk.step(3).local_batch_sizes == (5, 5)
+    with pytest.raises(AssertionError):
+        walk.change(Shares(2, (6, 4), 4))
+
+
 def test_a_step_that_a_feed_has_asked_for_cannot_change():
     walk = make_walk(100, [6, 4], 1)
     ahead = walk.ahead()
