@@ -293,9 +293,15 @@ def shortened(command: str) -> str:
 
 
 def briefly(command: str) -> str:
-    """Two epochs do as well, where no schedule needs more; one run is trained to its end."""
+    """Two epochs do as well, where no schedule needs more; one run is trained to its end.
+
+    That one has the batch it is given: a plan's own, and so the accuracy, follows the machine's
+    speed at the moment.
+    """
     if command == "batchwright run":
         return f"{command} probe.budget=2 epochs=2"
+    if command.endswith("--out runs/digits --explain"):
+        command += " global_batch=128 workers=2"
     if "method=hybrid" not in command:
         command = re.sub("epochs=[0-9]+", "epochs=2", command)
     return shortened(command)
@@ -312,7 +318,7 @@ def test_the_readmes_commands_run_in_order(followed):
     for name in ("schedule.png", "runs/sweep/sweep.html", "runs/compared/comparison.html"):
         assert (folder / name).exists()
     accuracy = json.loads((folder / "runs/digits/summary.json").read_text())["epochs"][-1]
-    assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]
+    assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]  # 98.9 % with this batch
     assert "accuracy" in printed["batchwright run"]
 
 

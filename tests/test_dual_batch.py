@@ -54,12 +54,15 @@ def solved(small, large, extra, *, a=A, b=B, batch=LARGE, samples=SAMPLES, **opt
     )
 
 
-@pytest.mark.parametrize(
-    ("table", "row"),
-    [*rows_of_one_table("table2"), *rows_of_one_table("eight_workers"), *rows_of_table_6()],
-)
-def test_every_row_of_the_published_tables_comes_out_exactly(table, row):
-    pair = solve(
+PUBLISHED = [
+    *rows_of_one_table("table2"),
+    *rows_of_one_table("eight_workers"),
+    *rows_of_table_6(),
+]
+
+
+def published(table, row):
+    return solve(
         table["a"],
         table["b"],
         table["B_L"],
@@ -69,6 +72,11 @@ def test_every_row_of_the_published_tables_comes_out_exactly(table, row):
         samples=table["d"],
         rounding=table["rounding"],
     )
+
+
+@pytest.mark.parametrize(("table", "row"), PUBLISHED)
+def test_every_row_of_the_published_tables_comes_out_exactly(table, row):
+    pair = published(table, row)
     assert (pair.small_batch, pair.small_samples, pair.large_samples) == (
         row["B_S"],
         row["d_S"],
@@ -78,10 +86,22 @@ def test_every_row_of_the_published_tables_comes_out_exactly(table, row):
         assert pair.factor == pytest.approx(row["factor"], abs=table["factor_tolerance"])
 
 
-def test_all_49_rows_are_there():
-    assert len(GOLDEN["table2"]["rows"]) == 8
-    assert len(GOLDEN["eight_workers"]["rows"]) == 16
-    assert [len(case["rows"]) for case in GOLDEN["table6"]["cases"]] == [5] * 5
+def test_in_each_of_the_49_published_rows_the_groups_share_the_data_and_end_together():
+    assert len(PUBLISHED) == 49
+    for table, row in PUBLISHED:
+        pair = published(table, row)
+        done = row["n_L"] * (pair.large_samples or 0) + row["n_S"] * (pair.small_samples or 0)
+        assert abs(done - table["d"]) <= row["n_L"] + row["n_S"]
+        seconds = [
+            (table["a"] + table["b"] / batch) * samples
+            for batch, samples in (
+                (table["B_L"], pair.large_samples),
+                (pair.small_batch, pair.small_samples),
+            )
+            if samples is not None
+        ]
+        off = 1 / pair.small_batch if pair.small_batch else 1e-3  # by rounding that batch
+        assert seconds == pytest.approx([pair.round_seconds] * len(seconds), rel=off)
 
 
 @pytest.mark.parametrize("entry", GOLDEN["order_sensitive"], ids=lambda entry: entry["why"])
@@ -231,6 +251,11 @@ def test_without_large_workers_there_is_one_smaller_batch():
     pair = solved(4, 0, 1.1, rounding="truncate")
     assert (pair.small_batch, pair.small_samples, pair.large_samples) == (160, 12_500, None)
     assert pair.factor == 1.0
+
+
+def test_a_rounding_that_leaves_a_small_batch_worker_nothing_is_refused():
+    with pytest.raises(PlanError, match="wants a local batch below 1"):
+        solve(1.0, 1.0, 5, small_workers=1, large_workers=1, extra_time=1.99, samples=10)
 
 
 def test_extra_time_below_one_is_refused():
@@ -414,9 +439,22 @@ def test_what_has_no_answer_with_unlike_overheads_is_refused():
         call(1.02, b=0.0)
     with pytest.raises(PlanError, match="the large local batch, 500, is more than"):
         call(1.02, samples=600)
-    assert call(1.0, small=()).small_batch is None
+    with pytest.raises(PlanError, match="the small local batch, 413, is more than the 325"):
+        solve_unlike(A, B, LARGE, small=[usual] * 4, large=[], extra_time=1.01, samples=1300)
+    alone = call(1.0, small=())
+    assert (alone.small_batch, alone.small_samples, alone.large_samples) == (None, None, SAMPLES)
+    assert alone.factor == 1.0
+    assert alone.round_seconds == pytest.approx((A + B / LARGE) * SAMPLES)
+    assert largest_extra_time_unlike(A, B, LARGE, small=[], large=[usual]) == 1.0
+    assert largest_extra_time(A, B, LARGE, small_workers=0, large_workers=1) == 1.0
 
 
 def test_too_few_images_for_the_workers_are_refused():
     with pytest.raises(PlanError, match="3 training images are too few for 4 workers"):
         spread(solved(0, 4, 1, batch=1, samples=4), 3, large=(1.0,) * 4, small=())
+
+
+def test_one_image_for_each_worker_is_enough():
+    pair = solved(0, 4, 1, batch=1, samples=4)
+    assert spread(pair, 4, large=(1.0,) * 4, small=()) == (1, 1, 1, 1)
+    assert solved(0, 1, 1, batch=1, samples=1).large_samples == 1

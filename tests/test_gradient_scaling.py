@@ -167,33 +167,61 @@ def test_first_steps_count_alike_and_later_the_past_fades():
 # ------------------------------------------------------------------------------------- the descent
 
 
+PLAIN = make_tiny_plan()
+
+
+def stepped(start, gradient, scales, rate):
+    """Weights, each a tensor of its own, after a step of an `Updater` with plain SGD."""
+    weights = [torch.nn.Parameter(one.clone()) for one in start]
+    updater = Updater(
+        weights,
+        torch.optim.SGD(weights, lr=rate),
+        PLAIN,
+        first_rates=[rate],
+        clip_norm=None,
+        own_rates=False,
+        samples_per_epoch=SAMPLES,
+    )
+    for weight, one in zip(weights, gradient, strict=True):
+        weight.grad = one.clone()
+    assert updater.apply(updater.rescale(1.0), 0.0, PLAIN.stages[0], Adaptation(1.0, scales))
+    return torch.stack([weight.detach() for weight in weights])
+
+
 @given(
     start=st.lists(st.floats(-3, 3), min_size=3, max_size=3),
-    scales=st.lists(st.floats(0.5, 4), min_size=3, max_size=3),
+    noise=st.lists(st.floats(0, 5), min_size=3, max_size=3),
     rate=st.floats(1e-3, 1.0),
-    noise=st.floats(0, 5),
-    batch=st.integers(1, 512),
+    mode=st.sampled_from(["norm", "gain"]),
+    base=st.integers(1, 64),
+    ratio=st.floats(1, 16),
 )
 @settings(max_examples=80)
-def test_a_scaled_step_descends_as_far_as_the_bound_says(start, scales, rate, noise, batch):
+def test_a_scaled_step_descends_as_far_as_the_bound_says(start, noise, rate, mode, base, ratio):
     r"""On a quadratic the expectation is exact: E f(w') = f(w - eta s g) + eta^2 sum s^2 a v / 2B.
 
-    The bound: f - (eta s_min - L eta^2 s_max^2 / 2) |grad|^2 + L eta^2 s_max^2 sigma^2 / 2B.
+    The bound: f - (eta s_min - L eta^2 s_max^2 / 2) |grad|^2 + L eta^2 s_max^2 sigma^2 / 2B, with
+    the least and the most that the rule promises for s.
     """
-    curvature, w, s = (
-        torch.tensor(v, dtype=torch.float64) for v in ([0.1, 1.0, 4.0], start, scales)
+    batch = round(base * ratio)
+    curvature, w, variance = (
+        torch.tensor(v, dtype=torch.float64) for v in ([0.1, 1.0, 4.0], start, noise)
     )
-    gradient, variance = curvature * w, torch.full((3,), noise / 3, dtype=torch.float64)
+    gradient = curvature * w
+    state = TensorNoise(trace=variance, sqr_norm=gradient.square(), updates=9)
+    s = factors(state, rule_of(mode=mode, base_batch=base), batch)
+    found = stepped(w, gradient, s, rate)
+    torch.testing.assert_close(found, w - rate * s * gradient)
 
     def f(at):
         return float((curvature * at.square()).sum()) / 2
 
-    expected = f(w - rate * s * gradient)
+    expected = f(found)
     expected += float((curvature * s.square() * variance).sum()) * rate**2 / (2 * batch)
-    steepest, least, most = 4.0, min(scales), max(scales)
+    steepest, least, most = 4.0, 1.0, batch / base if mode == "gain" else math.sqrt(batch / base)
     descent = rate * least - steepest * rate**2 * most**2 / 2
     bound = f(w) - descent * float(gradient.square().sum())
-    bound += steepest * rate**2 * most**2 * noise / (2 * batch)
+    bound += steepest * rate**2 * most**2 * sum(noise) / (2 * batch)
     assert expected <= bound + 1e-9 * (1 + abs(bound))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,7 +47,8 @@ def test_a_silent_worker_is_named_with_its_place_and_silence(roll_calls):
     fall_silent(roll_calls[2])
     for call in roll_calls[:2]:
         call.exchanging = True
-    assert roll_calls[0].inquire() == "worker 2 (node2/cpu:0) has been silent for 2 s"
+    said = r"worker 2 \(node2/cpu:0\) has been silent for ([2-9]|\d{2,}) s"  # 2 unless all is slow
+    assert re.fullmatch(said, roll_calls[0].inquire())
 
 
 def test_a_worker_that_left_is_named_at_once(roll_calls):
@@ -96,6 +98,8 @@ from batchwright.errors import LostWorkerError
 
 torch.set_num_threads(1)
 rank, victim, number = (int(word) for word in sys.argv[1:])
+print("ready", flush=True)  # all meet at once, however long each took to start
+sys.stdin.readline()
 group = Group(torch.device("cpu"), 4.0)
 group.barrier()
 if rank == victim:
@@ -130,12 +134,18 @@ def test_survivors_name_the_worker_that_a_signal_hit(workers, victim, number, ag
             subprocess.Popen(
                 [sys.executable, "-c", WORKER, str(rank), str(victim), str(int(number))],
                 env=os.environ | {name: str(value) for name, value in own.items()},
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
         )
     try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
         for rank, process in enumerate(processes):
             if rank != victim:
                 out, err = process.communicate(timeout=60)
@@ -159,7 +169,7 @@ def agent_store(monkeypatch):
     return store
 
 
-def start(ranks, size, timeout=5.0):
+def start(ranks, size, timeout=60.0):
     """What each of ``ranks`` finds: the token of worker 0 once they have met, or an error."""
     found = {}
 
@@ -191,8 +201,8 @@ def test_each_start_gets_a_part_of_the_store_for_itself(agent_store):
 
 
 def test_those_who_do_not_come_are_named_and_spoil_no_later_start(agent_store):
-    assert start([1, 0], 3, timeout=0.5) == dict.fromkeys(
-        (0, 1), "worker 2 did not come to the start within 0.5 s"
+    assert start([1, 0], 3, timeout=2.0) == dict.fromkeys(
+        (0, 1), "worker 2 did not come to the start within 2 s"
     )
     assert len(set(start([1, 0], 2).values())) == 1
 

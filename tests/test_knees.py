@@ -1,9 +1,13 @@
 """`planning.knees`: a cluster's knee on straight and bent curves, its interval, its words."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from batchwright.planning.knees import Bend, line_of
+from batchwright.planning.mixes import Mix
 from batchwright.planning.planner import make_plan
 from batchwright.records import Goal
 from samples import make_data, make_job, make_profile, make_step
@@ -143,3 +147,76 @@ def test_micro_batches_as_asked_leave_the_knee_to_the_times_themselves():
     # From 32 on, twice the batch is twice the passes: nothing is saved.
     assert knee.global_batch_size == 32
     assert knee.closed_form is None
+
+
+# --------------------------------------------------------------------------- kinds by themselves
+
+
+def kind_of(fixed, slope, *, cut=False):
+    """A kind whose step takes ``fixed + slope * local batch`` seconds, whatever else there is."""
+    return SimpleNamespace(
+        least=1,
+        most=10_000,
+        micro_batch=None,
+        cuts=lambda workers: cut,
+        largest=lambda workers, side: 10_000,
+        line=lambda workers, side: (fixed, slope),
+        seconds=lambda workers, side, local: fixed + slope * local,
+        seconds_at_once=lambda workers, side, local: fixed + slope * local,
+    )
+
+
+def test_the_line_of_several_kinds_is_that_of_shares_that_take_equally_long():
+    mix = Mix(((kind_of(0.02, 0.001), 2), (kind_of(0.05, 0.0005), 3)))
+    fixed, slope = line_of(mix, 32)
+    for seconds in (0.1, 0.3):
+        batch = 2 * (seconds - 0.02) / 0.001 + 3 * (seconds - 0.05) / 0.0005
+        assert fixed + slope * batch == pytest.approx(seconds)
+
+
+def test_there_is_no_line_where_one_kind_has_none():
+    straight, level = kind_of(0.02, 0.001), kind_of(0.02, 0.0)
+    assert line_of(Mix(((level, 2),)), 32) == (0.02, 0.0)
+    assert line_of(Mix(((straight, 2),)), 32) == pytest.approx((0.02, 0.0005))
+    assert line_of(Mix(((straight, 1), (level, 1))), 32) is None
+    assert line_of(Mix(((straight, 1), (kind_of(0.02, 0.001, cut=True), 1))), 32) is None
+    none = SimpleNamespace(cuts=lambda workers: False, line=lambda workers, side: None)
+    assert line_of(Mix(((none, 1),)), 32) is None
+
+
+def bend_of(mix, seconds, surplus=lambda batch: 0.0):
+    rows = tuple(
+        SimpleNamespace(mix=mix, resolution=32, batch=batch, step_seconds=found, totals=(1, 1))
+        for batch, found in seconds.items()
+    )
+    return Bend(rows, None, None, None, None, surplus)
+
+
+def test_time_of_several_kinds_goes_straight_between_candidates_and_by_the_slowest_beyond():
+    mix = Mix(((kind_of(0.02, 0.001), 1), (kind_of(0.02, 0.002), 1)))
+    bend = bend_of(mix, {16: 0.2, 32: 0.3, 64: 0.5}, lambda batch: 0.01 if batch > 40 else 0.0)
+    for batch, seconds in {16: 0.2, 20: 0.225, 32: 0.3, 48: 0.395 + 0.01, 64: 0.5}.items():
+        assert bend.per_sample(batch) * batch == pytest.approx(seconds)
+    assert bend.per_sample(120) * 120 == pytest.approx(0.02 + 0.001 * 80 + 0.01)
+    assert bend.per_sample(6) * 6 == pytest.approx(0.02 + 0.001 * 4)
+    assert bend.per_sample(1) * 2 == pytest.approx(0.02 + 0.002)  # a sample each, at least
+    assert (bend.mix, bend.resolution) == (mix, 32)
+
+
+def test_time_of_one_kind_is_that_of_its_own_share():
+    bend = bend_of(Mix(((kind_of(0.02, 0.001), 4),)), {16: 0.1}, lambda batch: 0.004)
+    assert bend.per_sample(40) * 40 == pytest.approx(0.02 + 0.001 * 10 + 0.004)
+    assert bend.per_sample(1) == pytest.approx((0.02 + 0.001) / 4 + 0.004)
+    once = kind_of(0.02, 0.001, cut=True)
+    once.seconds = lambda workers, side, local: 9.0
+    assert bend_of(Mix(((once, 4),)), {16: 0.1}).per_sample(40) == pytest.approx(9 / 40)
+
+
+@pytest.mark.parametrize(
+    ("knee", "missed", "best"),
+    [(8, (), 8), (8, (8,), 16), (32, (32,), 16), (None, (), 32), (8, (4, 8, 16, 32), None)],
+)
+def test_past_a_limit_the_next_larger_batch_is_best_and_else_the_next_smaller(knee, missed, best):
+    rows = {n: SimpleNamespace(batch=n, misses=(n,) * (n in missed)) for n in (4, 8, 16, 32)}
+    bend = Bend(tuple(rows.values()), rows.get(knee), None, None, None, lambda batch: 0.0)
+    assert bend.best is rows.get(best)

@@ -48,7 +48,8 @@ def work():
         raise LostWorkerError("lost contact with another worker")
     if rank == 0:
         time.sleep(100)
-    time.sleep(0.5)
+    while int(os.environ["WORLD_SIZE"]) > 1 and not Path(folder, "pid0").exists():
+        time.sleep(0.01)
     if what.startswith("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "ends":

@@ -96,6 +96,10 @@ def test_micro_batches_are_as_few_and_as_even_as_can_be(size, most):
     assert max(parts) - min(parts) <= 1
 
 
+def test_nothing_is_cut_into_no_parts():
+    assert micro_batches(0, 4) == []
+
+
 @calmly
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 4))
 def test_micro_batches_are_never_smaller_than_a_worker_can_train_on(size, most, least):
@@ -110,6 +114,14 @@ def test_the_order_is_a_permutation_that_epoch_and_seed_decide(samples, epoch, s
     order = epoch_order(samples, epoch, seed)
     assert torch.equal(order.sort().values, torch.arange(samples))
     assert torch.equal(order, epoch_order(samples, epoch, seed))
+
+
+def test_orders_stay_what_they_were_or_a_run_could_not_be_gone_on_with():
+    def permutation(seed):
+        return torch.randperm(100, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(epoch_order(100, 3, 2), permutation(2_000_009))
+    assert torch.equal(epoch_order(100, 1, 2**62), permutation(2**62 + 1))
 
 
 # ------------------------------------------------------------------------------ shares that change
@@ -176,6 +188,15 @@ def test_a_change_applies_from_its_step_on():
     assert [one.first for one in walk.table] == [0, 3]
 
 
+def test_before_a_feed_has_asked_the_first_step_that_is_left_can_change_and_none_before():
+    walk = make_walk(100, [6, 4], 1, first=3, done=30)
+    assert walk.taken == 2
+    walk.change(Shares(3, (5, 5), 4))
+    assert walk.step(3).local_batch_sizes == (5, 5)
+    with pytest.raises(AssertionError):
+        walk.change(Shares(2, (6, 4), 4))
+
+
 def test_a_step_that_a_feed_has_asked_for_cannot_change():
     walk = make_walk(100, [6, 4], 1)
     ahead = walk.ahead()
@@ -206,6 +227,7 @@ def test_after_a_resume_with_other_workers_the_rest_comes_once(epoch, workers, d
 def test_balanced_sampling_draws_all_classes_equally_often():
     labels = torch.tensor([0] * 900 + [1] * 90 + [2] * 10)
     order = epoch_order(1000, 0, 0, balancing_weights(labels))
+    assert balancing_weights(labels)[[0, 900, 999]].tolist() == [1 / 900, 1 / 90, 1 / 10]
     counts = labels[order].bincount()
     assert counts.tolist() == pytest.approx([333.3] * 3, rel=0.15)
     assert torch.equal(order, epoch_order(1000, 0, 0, balancing_weights(labels)))
@@ -218,6 +240,20 @@ def test_a_sample_without_weight_is_never_drawn():
     counts = drawn.bincount(minlength=5)
     assert counts[[0, 2, 4]].tolist() == [0, 0, 0]
     assert int(counts[3]) == pytest.approx(750, abs=60)
+
+
+@pytest.mark.parametrize(("draw", "sample"), [(0.0, 1), (0.5, 3), (1.0, 3)])
+def test_draws_at_an_edge_are_of_the_sample_behind_it_and_the_last_is_the_end(
+    monkeypatch, draw, sample
+):
+    """A sample without weight is never drawn; rounding may take a draw to the end."""
+    monkeypatch.setattr(torch, "rand", lambda count, **options: torch.full((count,), draw).double())
+    assert epoch_order(4, 0, 0, torch.tensor([0.0, 2.0, 1.0, 3.0])).tolist() == [sample] * 4
+
+
+def test_the_last_sample_is_drawn_as_often_as_its_weight_says():
+    drawn = torch.cat([epoch_order(2, epoch, 0, torch.tensor([1.0, 3.0])) for epoch in range(500)])
+    assert int(drawn.sum()) == pytest.approx(750, abs=60)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():

@@ -133,7 +133,7 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
         body = b'{"first": 5, "records": [' + json.dumps(step(5)).encode() + b"]}"
         with slow_request(service, run, body) as finish:
             service.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
+            wait_until_closed(service)
             assert service.process.poll() is None  # it waits for the request in progress
             assert b"200 OK" in finish()
         assert service.process.wait(LAST_SECONDS) == 0
@@ -149,28 +149,34 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
 
 def test_who_connects_and_does_not_ask_is_sent_away(monkeypatch):
     """Else a thousand silent connections would keep everybody out."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
+    released = threading.Event()
 
     async def app(scope, receive, send):
-        await asyncio.sleep(float(scope["query_string"]))
+        await asyncio.to_thread(released.wait, LAST_SECONDS)
         headers = [(b"content-length", b"4")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"done"})
 
     with listen("127.0.0.1", 0) as listener, answering(app, listener):
-        silent, half, asking = (
-            socket.create_connection(listener.getsockname(), timeout=30) for _ in range(3)
-        )
-        with silent, half, asking:
-            half.sendall(b"GET /?0 HTTP/1.1\r\nHost: x\r\n")
-            for _ in range(2):  # longer than a head may take, and the connection is used again
-                asking.sendall(b"GET /?0.8 HTTP/1.1\r\nHost: x\r\n\r\n")
+
+        def connect():
+            return socket.create_connection(listener.getsockname(), timeout=LAST_SECONDS)
+
+        with connect() as asking, connect() as half:
+            half.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+            for _ in range(2):  # the connection is used again
+                released.clear()
+                asking.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                with connect() as silent:
+                    assert silent.recv(1000) == b""  # so long a request may take to be answered
+                released.set()
                 told = b""
                 while not told.endswith(b"done"):
                     told += asking.recv(1000) or pytest.fail("closed while it was answered")
                 assert told.startswith(b"HTTP/1.1 200")
-            asking.sendall(b"GET /?0 HT")
-            assert [one.recv(1000) for one in (silent, half, asking)] == [b"", b"", b""]
+            asking.sendall(b"GET / HT")
+            assert [one.recv(1000) for one in (half, asking)] == [b"", b""]
 
 
 @contextmanager
@@ -194,6 +200,18 @@ def answering(app, listener):
         thread.join(LAST_SECONDS)
 
 
+def wait_until_closed(service):
+    """Until the service takes no connection any more: it has heard that it is to end."""
+    port, end = int(service.address.rpartition(":")[2]), time.monotonic() + LAST_SECONDS
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=LAST_SECONDS).close()
+        except ConnectionError:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"still open after {LAST_SECONDS} s")
+
+
 @contextmanager
 def slow_request(service, run, body):
     """A request of which half has come; what is yielded sends the rest and reads the answer."""
@@ -202,10 +220,11 @@ def slow_request(service, run, body):
         head = (
             f"POST {run}/records HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
             f"Authorization: Bearer {service.token()}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
         )
-        connection.sendall(head.encode() + body[:10])
-        time.sleep(0.3)
+        connection.sendall(head.encode())
+        assert b"100 Continue" in connection.recv(4096)  # somebody waits for the body
+        connection.sendall(body[:10])
 
         def finish():
             connection.sendall(body[10:])
@@ -224,20 +243,28 @@ def database(request, tmp_path):
 
 @pytest.mark.slow
 def test_what_was_acknowledged_is_there_after_a_kill(tmp_path, database):
-    acknowledged = 0
+    acknowledged, many = 0, threading.Event()
     with serving(tmp_path, "--rate", "10000", database=database) as service:
         client = service.client(service.token())
         run = introduce(client)
-        killer = threading.Timer(0.5, service.process.kill)
+
+        def kill():
+            many.wait(LAST_SECONDS)
+            service.process.kill()
+
+        killer = threading.Thread(target=kill)
         killer.start()
         try:
             while True:
                 answer = send(client, run, acknowledged, 20)
                 answer.raise_for_status()
                 acknowledged = answer.json()["next"]
+                if acknowledged >= 200:
+                    many.set()  # while more are being sent
         except httpx.TransportError:
             pass
         killer.join()
+    assert acknowledged >= 200
     with serving(tmp_path, database=database) as service:
         stored = service.client(service.token()).get(run).json()["records"]
         assert acknowledged <= stored <= acknowledged + 20

@@ -3,7 +3,10 @@ log; and the schema's way from nothing to now."""
 
 from __future__ import annotations
 
+import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import time
 
@@ -235,7 +238,9 @@ def test_several_that_start_at_once_make_one_schema(empty):
 
     def start():
         try:
-            Store.open(Settings(database=empty)).close()
+            store = Store.open(Settings(database=empty))
+            store.check()
+            store.close()
         except Exception as error:  # noqa: BLE001 - told below
             failures.append(error)
 
@@ -245,6 +250,56 @@ def test_several_that_start_at_once_make_one_schema(empty):
     for thread in threads:
         thread.join(60)
     assert not failures
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_opening_waits_while_somebody_else_changes_a_new_file(tmp_path, monkeypatch):
+    """SQLite itself refuses at once what makes the file one with a write-ahead log."""
+    file, paused = tmp_path / "s.sqlite", threading.Event()
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+
+    def end_the_other(seconds):
+        if not paused.is_set():
+            other.execute("COMMIT")
+        paused.set()
+
+    monkeypatch.setattr("batchwright.service.database.engine.time.sleep", end_the_other)
+    Store.open(Settings(database=f"sqlite:///{file}")).close()
+    assert paused.is_set()
+    assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    other.close()
+
+
+def test_a_file_that_stays_locked_is_refused_at_last(tmp_path, monkeypatch):
+    other = sqlite3.connect(tmp_path / "s.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr("batchwright.service.database.engine.BUSY_SECONDS", 0.0)
+    with pytest.raises(BatchwrightError, match="database is locked"):
+        Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    other.close()
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_make_one_schema(empty):
+    code = """if True:
+        import sys
+        from batchwright.service.settings import Settings
+        from batchwright.service.store import Store
+        settings = Settings(database=sys.argv[1])
+        print("ready", flush=True)
+        sys.stdin.readline()
+        Store.open(settings).close()
+    """
+    words = [sys.executable, "-c", code, empty]
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    servers = [subprocess.Popen(words, **ends) for _ in range(3)]
+    for server in servers:
+        assert server.stdout.readline() == "ready\n"
+    for server in servers:
+        server.stdin.write("go\n")
+        server.stdin.flush()
+    assert [server.communicate(timeout=90) and server.returncode for server in servers] == [0] * 3
 
 
 def test_a_newer_database_is_refused(tmp_path):

@@ -227,16 +227,14 @@ def test_what_a_cell_writes_is_handed_on_once(scripted):
     assert seen.lines == [{"kind": "epoch", "epoch": 0}]
 
 
-def signal_when(number, ready, times=1):
-    """Sends this process a signal once ``ready(seen)``; again after a while."""
+def signal_when(number, *moments):
+    """Sends this process a signal at each of the moments: once ``moment(seen)``."""
 
     def act(seen):
-        for _ in range(times):
-            end = time.monotonic() + 20
-            while not ready(seen) and time.monotonic() < end:
+        for moment in moments:
+            while not moment(seen):  # the test's own limit ends a wait for nothing
                 time.sleep(0.02)
             os.kill(os.getpid(), number)
-            time.sleep(0.5)
 
     return act
 
@@ -255,8 +253,9 @@ def test_a_stop_signal_lets_cells_write_and_starts_no_more(scripted, tmp_path):
 
 def test_a_second_signal_ends_cells_that_do_not_listen(scripted, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_LAST_SECONDS", 1000.0)  # else it would be ended in any case
-    deaf = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
-    ready = signal_when(signal.SIGTERM, lambda _: any(tmp_path.glob("cells/*/ready")), times=2)
+    deaf = "trap 'touch heard' TERM; touch ready; while :; do sleep 0.05; done"
+    moments = (lambda _, n=n: any(tmp_path.glob(f"cells/*/{n}")) for n in ("ready", "heard"))
+    ready = signal_when(signal.SIGTERM, *moments)
     _, seen, stopped = scripted([deaf], while_running=ready)
     assert (stopped, list(seen.states.values())) == (signal.SIGTERM, ["stopped"])
 

@@ -8,7 +8,9 @@ of power, as far as the disk keeps what it says it has written.
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,9 @@ from batchwright.files import make_folder
 
 BUSY_SECONDS = 30.0
 """How long SQLite waits for another process that writes, such as ``batchwright token``."""
+
+BUSY_PAUSE = 0.01
+"""Seconds between two looks where SQLite itself does not wait."""
 
 CONNECTIONS = 48
 """At once; more than the threads that answer requests."""
@@ -140,9 +145,29 @@ def _make_private(file: Path) -> None:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where we say, in _begin_sqlite
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    _enter_write_ahead_mode(cursor)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _enter_write_ahead_mode(cursor: sqlite3.Cursor) -> None:
+    """Of several that open a new file, one changes its mode; the others wait until it has.
+
+    SQLite's own timeout does not hold for this change: it is refused at once while anybody else
+    has a lock. In a file that is in write-ahead mode already nothing is changed.
+    """
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # extended codes too
+            if not busy or time.monotonic() > end:
+                raise
+            time.sleep(BUSY_PAUSE)
+        else:
+            return
 
 
 def _begin_sqlite(connection: Connection) -> None:
