@@ -9,6 +9,8 @@ import pickle
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -16,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -47,7 +51,7 @@ def shell_lines(text: str) -> list[str]:
 
 
 def load(path: Path):
-    spec = spec_from_file_location(path.stem, path)
+    spec = spec_from_file_location(path.stem, path, loader=SourceFileLoader(path.stem, str(path)))
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -179,14 +183,38 @@ def test_decisions_are_numbered_without_gaps_and_have_three_parts():
             assert part in text, page.name
 
 
-def test_every_dependency_has_its_reason():
-    import tomllib
+PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
 
-    project = tomllib.loads(read("pyproject.toml"))["project"]
+
+def test_every_dependency_has_its_reason():
     reasons = read("docs/decisions/0002-dependencies.md")
-    for requirement in project["dependencies"]:
+    for requirement in PROJECT["dependencies"]:
         name = re.match(r"[\w-]+", requirement)[0]
         assert re.search(rf"^\| `{name}", reasons, re.MULTILINE), name
+
+
+def test_the_constraints_name_one_allowed_version_of_each_dependency():
+    wanted = [Requirement(one) for one in PROJECT["dependencies"]]
+    wanted += [Requirement(one) for one in PROJECT["optional-dependencies"]["serve"]]
+    lines = [line.partition("#")[0].strip() for line in read("constraints.txt").splitlines()]
+    versions = dict(line.split("==") for line in lines if line)
+    versions = {canonicalize_name(name): version for name, version in versions.items()}
+    for one in wanted:
+        assert one.specifier.contains(versions.pop(canonicalize_name(one.name))), one
+    assert not set(versions) - {"psycopg-binary"}  # what the extra of psycopg brings
+
+
+def test_the_table_of_versions_is_in_step_with_the_results():
+    matrix = load(ROOT / "tools" / "matrix")
+    page = read("docs/where-it-runs.md")
+    assert matrix.filled(page, matrix.read()) == page, "run tools/matrix --page"
+
+
+def test_every_python_that_the_package_names_has_passed():
+    results = load(ROOT / "tools" / "matrix").read()
+    named = re.findall(r":: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert named
+    assert set(named) <= {one["python"] for one in results if one.get("failed") == 0}
 
 
 def test_functions_named_in_the_equations_exist():
@@ -233,6 +261,7 @@ def loop_of_ones_own(tmp_path, monkeypatch):
     threads = torch.get_num_threads()
     write_record(plan, "plan.json")
     yield {
+        "__name__": "__main__",
         "bw": bw,
         "model": model,
         "criterion": nn.CrossEntropyLoss(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,8 +112,12 @@ def test_an_import_string_is_called_with_the_number_of_classes():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere_at_all:build", "module 'nowhere_at_all' cannot be imported"),
-        ("broken:build", "'broken' cannot be imported .*a_package_that_is_missing"),
+        (
+            "nowhere_at_all:build",
+            "imported: there is no nowhere_at_all in /.*; start in its folder",
+        ),
+        ("mine.part:build", "imported: there is no mine.part in /"),
+        ("broken:build", "'broken' cannot be imported: it imports a_package_that_is_missing, and"),
         ("mine:with_dropuot", "has no 'with_dropuot'; did you mean with_dropout"),
         ("mine:", "looks like package.module:function"),
         ("mine:fails", r"cannot be built \(RuntimeError: no such\)"),
@@ -123,6 +129,36 @@ def test_an_import_string_that_fails_says_why_in_one_line(name, message):
     with pytest.raises(JobError, match=message) as caught:
         build(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("package", ["torchvision", "timm"])
+def test_a_missing_package_of_networks_is_named_with_the_extra_that_installs_it(
+    package, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    for module in (package, f"{package}.models"):
+        with pytest.raises(JobError) as caught:
+            build(f"{module}:resnet18")
+        assert str(caught.value) == (
+            f"network={module}:resnet18: module '{module}' cannot be imported: {package} is "
+            'missing: pip install "batchwright[vision]"'
+        )
+
+
+def test_a_module_of_the_users_that_wants_torchvision_names_the_extra(tmp_path, monkeypatch):
+    (tmp_path / "wants.py").write_text("from torchvision.transforms import v2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(JobError, match=r'torchvision is missing: pip install "batchwright\[vis'):
+        build("wants:network")
+
+
+@pytest.mark.usefixtures("user_module")
+def test_a_module_that_is_missing_is_said_to_be_in_none_of_the_folders_of_modules(monkeypatch):
+    folders = ["/usr", str(Path.cwd()), "/there_is_no_such_folder", "/usr"]
+    monkeypatch.setattr(sys, "path", folders)
+    with pytest.raises(JobError, match=re.escape(f"nowhere_at_all in /usr, {Path.cwd()}; start")):
+        build("nowhere_at_all.part:build")
 
 
 @pytest.mark.usefixtures("user_module")

@@ -6,6 +6,7 @@ Imports nothing heavy, so that the promise to die with the parent is made before
 from __future__ import annotations
 
 import ctypes
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -44,6 +45,25 @@ def die_with_parent(variable: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[variable]):
         os._exit(1)
+
+
+def refuse_unguarded_script() -> None:
+    """End a process of multiprocessing that imports a script and would run it once more.
+
+    It happens where processes are not forked, and the script does not hold what it runs under
+    ``if __name__ == "__main__":``.
+
+    Raises:
+        SystemExit: After one line on standard error. Any other exception would be printed with
+            the traceback of multiprocessing's own files, by each loader process; a fork server
+            prints no message of this one.
+    """
+    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        sys.stderr.write(
+            "error: a loader process imports the script, which would start all over in it: put "
+            'what the script runs under `if __name__ == "__main__":`, or give loaders=0\n'
+        )
+        raise SystemExit(1)
 
 
 def seconds_since_launch() -> float:

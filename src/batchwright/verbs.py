@@ -39,6 +39,7 @@ from batchwright.preparing import (
     tell_idle,
     with_job,
 )
+from batchwright.processes import refuse_unguarded_script
 from batchwright.records import (
     Check,
     Job,
@@ -79,6 +80,7 @@ def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
     Raises:
         BatchwrightError: What is wrong, in one line.
     """
+    refuse_unguarded_script()
     job = ready(job_of(job, keys))
     with _logs() as folder:
         return _probe_in(folder, job)
@@ -148,6 +150,7 @@ def check(
     """
     from batchwright.probing.probe import measure_points
 
+    refuse_unguarded_script()
     plan = _received(plan, keys, list(overrides))
     if profile is not None and not isinstance(profile, Profile):
         profile = read_record(profile, Profile)
@@ -222,6 +225,7 @@ def train(
         BatchwrightError: What is wrong, in one line; the run folder keeps what there is.
         Interrupted: A stop signal came; a checkpoint was written.
     """
+    refuse_unguarded_script()
     overrides = list(overrides)
     if resume:
         folder = existing_run(run_folder, "plan.json")
@@ -313,6 +317,7 @@ def run(
     Returns:
         What happened; the page is ``report.html`` in the run folder.
     """
+    refuse_unguarded_script()
     if resume and run_folder is not None and (Path(run_folder) / "plan.json").exists():
         told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
         summary = train(run_folder=run_folder, resume=True, overrides=overrides, **told, **keys)

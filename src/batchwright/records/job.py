@@ -328,7 +328,8 @@ class Job(Record):
         "resnet8",
         min_length=1,
         description="`resnet8`, `resnet18`, `vgg8`, `mobilenet_small`, or an import string such as "
-        "`torchvision.models:resnet50`, called with `num_classes=`.",
+        "`torchvision.models:resnet50` or `timm.models:resnet50`, called with `num_classes=` "
+        '(`pip install "batchwright[vision]"` installs these two packages).',
     )
     weights: str | None = Field(
         None, description="Path of a checkpoint or plain state_dict to start from."

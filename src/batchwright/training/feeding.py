@@ -21,6 +21,7 @@ from torch.utils.data import (
 from batchwright.errors import DataError, PlanError
 from batchwright.training.randomness import put_aside, seed_item
 from batchwright.workload.image_files import FilePipeline
+from batchwright.workload.loading import batches_of
 from batchwright.workload.pipeline import ImagePipeline
 
 Batch = Any  # a tensor, or a tuple, list or dict of them, as the user's data set makes it
@@ -229,7 +230,7 @@ class DatasetFeed:
 
     def _fetch(self, batches: Iterable[Tensor], epoch: int) -> Iterator[Batch]:
         self._order.batches = ([(epoch, i) for i in indices.tolist()] for indices in batches)
-        for batch in self._loader:
+        for batch in batches_of(self._loader):
             yield to_device(batch, self._device)
 
     def _resized(self, batch: Batch, resolution: int) -> Batch:

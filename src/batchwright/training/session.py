@@ -1,10 +1,11 @@
 """The public handle: a user's own training loop, run as a plan says, in a few changed lines.
 
-    with bw.Session(model, optimizer, dataset, plan="plan.json", run_folder="runs/a") as session:
-        for epoch in session.epochs():
-            for images, labels in session.batches():
-                session.step(criterion(model(images), labels))
-            session.evaluate(test_set, accuracy)
+    if __name__ == "__main__":  # loader processes import the script
+        with bw.Session(model, optimizer, dataset, plan=plan, run_folder="runs/a") as session:
+            for epoch in session.epochs():
+                for images, labels in session.batches():
+                    session.step(criterion(model(images), labels))
+                session.evaluate(test_set, accuracy)
 
 Start it with ``torchrun --nproc-per-node N script.py``, or as a plain script for one worker.
 """
@@ -28,6 +29,7 @@ from batchwright.client.companion import Companion, destination, outcome_of
 from batchwright.documents import read_record, write_record
 from batchwright.errors import Interrupted, PlanError
 from batchwright.group import Group, loss_behind
+from batchwright.processes import refuse_unguarded_script
 from batchwright.records import Plan, Stage
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.evaluation import Forward, Metric, outputs_and_labels
@@ -116,6 +118,7 @@ class Session:
         report_to: str | None = None,
         follow_advice: bool = False,
     ) -> None:
+        refuse_unguarded_script()
         _refuse_wrapped(model)
         self.plan = plan if isinstance(plan, Plan) else read_record(plan, Plan)
         self.model, self.optimizer = model, optimizer

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from batchwright.errors import DataError
 from batchwright.records import Augmentation
 from batchwright.workload.decoding import UnreadableImageError, decode_square
+from batchwright.workload.loading import batches_of
 from batchwright.workload.pipeline import FIELD_BITS, Normalization, draw, flip, resize
 from batchwright.workload.store import free_bytes
 
@@ -168,7 +169,7 @@ class FilePipeline:
                 yield key_of(indices)
 
         self._keys.batches = keys()
-        for squares in self._loader:
+        for squares in batches_of(self._loader):
             if isinstance(squares, DataError):
                 raise squares
             yield self._finished(squares, asked.pop(0), epoch, resolution)

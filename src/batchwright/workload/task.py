@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
 
 _SHOWN = 3  # names in a message
+_VISION = ("torchvision", "timm")  # what the extra `[vision]` installs
 
 
 def import_object(text: str, what: str) -> Any:
@@ -41,12 +45,13 @@ def import_object(text: str, what: str) -> Any:
     module_name, colon, path = text.partition(":")
     if not (colon and module_name and path):
         raise JobError(f"{what}={text}: an import string looks like package.module:function")
+    failed = f"{what}={text}: module {module_name!r} cannot be imported"
     try:
         found: Any = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise JobError(f"{failed}: {_missing(error, module_name)}") from error
     except Exception as error:  # a module may fail in any way
-        raise JobError(
-            f"{what}={text}: module {module_name!r} cannot be imported ({_in_words(error)})"
-        ) from error
+        raise JobError(f"{failed} ({_in_words(error)})") from error
     for name in path.split("."):
         if not hasattr(found, name):
             near = _nearest(name, dir(found))
@@ -358,6 +363,22 @@ def build_optimizer(
 
 
 # ------------------------------------------------------------------------------------- messages
+
+
+def _missing(error: ModuleNotFoundError, wanted: str) -> str:
+    """Which module is missing, where Python looked for it, and what to do."""
+    if not error.name:  # a module raised it in words of its own
+        return _in_words(error)
+    package = error.name.partition(".")[0]
+    if package in _VISION and find_spec(package) is None:
+        return f'{package} is missing: pip install "batchwright[vision]"'
+    library = Path(sysconfig.get_path("stdlib"))
+    folders = dict.fromkeys(Path(one).absolute() for one in sys.path)
+    own = (library, library / "lib-dynload")  # of Python itself
+    places = ", ".join(str(one) for one in folders if one.is_dir() and one not in own)
+    if wanted == error.name or wanted.startswith(f"{error.name}."):
+        return f"there is no {error.name} in {places}; start in its folder, or install it"
+    return f"it imports {error.name}, and there is none in {places}; install it"
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

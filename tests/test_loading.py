@@ -1,0 +1,250 @@
+"""Loader processes where Python does not fork them, as from 3.14 on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import batchwright as bw
+from batchwright.documents import write_record
+from batchwright.errors import DataError
+from batchwright.processes import refuse_unguarded_script
+from batchwright.workload.loading import batches_of
+from test_session import make_tiny_plan
+
+SECONDS = 600  # each takes a few seconds of computing; a busy machine gives little of it
+
+HEAD = """
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset
+import batchwright as bw
+
+class Points(Dataset):
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, index):
+        return torch.randn(4, generator=torch.Generator().manual_seed(index)), index % 3
+
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+LOOP = """
+with bw.Session(model, optimizer, Points(), plan="plan.json", loaders=1) as session:
+    for epoch in session.epochs():
+        for features, labels in session.batches():
+            session.step(functional.cross_entropy(model(features), labels))
+        session.evaluate(Points(), lambda outputs, labels: outputs.argmax(1) == labels)
+print("trained")
+"""
+PICTURES = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+class Pictures(Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), float(index % 2)), index % 2
+
+def pictures():
+    return Pictures(64), Pictures(32), ("dark", "light")
+
+def network(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+"""
+RUN = (
+    'bw.run(data="my_own:pictures", network="my_own:network", launch="in-process", workers=1, '
+    'global_batch=16, epochs=1, probe={"budget": 1}, run_folder="run")\nprint("trained")\n'
+)
+FILES = """
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from batchwright.records import Job
+from batchwright.workload import image_files
+from batchwright.workload.sources import open_data
+
+def batches(files, loaders):
+    pipeline = image_files.FilePipeline(
+        files, device=torch.device("cpu"), augmentation="crop-flip", seed=0, loaders=loaders
+    )
+    return list(pipeline.batches(torch.arange(8).split(4), epoch=1, resolution=16))
+
+if __name__ == "__main__":
+    for index in range(16):
+        place = Path("images", ("train", "val")[index % 2], ("dark", "light")[index % 4 // 2])
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((20, 24, 3), 16 * index, np.uint8)
+        Image.fromarray(pixels).save(place / f"{index}.png")
+    image_files.free_bytes = lambda: 0  # as on a disk that is full
+    files = open_data(Job(data="imagefolder:images", resolutions=(16,))).train
+    assert isinstance(files, image_files.ImageFiles)
+    for (here, label), (there, other) in zip(batches(files, 0), batches(files, 1), strict=True):
+        assert here.equal(there)
+        assert label.equal(other)
+    print("trained")
+"""
+
+
+def guarded(code: str) -> str:
+    return 'if __name__ == "__main__":\n' + "".join(f"    {line}\n" for line in code.splitlines())
+
+
+@pytest.fixture(autouse=True)
+def forkserver(tmp_path):
+    """What makes this start method the default of all processes that `run` starts."""
+    place = tmp_path / "started"
+    place.mkdir()
+    code = "import multiprocessing\nmultiprocessing.set_start_method('forkserver')\n"
+    (place / "sitecustomize.py").write_text(code)
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in ``folder`` with that start method."""
+    paths = (folder / "started", *sys.path)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "BATCHWRIGHT_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+def run_script(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    write_record(make_tiny_plan(), folder / "plan.json")
+    (folder / "my_own.py").write_text(PICTURES)
+    (folder / "script.py").write_text(HEAD + code)
+    return run(folder, "script.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("code", [guarded(LOOP), FILES], ids=["loop", "files"])
+def test_what_loaders_need_reaches_them_where_they_are_not_forked(code, tmp_path):
+    done = run_script(tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trained\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("code", [LOOP, RUN], ids=["loop", "verb"])
+def test_a_script_without_guard_ends_with_a_line_that_says_so(code, tmp_path):
+    done = run_script(tmp_path, code)
+    assert done.returncode == 1
+    assert not done.stdout
+    lines = done.stderr.splitlines()
+    assert any(
+        line.startswith("error: a loader process imports the script") and "__main__" in line
+        for line in lines
+    )
+    assert "PlanError: the loader processes ended as they started" in lines[-1]
+    assert done.stderr.count("Traceback") == 1  # the script's own
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+def test_a_fork_server_that_ends_while_it_imports_is_told_in_the_same_words(tmp_path):
+    (tmp_path / "ends.py").write_text("raise SystemExit(1)\n")
+    preload = 'import multiprocessing\nmultiprocessing.set_forkserver_preload(["ends"])\n'
+    done = run_script(tmp_path, guarded(preload + LOOP))
+    assert done.returncode == 1
+    assert "PlanError: the loader processes ended as they started" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+def test_a_job_with_data_of_the_users_trains_where_loaders_are_not_forked(tmp_path):
+    (tmp_path / "my_own.py").write_text(PICTURES)
+    command = "from batchwright.cli import main; main()"
+    job = "data=my_own:pictures network=my_own:network workers=1 global_batch=16 epochs=1"
+    words = ("run", *job.split(), "probe.budget=1", "--out", "run")
+    done = run(tmp_path, "-c", command, *words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+class Unsendable(Dataset):
+    def __init__(self):
+        self.change = lambda value: value
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.change(index)
+
+
+def test_a_data_set_that_cannot_be_pickled_is_refused_in_one_line():
+    context = multiprocessing.get_context("spawn")
+    loader = DataLoader(Unsendable(), num_workers=1, multiprocessing_context=context)
+    with pytest.raises(DataError, match=r"cannot be sent to loader processes .*lambda.* loaders=0"):
+        list(batches_of(loader))
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(Unsendable())
+
+
+class Failing(Unsendable):
+    def __getitem__(self, index):
+        raise RuntimeError("of the user's own")
+
+
+def test_an_error_of_the_data_set_stays_as_it_is():
+    with pytest.raises(RuntimeError, match="of the user's own"):
+        list(batches_of(DataLoader(Failing())))
+
+
+def test_no_batches_are_none():
+    assert not list(batches_of(DataLoader(Unsendable(), batch_sampler=[])))
+
+
+@pytest.fixture
+def importing(monkeypatch):
+    """As in a process that multiprocessing has started and that imports the script."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+
+
+@pytest.mark.usefixtures("importing")
+@pytest.mark.parametrize(
+    "start",
+    [
+        refuse_unguarded_script,
+        bw.probe,
+        bw.run,
+        lambda: bw.train("plan.json"),
+        lambda: bw.check("plan.json"),
+        lambda: bw.Session(torch.nn.Linear(1, 1), None, None, plan="plan.json"),
+    ],
+    ids=["itself", "probe", "run", "train", "check", "session"],
+)
+def test_nothing_starts_in_a_process_that_only_imports_the_script(start, capsys):
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'under `if __name__ == "__main__":`, or give loaders=0' in line
