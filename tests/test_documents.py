@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from batchwright.documents import (
     write_text,
 )
 from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.files import write_whole
 from batchwright.records import (
     Ags,
     Cycle,
@@ -549,3 +551,24 @@ def test_any_error_fits_on_one_line():
     assert one_line(ValueError("two\n  lines")) == "ValueError: two lines"
     assert one_line(BatchwrightError("as it\nis")) == "as it is"
     assert one_line(KeyError()) == "KeyError"
+
+
+def test_a_file_gets_the_usual_permissions_and_none_of_many_threads_loses_them(tmp_path):
+    mask = os.umask(0o027)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda n: write_whole(tmp_path / str(n), b"x"), range(200)))
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(mask)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}
+    assert len(list(tmp_path.iterdir())) == 200  # and nothing is left aside
+
+
+def test_what_cannot_be_written_leaves_nothing_aside(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(FileError, match=r"cannot write .*taken: Is a directory"):
+        write_whole(tmp_path / "taken", b"x")
+    with pytest.raises(FileError, match=r"cannot write .*no/file: No such file"):
+        write_whole(tmp_path / "no" / "file", b"x")
+    assert [one.name for one in tmp_path.iterdir()] == ["taken"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,19 +22,20 @@ def write_whole(path: Path, content: bytes) -> None:
     if path.exists() and not (path.is_file() or path.is_dir()):
         _write_through(path, content)
         return
+    # Not `tempfile`, whose files are private: this one is to have the usual permissions.
+    aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
-        descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        opened = aside.open("xb")
     except OSError as error:
         raise _refusal(path, error) from error
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with opened as file:
             file.write(content)
-            os.fchmod(file.fileno(), _usual_mode())
             file.flush()
             os.fsync(file.fileno())
-        Path(aside).replace(path)
+        aside.replace(path)
     except BaseException as error:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise _refusal(path, error) from error
         raise
@@ -46,13 +46,6 @@ def _write_through(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise _refusal(path, error) from error
-
-
-def _usual_mode() -> int:
-    """Permissions that a plainly opened file would get; the temporary one is private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def _refusal(path: Path, error: OSError) -> FileError:
