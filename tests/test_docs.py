@@ -210,11 +210,14 @@ def test_the_table_of_versions_is_in_step_with_the_results():
     assert matrix.filled(page, matrix.read()) == page, "run tools/matrix --page"
 
 
-def test_every_python_that_the_package_names_has_passed():
+def test_every_python_that_the_package_names_and_its_oldest_pytorch_have_passed():
     results = load(ROOT / "tools" / "matrix").read()
+    passed = [one for one in results if one.get("failed") == 0]
     named = re.findall(r":: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert named
-    assert set(named) <= {one["python"] for one in results if one.get("failed") == 0}
+    assert set(named) <= {one["python"] for one in passed}
+    (oldest,) = (one for one in PROJECT["dependencies"] if one.startswith("torch"))
+    assert oldest.removeprefix("torch>=") in {one["torch"] for one in passed}
 
 
 def test_functions_named_in_the_equations_exist():
