@@ -184,7 +184,8 @@ def stepped(start, gradient, scales, rate):
     )
     for weight, one in zip(weights, gradient, strict=True):
         weight.grad = one.clone()
-    assert updater.apply(updater.rescale(1.0), 0.0, PLAIN.stages[0], Adaptation(1.0, scales))
+    norms = updater.rescale(Tally(1.0, 0.0, sqr_norms=sqr_norms(weights)), 1.0)
+    assert updater.apply(norms, 0.0, PLAIN.stages[0], Adaptation(1.0, scales))
     return torch.stack([weight.detach() for weight in weights])
 
 
