@@ -416,6 +416,30 @@ def test_a_resumed_run_keeps_the_order_though_it_unfreezes_layers_only_later(cre
         assert found["gradient"] > 0
 
 
+def complex_case(rank):
+    """Two steps with a complex layer in the bucket that would be the last."""
+    group = Group(CPU, timeout=60)
+    try:
+        weight = nn.Parameter(torch.tensor([1.0 + 2.0j, 3.0 - 1.0j]))
+        reducer = Reducer([weight], group)
+        for _ in range(2):
+            weight.grad = None
+            reducer.arm()
+            ((rank + 1) * weight.abs().square().sum()).backward()
+            tally = reducer.finish(Tally(weight=4.0, loss=float(rank)), 0.5)
+        reducer.close()
+        return weight.grad, weight.detach(), tally.weight, tally.sqr_norms
+    finally:
+        group.close()
+
+
+def test_complex_gradients_are_summed_and_counts_are_real(crew):
+    for gradient, weight, samples, norms in crew.together(complex_case, workers=2):
+        assert torch.equal(gradient, 6 * weight)
+        assert samples == 8
+        assert norms.tolist() == pytest.approx([36 * 15])
+
+
 class Tied(nn.Module):
     """Two checkpointed segments share one layer."""
 
