@@ -128,6 +128,8 @@ class Marked(torch.Tensor):
         (torch.zeros(2).as_subclass(Marked), r"\['value'\] is of type test_plain\.Marked"),
         (len, r"\['value'\] is of type builtins\.builtin_function"),
         ({Path("a"): 1}, r"\['value'\] has a key of type PosixPath"),
+        ({(1, Path("a")): 1}, r"\['value'\] has a key of type tuple"),
+        ({Path("a")}, r"\['value'\] has a member of type PosixPath"),
         ({Color.RED: 1}, r"\['value'\] is of type test_plain\.Color"),
     ],
     ids=lambda value: type(value).__name__,
@@ -146,8 +148,11 @@ def test_what_would_not_come_back_as_it_was_is_refused_and_the_file_before_stays
 
 
 def test_what_pytorch_refuses_although_its_type_is_plain_is_found_by_the_trial():
-    with pytest.raises(FileError, match="it cannot be read back from a checkpoint"):
-        refuse_unsaveable(2**3000, "it")
+    endless = []
+    endless.append(endless)
+    for value in (2**3000, endless):
+        with pytest.raises(FileError, match="it cannot be read back from a checkpoint"):
+            refuse_unsaveable(value, "it")
 
 
 # ------------------------------------------------------------------------------------- in sessions

@@ -372,11 +372,22 @@ def ordered(rank):
         network.second.requires_grad_(False)
         found["sent"].append(one_step(reducer, network, features))
         reducer.close()
-        for name, trained in (("other layers", False), ("resumed", True)):
+        for name, trained, order in (
+            ("frozen then", True, [[0, 2], [1]]),
+            ("resumed", True, found["order"]),
+            ("frozen now", False, found["order"]),
+        ):
             network.second.requires_grad_(trained)
-            again = Reducer(network.parameters(), group, 1, order=found["order"])
+            again = Reducer(network.parameters(), group, 1, order=order)
             found[name] = buckets_of(network, again)
-            again.close()
+            if trained:
+                again.close()
+        one_step(again, network, features)
+        network.second.requires_grad_(True)
+        found["unfrozen"] = again.take_up(), buckets_of(network, again), again.order
+        one_step(again, network, features)
+        found["gradient"] = network.second.weight.grad.abs().sum().item()
+        again.close()
         return found
     finally:
         group.close()
@@ -395,7 +406,38 @@ def test_buckets_follow_the_order_in_which_gradients_came(crew):
 def test_a_resumed_run_sums_in_the_order_that_was_recorded(crew):
     for found in crew.together(ordered, workers=2):
         assert found["resumed"] == found["after"]
-        assert found["other layers"] == [["first"], ["unused"], ["third"]]
+        assert found["frozen then"] == found["before"]
+
+
+def test_a_resumed_run_keeps_the_order_though_it_unfreezes_layers_only_later(crew):
+    for found in crew.together(ordered, workers=2):
+        assert found["frozen now"] == found["after"]
+        assert found["unfrozen"] == (False, found["after"], found["order"])
+        assert found["gradient"] > 0
+
+
+def complex_case(rank):
+    """Two steps with a complex layer in the bucket that would be the last."""
+    group = Group(CPU, timeout=60)
+    try:
+        weight = nn.Parameter(torch.tensor([1.0 + 2.0j, 3.0 - 1.0j]))
+        reducer = Reducer([weight], group)
+        for _ in range(2):
+            weight.grad = None
+            reducer.arm()
+            ((rank + 1) * weight.abs().square().sum()).backward()
+            tally = reducer.finish(Tally(weight=4.0, loss=float(rank)), 0.5)
+        reducer.close()
+        return weight.grad, weight.detach(), tally.weight, tally.sqr_norms
+    finally:
+        group.close()
+
+
+def test_complex_gradients_are_summed_and_counts_are_real(crew):
+    for gradient, weight, samples, norms in crew.together(complex_case, workers=2):
+        assert torch.equal(gradient, 6 * weight)
+        assert samples == 8
+        assert norms.tolist() == pytest.approx([36 * 15])
 
 
 class Tied(nn.Module):

@@ -119,10 +119,46 @@ def test_steps_after_which_a_loop_was_left_are_recorded_and_kept(tmp_path, monke
     assert noted[0] == noted[1] != []
 
 
-def open_session():
+def test_epochs_that_are_left_within_a_step_go_on_there():
+    found = []
+    for left_after in (0, 2):
+        with open_session(epochs=2, micro=2) as one:
+
+            def take(batch, one=one):
+                one.step(functional.cross_entropy(one.model(batch[0]), batch[1]))
+
+            for _ in one.epochs():
+                for batch in islice(one.batches(), left_after):
+                    take(batch)
+                break
+            for _ in one.epochs():
+                for batch in one.batches():
+                    take(batch)
+            found.append(weights_of(one.model))
+    assert torch.equal(*found)
+
+
+def test_a_loop_of_the_epoch_before_may_end_while_a_batch_is_open():
+    """Autocast stays on for that batch."""
+    found, former = [], None
+    with open_session(epochs=2, precision="bfloat16") as one:
+        for _ in one.epochs():
+            batches = one.batches()
+            for features, labels in islice(batches, 5):
+                if former is not None:
+                    former.close()
+                outputs = one.model(features)
+                found.append(outputs.dtype)
+                one.step(functional.cross_entropy(outputs, labels))
+            former = batches
+    assert set(found) == {torch.bfloat16}
+
+
+def open_session(epochs=1, **changes):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Session(model, optimizer, Points(), plan=make_tiny_plan(epochs=1), loaders=0)
+    plan = make_tiny_plan(epochs=epochs, **changes)
+    return Session(model, optimizer, Points(), plan=plan, loaders=0)
 
 
 def test_two_loops_at_once_are_refused_and_either_can_be_ended():

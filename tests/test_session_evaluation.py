@@ -176,3 +176,26 @@ def test_an_evaluation_between_a_batch_and_its_step_leaves_weights_their_gradien
                     assert one.step(functional.cross_entropy(model(features).float(), labels))
         weights.append(weights_of(model))
     assert torch.equal(*weights)
+
+
+@pytest.mark.slow
+def test_an_evaluation_between_the_passes_of_several_workers_leaves_batch_norm_alone(crew):
+    """Its layers have the statistics of all workers meanwhile."""
+    for plain, evaluated in crew.together(with_batch_norm, workers=2):
+        assert torch.equal(plain, evaluated)
+
+
+def with_batch_norm(rank):
+    del rank
+    weights = []
+    for evaluates in (False, True):
+        model = nn.Sequential(nn.BatchNorm1d(FEATURES), make_model())
+        with make_session(model, plan=make_tiny_plan((5, 5), epochs=1)) as one:
+            for _ in one.epochs():
+                for features, labels in one.batches():
+                    loss = functional.cross_entropy(model(features), labels)
+                    if evaluates:
+                        one.evaluate(Points(7), counting)
+                    one.step(loss)
+        weights.append(torch.cat([weights_of(model), model[0].running_var]))
+    return weights

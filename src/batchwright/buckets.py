@@ -190,8 +190,8 @@ def grouped(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[
 
 
 def with_room_for_tail(groups: Sequence[Sequence[nn.Parameter]]) -> list[Sequence[nn.Parameter]]:
-    """The groups, and an empty one where the last cannot hold the tail: it needs 4-byte numbers."""
-    if groups and dtype_of(groups[-1]).itemsize >= 4:
+    """The groups, and an empty one where the last cannot hold the tail: real 4-byte numbers."""
+    if groups and (last := dtype_of(groups[-1])).itemsize >= 4 and not last.is_complex:
         return list(groups)
     return [*groups, ()]
 

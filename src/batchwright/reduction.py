@@ -125,6 +125,7 @@ class Reducer:
         self.parameters: list[nn.Parameter] = []
         self.order = [list(part) for part in order]
         self._trained: set[int] = set()
+        self._watched: set[int] = set()  # those that have not been frozen all the time
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -135,6 +136,7 @@ class Reducer:
         self._sums: list[Tensor | None] = []  # of one worker: over the micro-batches taken so far
         self._norms: Tensor | None = None  # of one worker: their part of S, (parameters,)
         self._parts = 0
+        self._sum_also({index for part in self.order for index in part})
         self.take_up()
 
     def take_up(self) -> bool:
@@ -148,30 +150,37 @@ class Reducer:
         Raises:
             RuntimeError: Gradients of the step in progress are on their way already.
         """
-        if len(self._trained) == len(self._given):
+        if len(self._watched) == len(self._given):
             return False
-        unfrozen = [
+        unfrozen = {
             index
             for index, p in enumerate(self._given)
-            if p.requires_grad and index not in self._trained
-        ]
-        if not unfrozen:
-            return False
-        if self._parts or self._next:
+            if p.requires_grad and index not in self._watched
+        }
+        added = unfrozen - self._trained  # the others were trained before a resume
+        if added and (self._parts or self._next):
             raise RuntimeError(
-                f"{len(unfrozen)} parameter(s) were unfrozen between the micro-batches of a step: "
+                f"{len(added)} parameter(s) were unfrozen between the micro-batches of a step: "
                 "unfreeze layers between epochs, before session.batches()"
             )
-        self._trained.update(unfrozen)
+        self._watched |= unfrozen
+        if self._group.size > 1:
+            self._hooks += [
+                self._given[index].register_post_accumulate_grad_hook(self._arrival_of(index))
+                for index in sorted(unfrozen)
+            ]
+        self._sum_also(added)
+        return bool(added)
+
+    def _sum_also(self, added: set[int]) -> None:
+        """From now on these of all parameters, too, have a place among the sums."""
+        if not added:
+            return
+        self._trained |= added
         self.parameters = [self._given[index] for index in sorted(self._trained)]
         if self._group.size > 1:
             self._lay_out()
-            self._hooks += [
-                self._given[index].register_post_accumulate_grad_hook(self._arrival_of(index))
-                for index in unfrozen
-            ]
         self._drop()
-        return True
 
     @property
     def buffer_bytes(self) -> int:

@@ -144,17 +144,10 @@ class AllReduceRun:
         """The zero-based epochs that are left to train."""
         self._advised.finish()
         self._recorder.training_begins()
-        state = self.state
-        while state.epoch < self._plan.epochs:
-            epoch = state.epoch
-            if state.meter.epoch != epoch or not state.step:
-                state.meter = EpochMeter(epoch=epoch)
-            self._setup.settings.enter(self.stage)
-            steps = self._passes.through(
-                self._sharing.begin_epoch(), epoch, self.stage.resolution, self._after_step
-            )
-            self._batches = Once(steps, self.stepper, self._clock)
-            yield epoch
+        while self.state.epoch < self._plan.epochs:
+            if self._batches is None:  # else an earlier loop was left in the middle of this epoch
+                self._begin_epoch()
+            yield self.state.epoch
             self._end_epoch()
 
     def batches(self) -> Iterator[Batch]:
@@ -256,6 +249,15 @@ class AllReduceRun:
         )
 
     # ------------------------------------------------------------------- epochs and checkpoints
+
+    def _begin_epoch(self) -> None:
+        state = self.state
+        if state.meter.epoch != state.epoch or not state.step:
+            state.meter = EpochMeter(epoch=state.epoch)
+        self._setup.settings.enter(self.stage)
+        walk, resolution = self._sharing.begin_epoch(), self.stage.resolution
+        steps = self._passes.through(walk, state.epoch, resolution, self._after_step)
+        self._batches = Once(steps, self.stepper, self._clock)
 
     def _end_epoch(self) -> None:
         walk, meter, state = self._sharing.walk, self.state.meter, self.state

@@ -232,4 +232,6 @@ def merged_batch_norm(model: nn.Module, group: Group, share: float) -> Iterator[
 
 def _present(buffer: Tensor | None) -> Tensor:
     assert buffer is not None  # noqa: S101 - the layers were chosen by it
-    return buffer
+    # So that a backward pass of an open batch, which does not look at it, does not refuse it as
+    # changed: it has its own numbers again by then.
+    return buffer.data

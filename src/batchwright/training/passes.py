@@ -43,12 +43,14 @@ class Once:
             for batch in self._batches:  # noqa: UP028 - `yield from` would close it with the loop
                 yield batch
         finally:
-            self._in_a_loop = False
-            self._stepper.leave_autocast()
+            if self._in_a_loop:  # else autocast is on for a batch of the next epoch
+                self._in_a_loop = False
+                self._stepper.leave_autocast()
 
     def end(self) -> None:
         """All was trained on: do what is left, if the loop was left right after its last step."""
         next(self._batches, None)
+        self._in_a_loop = False
 
     def close(self) -> None:
         """Nothing more comes; let go of what the feed has fetched ahead."""

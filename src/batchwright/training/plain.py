@@ -23,7 +23,6 @@ _SIMPLE = {type(None), bool, int, float, complex, str, bytes, bytearray} | {
     torch.dtype, torch.device, torch.Size
 }  # fmt: skip
 _DICTS = (dict, OrderedDict, Counter)
-_LISTS = (list, tuple, set)
 _KIND, _ARRAY, _PATH = "batchwright/kind", "numpy.ndarray", "pathlib.Path"
 
 
@@ -57,7 +56,9 @@ def to_plain(value: Any, where: str, tensors: Callable[[Tensor], Tensor] = copie
         if kind is OrderedDict and vars(value):  # of a module's state: the versions of its layers
             vars(made).update(to_plain(vars(value), f"{where}.__dict__", tensors))
         return made
-    elif kind in _LISTS:
+    elif kind is set:
+        return {_hashable(part, "member", where, tensors) for part in value}
+    elif kind in (list, tuple):
         return kind(to_plain(part, f"{where}[{i}]", tensors) for i, part in enumerate(value))
     elif isinstance(value, np.generic) and type(value.item()) in _SIMPLE:
         return value.item()
@@ -94,12 +95,14 @@ def refuse_unsaveable(value: Any, where: str) -> None:
     Raises:
         FileError: It cannot be read back.
     """
-    plain = to_plain(value, where, lambda tensor: tensor.detach().new_empty(0, device="cpu"))
     file = io.BytesIO()
     try:
+        plain = to_plain(value, where, lambda tensor: tensor.detach().new_empty(0, device="cpu"))
         torch.save(plain, file)
         file.seek(0)
         torch.load(file, weights_only=True)
+    except FileError:
+        raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileError(f"{where} cannot be read back from a checkpoint: {reason}") from error
@@ -114,6 +117,16 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor | None:
 
 
 def _plain_key(key: Any, where: str) -> Any:
-    if isinstance(key, Tensor | np.ndarray | Path):  # one that comes back must be found again
+    if isinstance(key, Tensor):  # one that comes back could not be found again
         raise FileError(f"{where} has a key of type {type(key).__name__}: take numbers or text")
-    return to_plain(key, f"a key of {where}")
+    return _hashable(key, "key", where, copied)
+
+
+def _hashable(value: Any, role: str, where: str, tensors: Callable[[Tensor], Tensor]) -> Any:
+    plain = to_plain(value, f"a {role} of {where}", tensors)
+    try:
+        hash(plain)
+    except TypeError:  # a stand-in is a dict
+        kind = type(value).__name__
+        raise FileError(f"{where} has a {role} of type {kind}: take numbers or text") from None
+    return plain

@@ -117,6 +117,7 @@ class Stepper:
         self._statistics = statistics
         self._clock, self._wishes = clock, wishes
         self._adaptive = Adaptive(plan, state, own_rates=updater.own_rates)
+        updater.follow(reducer.parameters)  # after a resume also what is frozen at the moment
         self._micro: _MicroBatch | None = None
         self._cast: torch.autocast | None = None
         self._weight = self._loss = 0.0
