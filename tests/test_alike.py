@@ -118,6 +118,16 @@ def test_a_digest_tells_weights_that_differ_in_any_bit(dtype):
             assert weights_digest(other) != digest
 
 
+def test_a_digest_looks_at_every_piece_of_a_large_tensor(monkeypatch):
+    monkeypatch.setattr(all_reduce_run, "_PIECE", 100)
+    weights = torch.randn(250)
+    digests = {weights_digest([weights])}
+    for place in (0, 99, 100, 199, 249):
+        weights[place] += 1
+        digests.add(weights_digest([weights]))
+    assert len(digests) == 6
+
+
 def test_a_digest_tells_changes_that_would_cancel_in_a_sum():
     weights = torch.randn(1000)
     bits = weights.view(torch.int32).clone()

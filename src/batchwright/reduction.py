@@ -155,7 +155,7 @@ class Reducer:
         unfrozen = {
             index
             for index, p in enumerate(self._given)
-            if p.requires_grad and index not in self._watched
+            if index not in self._watched and p.requires_grad
         }
         added = unfrozen - self._trained  # the others were trained before a resume
         if added and (self._parts or self._next):

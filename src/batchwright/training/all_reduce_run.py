@@ -30,6 +30,7 @@ DRIFT_STEPS = 100
 """Steps of an epoch after which the workers compare their weights: one pass over them."""
 
 _ODD = -1640531527  # 2^32 over the golden ratio, as an int32: spreads a change over all bits
+_PIECE = 2**20  # numbers of a tensor that are looked at together
 _PRIME = 8388593  # the largest below 2^23
 
 
@@ -357,6 +358,12 @@ class AllReduceRun:
         self._recorder.note(f"going on with {found} workers, planned were {planned}")
 
 
+def _mixed(bits: Tensor) -> Tensor:
+    """A sum in which one number that is larger and one that is smaller do not cancel."""
+    mixed = bits.to(torch.int32) * _ODD
+    return (mixed ^ (mixed >> 15)).sum(dtype=torch.int64)
+
+
 def weights_digest(parameters: Sequence[Tensor]) -> float:
     """A number that almost surely differs where any bit of any weight does.
 
@@ -372,8 +379,7 @@ def weights_digest(parameters: Sequence[Tensor]) -> float:
         numbers = parameter.detach()
         numbers = torch.view_as_real(numbers) if numbers.is_complex() else numbers
         bits = numbers.reshape(-1).view(whole.get(numbers.element_size(), torch.int32))
-        # Mixed, so that one weight that is larger and one that is smaller do not cancel.
-        mixed = bits.to(torch.int32) * _ODD
-        sums.append((mixed ^ (mixed >> 15)).sum(dtype=torch.int64))
+        # In pieces, which keep the memory small.
+        sums += [_mixed(piece) for piece in bits.split(_PIECE)]
     places = torch.arange(1, 2 * len(sums), 2, device=sums[0].device)
     return float((torch.stack(sums) * places).sum() % _PRIME)
