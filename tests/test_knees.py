@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from batchwright.planning.batch_size import knee_of_line
-from batchwright.planning.knees import Bend, knee_record, line_of
+from batchwright.planning.knees import Bend, bends_of, knee_record, line_of
 from batchwright.planning.mixes import Mix
 from batchwright.planning.planner import make_plan
 from batchwright.records import Goal
@@ -268,3 +268,24 @@ def test_there_is_no_interval_without_a_knee_nor_for_several_kinds_or_passes():
     for bend in (alone, replace(several, row=several.rows[0]), replace(cut, row=cut.rows[0])):
         found = knee_record(bend, 0.05, named=False, ends=True)
         assert (found.low, found.high) == (None, None)
+
+
+@pytest.mark.parametrize(("heavier_from", "straight"), [(320, False), (161, False), (321, True)])
+def test_the_line_counts_where_one_update_is_made_up_to_twice_the_knee(heavier_from, straight):
+    kind = kind_of(0.035, 0.001)
+    mix = Mix(((kind, 1),))
+    rows = [
+        SimpleNamespace(
+            mix=mix,
+            resolution=32,
+            batch=batch,
+            asked=False,
+            misses=(),
+            per_sample=0.001 + 0.035 / batch,
+        )
+        for batch in (20, 40, 80, 160, 320, 640)
+    ]
+    (bend,) = bends_of(rows, 0.1, lambda mix, batch: 0.02 if batch >= heavier_from else 0.0)
+    assert bend.row is rows[3]  # 140 by the line
+    assert (bend.line is not None) is straight
+    assert bend.closed_form == (pytest.approx(140) if straight else None)

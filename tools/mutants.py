@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -219,15 +220,15 @@ class Bench:
         started, child = time.monotonic(), os.fork()
         if not child:
             self._run(tests)
-        while time.monotonic() - started < seconds:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                self._end(child)
-                return status == 0
-            time.sleep(0.02)
-        self._end(child)
-        os.waitpid(child, 0)
-        return False
+        try:
+            while time.monotonic() - started < seconds:
+                done, status = os.waitpid(child, os.WNOHANG)
+                if done:
+                    return status == 0
+                time.sleep(0.02)
+            return False
+        finally:
+            self._end(child)
 
     def write(self, file: str, source: str) -> None:
         """Put a module's text in place."""
@@ -242,6 +243,7 @@ class Bench:
 
         code = 1
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()
             os.chdir(self.folder)
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -260,10 +262,10 @@ class Bench:
 
     @staticmethod
     def _end(child: int) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # what it has started goes with it
-        except ProcessLookupError:
-            return
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
 
 
 def examine(name: str, bench: Bench, most: int, seed: int, before: Found | None) -> Found:
@@ -327,6 +329,7 @@ def main() -> None:
     import torch._dynamo
 
     torch.set_num_threads(1)  # threads do not outlive a fork
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that nothing is left behind
     seed = before.get("seed", asked.seed)
     found: dict[str, Any] = {**before, "seed": seed}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
