@@ -278,7 +278,9 @@ def test_squared_norms_are_those_of_the_gradient_that_was_summed(reduced, name):
     squares = [0.0 if found[key] is None else float(found[key].double().square().sum())
                for key in trained]  # fmt: skip
     wanted = [sum(squares)] if "one norm" in name else squares
-    assert tally["sqr_norms"].tolist() == pytest.approx(wanted, rel=0.02 if "bfloat16" in name else 1e-6)
+    assert tally["sqr_norms"].tolist() == pytest.approx(
+        wanted, rel=0.02 if "bfloat16" in name else 1e-6
+    )
 
 
 @pytest.mark.parametrize(("whole", "each"), [("one norm", "small buckets"),
