@@ -54,7 +54,7 @@ def test_entries_without_weight_take_what_nobody_else_may():
         ([1, 1], 10, {"most": 4}, "10"),
         ([1, 1], 3, {"least": 2}, "3"),
         ([1, 1], -1, {}, "total -1 lies outside what the bounds allow: 0 to 0"),
-        ([1, -2], 3, {}, "-2"),
+        ([0.5, -2], 3, {}, "weight 1 is -2"),
         ([1, float("nan")], 3, {}, "nan"),
         ([0, 0], 3, {}, "[0, 0]"),
         ([], 3, {}, "[]"),

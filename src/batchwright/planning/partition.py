@@ -92,7 +92,7 @@ def _floors(
         off each of those, in one and the same unit.
     """
     shares, free, rest = list(low), list(range(len(weights))), total
-    while free:
+    while True:  # bounds that can be kept never hold all that are free
         mine = [weights[i] for i in free]
         if not any(mine):
             mine = [1] * len(free)
@@ -115,4 +115,3 @@ def _floors(
             shares[i] = bound
         rest -= sum(held.values())
         free = [i for i in free if i not in held]
-    return shares, [], []
