@@ -22,10 +22,11 @@ class Crew:
 
     Args:
         most: Processes; each piece of work is done by the first few, or by all of them.
+        start: How `multiprocessing` starts them.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, start: str = "spawn") -> None:
+        self._most, self._context = most, multiprocessing.get_context(start)
         self._start()
 
     def together(self, work: Callable[..., Any], *args: Any, workers: int) -> list[Any]:
@@ -47,11 +48,10 @@ class Crew:
             process.join()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(self._most)]
+        pairs = [self._context.Pipe() for _ in range(self._most)]
         self._pipes = [ours for ours, _ in pairs]
         self._processes = [
-            context.Process(target=_serve, args=(rank, theirs))
+            self._context.Process(target=_serve, args=(rank, theirs))
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process, (_, theirs) in zip(self._processes, pairs, strict=True):

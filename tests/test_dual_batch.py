@@ -449,6 +449,13 @@ def test_what_has_no_answer_with_unlike_overheads_is_refused():
     assert largest_extra_time(A, B, LARGE, small_workers=0, large_workers=1) == 1.0
 
 
+def test_the_largest_extra_time_with_unlike_overheads_has_the_least_batch():
+    problem = {"small": [Relative(1.0, overhead=0.5)], "large": [Relative(1.0)], "least": 8}
+    most = largest_extra_time_unlike(A, B, LARGE, **problem)
+    pair = solve_unlike(A, B, LARGE, **problem, extra_time=most, samples=SAMPLES)
+    assert pair.small_batch == 8
+
+
 def test_too_few_images_for_the_workers_are_refused():
     with pytest.raises(PlanError, match="3 training images are too few for 4 workers"):
         spread(solved(0, 4, 1, batch=1, samples=4), 3, large=(1.0,) * 4, small=())

@@ -1,12 +1,14 @@
 """`planning.knees`: a cluster's knee on straight and bent curves, its interval, its words."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from batchwright.planning.knees import Bend, line_of
+from batchwright.planning.batch_size import knee_of_line
+from batchwright.planning.knees import Bend, bends_of, knee_record, line_of
 from batchwright.planning.mixes import Mix
 from batchwright.planning.planner import make_plan
 from batchwright.records import Goal
@@ -128,6 +130,7 @@ def test_kneedle_is_named_where_it_differs():
     knee = plan.knees[0]
     assert knee.kneedle is not None
     assert knee.kneedle != knee.global_batch_size
+    assert knee.kneedle in [one.global_batch_size for one in plan.considered]
     assert f"Kneedle over log2 of the same batches says {knee.kneedle}" in why(plan)
 
 
@@ -194,12 +197,13 @@ def bend_of(mix, seconds, surplus=lambda batch: 0.0):
 
 def test_time_of_several_kinds_goes_straight_between_candidates_and_by_the_slowest_beyond():
     mix = Mix(((kind_of(0.02, 0.001), 1), (kind_of(0.02, 0.002), 1)))
-    bend = bend_of(mix, {16: 0.2, 32: 0.3, 64: 0.5}, lambda batch: 0.01 if batch > 40 else 0.0)
-    for batch, seconds in {16: 0.2, 20: 0.225, 32: 0.3, 48: 0.395 + 0.01, 64: 0.5}.items():
+    bend = bend_of(mix, {16: 0.2, 32: 0.3, 64: 0.5}, lambda batch: 0.01 if batch > 40 else 0.002)
+    for batch, seconds in {16: 0.2, 20: 0.225, 32: 0.3, 48: 0.394 + 0.01, 64: 0.5}.items():
         assert bend.per_sample(batch) * batch == pytest.approx(seconds)
     assert bend.per_sample(120) * 120 == pytest.approx(0.02 + 0.001 * 80 + 0.01)
-    assert bend.per_sample(6) * 6 == pytest.approx(0.02 + 0.001 * 4)
-    assert bend.per_sample(1) * 2 == pytest.approx(0.02 + 0.002)  # a sample each, at least
+    assert bend.per_sample(6) * 6 == pytest.approx(0.02 + 0.001 * 4 + 0.002)
+    one_each = pytest.approx(0.02 + 0.002)  # seconds of a step, without its update
+    assert (bend.per_sample(1) - 0.002) * 2 == one_each
     assert (bend.mix, bend.resolution) == (mix, 32)
 
 
@@ -220,3 +224,68 @@ def test_past_a_limit_the_next_larger_batch_is_best_and_else_the_next_smaller(kn
     rows = {n: SimpleNamespace(batch=n, misses=(n,) * (n in missed)) for n in (4, 8, 16, 32)}
     bend = Bend(tuple(rows.values()), rows.get(knee), None, None, None, lambda batch: 0.0)
     assert bend.best is rows.get(best)
+
+
+@pytest.mark.parametrize("more", [0.0, 0.04])
+def test_the_interval_of_a_line_s_knee_follows_from_the_errors_of_both_its_times(more):
+    """Of half the fixed time over the whole, the knee's saving: their relative errors together."""
+    kind = kind_of(0.04, 0.001)
+    errors = {0: 0.06, 40: 0.08}
+    kind.fitted_line = lambda workers, side: SimpleNamespace(
+        intercept=0.04, at=lambda local: 0.04 + 0.001 * local, own_error=errors.__getitem__
+    )
+    bend = bend_of(Mix(((kind, 2),)), {16: 0.1, 80: 0.2}, lambda batch: more)
+    bend = replace(bend, row=bend.rows[1], line=(0.04 + more, 0.0005))
+    # The update's time is certain: of the fixed 0.08 s it is a half, of the step's 0.12 s a third.
+    error = (0.03**2 + (0.08 * 2 / 3) ** 2) ** 0.5 if more else 0.1
+    found = knee_record(bend, 0.05, named=False, ends=True)
+    low, high = (0.05 * (1 + sign * 1.96 * error) for sign in (1, -1))
+    assert found.low == pytest.approx(knee_of_line(*bend.line, low))
+    assert found.high == pytest.approx(knee_of_line(*bend.line, high))
+    assert found.global_batch_size == 80
+    bare = knee_record(bend, 0.05, named=False, ends=False)
+    assert (bare.low, bare.high) == (None, None)
+
+
+def test_the_interval_of_a_knee_off_the_line_follows_from_the_errors_of_two_steps():
+    kind = kind_of(0.04, 0.00001)
+    errors = {4000: 0.003, 8000: 0.004}
+    kind.times = SimpleNamespace(standard_error=lambda workers, side, local: errors[local])
+    kind.fitted_line = lambda workers, side: None
+    bend = bend_of(Mix(((kind, 2),)), {1600: 0.1, 8000: 0.2})
+    bend = replace(bend, row=bend.rows[1])
+    found = knee_record(bend, 0.2, named=False, ends=True)
+    low, high = (0.2 + sign * 1.96 * 0.8 * 0.005 for sign in (1, -1))
+    for end, share in ((found.low, low), (found.high, high)):
+        saved = 1 - bend.per_sample(2 * end) / bend.per_sample(end)
+        assert saved == pytest.approx(share, abs=0.0005)
+
+
+def test_there_is_no_interval_without_a_knee_nor_for_several_kinds_or_passes():
+    alone = bend_of(Mix(((kind_of(0.04, 0.001), 2),)), {80: 0.2})
+    several = bend_of(Mix(((kind_of(0.04, 0.001), 1), (kind_of(0.04, 0.002), 1))), {80: 0.2})
+    cut = bend_of(Mix(((kind_of(0.04, 0.001, cut=True), 2),)), {80: 0.2})
+    for bend in (alone, replace(several, row=several.rows[0]), replace(cut, row=cut.rows[0])):
+        found = knee_record(bend, 0.05, named=False, ends=True)
+        assert (found.low, found.high) == (None, None)
+
+
+@pytest.mark.parametrize(("heavier_from", "straight"), [(320, False), (161, False), (321, True)])
+def test_the_line_counts_where_one_update_is_made_up_to_twice_the_knee(heavier_from, straight):
+    kind = kind_of(0.035, 0.001)
+    mix = Mix(((kind, 1),))
+    rows = [
+        SimpleNamespace(
+            mix=mix,
+            resolution=32,
+            batch=batch,
+            asked=False,
+            misses=(),
+            per_sample=0.001 + 0.035 / batch,
+        )
+        for batch in (20, 40, 80, 160, 320, 640)
+    ]
+    (bend,) = bends_of(rows, 0.1, lambda mix, batch: 0.02 if batch >= heavier_from else 0.0)
+    assert bend.row is rows[3]  # 140 by the line
+    assert (bend.line is not None) is straight
+    assert bend.closed_form == (pytest.approx(140) if straight else None)

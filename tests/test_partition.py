@@ -41,6 +41,12 @@ def test_excess_over_a_bound_goes_to_the_others_in_proportion():
 
 def test_a_share_held_at_one_bound_can_push_another_to_its_own():
     assert apportion([8, 4, 1], 26, most=[8, 10, 26]) == [8, 10, 8]
+    assert apportion([1, 0], 10, least=[0, 2], most=[9, 10]) == [8, 2]
+    assert apportion([1, 1, 1], 11, least=[0, 0, 4], most=[2, 4, 12]) == [2, 4, 5]
+
+
+def test_a_share_at_its_limit_takes_no_part_of_a_sample_more():
+    assert apportion([1, 1, 1], 7, most=[2, 2, 4]) == [2, 2, 3]
 
 
 def test_entries_without_weight_take_what_nobody_else_may():
@@ -52,8 +58,8 @@ def test_entries_without_weight_take_what_nobody_else_may():
     [
         ([1, 1], 10, {"most": 4}, "10"),
         ([1, 1], 3, {"least": 2}, "3"),
-        ([1, 1], -1, {}, "-1"),
-        ([1, -2], 3, {}, "-2"),
+        ([1, 1], -1, {}, "total -1 lies outside what the bounds allow: 0 to 0"),
+        ([0.5, -2], 3, {}, "weight 1 is -2"),
         ([1, float("nan")], 3, {}, "nan"),
         ([0, 0], 3, {}, "[0, 0]"),
         ([], 3, {}, "[]"),

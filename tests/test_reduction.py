@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchwright.errors import TrainingError
 from batchwright.group import Group
-from batchwright.reduction import Reducer, Tally, sqr_norms
+from batchwright.reduction import Reducer, Tally, WorkerNote, buffer_bytes, sqr_norms, summed
 
 SHARES = (11, 5)
 BATCH = sum(SHARES)
@@ -79,15 +79,35 @@ CASES = {
     "float32 taken": {"dtype": torch.float32, "micro": 4, "bucket_bytes": 700, "take": True},
     "bfloat16 micro-batches": {"dtype": torch.bfloat16, "micro": 4, "bucket_bytes": 300},
     "bfloat16 taken": {"dtype": torch.bfloat16, "micro": 4, "bucket_bytes": 300, "take": True},
+    "one norm": {"dtype": torch.float64, "bucket_bytes": 700, "per_tensor": False},
+    "one norm taken": {
+        "dtype": torch.float64,
+        "micro": 6,
+        "bucket_bytes": 700,
+        "take": True,
+        "per_tensor": False,
+    },
 }
 
 
 def reduce_case(
-    rank, group, *, dtype, bucket_bytes=2**20, micro=BATCH, channels_last=False, take=False
+    rank,
+    group,
+    *,
+    dtype,
+    bucket_bytes=2**20,
+    micro=BATCH,
+    channels_last=False,
+    take=False,
+    per_tensor=True,
 ):
     """Two steps, so that the second shows whether the first left anything behind."""
     network = make_network(dtype, channels_last)
-    reducer = Reducer(network.parameters(), group, bucket_bytes)
+    reducer = Reducer(network.parameters(), group, bucket_bytes, per_tensor=per_tensor)
+    assert reducer.buffer_bytes == buffer_bytes(
+        network.parameters(), bucket_bytes, per_tensor=per_tensor
+    )
+    note = WorkerNote(rank + 1.0, 2.0, 3.0, rank + 4.0)
     images, labels = part_of(make_batch(dtype), rank)
     for step in range(2):
         network.zero_grad()
@@ -101,7 +121,7 @@ def reduce_case(
             loss += float(value.detach()) * len(part[0])
             if take and index < len(parts) - 1:
                 reducer.take(len(part[0]) / BATCH)
-        tally = Tally(weight=len(images), loss=loss, stop=float(rank == 1), checkpoint=1.0)
+        tally = Tally(len(images), loss, stop=float(rank == 1), checkpoint=1.0, note=note)
         tally = reducer.finish(tally, (len(parts[-1][0]) if take else SHARES[rank]) / BATCH)
         if step == 0:
             first = gradients(network)
@@ -245,6 +265,32 @@ def test_the_tally_sums_what_every_worker_says(reduced, name):
         assert tally["local_sqr_norms"].tolist() == pytest.approx(norms, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_every_worker_s_note_has_its_own_place(reduced, name):
+    for each in reduced:
+        assert each[name][2]["notes"] == ((1.0, 2.0, 3.0, 4.0), (2.0, 2.0, 3.0, 5.0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_squared_norms_are_those_of_the_gradient_that_was_summed(reduced, name):
+    found, tally = reduced[0][name][1:3]
+    trained = [key for key, p in make_network(torch.float32).named_parameters() if p.requires_grad]
+    squares = [0.0 if found[key] is None else float(found[key].double().square().sum())
+               for key in trained]  # fmt: skip
+    wanted = [sum(squares)] if "one norm" in name else squares
+    assert tally["sqr_norms"].tolist() == pytest.approx(
+        wanted, rel=0.02 if "bfloat16" in name else 1e-6
+    )
+
+
+@pytest.mark.parametrize(("whole", "each"), [("one norm", "small buckets"),
+                                             ("one norm taken", "taken")])  # fmt: skip
+def test_one_norm_is_the_sum_of_those_of_all_tensors(reduced, whole, each):
+    for found in reduced:
+        (local,) = found[whole][2]["local_sqr_norms"].tolist()
+        assert local == pytest.approx(float(found[each][2]["local_sqr_norms"].sum()))
+
+
 @pytest.mark.parametrize("kind", ["float32 ", "bfloat16 "])
 def test_looking_at_each_micro_batch_leaves_the_bits_of_the_sum(reduced, kind):
     for each in reduced:
@@ -291,6 +337,52 @@ def test_one_worker_alone_sees_its_micro_batches_too():
     assert float(tally.local_sqr_norms.sum()) > sum(
         float(g.square().sum()) for g in own[1].values() if g is not None
     )
+    wanted = torch.zeros_like(tally.local_sqr_norms)
+    for part in zip(*(values.split(4) for values in batch), strict=True):
+        network.zero_grad()
+        loss_of(network, *part).backward()
+        wanted += sqr_norms(reducer.parameters) / 4
+    assert tally.local_sqr_norms.tolist() == pytest.approx(wanted.tolist(), rel=1e-5)
+
+
+def test_one_worker_alone_may_want_one_norm_for_all():
+    network, (images, labels) = make_network(torch.float64), make_batch(torch.float64)
+    found = []
+    for per_tensor in (True, False):
+        reducer = Reducer(network.parameters(), Group(CPU), per_tensor=per_tensor)
+        (loss_of(network, images[:4], labels[:4]) / 4).backward()
+        reducer.take(1 / 4)
+        (loss_of(network, images[4:], labels[4:]) * 3 / 4).backward()
+        found.append(reducer.finish(Tally(weight=BATCH, loss=0.0), 3 / 4))
+        network.zero_grad()
+    each, whole = found
+    for one, all_of_them in (
+        (each.local_sqr_norms, whole.local_sqr_norms),
+        (each.sqr_norms, whole.sqr_norms),
+    ):
+        assert all_of_them.tolist() == pytest.approx([float(one.sum())])
+
+
+def test_gradients_are_added_where_both_are_there():
+    one, two = torch.ones(2), torch.full((2,), 3.0)
+    both, first, second, neither = summed([one, one.clone(), None, None], [two, None, two, None])
+    assert both is one
+    assert both.tolist() == [4.0, 4.0]
+    assert (first.tolist(), second.tolist(), neither) == ([1.0, 1.0], [3.0, 3.0], None)
+    assert summed([], [one, None]) == [one, None]
+
+
+def test_nothing_is_held_before_the_first_gradient_nor_after_the_last():
+    layer = nn.Linear(2, 2)
+    reducer = Reducer(layer.parameters(), Group(CPU))
+    assert reducer.empty
+    layer(torch.ones(1, 2)).sum().backward()
+    assert not reducer.empty
+    reducer.take(1.0)
+    assert all(p.grad is None for p in layer.parameters())
+    assert not reducer.empty
+    reducer.finish(Tally(weight=1.0, loss=0.0, out_of_memory=1.0), 0.0)
+    assert reducer.empty
 
 
 def test_a_step_in_vain_leaves_nothing_for_the_next():
@@ -372,6 +464,15 @@ def ordered(rank):
         network.second.requires_grad_(False)
         found["sent"].append(one_step(reducer, network, features))
         reducer.close()
+        network.second.requires_grad_(True)
+        unseen = Reducer(network.parameters(), group, 1)
+        found["unseen"] = []
+        for _ in range(3):
+            network.zero_grad()
+            (network(features).square().mean() / 2).backward()
+            unseen.finish(Tally(weight=4.0, loss=0.0), 0.5)
+            found["unseen"].append(unseen.order)
+        unseen.close()
         for name, trained, order in (
             ("frozen then", True, [[0, 2], [1]]),
             ("resumed", True, found["order"]),
@@ -401,6 +502,11 @@ def test_buckets_follow_the_order_in_which_gradients_came(crew):
         # Nothing leaves early while the order is recorded; then neither the layer that has no
         # gradient holds up those before it, nor one that was frozen since those after it.
         assert found["sent"] == [0, 3, 3]
+
+
+def test_after_three_steps_that_were_not_seen_the_last_layers_stay_first(crew):
+    for found in crew.together(ordered, workers=2):
+        assert found["unseen"] == [[], [], [[3, 2, 1, 0], []]]
 
 
 def test_a_resumed_run_sums_in_the_order_that_was_recorded(crew):

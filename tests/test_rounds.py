@@ -96,6 +96,15 @@ def test_the_rate_of_a_whole_round_goes_through_an_epoch():
     assert found == [(0, 12), (0, 12), (12, 12)]
 
 
+def test_within_a_round_the_rate_goes_on_in_proportion():
+    rounds = make_rounds((8, 4))
+    for worker in (0, 1):
+        rounds.take(worker)
+        rounds.commit(worker)
+    ticket = rounds.take(0)  # 8 samples, while the epoch's 12 go by
+    assert [ticket.samples_seen(done) for done in (0, 2, 8)] == [12, 15, 24]
+
+
 def test_with_steps_between_exchanges_rounds_have_so_many_and_the_rate_follows_the_stream():
     rounds = make_rounds((20, 10), rule={"exchange_steps": 3}, batches=(4, 2))
     found = []
@@ -280,6 +289,12 @@ def test_shares_stay_where_all_end_together_already():
     assert rounds.take(0).samples == 600
 
 
+def test_shares_stay_where_one_would_change_by_one_part_in_a_hundred_and_no_more():
+    rounds = make_rounds((1000, 1000))
+    assert rounds.follow({0: 990, 1: 1010}) is None
+    assert rounds.follow({0: 989, 1: 1011}) == (1011, 989)
+
+
 def test_shares_that_were_made_again_hold_in_proportion_under_the_next_row():
     stages = [
         {"epochs": 1, "samples_per_round": (600, 400)},
@@ -448,6 +463,12 @@ def test_every_sample_is_trained_on_once_whatever_happens(
     assert trained == [(epoch, n) for epoch in range(epochs) for n in range(size)]
     parts = [last - first for t in drive.trained for _, first, last in segments(t, size)]
     assert min(parts) >= FEWEST or exchange_steps
+
+
+def test_a_checkpoint_from_before_the_first_round_says_that_none_has_ended():
+    rounds = make_rounds((5, 4, 3))
+    rounds.load_state_dict(make_rounds((5, 4, 3)).state_dict())
+    assert rounds.ended == {0: 0, 1: 0, 2: 0}
 
 
 @pytest.mark.parametrize("consistency", CONSISTENCIES)

@@ -52,11 +52,11 @@ def apportion(
 
 def _whole_weights(weights: Sequence[float]) -> list[int]:
     """Whole numbers in exactly the same proportions."""
-    if not all(map(isfinite, weights)) or min(weights, default=0) < 0:
-        index = next(i for i, weight in enumerate(weights) if not 0 <= weight < inf)
-        raise ValueError(f"weight {index} is {weights[index]}: give a finite number, 0 or more")
     if not any(weights):
         raise ValueError(f"weights {list(weights)}: at least one must be positive")
+    if not all(map(isfinite, weights)) or min(weights) < 0:
+        index = next(i for i, weight in enumerate(weights) if not 0 <= weight < inf)
+        raise ValueError(f"weight {index} is {weights[index]}: give a finite number, 0 or more")
     ratios = [weight.as_integer_ratio() for weight in weights]
     common = lcm(*{denominator for _, denominator in ratios})
     return [numerator * common // denominator for numerator, denominator in ratios]
@@ -91,8 +91,8 @@ def _floors(
         All shares, cut to whole numbers; the entries that are not held at a bound; and what was cut
         off each of those, in one and the same unit.
     """
-    shares, free, rest = [0] * len(weights), list(range(len(weights))), total
-    while free:
+    shares, free, rest = list(low), list(range(len(weights))), total
+    while True:  # bounds that can be kept never hold all that are free
         mine = [weights[i] for i in free]
         if not any(mine):
             mine = [1] * len(free)
@@ -101,19 +101,17 @@ def _floors(
         # How far bounds hold up those that are below, and down those above, in parts of 1 / mass.
         up, down = {}, {}
         for i, (share, cut) in zip(free, parts, strict=True):
+            shares[i] = share
             if share < low[i]:
                 up[i] = (low[i] - share) * mass - cut
-            elif share >= high[i] and (cut or share > high[i]):
+            elif (share, cut) > (high[i], 0):
                 down[i] = (share - high[i]) * mass + cut
         excess = sum(up.values()) - sum(down.values())
         # Too much in all: those held up at their least stay there; too little: those held down.
-        held = {i: low[i] for i in up if excess >= 0} | {i: high[i] for i in down if excess <= 0}
+        held = {i: low[i] for i in up} if excess >= 0 else {i: high[i] for i in down}
         if not held:
-            for i, (share, _) in zip(free, parts, strict=True):
-                shares[i] = share
             return shares, free, [cut for _, cut in parts]
         for i, bound in held.items():
             shares[i] = bound
         rest -= sum(held.values())
         free = [i for i in free if i not in held]
-    return shares, [], []
