@@ -15,8 +15,8 @@ number. In each process three networks take turns within every step:
 Forward passes are not timed. Time is that of the worker's own thread: waiting for the other worker
 takes none of it, nor do the threads that send. Figures are medians over the rounds of the median
 within a round of 20 steps, less that of `plain` in the same round; their spread is the quartiles:
-10 rounds with --quick, 15 with --full, which keeps the report. All steps are in one epoch before its
-tail, where workers have unequal numbers of micro-batches and could not take turns.
+10 rounds with --quick, 15 with --full, which keeps the report. All steps are in one epoch before
+its tail, where workers have unequal numbers of micro-batches and could not take turns.
 """
 
 from __future__ import annotations
