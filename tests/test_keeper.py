@@ -159,7 +159,7 @@ def test_the_last_two_are_kept(run):
     for name in ("last", "last", "best", "last"):
         run.train()
         run.save(name)
-    run.keeper.settle()
+        run.keeper.settle()
     assert (run.step_in("last"), run.step_in("previous"), run.step_in("best")) == (4, 2, 3)
     assert len(list(run.path().parent.iterdir())) == 3
 
