@@ -140,7 +140,7 @@ class Reducer:
         self.take_up()
 
     def take_up(self) -> bool:
-        """Sum the gradients of parameters, too, that were unfrozen since; before a backward pass.
+        """Take in parameters that were unfrozen since the last call; before a backward pass.
 
         One that is frozen again keeps its place, and has no gradient.
 
@@ -173,7 +173,7 @@ class Reducer:
         return bool(added)
 
     def _sum_also(self, added: set[int]) -> None:
-        """From now on these of all parameters, too, have a place among the sums."""
+        """Give more parameters a place among the sums; the arguments are their indices."""
         if not added:
             return
         self._trained |= added
@@ -219,8 +219,8 @@ class Reducer:
         self._armed = bool(self._buckets)
         self._arrived = []
         if self._armed and self._arrivals is not None:
-            # One that did not come in the recorded pass may come in this one, and frozen ones
-            # cannot; so nothing but what really may come holds up a bucket.
+            # A bucket waits for each gradient that may come: also for one that did not come in
+            # the recorded pass, but not for those of frozen parameters.
             for bucket in self._buckets:
                 bucket.missing = 0
             for index, bucket in self._bucket_of.items():
