@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright import Session
-from batchwright.errors import LostWorkerError
+from batchwright.errors import LostWorkerError, TrainingError
 from batchwright.group import Group
 from batchwright.training import all_reduce_run
 from batchwright.training.all_reduce_run import weights_digest
@@ -92,6 +92,35 @@ def test_replicas_that_drift_apart_are_noticed_and_evened_out(crew, tmp_path):
     assert equal == [True, *[False] * 4, *[True] * 2, *[False] * 4, True]
     assert len(notes_in(folder)) == 1
     assert "epoch 1, step 5" in notes_in(folder)[0]
+
+
+def spoil(rank, spoilt):
+    """What the workers say once the one in ``spoilt`` has weights that are no numbers."""
+    all_reduce_run.DRIFT_STEPS = 4
+    torch.manual_seed(0)
+    model = nn.Linear(FEATURES, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = make_tiny_plan((4, 4), epochs=1, samples=SAMPLES)
+    try:
+        with Session(model, optimizer, Points(SAMPLES), plan=plan, loaders=0) as one:
+            for _ in one.epochs():
+                for step, (features, labels) in enumerate(one.batches()):
+                    one.step(functional.cross_entropy(model(features), labels))
+                    if step == 3 and rank == spoilt:
+                        model.weight.data[0, 0] = torch.nan
+    except TrainingError as error:
+        return str(error)
+    finally:
+        all_reduce_run.DRIFT_STEPS = 100
+    return model.weight.isfinite().all().item()
+
+
+def test_weights_that_are_no_numbers_are_not_spread(crew):
+    first, second = crew.together(spoil, 0, workers=2)
+    assert first == second
+    assert "have weights" not in first
+    assert "has weights that are infinite or not a number" in first
+    assert "epoch 1, step 5" in first
 
 
 def test_replicas_that_stay_the_same_are_left_alone(crew, tmp_path):

@@ -131,6 +131,8 @@ class Marked(torch.Tensor):
         ({(1, Path("a")): 1}, r"\['value'\] has a key of type tuple"),
         ({Path("a")}, r"\['value'\] has a member of type PosixPath"),
         ({Color.RED: 1}, r"\['value'\] is of type test_plain\.Color"),
+        ({"batchwright/kind": 1}, r"\['value'\] has the key 'batchwright/kind'"),
+        (torch.zeros(2, device="meta"), r"\['value'\] is a tensor on the meta device"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -17,6 +17,8 @@ from hosting import KEY, hosted
 from served import make_served_plan
 from test_session import SAMPLES, Points, make_model, make_tiny_plan, weights_of
 
+BROKEN = 5
+
 
 class Numbered(Points):
     """Each sample says its number too."""
@@ -187,6 +189,42 @@ def test_a_batch_that_was_left_without_its_step_is_refused_in_the_next_loop():
     with pytest.raises(RuntimeError, match=r"before session\.step\(\)"):
         next(one.batches())
     one.__exit__(None, RuntimeError("as above"), None)
+
+
+class Broken(Points):
+    """One sample cannot be read."""
+
+    def __getitem__(self, index):
+        if index == BROKEN:
+            raise OSError(f"sample {index} cannot be read")
+        return super().__getitem__(index)
+
+
+def test_an_error_that_ended_the_batches_is_named_again_where_the_loop_goes_on_after_it():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    one = Session(model, optimizer, Broken(), plan=make_tiny_plan(epochs=1), loaders=0)
+
+    def careless():
+        for _ in one.epochs():
+            try:
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(one.model(features), labels))
+            except OSError:
+                pass
+
+    def stubborn():
+        for features, labels in one.batches():
+            one.step(functional.cross_entropy(one.model(features), labels))
+
+    with (
+        one,
+        pytest.raises(RuntimeError, match=r"cannot go on: OSError: sample 5 cannot") as caught,
+    ):
+        careless()
+    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.raises(RuntimeError, match=r"cannot go on: OSError: sample 5 cannot be read"):
+        stubborn()
 
 
 def test_batches_are_refused_once_all_epochs_are_over():

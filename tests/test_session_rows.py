@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright import Session
-from batchwright.errors import PlanError
+from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, Stage
+from batchwright.training.evaluation import Fitting
 from batchwright.training.recalibration import recalibrated
 from batchwright.workload.image_store import ImageStore
 from batchwright.workload.pipeline import ImagePipeline
@@ -207,6 +208,8 @@ def test_two_workers_go_through_the_rows_like_one(tmp_path, crew):
 class Alone:
     """A group of one."""
 
+    places, rank, device = ("here",), 0, torch.device("cpu")
+
     def sum(self, values):
         return values
 
@@ -223,10 +226,60 @@ def run_model(model, batch):
     return model(batch)
 
 
+def taken_anew(network, batches, group, *, forward=run_model, fitting=None):
+    """`recalibrated` with whole batches, or with such as ``fitting`` has room for."""
+    fitting = Fitting() if fitting is None else fitting
+
+    def fitted():
+        for samples, batch in batches:
+            for part in batch.split(fitting.of(samples)):
+                yield len(part), part
+
+    return recalibrated(
+        network, fitted, group, forward=forward, autocast=nullcontext, fitting=fitting
+    )
+
+
+def test_statistics_are_taken_in_smaller_batches_where_memory_runs_out():
+    network, batches, sizes = make_network(), batches_of(2, 8), []
+
+    def scarce(model, batch):
+        sizes.append(len(batch))
+        outputs = model(batch)
+        if len(batch) > 4 and len(sizes) > 1:
+            raise torch.OutOfMemoryError("the test allows no more")
+        return outputs
+
+    with taken_anew(network, batches, Alone(), fitting=Fitting(4)):
+        expected = [b.clone() for b in network.buffers()]
+    fitting = Fitting()
+    with (
+        pytest.warns(UserWarning, match="ran out .* with 9 samples .* goes on with 4"),
+        taken_anew(network, batches, Alone(), forward=scarce, fitting=fitting),
+    ):
+        found = [b.clone() for b in network.buffers()]
+    assert sizes == [8, 9, 4, 4, 4, 4, 1]  # the first batch, which had fitted, counts once
+    assert fitting.most == 4
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(len(module._forward_hooks) == 0 for module in network.modules())
+
+
+def test_statistics_of_a_single_sample_are_not_taken():
+    def none(model, batch):
+        raise torch.OutOfMemoryError("the test allows nothing")
+
+    with (
+        pytest.warns(UserWarning, match="goes on with 2"),
+        pytest.raises(TrainingError, match=r"not enough memory to evaluate 2 sample\(s\)"),
+        taken_anew(make_network(), batches_of(1, 4), Alone(), forward=none),
+    ):
+        pass
+
+
 def test_recalibrated_statistics_are_those_of_all_samples():
     network, batches = make_network(), batches_of(3, 4)
     norm = network[1]
-    with recalibrated(network, batches, Alone(), forward=run_model, autocast=nullcontext):
+    with taken_anew(network, batches, Alone()):
         mean, variance = norm.running_mean.clone(), norm.running_var.clone()
     with torch.no_grad():
         parts = [network[0](batch).double() for _, batch in batches]
@@ -251,12 +304,12 @@ def test_workers_batches_count_by_their_samples():
 
     network, batches = make_network(), batches_of(4, 3)
     noting = Noting()
-    with recalibrated(network, batches[2:], noting, forward=run_model, autocast=nullcontext):
+    with taken_anew(network, batches[2:], noting):
         pass
-    with recalibrated(network, batches, Alone(), forward=run_model, autocast=nullcontext):
+    with taken_anew(network, batches, Alone()):
         whole = [b.clone() for b in network.buffers()]
     two = Two(noting.values)
-    with recalibrated(network, batches[:2], two, forward=run_model, autocast=nullcontext):
+    with taken_anew(network, batches[:2], two):
         for merged, one in zip(network.buffers(), whole, strict=True):
             if merged.is_floating_point():
                 assert torch.allclose(merged, one, rtol=1e-5, atol=1e-6)
@@ -269,7 +322,7 @@ def test_recalibration_leaves_no_trace():
     before = {name: value.clone() for name, value in network.state_dict().items()}
     state = torch.get_rng_state()
     batches = batches_of(2, 4)
-    with recalibrated(network, batches, Alone(), forward=run_model, autocast=nullcontext):
+    with taken_anew(network, batches, Alone()):
         assert not torch.equal(network[1].running_mean, before["1.running_mean"])
         assert torch.equal(network[4].running_mean, before["4.running_mean"])
         assert [module.training for module in network.modules()] == modes

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchwright.errors import DeadlineReached, FileError, Interrupted, NewPlan, PlanError
+from batchwright.errors import (
+    DeadlineReached,
+    FileError,
+    Interrupted,
+    NewPlan,
+    PlanError,
+    TrainingError,
+)
 from batchwright.records import Stage
 from batchwright.reduction import Reducer
 from batchwright.training.advised import Advised
@@ -219,6 +226,12 @@ class AllReduceRun:
         kinds, and other numbers of threads, may round otherwise.
         """
         setup, device = self._setup, self._group.device
+        if not self._group.gather(all_finite(setup.parameters))[0]:
+            raise TrainingError(
+                f"{self._group.places[0]} has weights that are infinite or not a number, other "
+                f"workers do not (epoch {self.state.epoch + 1}, step {self.state.step}): does the "
+                "loop change weights on one worker only? To go on, resume from the last checkpoint"
+            )
         self._group.share(setup.parameters)
         moments = [
             value
@@ -262,6 +275,8 @@ class AllReduceRun:
 
     def _end_epoch(self) -> None:
         walk, meter, state = self._sharing.walk, self.state.meter, self.state
+        if self._batches is not None:
+            self._batches.refuse_failed()
         if walk is not None and state.step < len(walk):
             raise RuntimeError(
                 f"epoch {state.epoch + 1} ended after {state.step} of {len(walk)} steps: "
@@ -356,6 +371,11 @@ class AllReduceRun:
                 f"running, each needs at least {least}: start fewer"
             )
         self._recorder.note(f"going on with {found} workers, planned were {planned}")
+
+
+def all_finite(parameters: Sequence[Tensor]) -> bool:
+    """Whether no weight is infinite or not a number."""
+    return all(bool(torch.isfinite(parameter.detach()).all()) for parameter in parameters)
 
 
 def _mixed(bits: Tensor) -> Tensor:

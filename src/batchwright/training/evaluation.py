@@ -95,7 +95,7 @@ def evaluate(
             done = _added(batches, feed.evaluation(batches, resolution), add, stop)
             count += done
             if done < len(left) and not stop.number:
-                _halve(fitting, min(len(batches[0]), len(left) - done), group)
+                halve(fitting, min(len(batches[0]), len(left) - done), group)
     return _summed(totals, count, group, stop)
 
 
@@ -119,19 +119,29 @@ def _added(
     return done
 
 
-def _halve(fitting: Fitting, failed: int, group: Group) -> None:
-    """Memory ran out with so many samples in a forward pass."""
-    if failed == 1:
+def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> None:
+    """Go on with half as many samples in a forward pass.
+
+    Args:
+        fitting: Remembers it.
+        failed: With so many, memory ran out.
+        group: Of this worker.
+        least: Fewest samples that a forward pass makes sense with.
+
+    Raises:
+        TrainingError: Half as many are too few.
+    """
+    if failed < 2 * least:
         raise TrainingError(
-            f"{group.places[group.rank]} has not enough memory to evaluate 1 sample: take a "
-            "smaller network or resolution, or free memory"
+            f"{group.places[group.rank]} has not enough memory to evaluate {failed} sample(s) at "
+            "once: take a smaller network or resolution, or free memory"
         )
     fitting.most = failed // 2
     if group.device.type == "cuda":
         torch.cuda.empty_cache()
     warnings.warn(
         f"memory ran out in an evaluation with {failed} samples in a forward pass: it goes on with "
-        f"{fitting.most}; batch_size={fitting.most} in session.evaluate() would begin with that",
+        f"{fitting.most} from here on",
         stacklevel=6,
     )
 

@@ -30,8 +30,10 @@ class Once:
     ) -> None:
         self._batches, self._stepper, self._clock = batches, stepper, clock
         self._in_a_loop = False
+        self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Batch]:
+        self.refuse_failed()
         if self._in_a_loop:
             raise RuntimeError(
                 "session.batches() is still open in another loop of this epoch: end that one "
@@ -40,12 +42,27 @@ class Once:
         self._in_a_loop = True
         self._clock.restart()
         try:
-            for batch in self._batches:  # noqa: UP028 - `yield from` would close it with the loop
+            while True:
+                try:
+                    batch = next(self._batches)
+                except StopIteration:
+                    return
+                except Exception as error:
+                    self._failure = error
+                    raise
                 yield batch
         finally:
             if self._in_a_loop:  # else autocast is on for a batch of the next epoch
                 self._in_a_loop = False
                 self._stepper.leave_autocast()
+
+    def refuse_failed(self) -> None:
+        """Raise `RuntimeError` if an error has ended the batches, and the loop went on after it."""
+        if self._failure is not None:
+            raise RuntimeError(
+                f"session.batches() has ended with an error, so the epoch cannot go on: "
+                f"{type(self._failure).__name__}: {self._failure}"
+            ) from self._failure
 
     def end(self) -> None:
         """All was trained on: do what is left, if the loop was left right after its last step."""

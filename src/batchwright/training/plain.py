@@ -46,10 +46,18 @@ def to_plain(value: Any, where: str, tensors: Callable[[Tensor], Tensor] = copie
     if kind in _SIMPLE:
         return value
     if isinstance(value, Tensor):
+        if value.is_meta:
+            raise FileError(
+                f"{where} is a tensor on the meta device, which holds no numbers to keep"
+            )
         value = tensors(value)
         if type(value) in (Tensor, torch.nn.Parameter):
             return value
     elif kind in _DICTS:
+        if _KIND in value and set(value) != {_KIND, "value"}:  # else it is plain already
+            raise FileError(
+                f"{where} has the key {_KIND!r}, which stands for arrays and paths here"
+            )
         made: Any = kind()
         for key, part in value.items():
             made[_plain_key(key, where)] = to_plain(part, f"{where}[{key!r}]", tensors)

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchwright.group import Group
 from batchwright.planning.partition import apportion
 from batchwright.records import Plan
-from batchwright.training.evaluation import without_gradients
+from batchwright.training.evaluation import Fitting, halve, without_gradients
 from batchwright.training.feeding import Feed
 from batchwright.training.sampler import Step, micro_batches
+from batchwright.workload.host import is_out_of_memory
 
 _LEAST = 2  # samples that have a variance
-
-
-class Workers(Protocol):
-    """All that is asked of a group of workers."""
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum of a tensor over the workers, the same on all of them."""
 
 
 def calibrating_batches(
@@ -40,6 +35,7 @@ def calibrating_batches(
     shares: Sequence[int],
     rank: int,
     between_epochs: bool,
+    fitting: Fitting,
 ) -> Iterator[tuple[int, Any]]:
     """A worker's part of the training batches that ``cycle.recalibrate`` asks for.
 
@@ -54,6 +50,7 @@ def calibrating_batches(
         shares: Of the workers, in rank order.
         rank: This worker.
         between_epochs: Whether the feed has nothing else under way.
+        fitting: How many samples fit into a forward pass, as far as known.
 
     Yields:
         (samples, batch).
@@ -66,7 +63,7 @@ def calibrating_batches(
         least = _LEAST if len(batch) >= _LEAST * len(shares) else 0
         first, last = Step(start, tuple(apportion(shares, len(batch), least=least))).span(rank)
         start += len(batch)
-        sizes = micro_batches(last - first, top.micro_batch_size, _LEAST)
+        sizes = micro_batches(last - first, fitting.of(top.micro_batch_size), _LEAST)
         parts += order[first:last].split(sizes) if last - first >= _LEAST else []
     if between_epochs:
         fetched: Iterable[Any] = feed.training(parts, epoch, top.resolution)
@@ -79,13 +76,14 @@ def calibrating_batches(
 @contextmanager
 def recalibrated(
     model: nn.Module,
-    batches: Iterable[tuple[int, Any]],
-    group: Workers,
+    batches: Callable[[], Iterable[tuple[int, Any]]],
+    group: Group,
     *,
     forward: Callable[[nn.Module, Any], Any],
     autocast: Callable[[], AbstractContextManager[Any]],
+    fitting: Fitting,
 ) -> Iterator[None]:
-    r"""Inside, batch normalization has the statistics of ``batches``, over all workers.
+    r"""Inside, batch normalization has the statistics of ``batches()``, over all workers.
 
     With samples :math:`n_j`, mean :math:`m_j` and variance :math:`v_j` of each batch :math:`j` of
     each worker, and :math:`N = \sum n_j`: mean :math:`m = \sum n_j m_j / N`, variance
@@ -98,10 +96,15 @@ def recalibrated(
 
     Args:
         model: Holds the layers.
-        batches: This worker's, each with its number of samples; read only if there are layers.
+        batches: Makes this worker's, each with its number of samples; called only if there are
+            layers, and again, for smaller ones of the same samples, whenever memory runs out.
         group: The workers.
         forward: f(model, batch) runs the model.
         autocast: Context of a forward pass.
+        fitting: Halved where memory runs out.
+
+    Raises:
+        TrainingError: Not even the fewest samples fit into memory.
 
     References:
         Wu and Johnson 2021, arXiv 2105.07576, section 3: "precise" statistics.
@@ -112,7 +115,11 @@ def recalibrated(
         return
     own = [{name: b.clone() for name, b in layer.named_buffers()} for layer in layers]
     try:
-        _set(layers, group.sum(_moments(model, layers, batches, forward, autocast)))
+        moments, samples = _moments(model, layers, batches(), forward, autocast)
+        while moments is None:
+            halve(fitting, samples, group, least=_LEAST)
+            moments, samples = _moments(model, layers, batches(), forward, autocast)
+        _set(layers, group.sum(moments))
         yield
     finally:
         for layer, buffers in zip(layers, own, strict=True):
@@ -136,8 +143,12 @@ def _moments(
     batches: Iterable[tuple[int, Any]],
     forward: Callable[[nn.Module, Any], Any],
     autocast: Callable[[], AbstractContextManager[Any]],
-) -> Tensor:
-    """For each channel of all layers: samples, sum of means, sum of squares; float64 (3, c)."""
+) -> tuple[Tensor | None, int]:
+    """For each channel of all layers: samples, sum of means, sum of squares; float64 (3, c).
+
+    Returns:
+        These, or ``None`` where memory ran out; and the samples of the last batch.
+    """
     device = next(model.parameters()).device
     sums = [torch.zeros(3, layer.num_features, dtype=torch.float64, device=device)
             for layer in layers]  # fmt: skip
@@ -155,10 +166,15 @@ def _moments(
         stack.enter_context(without_gradients())
         for layer, total in zip(layers, sums, strict=True):
             stack.callback(layer.register_forward_hook(note(total)).remove)
-        for samples, batch in batches:  # noqa: B007 - the hooks read `samples`
-            with autocast():
-                forward(model, batch)
-    return torch.cat(sums, dim=1)
+        try:
+            for samples, batch in batches:  # noqa: B007 - the hooks read `samples`
+                with autocast():
+                    forward(model, batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None, samples
+    return torch.cat(sums, dim=1), samples
 
 
 @contextmanager

@@ -145,16 +145,24 @@ class Setup:
     ) -> AbstractContextManager[None]:
         if not self.plan.job.cycle.recalibrate or order is None:
             return nullcontext()
-        batches = calibrating_batches(
-            self.feed,
-            self.plan,
-            order,
-            epoch=epoch,
-            shares=shares,
-            rank=group.rank,
-            between_epochs=between_epochs,
+        return recalibrated(
+            model,
+            partial(
+                calibrating_batches,
+                self.feed,
+                self.plan,
+                order,
+                epoch=epoch,
+                shares=shares,
+                rank=group.rank,
+                between_epochs=between_epochs,
+                fitting=self.fitting,
+            ),
+            group,
+            forward=forward,
+            autocast=self.autocast,
+            fitting=self.fitting,
         )
-        return recalibrated(model, batches, group, forward=forward, autocast=self.autocast)
 
     def autocast(self) -> torch.autocast:
         """The plan's precision, for a forward pass."""

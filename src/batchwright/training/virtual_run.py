@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -201,20 +200,27 @@ class VirtualRun:
     def _recalibrated(self, epoch: int, shares: Sequence[int]) -> AbstractContextManager[None]:
         if not self.plan.job.cycle.recalibrate:
             return nullcontext()
-        batches: Iterator[tuple[int, Any]] = chain.from_iterable(
-            calibrating_batches(
-                self.feed,
-                self.plan,
-                self.order(epoch),
-                epoch=epoch,
-                shares=shares,
-                rank=rank,
-                between_epochs=True,
-            )
-            for rank in range(len(shares))
-        )
+
+        def batches() -> Iterator[tuple[int, Any]]:
+            for rank in range(len(shares)):
+                yield from calibrating_batches(
+                    self.feed,
+                    self.plan,
+                    self.order(epoch),
+                    epoch=epoch,
+                    shares=shares,
+                    rank=rank,
+                    between_epochs=True,
+                    fitting=self._fitting,
+                )
+
         return recalibrated(
-            self.task.network, batches, self._group, forward=outputs_and_labels, autocast=self.cast
+            self.task.network,
+            batches,
+            self._group,
+            forward=outputs_and_labels,
+            autocast=self.cast,
+            fitting=self._fitting,
         )
 
     # ------------------------------------------------------------------------ stops and checkpoints
