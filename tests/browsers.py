@@ -43,7 +43,7 @@ class Server:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300
         while not self._server.started:
             assert time.monotonic() < until, "the server did not start"
             time.sleep(0.02)

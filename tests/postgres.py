@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 INSTALL = "apt-get install postgresql"
-LAST_SECONDS = 60
+LAST_SECONDS = 500
 
 
 def programs() -> Path | None:

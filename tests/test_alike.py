@@ -41,7 +41,7 @@ class Odd(nn.Module):
 
 def shared(rank):
     model = Odd(rank)
-    group = Group(CPU, timeout=60)
+    group = Group(CPU, timeout=200)
     try:
         group.share(model.buffers())
     finally:

@@ -557,7 +557,7 @@ def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, pl
 
 def in_a_shell(line):
     return subprocess.run(
-        ["/bin/sh", "-c", line], capture_output=True, text=True, timeout=110, check=False
+        ["/bin/sh", "-c", line], capture_output=True, text=True, timeout=500, check=False
     )
 
 

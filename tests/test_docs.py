@@ -392,7 +392,6 @@ print(*checkpoint)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_verbs_from_python_run_as_shown(tmp_path):
     (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
     code = code.replace('{"budget": 5}', '{"budget": 2}').replace("epochs=3", "epochs=1")

@@ -54,7 +54,6 @@ def test_rounds_are_held_against_large_ones_of_the_same_turn() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_pushes_are_counted_while_two_processes_push_and_pull() -> None:
     assert pushes_per_second(2, 0.2) > 0
 

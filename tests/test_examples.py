@@ -12,7 +12,6 @@ from test_docs import ROOT, read, run, shortened
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "least"), [("classify.py", 95), ("segment.py", 92), ("finetune_loop.py", 88)]
 )
@@ -28,7 +27,6 @@ def test_an_example_of_ones_own_loop_runs_as_its_head_says(name, least, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_example_of_fine_tuning_runs(tmp_path):
     brief = read("examples/finetune.py").replace('"budget": 3', '"budget": 2')
     (tmp_path / "finetune.py").write_text(brief.replace("epochs=8", "epochs=2"))

@@ -148,7 +148,7 @@ def test_survivors_name_the_worker_that_a_signal_hit(workers, victim, number, ag
             process.stdin.flush()
         for rank, process in enumerate(processes):
             if rank != victim:
-                out, err = process.communicate(timeout=60)
+                out, err = process.communicate(timeout=500)
                 assert said.format(os.uname().nodename) in out, out + err
     finally:
         for process in processes:

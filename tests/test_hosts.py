@@ -154,7 +154,6 @@ def wait_for(path, hosts, seconds=90):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_host_that_goes_and_comes_back_costs_no_sample(hosts, tmp_path):
     """Two workers on one host and one on the other; then two alone; then three again."""
     first, second = hosts
@@ -170,6 +169,6 @@ def test_a_host_that_goes_and_comes_back_costs_no_sample(hosts, tmp_path):
     second.start(first, workers=1)
     wait_for(tmp_path / "with-3", hosts)
     (tmp_path / "go").touch()
-    assert [host.agent.wait(timeout=90) for host in hosts] == [0, 0]
+    assert [host.agent.wait(timeout=500) for host in hosts] == [0, 0]
     times = torch.load(tmp_path / "weights.pt") / (-0.1 / BATCH)
     assert torch.allclose(times, torch.full_like(times, EPOCHS), atol=1e-9)

@@ -247,7 +247,7 @@ def test_a_full_file_system_keeps_the_last_good_checkpoint(tmp_path):
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
     )
     said, step = done.stdout.splitlines()
     assert "last.pt: No space left on device; the previous one, if any, is unharmed" in said

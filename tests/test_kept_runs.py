@@ -54,7 +54,6 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_runs_are_made_once_and_one_that_diverges_counts_as_guessing(
     tmp_path: Path, digits: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +78,6 @@ def test_runs_are_made_once_and_one_that_diverges_counts_as_guessing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_other_optimizers_train_by_the_plans_rates(
     name: str, tmp_path: Path, digits: Opened

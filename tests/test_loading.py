@@ -143,7 +143,6 @@ def run_script(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("code", [guarded(LOOP), FILES], ids=["loop", "files"])
 def test_what_loaders_need_reaches_them_where_they_are_not_forked(code, tmp_path):
     done = run_script(tmp_path, code)
@@ -152,7 +151,6 @@ def test_what_loaders_need_reaches_them_where_they_are_not_forked(code, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("code", [LOOP, RUN], ids=["loop", "verb"])
 def test_a_script_without_guard_ends_with_a_line_that_says_so(code, tmp_path):
     done = run_script(tmp_path, code)
@@ -168,7 +166,6 @@ def test_a_script_without_guard_ends_with_a_line_that_says_so(code, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 60)
 def test_a_fork_server_that_ends_while_it_imports_is_told_in_the_same_words(tmp_path):
     (tmp_path / "ends.py").write_text("raise SystemExit(1)\n")
     preload = 'import multiprocessing\nmultiprocessing.set_forkserver_preload(["ends"])\n'
@@ -178,7 +175,6 @@ def test_a_fork_server_that_ends_while_it_imports_is_told_in_the_same_words(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 60)
 def test_a_job_with_data_of_the_users_trains_where_loaders_are_not_forked(tmp_path):
     (tmp_path / "my_own.py").write_text(PICTURES)
     command = "from batchwright.cli import main; main()"

@@ -123,7 +123,7 @@ def test_pinning_takes_the_threads_that_are_there_already() -> None:
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=500,
         check=True,
     )
     threads, pinned = done.stdout.split()

@@ -23,7 +23,7 @@ from batchwright.probing.workers import Workers
 from batchwright.records import Job, ProbeSettings
 from test_launch import processes_naming, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 NETWORKS = """
 import os, signal
@@ -183,7 +183,7 @@ def test_the_end_of_the_probe_is_the_end_of_its_workers(folder):
                 break
         assert len(processes_naming(folder)) >= 3  # the probe and two workers
         process.kill()  # a signal that it can see: the next test
-        process.communicate(timeout=60)
+        process.communicate(timeout=500)
     finally:
         process.kill()
     assert process.returncode == -signal.SIGKILL

@@ -134,7 +134,7 @@ def reduce_case(
 
 
 def all_cases(rank):
-    group = Group(CPU, timeout=30)
+    group = Group(CPU, timeout=200)
     try:
         return {name: reduce_case(rank, group, **case) for name, case in CASES.items()}
     finally:
@@ -453,7 +453,7 @@ def buckets_of(network, reducer):
 
 
 def ordered(rank):
-    group = Group(CPU, timeout=60)
+    group = Group(CPU, timeout=200)
     try:
         network = Backwards()
         features = torch.randn(4, 4, generator=torch.Generator().manual_seed(rank))
@@ -524,7 +524,7 @@ def test_a_resumed_run_keeps_the_order_though_it_unfreezes_layers_only_later(cre
 
 def complex_case(rank):
     """Two steps with a complex layer in the bucket that would be the last."""
-    group = Group(CPU, timeout=60)
+    group = Group(CPU, timeout=200)
     try:
         weight = nn.Parameter(torch.tensor([1.0 + 2.0j, 3.0 - 1.0j]))
         reducer = Reducer([weight], group)
@@ -591,7 +591,7 @@ def tied_case(rank, group, reentrant, segments=(2, 2, 2)):
 
 
 def tied_cases(rank):
-    group = Group(CPU, timeout=60)
+    group = Group(CPU, timeout=200)
     try:
         found = {kind: tied_case(rank, group, kind) for kind in (None, False, True)}
         found["more than recorded"] = tied_case(rank, group, True, (1, 2))

@@ -25,7 +25,7 @@ from batchwright.workload.sources import open_data
 from samples import make_job, make_network
 from served import make_served_plan, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parent
 SAMPLES, EPOCHS = 24, 4
 
@@ -221,7 +221,7 @@ def test_a_loop_of_ones_own_runs_under_torchrun(tmp_path):
         start_new_session=True,
     )
     try:
-        printed, _ = done.communicate(timeout=120)
+        printed, _ = done.communicate(timeout=500)
     finally:
         if done.poll() is None:
             os.killpg(done.pid, signal.SIGTERM)

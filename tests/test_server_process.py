@@ -18,7 +18,7 @@ from hosting import KEY, make_model
 from served import make_served_plan
 from test_server_keeper import SlowDisk, best_score
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 SECONDS = 60  # after which a test gives up waiting
 TOLD = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1, "compute": 0.5}
 

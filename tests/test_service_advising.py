@@ -268,7 +268,6 @@ def posted(service, run, told):
     return answer.json()
 
 
-@pytest.mark.timeout(60)
 def test_epochs_that_come_in_lead_to_advice_that_the_next_answer_tells_of(service):
     run = introduced(service, follows_advice=True)
     told = lines(PLAN, 5, **SLOW_LINK)
@@ -358,7 +357,6 @@ def test_advice_is_taken_by_whom_the_run_belongs_to(service):
     assert answer.status_code == 403
 
 
-@pytest.mark.timeout(60)
 def test_an_adviser_survives_runs_that_are_gone_and_takes_nothing_on_once_closed(service):
     run, adviser = introduced(service), Adviser(service.store)
     service.report(run, *lines(PLAN, 4, **SLOW_LINK))

@@ -29,7 +29,6 @@ from batchwright.service.database.tables import jobs
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
 from samples import make_dual_plan, make_job, make_plan, make_profile, make_summary
 
-pytestmark = pytest.mark.timeout(90)
 TESTS = Path(__file__).parent
 JOB = make_job()
 
@@ -435,7 +434,6 @@ def started(server, folder, hold):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_an_agent_killed_in_probing_training_or_reporting_ends_each_job_once(
     server, hold, tmp_path
 ):

@@ -20,7 +20,7 @@ from clusters import make_measured
 from samples import make_plan, make_profile, make_summary
 from services import epoch, step
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 class Story:

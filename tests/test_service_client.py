@@ -14,8 +14,6 @@ from batchwright.client.tokens import find_token
 from batchwright.errors import BatchwrightError, FileError
 from clients import remote
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize(
     ("url", "checked"),

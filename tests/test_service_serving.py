@@ -37,7 +37,7 @@ from batchwright.service.store import Store
 from samples import make_plan
 from services import step
 
-LAST_SECONDS = 60
+LAST_SECONDS = 500
 
 
 # The service needs neither torch nor what else only training and the figures of files need.
@@ -79,7 +79,7 @@ class Serving:
 
     def client(self, token: str) -> httpx.Client:
         headers = {"authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=self.address, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.address, headers=headers, timeout=300, trust_env=False)
 
     def token(self) -> str:
         beside = self._folder / "local-token"

@@ -93,7 +93,7 @@ def make_tiny_plan(
         for side in sides
     )
     return make_plan(
-        job=make_job(workers=len(batches), timeout=30, **job),
+        job=make_job(workers=len(batches), timeout=200, **job),
         data=make_data(train_samples=samples, classes=tuple("abc")),
         update=job.get("optimizer", "sgd"),
         precision=precision,
@@ -136,7 +136,7 @@ def train(one, *, until=None, each_step=lambda: None):
 
 def wait_until(true):
     """Checkpoints are written while training goes on."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 500
     while not true():
         assert time.monotonic() < end
         time.sleep(0.002)

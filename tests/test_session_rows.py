@@ -78,7 +78,7 @@ def rows_plan(*, split=(1.0,), rows=ROWS, **job) -> Plan:
     )
     rule = {"base": 0.1, "base_batch": 8, "scaling": "none", "peak": 0.1, "warmup_epochs": 1}
     return make_plan(
-        job=make_job(workers=len(split), timeout=30, **job),
+        job=make_job(workers=len(split), timeout=200, **job),
         data=make_data(train_samples=SAMPLES, classes=tuple("abc")),
         precision="float32",
         learning_rate=rule | {"decay": "none"},
@@ -193,7 +193,6 @@ def in_two(rank, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_two_workers_go_through_the_rows_like_one(tmp_path, crew):
     alone = train(rows_plan(rows=ROWS_OF_TWO), network=without_normalization())
     first, second = crew.together(in_two, tmp_path / "run", workers=2)

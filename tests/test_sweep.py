@@ -24,8 +24,6 @@ from batchwright.sweeping.runner import Runner, Watcher, command_of, run_folder_
 from batchwright.sweeping.slots import Machine, Slots, width_of
 from samples import make_epoch, make_job, make_plan, make_profile, make_summary
 
-pytestmark = pytest.mark.timeout(60)
-
 SHORT = {"epochs": 2, "global_batch": 512, "launch": "in-process", "device": "cpu"}
 
 
@@ -459,10 +457,9 @@ def test_bad_words_are_refused_in_one_line_and_leave_nothing(place, command, wor
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_sweep_that_is_stopped_goes_on_where_it_was(place, monkeypatch):
     def stop():
-        end = time.monotonic() + 100
+        end = time.monotonic() + 500
         while time.monotonic() < end:
             for path in Path("a/cells").glob("*/metrics.jsonl"):
                 if '"epoch"' in path.read_text():

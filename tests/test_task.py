@@ -456,5 +456,5 @@ assert "torch._dynamo" in sys.modules
 @pytest.mark.slow
 def test_the_compiler_is_loaded_by_those_who_compile_only():
     command = [sys.executable, "-c", WITHOUT_COMPILER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
