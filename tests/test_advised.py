@@ -15,12 +15,12 @@ from batchwright.planning.continuing import why_not
 from batchwright.planning.splicing import spliced
 from batchwright.records import Plan, RunSummary
 from batchwright.records.service import KeptAdvice
+from batchwright.stopwatch import Stopwatch
 from batchwright.training.advised import Advised
 from batchwright.training.recorder import Recorder
 from samples import make_dual_plan, make_job, make_plan
 from test_session import make_model, make_session, make_tiny_plan, train, weights_of
 
-pytestmark = pytest.mark.timeout(60)
 EPOCHS = 5
 
 
@@ -321,7 +321,7 @@ def test_a_launcher_starts_again_with_the_new_plan_until_it_stays(tmp_path, monk
             write_record(new, folder / "plan.json")
 
     monkeypatch.setattr(conducting, "_train_once", train_once)
-    monkeypatch.setattr(conducting, "_summarized", lambda folder: "summary")
-    told = conducting.conduct(tmp_path, PLAN, resume=False, follow_advice=True)
+    monkeypatch.setattr(conducting, "_summarized", lambda folder, watch: "summary")
+    told = conducting.conduct(tmp_path, PLAN, Stopwatch(), resume=False, follow_advice=True)
     assert told == "summary"
     assert begun == [(PLAN, False, True), (plans[0], True, True), (plans[1], True, True)]

@@ -805,7 +805,7 @@ def test_a_run_settles_its_two_batch_sizes_before_it_trains(
     monkeypatch.setattr("batchwright.verbs._probe_in", lambda folder, job: profile)
     trained = []
 
-    def train(folder, plan, **options):
+    def train(folder, plan, watch, **options):
         trained.append(plan)
         return make_summary(plan=plan, run_folder=str(folder))
 

@@ -8,6 +8,7 @@ from batchwright import conducting
 from batchwright.documents import write_record
 from batchwright.records import RunSummary
 from batchwright.run_folder import new_run_folder
+from batchwright.stopwatch import Stopwatch
 from samples import EPOCHS, make_job, make_summary
 
 
@@ -29,7 +30,7 @@ def run(tmp_path, monkeypatch):
         write_record(summary.plan, tmp_path / "plan.json")
         told = summary.model_copy(update={"epochs": summary.epochs[:done]})
         write_record(told, tmp_path / "summary.json")
-        return conducting.conduct(tmp_path, summary.plan, resume=True)
+        return conducting.conduct(tmp_path, summary.plan, Stopwatch(), resume=True)
 
     return conduct
 
@@ -55,4 +56,4 @@ def test_a_damaged_summary_does_not_keep_a_run_from_going_on(run, tmp_path):
     (tmp_path / "summary.json").write_text("{")
     plan = make_summary().plan
     with pytest.raises(Started):
-        conducting.conduct(tmp_path, plan, resume=True)
+        conducting.conduct(tmp_path, plan, Stopwatch(), resume=True)

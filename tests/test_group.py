@@ -238,7 +238,7 @@ def opened(tmp_path, monkeypatch):
     def call(agent, process, folder=tmp_path / "run"):
         report = f"/tmp/torchelastic_x/{agent}/attempt_0/0/error.json"  # noqa: S108 - only a name
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", report)
-        monkeypatch.setattr(group, "_PROCESS", process)
+        monkeypatch.setattr(group, "_process", process)
         return Group(torch.device("cpu")).started_again(folder)
 
     return call

@@ -27,7 +27,9 @@ ARROWS = {
     "roll_call": set(),
     "meeting": {"errors", "processes", "workload.host"},
     "group": {"errors", "meeting", "processes", "roll_call"},
-    "children": {"processes", "reports"},
+    "stopwatch": {"records"},
+    "fork_server": {"processes"},
+    "children": {"fork_server", "processes", "reports"},
     "launch": {"children", "errors", "processes", "reports"},
     "server_child": {"processes", "reports"},
     "supervision": {"children", "errors", "launch", "processes", "reports", "server_child"},
@@ -41,6 +43,7 @@ ARROWS = {
         "records",
         "errors",
         "documents",
+        "fork_server",
         "group",
         "processes",
         "reports",
@@ -103,7 +106,7 @@ ASSEMBLY = {  # put everything together
 }
 WITHOUT_TORCH = {
     *("__init__", "cli", "cli_client", "cli_service", "cli_words", "conducting", "verbs"),
-    *("children", "documents", "files", "launch", "processes"),
+    *("children", "documents", "files", "fork_server", "launch", "processes", "stopwatch"),
     *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
     *("deciding", "server_child", "supervision"),
     *("records", "errors", "prediction", "planning", "reporting"),

@@ -10,6 +10,7 @@ from rich.console import Console
 from batchwright.records import (
     Check,
     CheckPoint,
+    CommandPart,
     Estimate,
     MemoryParts,
     OutOfMemory,
@@ -17,7 +18,7 @@ from batchwright.records import (
     RoundCheck,
 )
 from batchwright.reporting.plan_words import stage_rows
-from batchwright.reporting.reading import accounting, check_words, comparisons
+from batchwright.reporting.reading import accounting, check_words, comparisons, whole_accounting
 from batchwright.reporting.run_tables import summary_table
 from batchwright.reporting.tables import check_table, plan_table, profile_table
 from batchwright.reporting.worker_curves import worker_curves
@@ -36,6 +37,21 @@ def shown(renderable, width=80):
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     console.print(renderable)
     return console.file.getvalue()
+
+
+def test_all_that_was_waited_for_is_told():
+    before, after = (("start", 1.0), ("probe", 5.0)), (("report", 2.0),)
+    summary = make_summary().model_copy(
+        update={
+            name: tuple(CommandPart(name=part, seconds=seconds) for part, seconds in parts)
+            for name, parts in (("before", before), ("after", after))
+        }
+    )
+    told = whole_accounting(summary)
+    assert (*told[:2], told[-1]) == (*before, *after)
+    assert sum(seconds for _, seconds in told) == pytest.approx(8 + summary.wall_seconds)
+    simulated = summary.model_copy(update={"simulated": True})
+    assert whole_accounting(simulated) == accounting(simulated)
 
 
 def test_the_parts_of_the_time_sum_to_the_wall_time():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
+from batchwright import fork_server
 from batchwright.processes import PARENT_PID, spinning_shortly
 from batchwright.reports import ERRORS_FOLDER
 
@@ -39,7 +38,8 @@ class Children:
         folder: Path,
         environment: Mapping[str, str],
     ) -> None:
-        self._command, self._folder = [sys.executable, "-m", *command], folder
+        self._module, *self._arguments = command
+        self._folder = folder
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_ANOTHERS)}
         self._environment = {
             **spinning_shortly(kept),
@@ -48,7 +48,7 @@ class Children:
             PARENT_PID: str(os.getpid()),
             **environment,
         }
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, fork_server.Process] = {}
         self._logs: dict[int, IO[bytes]] = {}
 
     def start(
@@ -68,19 +68,13 @@ class Children:
         if log is None:
             (self._folder / str(rank)).mkdir(exist_ok=True)
             log = self._logs[rank] = (self._folder / str(rank) / "stderr.log").open("wb")
-        self._processes[rank] = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={
-                **self._environment,
-                **environment,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-            },
-            pass_fds=files,
-            start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        self._processes[rank] = fork_server.start(
+            self._module,
+            self._arguments,
+            environment={**self._environment, **environment, **numbers},
+            log=log,
+            files=files,
         )
 
     def runs(self, rank: int) -> bool:

@@ -378,7 +378,9 @@ def main() -> None:
     """Entry point: every known mistake is one line on stderr and exit code 2."""
     from batchwright.documents import one_line
     from batchwright.processes import spinning_shortly
+    from batchwright.stopwatch import command_begins
 
+    command_begins()
     os.environ.update(spinning_shortly(os.environ))  # before torch, for launch=in-process
 
     if sys.platform == "win32":

@@ -21,6 +21,7 @@ from batchwright.reporting.following import Tail, following
 from batchwright.reporting.progress import RunProgress, progress
 from batchwright.reporting.schedule_words import start_lines
 from batchwright.run_folder import telling_how_to_resume
+from batchwright.stopwatch import Stopwatch
 from batchwright.supervision import run_with_server
 
 
@@ -66,6 +67,7 @@ def checked_destination(
 def conduct(
     folder: Path,
     plan: Plan,
+    watch: Stopwatch,
     *,
     resume: bool,
     report_to: str | None = None,
@@ -76,6 +78,7 @@ def conduct(
     Args:
         folder: The run folder.
         plan: What to follow.
+        watch: Has timed what the command has done so far.
         resume: Continue from the folder's last checkpoint.
         report_to: The service that is told of it; ``None``: none.
         follow_advice: Whether to take a new plan from there at the end of an epoch.
@@ -91,7 +94,7 @@ def conduct(
     with reported(folder, report_to, follow_advice=follow_advice, tell=_to_stderr) as companion:
         if resume and _is_done(folder, plan):
             _to_stderr("the run was finished already: nothing is left to train")
-            return _summarized(folder)
+            return _completed(read_record(folder / "summary.json", RunSummary), folder)
         _tell_rate(plan)
         logs = folder / "logs" / "train"
         logs.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,7 @@ def conduct(
             before = path.read_bytes()
             _train_once(folder, plan, companion, resume=resume, follow_advice=follow_advice)
             if not follow_advice or path.read_bytes() == before:
-                return _summarized(folder)
+                return _summarized(folder, watch)
             plan, resume = read_record(path, Plan), True  # training took advice and stopped
 
 
@@ -199,15 +202,22 @@ def _looker(lines: Tail, companion: Companion | None, shown: RunProgress) -> Cal
     return look
 
 
-def _summarized(folder: Path) -> RunSummary:
-    """The run's summary, with what was measured before and what the epochs would have changed."""
-    summary = read_record(folder / "summary.json", RunSummary)
-    measured = folder / "profile.json"
-    if measured.exists():
-        summary = summary.model_copy(update={"profile": read_record(measured, Profile)})
-        summary = with_refit(summary)
-        write_record(summary, folder / "summary.json")
+def _summarized(folder: Path, watch: Stopwatch) -> RunSummary:
+    """The run's summary, with what the command did before and after the training."""
+    path, before = folder / "summary.json", tuple(watch.parts)
+    summary = _completed(read_record(path, RunSummary), folder)
+    watch.lap_since(path.stat().st_mtime, "end of the workers")  # worker 0 wrote it at the end
+    summary = summary.model_copy(update={"before": before, "after": (watch.parts[-1],)})
+    write_record(summary, path)
     return summary
+
+
+def _completed(summary: RunSummary, folder: Path) -> RunSummary:
+    """The summary with what was measured before and what the epochs would have changed."""
+    measured = folder / "profile.json"
+    if not measured.exists():
+        return summary
+    return with_refit(summary.model_copy(update={"profile": read_record(measured, Profile)}))
 
 
 def _tell_rate(plan: Plan) -> None:

@@ -29,7 +29,16 @@ from batchwright.roll_call import Presence, RollCall, presence
 
 _LAUNCH_FILE = "launch.json"
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
-_PROCESS = os.urandom(8).hex()  # names this very process
+_process = ""  # names this very process
+
+
+def _name_process() -> None:
+    global _process
+    _process = os.urandom(8).hex()
+
+
+_name_process()
+os.register_at_fork(after_in_child=_name_process)
 
 
 class Group:
@@ -86,7 +95,7 @@ class Group:
         call this together and get the same answer. Who opened the folder is noted in it; a folder
         that holds the run of another launch stays as it is.
         """
-        starts = self.gather((_launcher(), _PROCESS, _noted_starts(folder)))
+        starts = self.gather((_launcher(), _process, _noted_starts(folder)))
         agents = {agent for agent, _, _ in starts} - {""}
         processes = {process for _, process, _ in starts}
         noted: dict[str, set[str]] = {"agents": set(), "processes": set()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from batchwright.documents import (
 )
 from batchwright.errors import PlanError, WorkerError
 from batchwright.files import make_folder
+from batchwright.fork_server import imported_once
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import (
@@ -65,6 +66,9 @@ from batchwright.run_folder import (
 )
 from batchwright.scheduling import Source, plan_to_show
 from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
+from batchwright.stopwatch import Stopwatch
+
+_OPENING = "opening data and network"
 
 
 def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
@@ -81,9 +85,9 @@ def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
         BatchwrightError: What is wrong, in one line.
     """
     refuse_unguarded_script()
-    job = ready(job_of(job, keys))
-    with _logs() as folder:
-        return _probe_in(folder, job)
+    job = job_of(job, keys)
+    with _workers_of(job), _logs() as folder:
+        return _probe_in(folder, ready(job))
 
 
 def plan(
@@ -155,9 +159,9 @@ def check(
     if profile is not None and not isinstance(profile, Profile):
         profile = read_record(profile, Profile)
     chosen = chosen_points(plan, len(plan.held_out) if points is None else points)
-    check_workload(plan)
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
-    with _logs() as folder:
+    with _workers_of(plan.job), _logs() as folder:
+        check_workload(plan)
         with steps() as show:
             accept = None if profile is None else partial(refuse_other_machine, profile)
             measured = measure_points(plan.job, wanted, folder, accept=accept, progress=show)
@@ -226,7 +230,7 @@ def train(
         Interrupted: A stop signal came; a checkpoint was written.
     """
     refuse_unguarded_script()
-    overrides = list(overrides)
+    watch, overrides = Stopwatch(), list(overrides)
     if resume:
         folder = existing_run(run_folder, "plan.json")
         plan = folder / "plan.json"
@@ -234,11 +238,14 @@ def train(
         raise PlanError("train needs a plan: give its file, or resume a run folder")
     plan = _received(plan, keys, overrides)
     url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
-    check_training(plan)
-    if not resume:
-        folder = new_run_folder(run_folder, plan.job)
-    write_inputs(folder, plan, profile)
-    return conduct(folder, plan, resume=resume, report_to=url, follow_advice=follow_advice)
+    with _workers_of(plan.job):
+        check_training(plan)
+        if not resume:
+            folder = new_run_folder(run_folder, plan.job)
+        write_inputs(folder, plan, profile)
+        watch.lap(_OPENING)
+        told: dict[str, Any] = {"report_to": url, "follow_advice": follow_advice}
+        return conduct(folder, plan, watch, resume=resume, **told)
 
 
 def report(
@@ -318,6 +325,7 @@ def run(
         What happened; the page is ``report.html`` in the run folder.
     """
     refuse_unguarded_script()
+    watch = Stopwatch()
     if resume and run_folder is not None and (Path(run_folder) / "plan.json").exists():
         told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
         summary = train(run_folder=run_folder, resume=True, overrides=overrides, **told, **keys)
@@ -331,28 +339,45 @@ def run(
         else:
             job = job_of(job, keys, overrides)
         url = checked_destination(run_folder, job, report_to, resume=resume, advised=follow_advice)
-        job = ready(job)
-        if not resume:
-            folder = new_run_folder(run_folder, job)
-        logs = folder / "logs" / "probe"
-        make_folder(logs)
-        write_text(job_yaml(job), folder / "job.yaml")
-        with telling_how_to_resume(folder, job):
-            profile = _probe_in(logs, job)
-        write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
-        decided = make_plan(profile)
-        if pairs_of(decided):
-            logs = folder / "logs" / "pairs"
-            with telling_how_to_resume(folder, job), pair_measurer_for(decided, logs) as measure:
-                settled = settle(decided, profile, measure, make_plan)
-            decided, profile = settled.plan, settled.profile
-            write_record(profile, folder / "profile.json")
-        if on_plan is not None:
-            on_plan(decided)
-        write_inputs(folder, decided, profile)
-        summary = conduct(folder, decided, resume=False, report_to=url, follow_advice=follow_advice)
+        with _workers_of(job):
+            job = ready(job)
+            if not resume:
+                folder = new_run_folder(run_folder, job)
+            logs = folder / "logs" / "probe"
+            make_folder(logs)
+            write_text(job_yaml(job), folder / "job.yaml")
+            watch.lap(_OPENING)
+            with telling_how_to_resume(folder, job):
+                profile = _probe_in(logs, job)
+            watch.lap("probe")
+            write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
+            decided = make_plan(profile)
+            if pairs_of(decided):
+                logs = folder / "logs" / "pairs"
+                with (
+                    telling_how_to_resume(folder, job),
+                    pair_measurer_for(decided, logs) as measure,
+                ):
+                    settled = settle(decided, profile, measure, make_plan)
+                decided, profile = settled.plan, settled.profile
+                write_record(profile, folder / "profile.json")
+            if on_plan is not None:
+                on_plan(decided)
+            write_inputs(folder, decided, profile)
+            watch.lap("plan")
+            summary = conduct(
+                folder, decided, watch, resume=False, report_to=url, follow_advice=follow_advice
+            )
     report(summary)
+    watch.lap("report")
+    summary = summary.model_copy(update={"after": (*summary.after, watch.parts[-1])})
+    write_record(summary, Path(summary.run_folder) / "summary.json")
     return summary
+
+
+def _workers_of(job: Job) -> AbstractContextManager[None]:
+    """Inside, the job's workers start quickly; its own imports take place beside this process's."""
+    return nullcontext() if job.launch == "in-process" else imported_once()
 
 
 def _received(plan: Plan | str | Path, keys: Mapping[str, Any], overrides: list[str]) -> Plan:

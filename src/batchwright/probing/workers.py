@@ -12,14 +12,13 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from batchwright import fork_server
 from batchwright.documents import write_record
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.group import Group
@@ -96,7 +95,7 @@ class Workers:
 
     def __init__(self, job: Job, folder: Path, counts: Sequence[int], noted: list[int]) -> None:
         self._job, self._folder, self._counts, self._noted = job, folder, counts, noted
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[fork_server.Process] = []
         self._lines: list[socket.socket] = []
         self._unread = b""
         self._starts = 0
@@ -166,15 +165,12 @@ class Workers:
         ours, theirs = socket.socketpair()
         self._lines.append(ours)
         with theirs, (self._folder / f"worker{rank}.log").open(mode) as log:
-            arguments = [str(self._folder), counts, str(meeting), str(theirs.fileno())]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "batchwright.probing.worker", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+            process = fork_server.start(
+                "batchwright.probing.worker",
+                [str(self._folder), counts, str(meeting), str(theirs.fileno())],
+                environment=environment,
+                log=log,
+                files=[theirs.fileno()],
             )
         self._processes.append(process)
 

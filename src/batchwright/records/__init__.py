@@ -76,6 +76,7 @@ from batchwright.records.profile import (
     UpdateTime,
 )
 from batchwright.records.run import (
+    CommandPart,
     EpochRecord,
     FactorRange,
     LocalBatches,
@@ -98,6 +99,7 @@ __all__ = [
     "CheckPoint",
     "Cluster",
     "CollectiveTime",
+    "CommandPart",
     "Count",
     "Cycle",
     "DataFacts",

@@ -124,6 +124,13 @@ class Refit(Record):
     global_batch_size: Count = Field(description="Global batch that the new fit chooses.")
 
 
+class CommandPart(Record):
+    """Something that the command did besides training."""
+
+    name: str = Field(description="Such as `probe`.")
+    seconds: NonNegative = Field(description="On the clock of the person who waits.")
+
+
 class RunSummary(Record):
     """A whole run: what `report` reads."""
 
@@ -136,6 +143,12 @@ class RunSummary(Record):
         description="Starting processes and opening data and network, in seconds."
     )
     wall_seconds: NonNegative = Field(description="Training verb from start to end, in seconds.")
+    before: tuple[CommandPart, ...] = Field(
+        (), description="What the last command did before training, in order."
+    )
+    after: tuple[CommandPart, ...] = Field(
+        (), description="What the last command did after training, in order."
+    )
     resumed: Index = Field(0, description="How often the run was continued.")
     rounds: tuple[RoundRecord, ...] = Field(
         (),

@@ -42,7 +42,6 @@ from batchwright.reporting.plan_words import (
 from batchwright.reporting.reading import (
     SIMULATED,
     Comparison,
-    accounting,
     accuracy,
     comparisons,
     last_evaluated,
@@ -51,6 +50,7 @@ from batchwright.reporting.reading import (
     refit_words,
     simulated_word,
     training_words,
+    whole_accounting,
 )
 from batchwright.reporting.worker_curves import worker_curves
 
@@ -260,7 +260,7 @@ def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
         summary: The run, or its finished epochs.
         by_epoch: Whether to draw the workers over the epochs, too.
     """
-    parts = accounting(summary)
+    parts = whole_accounting(summary)
     total = sum(seconds for _, seconds in parts)
     whole = "training, simulated time" if summary.simulated else "wall time"
     table = markup.table(

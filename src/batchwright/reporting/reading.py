@@ -84,6 +84,20 @@ def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[t
     return [*claims, ("other", max(0.0, summary.wall_seconds - claimed))]
 
 
+def whole_accounting(summary: RunSummary) -> list[tuple[str, float]]:
+    """`accounting`, and around it what the command did besides training: all that was waited for.
+
+    Of a simulated cluster the same as `accounting`.
+    """
+    parts = accounting(summary)
+    if summary.simulated:
+        return parts
+    before, after = (
+        [(one.name, one.seconds) for one in told] for told in (summary.before, summary.after)
+    )
+    return [*before, *parts, *after]
+
+
 def _mean_seconds(summary: RunSummary, part: Part, worker: WorkerCurve | None) -> float:
     if worker is not None:
         return worker.seconds(part)

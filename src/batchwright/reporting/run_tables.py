@@ -10,12 +10,12 @@ from batchwright.reporting.comparison import RunComparison, comparison_rows, set
 from batchwright.reporting.plan_words import stage_word
 from batchwright.reporting.reading import (
     Comparison,
-    accounting,
     accuracy,
     comparisons,
     last_evaluated,
     measured_word,
     simulated_word,
+    whole_accounting,
     worker_rows,
 )
 from batchwright.reporting.rounds_words import round_facts, round_rows
@@ -99,7 +99,7 @@ def _loss(epoch: EpochRecord | None) -> str:
 
 
 def _time(summary: RunSummary) -> Table:
-    parts = accounting(summary)
+    parts = whole_accounting(summary)
     total = sum(seconds for _, seconds in parts)
     table = new_table(f"where the {simulated_word(summary)}time went", ["part", "time", "share"])
     table.columns[0].justify = "left"

@@ -1,0 +1,52 @@
+"""What a command spends its time on besides training."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from batchwright.records import CommandPart
+
+
+class Stopwatch:
+    """Times the parts of a command, from its start on, one after the other.
+
+    Attributes:
+        parts: Those that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[CommandPart] = []
+        self._last = _began or time.time()
+        if _began:
+            self.lap("start")
+
+    def lap(self, name: str) -> None:
+        """A part has ended; the next begins."""
+        self.lap_since(self._last, name)
+
+    def lap_since(self, moment: float, name: str) -> None:
+        """The same, where what came before a moment of Unix time is told elsewhere."""
+        now = time.time()
+        self.parts.append(CommandPart(name=name, seconds=max(0.0, now - moment)))
+        self._last = now
+
+
+_began = 0.0
+
+
+def command_begins() -> None:
+    """This process is one command and nothing else: its first stopwatch counts its start, too."""
+    global _began
+    _began = time.time() - _process_seconds()
+
+
+def _process_seconds() -> float:
+    """Seconds since this process was started (Linux; elsewhere 0)."""
+    if sys.platform != "linux":
+        return 0.0
+    # The fields after the name, which may hold anything; the 22nd of all is the start.
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,177 @@
+"""Workers out of a process that has imported everything once: as if each were started by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from batchwright import fork_server
+from batchwright.fork_server import imported_once, start
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only"),
+]
+
+TELLING = """
+import json, os, random, signal, sys
+import numpy
+
+known = sorted(name for name in ("torch", "batchwright.training.loop") if name in sys.modules)
+told = {
+    "name": __name__, "argv": sys.argv, "environment": dict(os.environ), "modules": known,
+    "session": os.getsid(0) == os.getpid(), "parent": os.getppid(), "numpy": numpy.random.rand(),
+    "python": random.random(), "open": sorted(map(int, os.listdir("/proc/self/fd"))),
+    "child": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
+}
+os.write(int(sys.argv[1]), json.dumps(told).encode())
+print("a word", flush=True)
+if sys.argv[2] == "stays":
+    import time
+    time.sleep(600)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    (tmp_path / "telling.py").write_text(TELLING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    return "telling"
+
+
+def begin(program, what, folder):
+    """A started process, and what it told."""
+    readable, writable = os.pipe()
+    environment = {**os.environ, "MARK": what}
+    with (folder / "log").open("ab") as log:
+        process = start(
+            program, [str(writable), what], environment=environment, log=log, files=[writable]
+        )
+    os.close(writable)
+    told = b""
+    while part := os.read(readable, 1 << 16):
+        told += part
+        if what == "stays" and told.endswith(b"}"):
+            break
+    os.close(readable)
+    return process, json.loads(told)
+
+
+def is_there(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition):
+    end = time.monotonic() + 500
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_forked_process_is_what_one_of_its_own_would_be(program, tmp_path):
+    own, alone = begin(program, "0", tmp_path)
+    with imported_once():
+        process, told = begin(program, "0", tmp_path)
+        assert (own.wait(), process.wait(), process.poll()) == (0, 0, 0)
+        _, again = begin(program, "0", tmp_path)
+    assert alone["modules"] == []
+    assert told["modules"] == ["batchwright.training.loop", "torch"]
+    for key in ("name", "session", "child"):
+        assert told[key] == alone[key]
+    assert told["argv"][1:] == [told["argv"][1], "0"]
+    assert Path(told["argv"][0]) == Path(alone["argv"][0])
+    mark = "BATCHWRIGHT_PARENT"
+    assert told["environment"].pop(mark) == str(told["parent"])
+    assert told["environment"] == {k: v for k, v in alone["environment"].items() if k != mark}
+    assert told["numpy"] != again["numpy"]
+    assert told["python"] != again["python"]
+    # Standard ones, what it was given, and that of the listing itself: nothing of the server's.
+    assert len(told["open"]) == len(alone["open"])
+    assert (tmp_path / "log").read_text() == "a word\n" * 3
+
+
+def test_exit_codes_and_signals_are_told(program, tmp_path):
+    with imported_once():
+        assert begin(program, "3", tmp_path)[0].wait() == 3
+        assert begin(program, "killed", tmp_path)[0].wait() == -signal.SIGKILL
+        process, _ = begin(program, "stays", tmp_path)
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+        process.kill()  # harmless
+        assert not is_there(process.pid)
+
+
+def test_what_still_runs_at_the_end_ends_with_it(program, tmp_path):
+    with imported_once(), imported_once():
+        process, _ = begin(program, "stays", tmp_path)
+    wait_for(lambda: not is_there(process.pid))
+    assert process.poll() == -signal.SIGKILL
+
+
+def test_a_server_that_was_killed_takes_its_workers_along_and_is_done_without(program, tmp_path):
+    with imported_once():
+        process, told = begin(program, "stays", tmp_path)
+        os.kill(told["parent"], signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        wait_for(lambda: not is_there(process.pid))
+        another, told = begin(program, "3", tmp_path)
+        assert another.wait() == 3
+        assert told["modules"] == []
+        assert told["parent"] == os.getpid()
+
+
+def test_an_environment_too_large_for_a_message_is_no_hindrance(program, tmp_path, monkeypatch):
+    with imported_once():
+        for number in range(20):
+            monkeypatch.setenv(f"LARGE{number}", "x" * 100_000)
+        process, told = begin(program, "0", tmp_path)
+        assert process.wait() == 0
+    assert len(told["environment"]["LARGE19"]) == 100_000
+
+
+STARTING = """
+import sys, time
+from batchwright.fork_server import imported_once, start
+
+with imported_once(), open(sys.argv[1], "ab") as log:
+    sleep = ["-n1", "-r1", "import time; time.sleep(600)"]
+    process = start("timeit", sleep, environment={}, log=log)
+    print(process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_all_end_with_the_process_that_started_them(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTING, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        pid = int(launcher.stdout.readline())
+        server = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert is_there(pid)
+        assert is_there(server)
+        launcher.kill()
+    wait_for(lambda: not is_there(pid) and not is_there(server))
+
+
+def test_elsewhere_workers_are_started_as_usual(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_server.sys, "platform", "darwin")
+    with imported_once():
+        process, told = begin(program, "0", tmp_path)
+        assert process.wait() == 0
+    assert told["parent"] == os.getpid()
