@@ -193,6 +193,29 @@ def test_the_budget_is_kept_and_used(drift, sample_seconds):
         assert profile.probe_seconds >= 30 * 0.8
 
 
+@pytest.mark.parametrize(("epochs", "seconds"), [(1, 5), (8, 10), (100, 20)])
+def test_a_probe_takes_as_long_as_the_training_within_limits(epochs, seconds):
+    """50,000 images take 1.25 s on two workers, at best."""
+    machine = Machine(drift=0.1, sample_seconds=0.00005, latency=0.0)
+    profile = measured_on(machine, epochs=epochs, probe=ProbeSettings())
+    assert 0.8 * seconds <= profile.probe_seconds <= 1.2 * seconds
+
+
+def test_a_long_training_has_the_batches_measured_that_a_longer_probe_reaches():
+    largest = {
+        budget: max(
+            one.local_batch_size
+            for one in measured_on(
+                Machine(drift=0.05, sample_seconds=0.002),
+                epochs=100,
+                probe=ProbeSettings(budget=budget),
+            ).steps
+        )
+        for budget in (5, 20, "auto")
+    }
+    assert largest["auto"] == largest[20], largest
+
+
 def test_a_steady_machine_needs_less_than_the_budget_for_the_same_certainty():
     profile = measured_on(Machine(drift=0.001), probe=ProbeSettings(budget=300))
     assert profile.probe_seconds < 150

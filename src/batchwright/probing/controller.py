@@ -90,7 +90,7 @@ class Controller:
         self._visitor, self._job = visitor, visitor.job
         self._counts, self._report, self._clock = counts, report, clock
         self._started = started
-        self._budget = self._job.probe.budget
+        self._budget = self._job.probe.first_budget
         self._began = clock()
         self._sample_seconds: dict[Curve, float] = {}  # the least that was seen
         self._smallest: dict[Curve, int] = {}
@@ -135,7 +135,6 @@ class Controller:
 
     def _begin(self) -> None:
         """Smallest, largest and middle batch of each curve, one after the other over all curves."""
-        each = _FIRST_VISITS * self._budget / len(self._curves)
         trials = {curve: self._try(curve) for curve in self._curves}
         for curve, trial in trials.items():
             workers, side = curve
@@ -143,28 +142,54 @@ class Controller:
             smallest = smallest_size(
                 ladder,
                 sizes[0],
-                seconds=each,
+                seconds=self._each,
                 sample_seconds=trial,
                 most_steps=self._job.probe.steps,
             )
             self._smallest[curve] = smallest
             self._visit(Point(workers, side, smallest))
-        largest = {}
-        for curve in self._curves:
-            workers, side = curve
-            largest[curve] = largest_size(
-                self._ladders[workers][0],
-                self._smallest[curve],
-                seconds=each,
-                sample_seconds=self._sample_seconds[curve],
-                most_steps=self._job.probe.steps,
-            )
-            self._visit(Point(workers, side, largest[curve]))
+        largest = self._visit_largest({})
+        if self._job.probe.budget == "auto":
+            seconds = max(self._budget, min(self._training_seconds(), self._job.probe.most_budget))
+            if seconds > self._budget:
+                self._budget = seconds
+                largest = self._visit_largest(largest)
         for curve in self._curves:
             workers, side = curve
             middle = middle_size(self._ladders[workers][0], self._smallest[curve], largest[curve])
             if middle and self._left() > 0:  # where steps are that slow, two must do
                 self._visit(Point(workers, side, middle))
+
+    @property
+    def _each(self) -> float:
+        """Seconds for the first visits to a curve."""
+        return _FIRST_VISITS * self._budget / len(self._curves)
+
+    def _visit_largest(self, visited: dict[Curve, int]) -> dict[Curve, int]:
+        """Visit the largest batch of each curve that the time allows, unless it was visited."""
+        found = {}
+        for curve in self._curves:
+            size = largest_size(
+                self._ladders[curve[0]][0],
+                self._smallest[curve],
+                seconds=self._each,
+                sample_seconds=self._sample_seconds[curve],
+                most_steps=self._job.probe.steps,
+            )
+            found[curve] = max(size, visited.get(curve, 0))
+            if found[curve] != visited.get(curve):
+                self._visit(Point(*curve, size))
+        return found
+
+    def _training_seconds(self) -> float:
+        """What the training should take at least, by the fastest steps so far, at the top side."""
+        top = max(side for _, side in self._curves)
+        least = min(
+            seconds / workers
+            for (workers, side), seconds in self._sample_seconds.items()
+            if side == top
+        )
+        return self._job.epochs * self._visitor.prepared.data.train_samples * least
 
     def _try(self, curve: Curve) -> float:
         """Seconds per sample of the smallest step there is."""

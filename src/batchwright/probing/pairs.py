@@ -88,7 +88,7 @@ def pair_measurer(
     rising = sorted(counts)
     with measuring(job, folder, rising) as workers:
         visitor = Visitor(job, workers, rising[-1], _silent)
-        visitor.prepare(seconds=PRECISION * job.probe.budget)
+        visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         yield PairVisits(visitor, progress=progress).measure
 
 
@@ -109,7 +109,7 @@ class PairVisits:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._visitor, self._progress, self._clock = visitor, progress, clock
-        self._budget = BUDGET * visitor.job.probe.budget
+        self._budget = BUDGET * visitor.job.probe.most_budget
 
     def measure(self, pairs: Sequence[Pair]) -> tuple[PairTime, ...]:
         """Visit the pairs until all are well known, or the time is up.

@@ -58,7 +58,7 @@ def probe(job: Job, folder: Path, *, progress: Progress | None = None) -> Profil
     """
     started = time.perf_counter()
     counts = counts_of(job)
-    reporter = _Reporter(progress, job.probe.budget)
+    reporter = _Reporter(progress, job.probe.most_budget)
     with measuring(job, folder, counts) as workers:
         reporter.begin()
         visitor = Visitor(job, workers, max(counts), reporter)
@@ -104,7 +104,7 @@ def measure_points(
 
     with measuring(job, folder, counts) as workers:
         visitor = Visitor(job, workers, max(counts), report)
-        visitor.prepare(seconds=PRECISION * job.probe.budget)
+        visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         if accept is not None:
             accept(visitor.cluster())
         for _ in range(visits):
@@ -170,6 +170,7 @@ class _Reporter:
 
     def finish(self) -> None:
         """Say that all is measured."""
+        self._total = max(1, math.ceil(self._clock() - self._began))
         self._tell(self._total, "measured, seconds")
 
     def _tell(self, done: int, what: str) -> None:

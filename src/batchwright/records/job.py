@@ -20,10 +20,19 @@ Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
 
 
+LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
+"""Limits of `probe.budget`, where it is `auto`, in seconds."""
+
+
 class ProbeSettings(Record):
     """How much to measure before planning (job keys ``probe.*``)."""
 
-    budget: Positive = Field(20.0, description="Most time to spend on measuring, in seconds.")
+    budget: Literal["auto"] | Positive = Field(
+        "auto",
+        description="Most time to spend on measuring, in seconds. `auto`: as long as the training "
+        f"itself is going to take, as far as the first steps tell, but {LEAST_BUDGET:g} s at least "
+        f"and {MOST_BUDGET:g} s at most.",
+    )
     error: float = Field(
         0.05,
         gt=0,
@@ -37,6 +46,16 @@ class ProbeSettings(Record):
         description="Name of this kind of worker, by which `goal.kinds` refers to it; unset: the "
         "device's own name.",
     )
+
+    @property
+    def first_budget(self) -> float:
+        """Seconds that may be spent on measuring before anything is known."""
+        return LEAST_BUDGET if self.budget == "auto" else self.budget
+
+    @property
+    def most_budget(self) -> float:
+        """Seconds that may be spent on measuring, whatever becomes known."""
+        return MOST_BUDGET if self.budget == "auto" else self.budget
 
 
 class WorkerKind(Record):
