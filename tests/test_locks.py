@@ -282,11 +282,17 @@ def test_workers_end_with_torchruns_agent_and_the_next_launch_goes_on(tmp_path):
         wait_for_steps(folder, first, "0-0-0", 1)
         wait_for_steps(folder, first, "0-0-1", 1)
         workers = [read_life(folder, f"0-0-{rank}")[0] for rank in range(2)]
+        for number in workers:
+            os.kill(number, signal.SIGSTOP)  # by themselves they will not come to an end
         first.kill()
-    end = time.monotonic() + SECONDS
-    while any(is_alive(number) for number in workers):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    try:
+        end = time.monotonic() + SECONDS
+        while any(is_alive(number) for number in workers):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        for number in filter(is_alive, workers):
+            os.kill(number, signal.SIGKILL)
     with launched(folder, 2, 1, resume=True) as second:
         pass
     assert second.returncode == 0, last_words(folder)
