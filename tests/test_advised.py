@@ -314,7 +314,7 @@ def test_a_launcher_starts_again_with_the_new_plan_until_it_stays(tmp_path, monk
     plans = [spliced(PLAN, LARGER, 1), spliced(PLAN, LARGER, 3), None]
     begun = []
 
-    def train_once(folder, plan, _, *, resume, follow_advice):
+    def train_once(folder, plan, *_, resume, follow_advice):
         begun.append((plan, resume, follow_advice))
         new = plans[len(begun) - 1]
         if new is not None:

@@ -36,7 +36,8 @@ def run(tmp_path, monkeypatch):
 
 
 def test_the_first_line_of_a_run_counts_its_epochs(tmp_path, capsys):
-    new_run_folder(tmp_path / "run", make_job(epochs=1))
+    with new_run_folder(tmp_path / "run", make_job(epochs=1)):
+        pass
     assert "1 epoch, in" in capsys.readouterr().err
 
 

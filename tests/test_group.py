@@ -233,13 +233,16 @@ def test_the_interface_follows_the_route():
 
 @pytest.fixture
 def opened(tmp_path, monkeypatch):
-    """What `started_again` says in a new process of an agent."""
+    """What `started_again` says in a new process of an agent, which is then noted."""
 
     def call(agent, process, folder=tmp_path / "run"):
         report = f"/tmp/torchelastic_x/{agent}/attempt_0/0/error.json"  # noqa: S108 - only a name
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", report)
         monkeypatch.setattr(group, "_process", process)
-        return Group(torch.device("cpu")).started_again(folder)
+        alone = Group(torch.device("cpu"))
+        again = alone.started_again(folder)
+        alone.note_start(folder, again=again)
+        return again
 
     return call
 
@@ -274,8 +277,16 @@ def test_a_restart_by_our_own_launcher_is_recognized(opened, monkeypatch):
 
 def test_without_a_launcher_nothing_is_noted(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    assert not Group(torch.device("cpu")).started_again(tmp_path / "run")
+    alone = Group(torch.device("cpu"))
+    assert not alone.started_again(tmp_path / "run")
+    alone.note_start(tmp_path / "run", again=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_who_is_refused_has_not_noted_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv(LAUNCH, "one")
+    Group(torch.device("cpu")).started_again(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_worker_knows_its_place():

@@ -367,6 +367,45 @@ def test_a_killed_launcher_takes_its_workers_along(start, tmp_path):
     assert wait_until(lambda: not processes_naming(tmp_path), seconds=30)
 
 
+def test_what_was_killed_is_gone_on_with_at_once(start, tmp_path):
+    run = tmp_path / "run"
+    process = start(tmp_path / "plan.json")
+    wait_for_a_step(process, run, 0)
+    process.kill()
+    process = start("--resume")  # the workers may still be ending
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    summary = summary_in(run)
+    assert [epoch.epoch for epoch in summary.epochs] == list(range(2))
+    assert all(epoch.samples == summary.plan.data.train_samples for epoch in summary.epochs)
+
+
+def test_a_second_shell_is_refused_in_one_line_and_disturbs_nothing(start, command, tmp_path):
+    run = tmp_path / "run"
+    process = start(tmp_path / "plan.json")
+    wait_for_a_step(process, run, 0)
+    process.send_signal(signal.SIGSTOP)  # it would be done before the second one has loaded torch
+    try:
+        plan = (run / "plan.json").read_bytes()
+        second = start("--resume", "seed=0")
+        _, err = second.communicate(timeout=180)
+        assert (run / "plan.json").read_bytes() == plan
+        found = command("report", run)[2]  # readers are not kept out
+        assert "holds no summary.json" in found or "report: " in found
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert second.returncode == 2, err
+    waiting, refused = err.splitlines()
+    known = f"{run} is being written by process {process.pid} on {os.uname().nodename}, since 2"
+    assert waiting.startswith(known)
+    assert refused.startswith(f"error: {known}")
+    assert refused.endswith("wait until that has ended, stop it, or name another --out")
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    epochs = [line for line in map(json.loads, lines_in(run)) if line["kind"] == "epoch"]
+    assert [line["epoch"] for line in epochs] == [0, 1]
+
+
 def test_a_worker_killed_while_training_is_started_again(start, tmp_path):
     process = start(tmp_path / "plan.json")
     wait_for_a_step(process, tmp_path / "run", 0)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from batchwright import cli_client
+from batchwright import cli_client, locks
 from batchwright.client import job_work, pulse
-from batchwright.client.agent import Agent, allowed, only_here
+from batchwright.client.agent import Agent, allowed
 from batchwright.client.http import Service, ServiceError
 from batchwright.client.job_work import code_words
 from batchwright.client.spool import read_report
@@ -315,15 +315,15 @@ def test_rules_are_checked_and_code_is_named_again():
     assert code_words(JOB) == []
 
 
-def test_a_folder_has_one_agent(tmp_path):
+def test_a_folder_has_one_agent(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.0)
+    introduction = AgentIntroduction(name="second", allow=())
+    agent = Agent(None, "", tmp_path, introduction, tell=print)
     with (
-        only_here(tmp_path),
-        pytest.raises(FileError, match="give this one another --folder"),
-        only_here(tmp_path),
+        locks.take(tmp_path, "another --folder"),
+        pytest.raises(FileError, match=r"is being written by process .* name another --folder"),
     ):
-        pass
-    with only_here(tmp_path):
-        pass
+        agent.work()
 
 
 # -------------------------------------------------------------------------------------- submitting

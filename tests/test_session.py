@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from batchwright import Session
 from batchwright.errors import DataError, FileError, PlanError, TrainingError
+from batchwright.locks import LOCK_FILE
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.training import all_reduce_run, clock, keeper
@@ -878,16 +879,18 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 def test_a_folder_with_a_run_is_refused_and_left_alone(tmp_path):
     with make_session(run_folder=tmp_path / "run") as one:
         train(one)
+    (tmp_path / "run" / LOCK_FILE).unlink()  # it tells who was there last
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     with pytest.raises(FileError, match="holds a run already: choose another folder, or resume"):
         make_session(run_folder=tmp_path / "run")
+    (tmp_path / "run" / LOCK_FILE).unlink()
     after = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     assert before == after
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match=f"cannot make {tmp_path}/file/run"):
+    with pytest.raises(FileError, match=f"cannot write {tmp_path}/file/run: Not a directory"):
         make_session(run_folder=tmp_path / "file" / "run")
 
 

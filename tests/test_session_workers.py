@@ -309,4 +309,4 @@ def test_both_workers_hear_why_a_run_cannot_begin(found, folder):
     assert one == two
     assert "for 1 worker(s) and 2 are running: start 1, or plan again with workers=2" in one[0]
     assert "for 3 worker(s) and 2 are running" in one[1]
-    assert f"cannot make {folder}/file/run" in one[2]
+    assert f"cannot write {folder}/file/run: Not a directory" in one[2]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
+from batchwright import locks
 from batchwright.documents import read_record, write_record
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.records import Job, Plan, RunSummary, Sweep
@@ -409,12 +410,15 @@ def test_a_stopped_sweep_says_the_whole_command_that_goes_on(job, grid, words):
     assert str(stopped.value) == f"stopped; continue with `{command}`"
 
 
-def test_two_sweeps_do_not_share_a_folder(place, instantly):
-    refused = pytest.raises(FileError, match="another sweep is running in a")
-    with verb._alone(Path("a")), refused, verb._alone(Path("a")):
-        raise AssertionError
-    with verb._alone(Path("a")):
-        pass
+def test_two_sweeps_do_not_share_a_folder(place, instantly, monkeypatch):
+    bw.sweep(Job(**SHORT), {"learning_rate": [0.05]}, seeds=1, out="a")
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.0)
+    with (
+        locks.take(Path("a"), "another --out"),
+        pytest.raises(FileError, match=f"a is being written by process {os.getpid()} on"),
+    ):
+        bw.sweep(resume=True, out="a")
+    bw.sweep(resume=True, out="a")
 
 
 def test_the_command_says_what_failed_and_exits_with_one(place, instantly, command):

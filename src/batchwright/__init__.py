@@ -8,13 +8,16 @@
 >>> summary = bw.train(plan)                 # act                # doctest: +SKIP
 >>> bw.report(summary)                       # tell               # doctest: +SKIP
 
-Names are imported when first used, so that planning and serving start without torch.
+Names are imported when first used, so that planning and serving start without torch. Nothing else
+is imported here either: the command catches Ctrl-C from the first moment that it can.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, which takes longer to load than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from batchwright.errors import BatchwrightError, Interrupted
     from batchwright.prediction.memory import max_local_batch_size
     from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
@@ -73,6 +76,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'batchwright' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"batchwright.{_HOME[name]}"), name)
 
 

@@ -375,7 +375,7 @@ cli_service.add_to(app)
 
 
 def main() -> None:
-    """Entry point: every known mistake is one line on stderr and exit code 2."""
+    """Read the words and do it: every known mistake is one line on stderr and exit code 2."""
     from batchwright.documents import one_line
     from batchwright.processes import spinning_shortly
     from batchwright.stopwatch import command_begins
@@ -392,9 +392,6 @@ def main() -> None:
     except BatchwrightError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("error: stopped by signal 2", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -11,6 +11,7 @@ from batchwright.client.companion import Companion, destination, reported
 from batchwright.documents import one_line, read_record, write_record
 from batchwright.errors import BatchwrightError, NewPlan, PlanError
 from batchwright.launch import run_workers
+from batchwright.locks import Lock, writing
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.inputs import SERVED, least_local
 from batchwright.planning.schedule import rate_schedule
@@ -73,7 +74,7 @@ def conduct(
     report_to: str | None = None,
     follow_advice: bool = False,
 ) -> RunSummary:
-    """Train in a run folder that holds the plan already.
+    """Train in a run folder that holds the plan already; nobody else writes there meanwhile.
 
     Args:
         folder: The run folder.
@@ -91,7 +92,10 @@ def conduct(
         Interrupted: A stop signal came; a checkpoint was written.
     """
     path = folder / "plan.json"
-    with reported(folder, report_to, follow_advice=follow_advice, tell=_to_stderr) as companion:
+    with (
+        writing(folder) as lock,
+        reported(folder, report_to, follow_advice=follow_advice, tell=_to_stderr) as companion,
+    ):
         if resume and _is_done(folder, plan):
             _to_stderr("the run was finished already: nothing is left to train")
             return _completed(read_record(folder / "summary.json", RunSummary), folder)
@@ -100,7 +104,7 @@ def conduct(
         logs.mkdir(parents=True, exist_ok=True)
         while True:
             before = path.read_bytes()
-            _train_once(folder, plan, companion, resume=resume, follow_advice=follow_advice)
+            _train_once(folder, plan, companion, lock, resume=resume, follow_advice=follow_advice)
             if not follow_advice or path.read_bytes() == before:
                 return _summarized(folder, watch)
             plan, resume = read_record(path, Plan), True  # training took advice and stopped
@@ -130,6 +134,7 @@ def _train_once(
     folder: Path,
     plan: Plan,
     companion: Companion | None,
+    lock: Lock,
     *,
     resume: bool,
     follow_advice: bool,
@@ -147,7 +152,7 @@ def _train_once(
                 train_virtually(plan, folder, resume=resume)
         else:
             options = ["--resume"] * resume + ["--follow-advice"] * follow_advice
-            _launch(folder, plan, look, shown, options, resume=resume)
+            _launch(folder, plan, lock, look, shown, options, resume=resume)
 
 
 def _train_here(
@@ -165,6 +170,7 @@ def _train_here(
 def _launch(
     folder: Path,
     plan: Plan,
+    lock: Lock,
     look: Callable[[], None],
     shown: RunProgress,
     flags: list[str],
@@ -178,6 +184,7 @@ def _launch(
         "threads": worker_threads(plan.workers),
         "folder": folder / "logs" / "train",
         "restarts": plan.job.restarts,
+        "lock": lock,
         "poll": look,
         "tell": lambda line: shown.update({"kind": "note", "text": line}),
     }

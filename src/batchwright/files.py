@@ -27,7 +27,7 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         opened = aside.open("xb")
     except OSError as error:
-        raise _refusal(path, error) from error
+        raise refusal(path, error) from error
     try:
         with opened as file:
             file.write(content)
@@ -37,7 +37,7 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException as error:
         aside.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise _refusal(path, error) from error
+            raise refusal(path, error) from error
         raise
 
 
@@ -45,10 +45,11 @@ def _write_through(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise _refusal(path, error) from error
+        raise refusal(path, error) from error
 
 
-def _refusal(path: Path, error: OSError) -> FileError:
+def refusal(path: Path, error: OSError) -> FileError:
+    """What to say of something that cannot be written."""
     return FileError(f"cannot write {path}: {error.strerror}; choose another place")
 
 
@@ -72,4 +73,4 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _refusal(folder, error) from error
+        raise refusal(folder, error) from error

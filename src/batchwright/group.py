@@ -92,20 +92,33 @@ class Group:
 
         Then a run that is in the folder is this launch's own: the command, or torchrun's agent, has
         started all workers again, because one was lost or because a host came or went. All workers
-        call this together and get the same answer. Who opened the folder is noted in it; a folder
-        that holds the run of another launch stays as it is.
+        call this together and get the same answer.
         """
+        agents, processes, noted = self._starts(folder)
+        return bool(noted["agents"] & agents) and not noted["processes"] & processes
+
+    def note_start(self, folder: Path, *, again: bool) -> None:
+        """Note in a run folder who has opened it, for `started_again`; all workers together.
+
+        Only the folder's writer may say so; a folder with the run of another launch stays as it is.
+
+        Args:
+            folder: The run folder.
+            again: What `started_again` has said.
+        """
+        agents, processes, noted = self._starts(folder)
+        if self.rank == 0 and agents and (again or not (folder / "metrics.jsonl").exists()):
+            _note_starts(folder, {"agents": noted["agents"] | agents, "processes": processes})
+
+    def _starts(self, folder: Path) -> tuple[set[str], set[str], dict[str, set[str]]]:
+        """Agents and processes of these workers, and those that are noted in a run folder."""
         starts = self.gather((_launcher(), _process, _noted_starts(folder)))
-        agents = {agent for agent, _, _ in starts} - {""}
-        processes = {process for _, process, _ in starts}
         noted: dict[str, set[str]] = {"agents": set(), "processes": set()}
         for _, _, seen in starts:  # without a shared disk not all see the same
             for key, names in seen.items():
                 noted[key] |= set(names)
-        again = bool(noted["agents"] & agents) and not noted["processes"] & processes
-        if self.rank == 0 and agents and (again or not (folder / "metrics.jsonl").exists()):
-            _note_starts(folder, {"agents": noted["agents"] | agents, "processes": processes})
-        return again
+        agents = {agent for agent, _, _ in starts} - {""}
+        return agents, {process for _, process, _ in starts}, noted
 
     def part(self, size: int) -> Self | None:
         """The first ``size`` workers as a group of their own; all workers call this together.

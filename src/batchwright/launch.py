@@ -29,6 +29,7 @@ from batchwright.errors import (
     JobError,
     WorkerError,
 )
+from batchwright.locks import Lock
 from batchwright.processes import LAUNCH, STARTED, STORE_SOCKET
 from batchwright.reports import forget_reports, killed, name_of, reports_in
 
@@ -49,6 +50,7 @@ def run_workers(
     folder: Path,
     port: int = 0,
     restarts: int = 0,
+    lock: Lock | None = None,
     poll: Callable[[], None] = lambda: None,
     tell: Callable[[str], None] | None = None,
 ) -> None:
@@ -65,6 +67,7 @@ def run_workers(
         folder: Where logs and error reports go; it exists.
         port: On this machine, where workers meet; 0: any free one.
         restarts: How often all of them may be started again.
+        lock: Of the folder that worker 0 writes, which holds it too.
         poll: Called about ten times a second while they run.
         tell: Takes the line that says why they were started again; unset: standard error.
 
@@ -88,7 +91,7 @@ def run_workers(
     with noting_signals() as noted:
         try:
             for number in count(1):
-                _start(children, workers, port)
+                _start(children, workers, port, lock)
                 codes = _watch(children, poll, noted)
                 lost = _stop(children, poll, noted)
                 if noted or not codes:
@@ -104,14 +107,16 @@ def run_workers(
         raise Interrupted(noted[0], f"stopped by signal {noted[0]}{lost}")
 
 
-def _start(children: Children, workers: int, port: int) -> None:
+def _start(children: Children, workers: int, port: int, lock: Lock | None) -> None:
     """Start all; worker 0 inherits the socket at which they meet, so that nobody else takes it."""
+    held, files = ({}, []) if lock is None else (lock.environment, [lock.descriptor])
     with _listener(port) as listener:
         environment = {"MASTER_ADDR": _ADDRESS, "MASTER_PORT": str(listener.getsockname()[1])}
         socket_of_first = {STORE_SOCKET: str(listener.fileno())}
         for rank in range(workers):
             if rank == 0:
-                children.start(rank, environment | socket_of_first, files=[listener.fileno()])
+                first = environment | socket_of_first | held
+                children.start(rank, first, files=[listener.fileno(), *files])
             else:
                 children.start(rank, environment)
 

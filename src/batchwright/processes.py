@@ -30,6 +30,8 @@ STORE_SOCKET = "BATCHWRIGHT_STORE_SOCKET"  # descriptor at which worker 0 holds 
 VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # a sweep or a job's agent, for the verbs that it runs
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 SHORT_SPIN = "1000"  # turns that a waiting OpenMP thread spins before it sleeps
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # its agents set it for their workers
+_IMPORTED_BY = os.getpid(), os.getppid()  # process and parent, for whoever has forked since
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
@@ -40,10 +42,25 @@ def die_with_parent(variable: str) -> None:
         variable: Environment variable with the parent's process number; if the parent is gone
             already, this process ends at once.
     """
-    if sys.platform != "linux" or variable not in os.environ:
+    if variable in os.environ:
+        _die_with(int(os.environ[variable]))
+
+
+def die_with_agent() -> None:
+    """The same for a worker of torchrun, whose agent has started it and says no process number.
+
+    An agent that was killed before this module was imported is not missed here.
+    """
+    if _OF_TORCHRUN in os.environ:
+        process, parent = _IMPORTED_BY
+        _die_with(parent if process == os.getpid() else os.getppid())
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[variable]):
+    if os.getppid() != parent:  # it was gone before
         os._exit(1)
 
 

@@ -11,57 +11,72 @@ from pathlib import Path
 
 from batchwright.documents import job_yaml, load_job, read_record, write_record, write_text
 from batchwright.errors import BatchwrightError, FileError, Interrupted
-from batchwright.files import make_folder
+from batchwright.locks import LOCK_FILE, writing
 from batchwright.preparing import code_keys
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
 from batchwright.records.words import counted
 
 
-def new_run_folder(wanted: str | Path | None, job: Job) -> Path:
-    """Make the run's folder, under ``runs`` unless one is wanted.
+@contextmanager
+def new_run_folder(wanted: str | Path | None, job: Job) -> Iterator[Path]:
+    """Make the run's folder, under ``runs`` unless one is wanted; inside, nobody else writes there.
 
     Raises:
-        FileError: It holds anything, or cannot be made.
+        FileError: It holds anything, cannot be made, or somebody else writes there.
     """
-    folder = new_folder(wanted, job)
-    epochs = counted(job.epochs, "epoch")
-    told = f"{job.network} on {job.data}, {epochs}, in {folder}"
-    print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
-    return folder
+    with new_folder(wanted, job) as folder:
+        epochs = counted(job.epochs, "epoch")
+        told = f"{job.network} on {job.data}, {epochs}, in {folder}"
+        print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
+        yield folder
 
 
-def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Path:
-    """Make the folder that is wanted, or one under ``runs`` named by ``kind``, job and time.
+@contextmanager
+def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[Path]:
+    """As `new_run_folder`; without a wanted one its name is made of ``kind``, job and time.
 
     Raises:
-        FileError: It holds anything, or cannot be made.
+        FileError: It holds anything, cannot be made, or somebody else writes there.
     """
     if wanted is None:
         data, network = job.data.partition(":")[0], job.network.replace(":", ".")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         wanted = Path("runs") / "-".join(filter(None, (kind, data, network, stamp)))
     folder = Path(wanted)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    _refuse_filled(folder)
+    with writing(folder):
+        _refuse_filled(folder)  # somebody else may have been quicker
+        yield folder
+
+
+def _refuse_filled(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir() or any(path.name != LOCK_FILE for path in folder.iterdir()):
         raise FileError(
             f"{folder} exists and is not empty: choose another --out, or continue its run "
             "with --resume"
         )
-    make_folder(folder)
-    return folder
 
 
-def existing_run(wanted: str | Path | None, needed: str) -> Path:
-    """The folder of a run to resume, which holds the file ``needed``.
+@contextmanager
+def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
+    """The folder of a run to resume; inside, nobody else writes there.
+
+    Args:
+        wanted: The folder.
+        needed: Files of which it must hold one.
 
     Raises:
-        FileError: None was named, or it does not hold that file.
+        FileError: None was named, it holds no such file, or somebody else writes there.
     """
     if wanted is None:
         raise FileError("resume which run? name its folder with --out")
     folder = Path(wanted)
-    if not (folder / needed).exists():
-        raise FileError(f"{folder} holds no {needed}, so no run to resume; start it anew")
-    return folder
+    if not any((folder / name).exists() for name in needed):
+        raise FileError(f"{folder} holds no {needed[-1]}, so no run to resume; start it anew")
+    with writing(folder):
+        yield folder
 
 
 def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
+from batchwright.locks import Lock
 from batchwright.processes import PARENT_PID, STARTED, spinning_shortly
 from batchwright.reports import SERVER_RANK
 
@@ -37,6 +38,7 @@ class ServerChild:
         host: Address of this machine to listen at.
         log: Takes what the process prints; unset: where this one prints.
         environment: Variables that the process has besides this one's.
+        lock: Of the run folder, which the process holds too.
 
     Attributes:
         address: Where workers connect.
@@ -51,8 +53,9 @@ class ServerChild:
         host: str = "127.0.0.1",
         log: IO[bytes] | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        lock: Lock | None = None,
     ) -> None:
-        self._plan, self._folder, self._log = plan, folder, log
+        self._plan, self._folder, self._log, self._lock = plan, folder, log, lock
         self._more = dict(environment)
         self._listener = socket.create_server((host, 0), backlog=64)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
@@ -66,13 +69,14 @@ class ServerChild:
         Args:
             resume: Go on from the folder's last checkpoint, if there is one.
         """
+        held = [] if self._lock is None else [self._lock.descriptor]
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(self._listener.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             env={**_environment(), **self._more},
-            pass_fds=[self._listener.fileno()],
+            pass_fds=[self._listener.fileno(), *held],
             start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
         )
         self._say(

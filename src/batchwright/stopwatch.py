@@ -18,9 +18,11 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
+        global _began
         self.parts: list[CommandPart] = []
         self._last = _began or time.time()
         if _began:
+            _began = 0.0
             self.lap("start")
 
     def lap(self, name: str) -> None:

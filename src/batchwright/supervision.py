@@ -24,6 +24,7 @@ from batchwright.launch import (
     raise_failure,
     told_killed,
 )
+from batchwright.locks import Lock
 from batchwright.processes import STARTED
 from batchwright.reports import (
     ERRORS_FOLDER,
@@ -51,6 +52,7 @@ def run_with_server(
     folder: Path,
     resume: bool = False,
     restarts: int = 0,
+    lock: Lock | None = None,
     poll: Callable[[], None] = lambda: None,
     tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
 ) -> None:
@@ -70,6 +72,7 @@ def run_with_server(
         folder: Where logs and error reports go; it exists.
         resume: Go on from the run folder's last checkpoint.
         restarts: How often processes are started again, all together.
+        lock: Of the run folder, which the server holds too.
         poll: Called about ten times a second while they run.
         tell: Takes the lines that say what was started again, and why.
 
@@ -81,7 +84,8 @@ def run_with_server(
     """
     forget_reports(folder)
     with (folder / "server.log").open("wb") as log, noting_signals() as noted:
-        server = ServerChild(plan, run_folder, log=log, environment={ERRORS_FOLDER: str(folder)})
+        errors = {ERRORS_FOLDER: str(folder)}
+        server = ServerChild(plan, run_folder, log=log, environment=errors, lock=lock)
         environment = {
             "WORLD_SIZE": "1",  # at the server they meet, not in a process group
             "LOCAL_WORLD_SIZE": str(workers),

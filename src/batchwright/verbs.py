@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -231,17 +231,18 @@ def train(
     """
     refuse_unguarded_script()
     watch, overrides = Stopwatch(), list(overrides)
-    if resume:
-        folder = existing_run(run_folder, "plan.json")
-        plan = folder / "plan.json"
-    elif plan is None:
-        raise PlanError("train needs a plan: give its file, or resume a run folder")
-    plan = _received(plan, keys, overrides)
-    url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
-    with _workers_of(plan.job):
+    with ExitStack() as held:
+        if resume:
+            folder = held.enter_context(existing_run(run_folder, "plan.json"))
+            plan = folder / "plan.json"
+        elif plan is None:
+            raise PlanError("train needs a plan: give its file, or resume a run folder")
+        plan = _received(plan, keys, overrides)
+        url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
+        held.enter_context(_workers_of(plan.job))
         check_training(plan)
         if not resume:
-            folder = new_run_folder(run_folder, plan.job)
+            folder = held.enter_context(new_run_folder(run_folder, plan.job))
         write_inputs(folder, plan, profile)
         watch.lap(_OPENING)
         told: dict[str, Any] = {"report_to": url, "follow_advice": follow_advice}
@@ -325,49 +326,58 @@ def run(
         What happened; the page is ``report.html`` in the run folder.
     """
     refuse_unguarded_script()
-    watch = Stopwatch()
-    if resume and run_folder is not None and (Path(run_folder) / "plan.json").exists():
-        told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
-        summary = train(run_folder=run_folder, resume=True, overrides=overrides, **told, **keys)
-    else:
-        overrides = list(overrides)
-        if resume:  # stopped before there was a plan
-            folder = existing_run(run_folder, "job.yaml")
+    overrides = list(overrides)
+    with ExitStack() as held:
+        if resume:
+            folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
+            if (folder / "plan.json").exists():
+                told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
+                summary = train(run_folder=folder, resume=True, overrides=overrides, **told, **keys)
+                return _reported(summary)
+            # stopped before there was a plan
             job = load_job(folder / "job.yaml")
             refuse_unconfirmed_code(job, keys, overrides)
             job = change_job(job, keys, overrides)
         else:
             job = job_of(job, keys, overrides)
+        watch = Stopwatch()
         url = checked_destination(run_folder, job, report_to, resume=resume, advised=follow_advice)
-        with _workers_of(job):
-            job = ready(job)
-            if not resume:
-                folder = new_run_folder(run_folder, job)
-            logs = folder / "logs" / "probe"
-            make_folder(logs)
-            write_text(job_yaml(job), folder / "job.yaml")
-            watch.lap(_OPENING)
-            with telling_how_to_resume(folder, job):
-                profile = _probe_in(logs, job)
-            watch.lap("probe")
-            write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
-            decided = make_plan(profile)
-            if pairs_of(decided):
-                logs = folder / "logs" / "pairs"
-                with (
-                    telling_how_to_resume(folder, job),
-                    pair_measurer_for(decided, logs) as measure,
-                ):
-                    settled = settle(decided, profile, measure, make_plan)
-                decided, profile = settled.plan, settled.profile
-                write_record(profile, folder / "profile.json")
-            if on_plan is not None:
-                on_plan(decided)
-            write_inputs(folder, decided, profile)
-            watch.lap("plan")
-            summary = conduct(
-                folder, decided, watch, resume=False, report_to=url, follow_advice=follow_advice
-            )
+        held.enter_context(_workers_of(job))
+        job = ready(job)
+        if not resume:
+            folder = held.enter_context(new_run_folder(run_folder, job))
+        watch.lap(_OPENING)
+        decided = _planned_in(folder, job, watch)
+        if on_plan is not None:
+            on_plan(decided)
+        write_inputs(folder, decided, None)
+        watch.lap("plan")
+        told = {"report_to": url, "follow_advice": follow_advice}
+        return _reported(conduct(folder, decided, watch, resume=False, **told))
+
+
+def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
+    """Measure a resolved job and decide, all in its run folder, which keeps the profile."""
+    logs = folder / "logs" / "probe"
+    make_folder(logs)
+    write_text(job_yaml(job), folder / "job.yaml")
+    with telling_how_to_resume(folder, job):
+        profile = _probe_in(logs, job)
+    watch.lap("probe")
+    write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
+    decided = make_plan(profile)
+    if pairs_of(decided):
+        logs = folder / "logs" / "pairs"
+        with telling_how_to_resume(folder, job), pair_measurer_for(decided, logs) as measure:
+            settled = settle(decided, profile, measure, make_plan)
+        decided = settled.plan
+        write_record(settled.profile, folder / "profile.json")
+    return decided
+
+
+def _reported(summary: RunSummary) -> RunSummary:
+    """Write figures and page, and into the summary how long that took."""
+    watch = Stopwatch()
     report(summary)
     watch.lap("report")
     summary = summary.model_copy(update={"after": (*summary.after, watch.parts[-1])})

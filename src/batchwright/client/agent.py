@@ -5,7 +5,6 @@ A service only says which job; what may run here the agent's own rules say (`rec
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import threading
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -21,8 +20,9 @@ from pydantic import ValidationError
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.job_work import JobWork
 from batchwright.client.pulse import LeaseEnded, Pulse
-from batchwright.errors import BatchwrightError, FileError, Interrupted
+from batchwright.errors import BatchwrightError, Interrupted
 from batchwright.files import make_folder
+from batchwright.locks import take
 from batchwright.records import Record
 from batchwright.records.allowing import rules_of
 from batchwright.records.service import AgentIntroduction, JobOrders, JobProgress, Lease
@@ -69,7 +69,7 @@ class Agent:
             Interrupted: It was stopped.
         """
         make_folder(self._folder / "jobs")
-        with only_here(self._folder), self._noting_signals():
+        with take(self._folder, "another --folder"), self._noting_signals():
             introduced, problem, backoff = False, "", Backoff()
             while not self._stopping.is_set():
                 try:
@@ -162,26 +162,6 @@ def _read(model: type[Answer], values: object, url: str) -> Answer:
             f"{url} answers what this version does not understand: use the same one on both sides",
             status=400,
         ) from None
-
-
-@contextmanager
-def only_here(folder: Path) -> Iterator[None]:
-    """Inside, no other agent works in the folder; the kernel lets go of it with this process.
-
-    Raises:
-        FileError: One does already.
-    """
-    lock: IO[bytes] = (folder / "agent.lock").open("wb")
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FileError(
-                f"an agent works in {folder} already: give this one another --folder"
-            ) from None
-        yield
-    finally:
-        lock.close()
 
 
 def allowed(rules: Sequence[str]) -> tuple[str, ...]:

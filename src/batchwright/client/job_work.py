@@ -26,6 +26,7 @@ from batchwright.client.tokens import TOKEN
 from batchwright.documents import change_job, job_yaml, read_record, write_record, write_text
 from batchwright.errors import BatchwrightError, FileError, JobError
 from batchwright.files import make_folder
+from batchwright.locks import take
 from batchwright.processes import VERB_PARENT
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.allowing import not_allowed
@@ -188,6 +189,7 @@ class JobWork:
             words = ["train", "--resume", *words]
         else:
             if self._run.exists():  # an agent was killed before it was of any use
+                take(self._run, "another --folder").close()  # its commands may still be ending
                 shutil.rmtree(self._run)
             place = self._folder / "plan.json"
             write_record(plan, place)

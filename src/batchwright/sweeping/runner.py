@@ -15,14 +15,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from batchwright.children import POLL_SECONDS
 from batchwright.documents import write_record
+from batchwright.errors import FileError
 from batchwright.files import make_folder
 from batchwright.launch import GRACE_SECONDS, noting_signals
+from batchwright.locks import take
 from batchwright.preparing import TRAINING_KEYS, code_keys
 from batchwright.processes import VERB_PARENT
 from batchwright.records import Plan
@@ -107,7 +110,9 @@ class Runner:
         folder = run_folder_of(self._folder, cell)
         resumes = any((folder / "checkpoints").glob("*.pt"))
         if not resumes and folder.exists():  # nothing to go on from, and `train` wants it empty
-            shutil.rmtree(folder)
+            with suppress(FileError):  # if somebody writes there, `train` will say so
+                take(folder, "another sweep's --out").close()  # one of a killed sweep is ending
+                shutil.rmtree(folder)
         lines = Tail(folder / "metrics.jsonl", from_end=resumes)
         make_folder(self._folder / "logs")
         with log_of(self._folder, cell).open("wb") as log:

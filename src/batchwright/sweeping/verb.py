@@ -8,17 +8,15 @@ many run at once, `runner` runs them, `gathering` puts together what came of it.
 
 from __future__ import annotations
 
-import fcntl
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from batchwright.documents import change_job, read_record, write_record, write_text
-from batchwright.errors import FileError, Interrupted, JobError
-from batchwright.files import make_folder
+from batchwright.errors import Interrupted, JobError
 from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import TRAINING_KEYS, code_keys, job_of, refuse_unconfirmed_code
 from batchwright.records import Job, Plan, Sweep, SweptKey
@@ -76,25 +74,26 @@ def sweep(
         Interrupted: A stop signal came; what there is can be resumed.
     """
     overrides, most = list(overrides), read_at_once(at_once)
-    if resume:
-        folder = existing_run(out, "sweep.json")
-        job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
-    else:
-        job = job_of(job, keys, overrides)
-        swept = read_grid(job, grid or {})
-        chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
-    cells = cells_of(job, swept, chosen)
-    planner = Planner(swept)
-    if resume:
-        named = [*keys, *(grid or {})]
-        for cell in cells:
-            refuse_unconfirmed_code(cell.job, named, overrides)
-        planner.plans |= _kept_plans(folder, cells)
-    planner.prepare(cell for cell in cells if cell.name not in planner.plans)
-    _slots(planner, most)  # refuses too many at once
-    if not resume:
-        folder = new_folder(out, job, "sweep")
-    with _alone(folder), _telling_how_to_resume(folder, _code_words(job, swept, cells)):
+    with ExitStack() as held:
+        if resume:
+            folder = held.enter_context(existing_run(out, "sweep.json"))
+            job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
+        else:
+            job = job_of(job, keys, overrides)
+            swept = read_grid(job, grid or {})
+            chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
+        cells = cells_of(job, swept, chosen)
+        planner = Planner(swept)
+        if resume:
+            named = [*keys, *(grid or {})]
+            for cell in cells:
+                refuse_unconfirmed_code(cell.job, named, overrides)
+            planner.plans |= _kept_plans(folder, cells)
+        planner.prepare(cell for cell in cells if cell.name not in planner.plans)
+        _slots(planner, most)  # refuses too many at once
+        if not resume:
+            folder = held.enter_context(new_folder(out, job, "sweep"))
+        held.enter_context(_telling_how_to_resume(folder, _code_words(job, swept, cells)))
         _say(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
         book = Book(folder, job, swept, chosen, cells)
         book.data = planner.facts
@@ -211,20 +210,6 @@ def _write(book: Book) -> None:
     """The record as far as it goes, for whoever looks meanwhile."""
     found = book.sweep()
     write_record(found, Path(found.folder) / "sweep.json")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder against another sweep in it; the system lets go when the process ends."""
-    make_folder(folder)
-    with (folder / "sweep.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FileError(
-                f"another sweep is running in {folder}: wait for it, or choose another --out"
-            ) from None
-        yield
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchwright.group import Group
+from batchwright.locks import Lock
 from batchwright.records import Plan, Stage
 from batchwright.training.evaluation import Fitting, Forward, Metric, evaluate
 from batchwright.training.feeding import Feed
@@ -44,6 +45,7 @@ class Setup:
         own_rates: Whether the optimizer's rates are left alone.
         sample_weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
         follow_advice: Whether to stop after an epoch where advice for the next is in the folder.
+        lock: Of the run folder, if this worker holds it.
         fitting: How many samples fit into an evaluation's forward pass, as far as known.
     """
 
@@ -61,6 +63,7 @@ class Setup:
     own_rates: bool
     sample_weights: Tensor | None
     follow_advice: bool = False
+    lock: Lock | None = None
     fitting: Fitting = field(default_factory=Fitting)
 
     @property

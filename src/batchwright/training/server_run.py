@@ -292,7 +292,8 @@ class ServerRun:
         problem = ""
         if self.rank == 0:
             plan = self._plan.model_dump(mode="json")
-            self._child = ServerChild(plan, self._setup.folder, host=own_address())
+            lock = self._setup.lock
+            self._child = ServerChild(plan, self._setup.folder, host=own_address(), lock=lock)
             self._child.start(resume=self._setup.resume)
             problem = self._child.wait_until_ready()
         child = self._child

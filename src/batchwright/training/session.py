@@ -27,10 +27,12 @@ from torch.utils.data import Dataset
 
 from batchwright.client.companion import Companion, destination, outcome_of
 from batchwright.documents import read_record, write_record
-from batchwright.errors import Interrupted, PlanError
+from batchwright.errors import FileError, Interrupted, PlanError
 from batchwright.group import Group, loss_behind
-from batchwright.processes import refuse_unguarded_script
+from batchwright.locks import WAIT_SECONDS, Lock, take
+from batchwright.processes import die_with_agent, refuse_unguarded_script
 from batchwright.records import Plan, Stage
+from batchwright.server_child import SERVER
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.evaluation import Forward, Metric, outputs_and_labels
 from batchwright.training.feeding import (
@@ -93,8 +95,9 @@ class Session:
     Raises:
         PlanError: The plan is for another number of workers (unless a run goes on), other data or
             several resolutions that nothing resizes; or the model is in a wrapper.
-        FileError: The run folder holds a run already, or cannot be written; or the model's or the
-            optimizer's state holds something that a checkpoint cannot give back.
+        FileError: The run folder holds a run already, another process writes there, or it cannot be
+            written; or the model's or the optimizer's state holds something that a checkpoint
+            cannot give back.
         DataError: The data set can only be iterated.
     """
 
@@ -119,6 +122,7 @@ class Session:
         follow_advice: bool = False,
     ) -> None:
         refuse_unguarded_script()
+        die_with_agent()
         _refuse_wrapped(model)
         self.plan = plan if isinstance(plan, Plan) else read_record(plan, Plan)
         self.model, self.optimizer = model, optimizer
@@ -133,6 +137,7 @@ class Session:
         self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
         self._held_out: tuple[Images, Feed] | None = None
         self._companion: Companion | None = None
+        self._lock: Lock | None = None
         self._follow_advice = follow_advice
         service = _checked_service(report_to, run_folder)
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
@@ -156,7 +161,11 @@ class Session:
         sample_weights: Tensor | None,
     ) -> None:
         self._feed, self._folder = self._feed_of(dataset), folder
-        again = folder is not None and self._group.started_again(folder)
+        again = False
+        if folder is not None:
+            again = self._group.started_again(folder)
+            self._lock = self._held(folder, again=again)
+            self._group.note_start(folder, again=again)
         self._check_data()
         _refuse_synchronized_on_cpu(self.model, self.device)
         setup = Setup(
@@ -174,6 +183,7 @@ class Session:
             own_rates=self._own_rates,
             sample_weights=_checked_weights(sample_weights, len(self._feed)),
             follow_advice=self._follow_advice,
+            lock=self._lock,
         )
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
@@ -398,10 +408,35 @@ class Session:
         if isinstance(error, Interrupted) and self._exit_on_stop:
             if self.rank == 0:
                 kept = f"; continue with resume=True in {self._folder}" if self._folder else ""
-                print(f"batchwright: {error}{kept}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
+                _say(f"{error}{kept}")
             raise SystemExit(error.exit_code) from None
 
     # -------------------------------------------------------------------------------------- set-up
+
+    def _held(self, folder: Path, *, again: bool) -> Lock | None:
+        """Become the folder's only writer, which worker 0 is; all learn the outcome.
+
+        Where the command has started a parameter server, that server is.
+        """
+        lock, problem = None, ""
+        if self._group.rank == 0 and SERVER not in os.environ:
+            # The others wait in an exchange. After a restart the holder may have been a host that
+            # went down, of which a shared disk learns late.
+            most = 0.75 * self.plan.job.timeout
+            try:
+                lock = take(
+                    folder,
+                    "another run_folder",
+                    seconds=most if again else min(WAIT_SECONDS, most),
+                    unless=lambda: self._stop.number > 0,
+                    tell=_say,
+                )
+            except FileError as error:
+                problem = str(error)
+        problem = self._group.gather(problem)[0]
+        if problem:
+            raise FileError(problem)
+        return lock
 
     def _report(self, folder: Path, service: str) -> None:
         """Start the reporter, which finds everything in the run folder."""
@@ -418,7 +453,7 @@ class Session:
     @staticmethod
     def _say_for(companion: Companion) -> None:
         for line in companion.lines():
-            print(f"batchwright: {line}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
+            _say(line)
 
     def _held_out_feed(self, dataset: Images) -> Feed:
         """The feed of the last evaluated set is kept: its loader processes take time to start."""
@@ -460,6 +495,12 @@ class Session:
             self._held_out[1].close()
         self._stop.close()
         self._group.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _say(line: str) -> None:
+    print(f"batchwright: {line}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
 
 
 def _checked_service(report_to: str | None, run_folder: str | Path | None) -> str | None:

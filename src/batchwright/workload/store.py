@@ -12,10 +12,10 @@ It is written aside under a lock, synced and renamed, so that a store is either 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +28,7 @@ import torch
 from platformdirs import user_cache_path
 
 from batchwright.errors import FileError
+from batchwright.locks import lock_file
 from batchwright.records import DataFacts
 from batchwright.workload.image_store import ImageStore, Origin
 from batchwright.workload.store_writer import (
@@ -164,16 +165,14 @@ def _lock(folder: Path, progress: Progress | None) -> Iterator[None]:
     The lock file stays: removing it would let two processes lock two files of the same name. The
     kernel frees the lock of a process that dies.
     """
-    with clear_errors(folder.parent):
-        lock = folder.with_suffix(".lock").open("w")
+
+    def waiting(_: str) -> None:
+        if progress:
+            progress(0, 1, "waiting for another process that writes these images")
+
+    with clear_errors(folder.parent):  # some network file systems cannot lock
+        lock = lock_file(folder.with_suffix(".lock"), seconds=math.inf, waiting=waiting)
     with lock:
-        with clear_errors(folder.parent):  # some network file systems cannot lock
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if progress:
-                    progress(0, 1, "waiting for another process that writes these images")
-                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -1,0 +1,66 @@
+"""The command, `batchwright` or `python -m batchwright`: Ctrl-C ends it with one line at any time.
+
+Nothing heavy is imported before the signal has its handler.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+_EXIT_CODE = 128 + signal.SIGINT
+_OUT = os.dup(2)  # standard error, also while a probe keeps what libraries say from it
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End at once: nothing is open that would have to be closed."""
+    del number, frame
+    _tell()
+    os._exit(_EXIT_CODE)
+
+
+def _in_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _tell() -> None:
+    os.write(_OUT, f"error: stopped by signal {signal.SIGINT:d}\n".encode())
+
+
+def main() -> None:
+    """Entry point."""
+    signal.signal(signal.SIGINT, _end)
+    from batchwright.cli import main as command
+
+    stopped = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        """Unwind, so that what is open is closed."""
+        nonlocal stopped
+        if _in_import(frame):  # where extension modules make errors of their own of it, or lose it
+            _end(number, frame)
+        stopped = True
+        raise KeyboardInterrupt
+
+    try:
+        try:
+            signal.signal(signal.SIGINT, stop)
+            command()
+        finally:
+            signal.signal(signal.SIGINT, _end)
+    except KeyboardInterrupt:
+        _tell()
+        sys.exit(_EXIT_CODE)
+    except SystemExit as end:
+        if not (stopped and end.code):
+            raise
+        _tell()  # the commands' own parser says nothing of it
+        sys.exit(_EXIT_CODE)
+
+
+if __name__ == "__main__":
+    main()

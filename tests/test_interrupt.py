@@ -1,0 +1,76 @@
+"""Ctrl-C ends the command with one line, whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+SECONDS = 60  # until a command that hangs is ended
+PAUSE = """
+import os, time
+os.write(1, b"now\\n")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """Runs a command that finds a module of ours, and sends SIGINT once it has written a line."""
+
+    def call(module, code, *words):
+        (tmp_path / f"{module}.py").write_text(code)
+        paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "batchwright", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout.readline() == "now\n"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+            process.communicate()
+        return process.returncode, err
+
+    return call
+
+
+def test_ctrl_c_ends_the_command_while_it_is_imported(interrupted):
+    assert interrupted("typer", PAUSE, "--help") == (130, "error: stopped by signal 2\n")
+
+
+def test_ctrl_c_ends_an_import_that_would_lose_it(interrupted):
+    """Where it is in vain to raise KeyboardInterrupt: an extension module may lose it."""
+    lost = "try:\n    from pauses import nothing\nexcept BaseException:\n    pass\n"
+    (code, err) = interrupted("pauses", PAUSE, "run", "network=pauses:network")
+    assert (code, err) == (130, "error: stopped by signal 2\n")
+    (code, err) = interrupted("loses", lost, "run", "network=loses:network")
+    assert (code, err) == (130, "error: stopped by signal 2\n")
+
+
+def test_ctrl_c_closes_what_a_command_has_open(interrupted, tmp_path):
+    works = "def network(**_):\n    import os\n    os.dup2(os.open(os.devnull, 1), 2)\n    try:"
+    works += PAUSE.replace("\n", "\n        ")
+    works += "\n    finally:\n        open('closed', 'w').close()\n"
+    # What libraries say on standard error is thrown away meanwhile, as by the probe.
+    code, err = interrupted("works", works, "run", "network=works:network")
+    assert (code, err) == (130, "error: stopped by signal 2\n")
+    assert (tmp_path / "closed").exists()
+
+
+def test_ctrl_c_ends_a_command_that_is_ending(interrupted):
+    late = "import atexit\n\n@atexit.register\ndef end():" + PAUSE.replace("\n", "\n    ")
+    code, err = interrupted("late", late, "run", "network=late:nothing")
+    assert code == 130
+    assert err.splitlines()[-1] == "error: stopped by signal 2"
+    assert "Traceback" not in err
