@@ -88,7 +88,11 @@ def change_job(
     """``job`` with the keys in ``values`` and then the ``key=value`` texts replaced."""
     merged = job.model_dump(mode="json")
     from_file = _flatten(values or {})
+    known: set[str] = set()
     for key, value in from_file:
+        if key in known:
+            raise JobError(f"job key {key} is given twice{place}, nested and with a dot: keep one")
+        known.add(key)
         _put(merged, key, value, place)
     given = [_override(text) for text in overrides]
     for key, raw in given:
@@ -206,8 +210,7 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise FileError(
-            f"{_name_of(path)}{line} is not YAML: "
-            f"{getattr(error, 'problem', None) or 'cannot be parsed'}"
+            f"{_name_of(path)}{line} is not YAML: {yaml_problem(error)}"
         ) from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise FileError(f"{_name_of(path)} holds no job keys: write lines such as `epochs: 3`")
@@ -225,8 +228,20 @@ class _Loader(yaml.SafeLoader):
     """Names a value that looks like a date or a number and is none, and its line.
 
     Of YAML 1.1's many words for yes and no only ``true`` and ``false`` are such, as in YAML 1.2:
-    ``off`` is a word that keys take.
+    ``off`` is a word that keys take. As there, too, a key that stands twice is refused.
     """
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in lines:
+                problem = f"{_shorten(key.value)} is given twice, first in line {lines[key.value]}"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
@@ -263,6 +278,11 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
         raise yaml.composer.ComposerError(None, None, "it is nested too deeply", None) from None
 
 
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """What a text that is not YAML has wrong, in a few words."""
+    return getattr(error, "problem", None) or "it cannot be read"
+
+
 def _as_list(value: Any) -> Any:
     """What ``24,32`` or a single value means for a key that takes several."""
     if isinstance(value, str) and value != "auto":
@@ -275,18 +295,18 @@ def _as_table(key: str, value: Any, place: str) -> Any:
 
     A single item need not stand in brackets. What is in the items, the record checks.
     """
-    items = value
+    items, problem = value, "not a list of items"
     if isinstance(value, str) and value.count("[") + value.count("{") < _MOST_BRACKETS:
         try:
             items = parse_yaml(value, _PlainLoader)
-        except yaml.YAMLError:
-            items = value
+        except yaml.YAMLError as error:
+            items, problem = value, f"not a list of items ({yaml_problem(error)})"
     if items is None:
         return []
     items = [items] if isinstance(items, Mapping) else items
     if not isinstance(items, list | tuple) or isinstance(items, str):
         raise JobError(
-            f"job key {key} = {_shorten(value)}{place}: not a list of items: write "
+            f"job key {key} = {_shorten(value)}{place}: {problem}: write "
             f"{key}='{_TABLES[key]}'"
         )
     for number, item in enumerate(items):

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import JsonValue
 
-from batchwright.documents import change_job, job_keys, parse_yaml
+from batchwright.documents import change_job, job_keys, parse_yaml, yaml_problem
 from batchwright.errors import JobError
 from batchwright.records import Job, SweptKey
 from batchwright.records.words import job_value
@@ -120,11 +120,12 @@ def _listed(key: str, given: str | Sequence[Any]) -> Sequence[Any]:
         return [part.strip() for part in given.split(",")] if given else []
     try:
         values = parse_yaml(given)
-    except yaml.YAMLError:
-        values = None
+        problem = ""
+    except yaml.YAMLError as error:
+        values, problem = None, f" ({yaml_problem(error)})"
     if not isinstance(values, list):
         raise JobError(
-            f"the grid's {key} = {given} is no YAML list: write '[[32], [24, 32]]', or values "
+            f"the grid's {key} = {given} is no YAML list{problem}: write '[[32], [24, 32]]', or values "
             "without brackets, such as 1,2,3"
         )
     return values
