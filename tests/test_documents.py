@@ -395,7 +395,10 @@ def test_an_override_is_not_blamed_on_the_file(tmp_path):
         ("epochs: !!bool abc", "'abc' cannot be read as a value"),
         ("data: !!timestamp abc", "'abc' cannot be read as a value"),
         ("epochs: " + "[" * 3000, "nested too deeply"),
-        ("epochs: 3\nseed: 1\nepochs: 4", "line 3 is not YAML: 'epochs' is given twice, first in line 1"),
+        (
+            "epochs: 3\nseed: 1\nepochs: 4",
+            "line 3 is not YAML: 'epochs' is given twice, first in line 1",
+        ),
         ("seed: 1\nprobe:\n  budget: 3\n  'budget': 4", "line 4 is not YAML: 'budget' is given"),
         ("{seed: 1, seed: 1}", "line 1 is not YAML: 'seed' is given twice"),
         ("- epochs", "holds no job keys"),

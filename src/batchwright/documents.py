@@ -209,9 +209,7 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
-        raise FileError(
-            f"{_name_of(path)}{line} is not YAML: {yaml_problem(error)}"
-        ) from None
+        raise FileError(f"{_name_of(path)}{line} is not YAML: {yaml_problem(error)}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise FileError(f"{_name_of(path)} holds no job keys: write lines such as `epochs: 3`")
     return values
@@ -306,8 +304,7 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     items = [items] if isinstance(items, Mapping) else items
     if not isinstance(items, list | tuple) or isinstance(items, str):
         raise JobError(
-            f"job key {key} = {_shorten(value)}{place}: {problem}: write "
-            f"{key}='{_TABLES[key]}'"
+            f"job key {key} = {_shorten(value)}{place}: {problem}: write {key}='{_TABLES[key]}'"
         )
     for number, item in enumerate(items):
         if not isinstance(item, Mapping | BaseModel):

@@ -6,6 +6,7 @@ first. What needs torch is imported inside.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from math import floor
@@ -368,8 +369,8 @@ def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[s
         if key not in named:
             name = getattr(job, key)
             raise PlanError(
-                f"{key}={name} in a file would run code: repeat {key}={name} on the command line "
-                "to allow it"
+                f"{key}={name} in a file would run code: repeat {shlex.quote(f'{key}={name}')} on "
+                "the command line to allow it"
             )
 
 

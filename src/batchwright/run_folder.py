@@ -127,8 +127,6 @@ def read_summaries(run: str | Path) -> list[RunSummary]:
         return [read_summary(run)]
     found = read_record(folder / "sweep.json", Sweep).done
     if not found:
-        raise FileError(
-            f"no run of the sweep in {run} has finished yet; go on with "
-            f"`batchwright sweep --resume --out {run}`"
-        )
+        command = shlex.join(["batchwright", "sweep", "--resume", "--out", str(run)])
+        raise FileError(f"no run of the sweep in {run} has finished yet; go on with `{command}`")
     return [read_summary(folder / "cells" / cell.name) for cell in found]

@@ -125,8 +125,8 @@ def _listed(key: str, given: str | Sequence[Any]) -> Sequence[Any]:
         values, problem = None, f" ({yaml_problem(error)})"
     if not isinstance(values, list):
         raise JobError(
-            f"the grid's {key} = {given} is no YAML list{problem}: write '[[32], [24, 32]]', or values "
-            "without brackets, such as 1,2,3"
+            f"the grid's {key} = {given} is no YAML list{problem}: write '[[32], [24, 32]]', or "
+            "values without brackets, such as 1,2,3"
         )
     return values
 
