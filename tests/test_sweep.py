@@ -348,7 +348,7 @@ def test_plans_learn_from_the_finished_runs_of_a_sweep(place, instantly):
     assert found[0].run_folder == "a/cells/learning_rate=0.05,seed=0"
     assert read_summaries(found[0].run_folder) == found[:1]
     bw.sweep(Job(**SHORT), {"learning_rate": [5.0]}, seeds=1, out="b b")
-    with pytest.raises(FileError, match="in b b has finished yet.*sweep --resume --out 'b b'`"):
+    with pytest.raises(FileError, match=r"in b b has finished yet.*sweep --resume --out 'b b'`"):
         read_summaries("b b")
 
 
