@@ -14,7 +14,6 @@ import yaml
 
 from batchwright.documents import (
     change_job,
-    job_keys,
     job_yaml,
     load_job,
     one_line,
@@ -40,6 +39,7 @@ from batchwright.records import (
     Virtual,
     WorkerKind,
 )
+from batchwright.records.job_keys import job_keys
 from samples import make_job, make_plan, make_profile, make_summary
 
 OTHER_VALUES = Job(
@@ -484,9 +484,9 @@ def test_a_damaged_profile_says_where_and_who_writes_one(tmp_path, change, said)
 def test_another_kind_of_record_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     write_record(make_plan(), path)
-    with pytest.raises(FileError, match=r"not a valid profile.*batchwright-plan/1"):
+    with pytest.raises(FileError, match=r"is a plan, not a profile; `batchwright probe` writes"):
         read_record(path, Profile)
-    with pytest.raises(FileError, match=r"not a valid summary.*`batchwright train` writes"):
+    with pytest.raises(FileError, match=r"is a plan, not a summary; `batchwright train` writes"):
         read_record(path, RunSummary)
 
 

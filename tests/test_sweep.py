@@ -482,5 +482,5 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(place, monkeypatch):
     summary = read_record(f"a/cells/{cell.name}/summary.json", RunSummary)
     assert (summary.resumed, len(summary.epochs)) == (1, 20)
     assert summary.plan.job.launch == "in-process"
-    assert cell.accuracy == summary.test_accuracy
+    assert cell.accuracy == summary.accuracy
     assert cell.accuracy > 0.4

@@ -144,7 +144,7 @@ def result(summary: RunSummary) -> dict[str, Any]:
     best, whole = summary.best_epoch, overall(summary)
     seconds = whole.predicted
     return {
-        "test_accuracy": summary.test_accuracy,
+        "test_accuracy": summary.accuracy,
         "best_accuracy": best.top1 if best else None,
         "best_epoch": best.epoch + 1 if best else None,
         "epochs": len(summary.epochs),

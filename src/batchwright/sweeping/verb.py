@@ -16,7 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from batchwright.documents import change_job, read_record, write_record, write_text
+from batchwright.documents import (
+    change_job,
+    read_record,
+    refuse_no_path,
+    texts_of,
+    write_record,
+    write_text,
+)
 from batchwright.errors import FileError, Interrupted, JobError
 from batchwright.files import make_folder
 from batchwright.planning.schedule import rate_schedule
@@ -75,7 +82,8 @@ def sweep(
         BatchwrightError: What is wrong with grid, job, data or folder, before anything is started.
         Interrupted: A stop signal came; what there is can be resumed.
     """
-    overrides, most = list(overrides), read_at_once(at_once)
+    refuse_no_path(out, "out")
+    overrides, most = texts_of(overrides), read_at_once(at_once)
     if resume:
         folder = existing_run(out, "sweep.json")
         job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
