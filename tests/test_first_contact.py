@@ -73,7 +73,7 @@ def grid(**values):
         (lambda: bw.plan(make_profile(), [3]), r"overrides= takes a list of .* the list \[3\]"),
         (lambda: bw.plan(make_profile(), runs="run"), r"runs= of plan takes a list .* 'run'"),
         (lambda: bw.plan(make_profile(), runs=[3]), "runs= of plan takes a summary .* int 3"),
-        (lambda: bw.plan(make_profile(), epoch=3), "unknown job key 'epoch': did you mean 'epochs'"),
+        (lambda: bw.plan(make_profile(), epoch=3), "unknown job key 'epoch': did you mean 'epoc"),
         (lambda: bw.plan(make_profile(), goal=3), "unknown job key 'goal': it has keys of its own"),
         (lambda: bw.check(None), "check takes a plan .* not None"),
         (lambda: bw.check(make_profile()), "check takes a plan .* not a Profile"),
