@@ -172,9 +172,9 @@ class KeptRuns:
         batches = one.plan.stages[-1].local_batch_sizes
         if not code:
             summary = read_record(self._run(one) / "summary.json", RunSummary)
-            assert summary.test_accuracy is not None
+            assert summary.accuracy is not None
             seconds = sum(epoch.training_seconds for epoch in summary.epochs)
-            run = Run(100 * summary.test_accuracy, seconds, batches)
+            run = Run(100 * summary.accuracy, seconds, batches)
         elif DIVERGED in log:
             run = Run(100 / len(one.plan.data.classes), 0.0, batches, diverged=True)
         else:

@@ -468,8 +468,8 @@ def _accuracy_figures(arguments: Arguments, folder: Path) -> Found:
         for name, accuracies in found.items():
             run = folder / f"{name}-{seed}"
             summary, wall = _trained(_folder(arguments), run, name == "dynamic", seed)
-            assert summary.test_accuracy is not None
-            accuracies.append(summary.test_accuracy)
+            assert summary.accuracy is not None
+            accuracies.append(summary.accuracy)
             seconds[name].append(wall)
             if name == "dynamic":
                 shares.append([worker.samples for worker in summary.epochs[-1].workers])

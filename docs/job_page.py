@@ -13,10 +13,10 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from batchwright.documents import job_keys
 from batchwright.planning.inputs import PLANNING_KEYS
 from batchwright.preparing import TRAINING_KEYS
 from batchwright.records import Disturbance, Job, WorkerKind
+from batchwright.records.job_keys import job_keys
 
 PAGE = Path(__file__).with_name("job.md")
 
@@ -239,7 +239,9 @@ In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"b
 
 A list takes commas (`frozen=stem.*,stages.0.*`), a list of items YAML (`goal.kinds`, whose items
 have the keys at the foot of this page), `null` unsets a key, and an unknown key, a wrong type or a
-value out of range is refused with one line. The resolved job, with every `auto` that this machine
+value out of range is refused with one line, and so is a key that a file has twice. Words of other
+programs are no keys, but the message says which key they mean: `lr`, `batch_size`, `gpus`, `amp`,
+`img_size`, `model`, and many more. The resolved job, with every `auto` that this machine
 and the data decide replaced, is saved beside the run as `job.yaml` and can be given again.
 
 The last column says from which verb on a key may still change. *probe*: it changes what is

@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
         run_folder=folder / "parity",
         **QUICK,
     )
-    print(f"even or odd: {summary.test_accuracy:.1%} of the held-out images")
+    print(f"even or odd: {summary.accuracy:.1%} of the held-out images")
 
 
 if __name__ == "__main__":

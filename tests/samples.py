@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -622,3 +624,14 @@ def _epoch_of_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> E
             for worker in range(plan.workers)
         ),
     )
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """A small PNG file whose header says that it is so large, and that has no pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        tail = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + tail
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")

@@ -24,7 +24,7 @@ from PIL import Image
 import batchwright as bw
 from batchwright import cli_words
 from batchwright.documents import write_record
-from batchwright.errors import JobError, WorkerError
+from batchwright.errors import JobError, PlanError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import refuse_unconfirmed_code
 from batchwright.probing.probe import Measured
@@ -446,6 +446,24 @@ def test_a_report_is_written_where_the_run_is_found(command, place):
     assert f"report: {place / 'report.html'}" in err.replace("\n", "")
     assert not (place / "runs").exists()
     assert json.loads(out)["run_folder"] == str(place)
+
+
+def test_a_command_to_copy_has_its_path_in_quotes(command, place):
+    folder = place / "my runs"
+    folder.mkdir()
+    write_record(make_summary(), folder / "summary.json")
+    write_record(make_profile(), folder / "profile.json")
+    _, _, err = command("report", "my runs")
+    (line,) = (one for one in err.splitlines() if one.startswith("why this plan: "))
+    words = shlex.split(line.removeprefix("why this plan: "))
+    assert words == ["batchwright", "plan", "my runs/profile.json", "--explain"]
+    assert command(*words[1:])[0] == 0
+
+
+def test_code_to_confirm_is_named_in_quotes():
+    job = make_job(data="mine:data;rm")
+    with pytest.raises(PlanError, match="repeat 'data=mine:data;rm' on the command line"):
+        refuse_unconfirmed_code(job, (), ())
 
 
 def test_a_report_of_a_summary_goes_where_it_is_asked(command, place):

@@ -1,6 +1,4 @@
 import io
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from batchwright.workload.decoding import (
     shorter_side,
     stored_size,
 )
+from samples import png_that_claims
 
 # Four corners of different colour tell how an image was turned.
 CORNERS = np.array(
@@ -184,20 +183,15 @@ def test_text_and_postscript_are_unreadable() -> None:
             decode(data, top_resolution=8)
 
 
-def png_that_claims(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        tail = struct.pack(">I", zlib.crc32(kind + content))
-        return struct.pack(">I", len(content)) + kind + content + tail
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
-
-
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_a_decompression_bomb_is_unreadable() -> None:
+def test_a_decompression_bomb_is_unreadable(tmp_path: Path) -> None:
     for side in (10_000, 20_000):  # above Pillow's limit, and above twice that
-        with pytest.raises(UnreadableImageError, match="limit of"):
+        said = r"pixels .* Pillow's limit of 89,478,485; save it smaller$"
+        with pytest.raises(UnreadableImageError, match=said):
             decode(png_that_claims(side, side), top_resolution=8)
+        (tmp_path / "a.png").write_bytes(png_that_claims(side, side))
+        with pytest.raises(UnreadableImageError, match=said):
+            shorter_side(tmp_path / "a.png")
 
 
 def test_a_line_that_would_be_enlarged_to_a_bomb_is_unreadable() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import inspect
 import json
 import os
@@ -26,9 +28,10 @@ from torch.utils.data import TensorDataset
 
 import batchwright as bw
 from batchwright.cli import app
-from batchwright.documents import job_keys, load_job, write_record
+from batchwright.documents import load_job, write_record
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
+from batchwright.records.job_keys import job_keys
 from samples import make_data, make_network
 
 ROOT = Path(__file__).parent.parent
@@ -125,7 +128,7 @@ def test_every_figure_of_the_readme_is_one_of_a_benchmark_and_each_benchmark_has
 def test_every_public_name_is_in_the_documents():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = ("probe", "plan", "check", "train", "report", "run", "sweep", "schedule")
-    named += ("Session", "max_local_batch_size", "muon")
+    named += ("Session", "load", "max_local_batch_size", "muon")
     assert set(named) < set(bw.__all__)
     for name in named:
         assert f"bw.{name}" in text
@@ -282,6 +285,29 @@ def test_the_session_in_the_documents_runs(page, loop_of_ones_own):
     exec("\n".join([*definitions, loop]), loop_of_ones_own)  # noqa: S102 - our own document
     assert loop_of_ones_own["epoch"] == 1
     assert Path("runs/a/summary.json").exists()
+
+
+SOURCE = ROOT / "src"
+SHOWING = sorted(path for path in SOURCE.rglob("*.py") if ">>>" in path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", SHOWING, ids=lambda path: path.stem)
+def test_examples_in_docstrings_give_what_they_say(path):
+    name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.slow
+def test_the_example_in_the_packages_docstring_runs(tmp_path):
+    """What `help(batchwright)` shows."""
+    text = inspect.getdoc(bw)
+    lines = [line for line in text.splitlines() if line.startswith("    ")]
+    script = inspect.cleandoc("\n".join(lines)).replace('"budget": 5', '"budget": 2')
+    assert all(f"bw.{verb}(" in script for verb in ("probe", "plan", "check", "schedule", "train"))
+    (tmp_path / "example.py").write_text(script)
+    run(f"{sys.executable} example.py", tmp_path)
+    (page,) = tmp_path.glob("runs/*/report.html")
+    assert isinstance(bw.load(page.parent), bw.RunSummary)
 
 
 def write_cifar(folder: Path) -> None:

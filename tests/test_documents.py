@@ -14,7 +14,6 @@ import yaml
 
 from batchwright.documents import (
     change_job,
-    job_keys,
     job_yaml,
     load_job,
     one_line,
@@ -40,6 +39,7 @@ from batchwright.records import (
     Virtual,
     WorkerKind,
 )
+from batchwright.records.job_keys import job_keys
 from samples import make_job, make_plan, make_profile, make_summary
 
 OTHER_VALUES = Job(
@@ -277,6 +277,20 @@ def test_a_wrong_kind_of_worker_is_named_by_its_place(tmp_path, text, said):
         load_job(path)
 
 
+def test_a_key_that_is_given_twice_is_refused(tmp_path):
+    path = yaml_file(tmp_path, "probe: {budget: 3}\nprobe.budget: 4")
+    with pytest.raises(JobError, match=rf"probe\.budget is given twice in {path}"):
+        load_job(path)
+    with pytest.raises(JobError, match=r"goal\.kinds = .* \('count' is given twice"):
+        load_job(None, ["goal.kinds=[{kind: t4, count: 1, count: 2}]"])
+
+
+def test_yaml_may_take_keys_from_another_part(tmp_path):
+    text = "goal:\n  kinds:\n  - &a {kind: t4, count: 4, price: 1}\n  - {<<: *a, kind: v100}\n"
+    first, second = load_job(yaml_file(tmp_path, text)).goal.kinds
+    assert (second.kind, second.count, second.price) == ("v100", first.count, first.price)
+
+
 def test_null_unsets_a_key():
     assert change_job(OTHER_VALUES, overrides=["goal.memory=null", "val=~"]).val is None
 
@@ -381,6 +395,12 @@ def test_an_override_is_not_blamed_on_the_file(tmp_path):
         ("epochs: !!bool abc", "'abc' cannot be read as a value"),
         ("data: !!timestamp abc", "'abc' cannot be read as a value"),
         ("epochs: " + "[" * 3000, "nested too deeply"),
+        (
+            "epochs: 3\nseed: 1\nepochs: 4",
+            "line 3 is not YAML: 'epochs' is given twice, first in line 1",
+        ),
+        ("seed: 1\nprobe:\n  budget: 3\n  'budget': 4", "line 4 is not YAML: 'budget' is given"),
+        ("{seed: 1, seed: 1}", "line 1 is not YAML: 'seed' is given twice"),
         ("- epochs", "holds no job keys"),
         ("just words", "holds no job keys"),
         ("3: 4", "holds no job keys"),
@@ -464,9 +484,9 @@ def test_a_damaged_profile_says_where_and_who_writes_one(tmp_path, change, said)
 def test_another_kind_of_record_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     write_record(make_plan(), path)
-    with pytest.raises(FileError, match=r"not a valid profile.*batchwright-plan/1"):
+    with pytest.raises(FileError, match=r"is a plan, not a profile; `batchwright probe` writes"):
         read_record(path, Profile)
-    with pytest.raises(FileError, match=r"not a valid summary.*`batchwright train` writes"):
+    with pytest.raises(FileError, match=r"is a plan, not a summary; `batchwright train` writes"):
         read_record(path, RunSummary)
 
 

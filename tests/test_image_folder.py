@@ -13,6 +13,7 @@ from batchwright.records import Job
 from batchwright.workload.image_folder import ImageFile, hold_out, list_images, natural_side
 from batchwright.workload.image_store import ImageStore
 from batchwright.workload.sources import ImageData, open_data
+from samples import png_that_claims
 
 GREY = {"cat": 40, "dog": 200}
 
@@ -180,6 +181,29 @@ def test_an_unreadable_image_is_left_out_and_counted_if_asked(
     assert "cat/1.png: not an image of a known format" in caplog.text
     with pytest.raises(DataError, match="unreadable image"):
         open_folder(root)  # what was skipped for one job is not skipped for another
+
+
+@pytest.mark.parametrize("sides", ["auto", (16,)])
+@pytest.mark.parametrize("edge", [10_000, 20_000])  # Pillow warns of the one, refuses the other
+@pytest.mark.parametrize("in_files", [False, True])
+def test_an_image_beyond_pillows_limit_is_an_unreadable_one(
+    root: Path,
+    edge: int,
+    sides: Any,
+    in_files: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    if in_files:
+        monkeypatch.setattr("batchwright.workload.sources.fits_the_disk", lambda _: False)
+    huge = root / "train" / "cat" / "0.png"
+    huge.write_bytes(png_that_claims(edge, edge))
+    said = f"unreadable image {huge}: .*pixels.*limit of 89,478,485; save it smaller; .*=skip$"
+    with pytest.raises(DataError, match=said):
+        open_folder(root, resolutions=sides)
+    data = open_folder(root, resolutions=sides, unreadable="skip")
+    assert (data.facts.skipped, data.facts.train_samples) == (1, 5)
+    assert not recwarn.list
 
 
 def test_a_class_of_which_nothing_can_be_read_is_named(root: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from batchwright.group import Group
 from batchwright.processes import STARTED
 from batchwright.training import writing
 from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
+from batchwright.training.finding import find_checkpoint
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
 from batchwright.training.randomness import random_states, restore_random_states, seed_worker
@@ -308,6 +311,38 @@ def test_two_bad_checkpoints_are_both_named(saved):
         saved.keeper.restore(saved.state)
     assert f"{saved.path()} is no readable checkpoint" in str(refused.value)
     assert f"{saved.path('previous')} is not a checkpoint of batchwright" in str(refused.value)
+
+
+class Foreign:
+    """What only a reader that runs code could build."""
+
+
+@pytest.mark.parametrize(
+    "how", ["truncated", "random", "text", "pickle", "foreign", "foreign as of old", "zip"]
+)
+def test_a_file_that_is_no_checkpoint_is_refused_without_torchs_advice(tmp_path, how, recwarn):
+    path = tmp_path / "last.pt"
+    if how == "truncated":
+        save_checkpoint(path, {"model": {"a": torch.zeros(1000)}})
+        path.write_bytes(path.read_bytes()[:2000])
+    elif how == "zip":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("archive/data.pkl", pickle.dumps(Foreign()))
+            file.writestr("archive/version", "3")
+    elif how.startswith("foreign"):
+        torch.save({"a": Foreign()}, path, _use_new_zipfile_serialization=how == "foreign")
+    else:
+        random = np.random.default_rng(0).bytes(5000)
+        texts = {"random": random, "text": b"hello world", "pickle": pickle.dumps(Path("x"))}
+        path.write_bytes(texts[how])
+    with pytest.raises(FileError) as refused:
+        find_checkpoint(tmp_path, Group(torch.device("cpu")))
+    assert str(refused.value) == (
+        f"{path} is no readable checkpoint: it is damaged, cut short or of another program; "
+        f"there is no checkpoint {tmp_path / 'previous.pt'} to resume from; "
+        "put a copy of one back, or begin again in another folder"
+    )
+    assert not recwarn.list
 
 
 def test_wall_time_has_each_second_once_whoever_starts_the_workers_again(monkeypatch):

@@ -109,7 +109,7 @@ def test_other_optimizers_train_by_the_plans_rates(
     assert vectors["weight_decay"] == 0
     first = 0.25 if name == "lars" else plan.learning_rate.base
     assert vectors["lr"] / matrices["lr"] == pytest.approx(first / plan.learning_rate.base)
-    assert read_summary(tmp_path / "run").test_accuracy > 0
+    assert read_summary(tmp_path / "run").accuracy > 0
 
 
 # -------------------------------------------------------------------------------- smaller data sets

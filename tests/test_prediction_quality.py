@@ -231,7 +231,7 @@ def test_the_sample_run_gives_a_whole_model():
     model = fit_progress(NOISE, base_batch=128, target=HALF, runs=[run])
     batch = run.epochs[0].global_batch_size
     assert 1 < model.epochs(batch).value < len(run.epochs)
-    assert model.accuracy(batch, 30).value == pytest.approx(run.test_accuracy, abs=2 / VAL)
+    assert model.accuracy(batch, 30).value == pytest.approx(run.accuracy, abs=2 / VAL)
 
 
 def test_seeds_that_scatter_widely_leave_a_wide_interval():

@@ -640,6 +640,7 @@ def test_a_service_that_is_not_there_is_told_of_and_left_for_later(folder, told,
         interrupted()
     assert told[0].startswith("reporting to http://127.0.0.1:9/runs/")
     assert told[-1].startswith("7 lines of this run could not be sent to http://127.0.0.1:9 yet")
+    assert told[-1].endswith(f"; `batchwright send '{folder}'` sends what is left")
     report = read_report(folder)
     assert (report.state, report.told) == ("stopped", False)
 

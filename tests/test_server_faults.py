@@ -202,7 +202,7 @@ def test_train_follows_a_dual_batch_plan_stops_at_the_deadline_and_goes_on(tmp_p
     assert summary.resumed == 1
     assert len(summary.epochs) == 2
     assert sum(one.samples for one in summary.rounds) == 2 * facts.train_samples
-    assert summary.test_accuracy is not None
+    assert summary.accuracy is not None
     assert {one.update_factor for one in summary.rounds} == {1.0, 0.5}
 
 

@@ -178,7 +178,7 @@ def test_a_profile_is_uploaded_and_planned_from(empty):
         (b"\xff\xfe", "not text in UTF-8"),
         (b"{}", "not a valid profile"),
         (b"[" * 5000, "not a valid profile"),
-        (make_plan().model_dump_json().encode(), "not a valid profile"),
+        (make_plan().model_dump_json().encode(), "is a plan, not a profile"),
         (json.dumps({"format": NASTY}).encode(), "not a valid profile"),
     ):
         answer = send(content)

@@ -1,12 +1,16 @@
 """Batchwright decides how an image-training job should use its workers, runs it, and checks itself.
 
->>> import batchwright as bw
->>> profile = bw.probe("data=digits")        # measure            # doctest: +SKIP
->>> plan = bw.plan(profile)                  # decide             # doctest: +SKIP
->>> check = bw.check(plan)                   # compare            # doctest: +SKIP
->>> bw.schedule(plan).points                 # look ahead         # doctest: +SKIP
->>> summary = bw.train(plan)                 # act                # doctest: +SKIP
->>> bw.report(summary)                       # tell               # doctest: +SKIP
+    import batchwright as bw
+
+    if __name__ == "__main__":  # workers import the script
+        profile = bw.probe(data="digits", probe={"budget": 5})  # measure
+        plan = bw.plan(profile, epochs=3)  # decide; print(plan.explain())
+        check = bw.check(plan, points=2)  # compare
+        told = bw.schedule(plan)  # look ahead; told.points
+        summary = bw.train(plan)  # act; summary.accuracy
+        bw.report(summary)  # tell
+
+`bw.run` does all of it. What the verbs return has ``save(path)``, and `bw.load` reads it again.
 
 Names are imported when first used, so that planning and serving start without torch. Nothing else
 is imported here either: the command catches Ctrl-C from the first moment that it can.
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from batchwright.errors import BatchwrightError, Interrupted
     from batchwright.prediction.memory import max_local_batch_size
     from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
+    from batchwright.run_folder import load
     from batchwright.sweeping.verb import sweep
     from batchwright.training.session import Session
     from batchwright.verbs import check, plan, probe, report, run, schedule, train
@@ -39,6 +44,7 @@ _HOME = {
     "Session": "training.session",
     "Sweep": "records",
     "check": "verbs",
+    "load": "run_folder",
     "max_local_batch_size": "prediction.memory",
     "muon": "workload.muon",
     "plan": "verbs",
@@ -61,6 +67,7 @@ __all__ = [
     "Session",
     "Sweep",
     "check",
+    "load",
     "max_local_batch_size",
     "muon",
     "plan",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from batchwright import cli_client, cli_service
 from batchwright.cli_words import (
@@ -29,13 +30,41 @@ from batchwright.cli_words import (
     show,
     write,
 )
-from batchwright.errors import BatchwrightError, PlanError, TrainingError
+from batchwright.errors import BatchwrightError, JobError, PlanError, TrainingError
 
 if TYPE_CHECKING:
     from batchwright.records import Plan
 
+
+class _Commands(TyperGroup):
+    """Says of a job key that was written as an option how it is written."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Typer brings a click of its own, or takes the one that is installed.
+            known = type(error).__name__ != "NoSuchOption"
+            name = "" if known else str(getattr(error, "option_name", ""))
+            hint = _key_for(name)
+            if not hint:
+                raise
+            raise JobError(f"there is no option {name}: {hint}") from None
+
+
+def _key_for(option: str) -> str:
+    """What to write in place of an option; empty where it is like no job key."""
+    from batchwright.records.job_keys import OTHER_WORDS, job_keys, meaning
+
+    word = option.lstrip("-").lower().replace("-", "_")
+    if word in job_keys():
+        return f"a job key has no dashes: write {word}=..."
+    return meaning(word) if word in OTHER_WORDS else ""
+
+
 app = typer.Typer(
     name="batchwright",
+    cls=_Commands,
     help="Decides how an image-training job should use its workers, runs it, and checks itself.",
     epilog="Job keys, such as epochs=3 or data=cifar100:PATH, are explained in docs/job.md.",
     no_args_is_help=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -96,8 +97,8 @@ def send(
     url, token = _reached(report.url, token_file)
     if to is None and token_file is None and report.seal != seal_of(url, token):
         raise BatchwrightError(
-            f"{run} reported to {url} with another token than yours: say --to {url} if yours is "
-            "meant for it"
+            f"{run} reported to {url} with another token than yours: say --to {shlex.quote(url)} "
+            "if yours is meant for it"
         )
     report = report.to(seal=seal_of(url, token))
     with Service(url, token) as service:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,8 @@ def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None
     found = page or Path(summary.run_folder) / "report.html"
     profile = Path(summary.run_folder) / "profile.json"
     if profile.exists():
-        print(f"why this plan: batchwright plan {profile} --explain", file=sys.stderr)
+        command = shlex.join(["batchwright", "plan", str(profile), "--explain"])
+        print(f"why this plan: {command}", file=sys.stderr)
     if found.exists():
         print(f"report: {found}", file=sys.stderr)
     if as_json:
@@ -142,7 +144,7 @@ def result(summary: RunSummary) -> dict[str, Any]:
     best, whole = summary.best_epoch, overall(summary)
     seconds = whole.predicted
     return {
-        "test_accuracy": summary.test_accuracy,
+        "test_accuracy": summary.accuracy,
         "best_accuracy": best.top1 if best else None,
         "best_epoch": best.epoch + 1 if best else None,
         "epochs": len(summary.epochs),

@@ -6,8 +6,8 @@ try. Writing is atomic: the old file stays until the new one is whole.
 
 from __future__ import annotations
 
-import difflib
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +16,12 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.errors import ArgumentError, BatchwrightError, FileError, JobError
 from batchwright.files import write_whole
 from batchwright.records import Job, Record
+from batchwright.records.base import record_text
+from batchwright.records.job_keys import job_keys, unknown_key
+from batchwright.records.problems import described, first_problem, key_of, shorten
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -27,6 +30,8 @@ _KINDS = {
     "Plan": "plan",
     "RunSummary": "summary",
     "Sweep": "sweep",
+    "Check": "check",
+    "RateSchedule": "schedule",
     "Job": "job",
     "KeptAdvice": "advice",
 }
@@ -36,12 +41,14 @@ _WRITTEN_BY = {  # which verb writes what
     "summary": "train",
     "sweep": "sweep",
 }
+_TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}
 _LISTS = (  # keys that take several values, separated by commas
     *("frozen", "resolutions", "dual.large_batches"),
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )
+_IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 _BOOL = "tag:yaml.org,2002:bool"
 _MOST_BRACKETS = 500
 """In the text of a table: a parser's time grows with the square of those that are open."""
@@ -52,15 +59,59 @@ _TABLES = {  # keys that take several items
 }
 
 
-def job_keys(model: type[BaseModel] = Job, prefix: str = "") -> list[str]:
-    """Every job key in order, nested ones with a dot, such as ``probe.budget``."""
-    keys = []
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += job_keys(field.annotation, f"{prefix}{name}.")
-        else:
-            keys.append(prefix + name)
-    return keys
+def record_of(
+    given: AnyRecord | str | Path, model: type[AnyRecord], function: str, what: str = ""
+) -> AnyRecord:
+    """A record that was given to a function, itself or by the path of its file.
+
+    Args:
+        given: What was given.
+        model: The kind of record that the function takes.
+        function: Its name, such as ``train``.
+        what: The argument, where its name is not that of the kind.
+
+    Raises:
+        ArgumentError: It is something else.
+        FileError: There is no such file, or something else in it.
+    """
+    if isinstance(given, model):
+        return given
+    if isinstance(given, str | Path):
+        return read_record(given, model)
+    kind = _KINDS.get(model.__name__, model.__name__)
+    called = f"{what}= of {function}" if what else function
+    verb = _WRITTEN_BY.get(kind, "")
+    hint = f": bw.{verb}(...) returns a {kind}" if verb else ""
+    raise ArgumentError(
+        f"{called} takes a {kind} or the path of its file, not {described(given)}{hint}"
+    )
+
+
+def texts_of(overrides: Iterable[str]) -> list[str]:
+    """The ``key=value`` texts that were given to a function.
+
+    Raises:
+        ArgumentError: It is no list of texts.
+    """
+    if isinstance(overrides, Iterable) and not isinstance(overrides, str | Mapping):
+        texts = list(overrides)
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    shown = overrides if isinstance(overrides, str) and "=" in overrides else "epochs=3"
+    raise ArgumentError(
+        f"overrides= takes a list of key=value texts, not {described(overrides)}: write "
+        f"overrides=[{shown!r}], or the keys by name, such as {shown}"
+    )
+
+
+def refuse_no_path(given: object, name: str) -> None:
+    """Refuse what is neither a path nor left out.
+
+    Raises:
+        ArgumentError: It is something else; the message names the argument.
+    """
+    if given is not None and not isinstance(given, str | Path):
+        raise ArgumentError(f"{name}= takes the path of a folder, not {described(given)}")
 
 
 def load_job(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Job:
@@ -75,6 +126,10 @@ def load_job(path: str | Path | None = None, overrides: Iterable[str] = ()) -> J
         FileError: the file cannot be read or is not YAML with keys.
         JobError: an unknown key (the nearest is suggested), a wrong type or a wrong value.
     """
+    if path is not None and str(path) != "-" and not Path(path).exists():
+        raise FileError(
+            f"there is no file {path}: give a job's YAML file, or keys by name, such as epochs=3"
+        )
     values = _read_yaml(path) if path is not None else {}
     return change_job(Job(), values, overrides, place=f" in {_name_of(path)}" if path else "")
 
@@ -88,18 +143,22 @@ def change_job(
     """``job`` with the keys in ``values`` and then the ``key=value`` texts replaced."""
     merged = job.model_dump(mode="json")
     from_file = _flatten(values or {})
+    known: set[str] = set()
     for key, value in from_file:
+        if key in known:
+            raise JobError(f"job key {key} is given twice{place}, nested and with a dot: keep one")
+        known.add(key)
         _put(merged, key, value, place)
-    given = [_override(text) for text in overrides]
+    given = [_override(text) for text in texts_of(overrides)]
     for key, raw in given:
         _put(merged, key, None if raw in ("null", "~") else raw, "")
     try:
         return Job.model_validate(merged)
     except ValidationError as error:
-        wrong = _key_of(error.errors()[0])
+        wrong = key_of(error.errors()[0])
         wrong = next((table for table in _TABLES if wrong.startswith(table)), wrong)
         in_file = wrong in {k for k, _ in from_file} - {k for k, _ in given}
-        raise JobError(_first_problem(error, "job key ", place if in_file else "")) from None
+        raise JobError(first_problem(error, "job key ", place if in_file else "")) from None
 
 
 def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
@@ -129,7 +188,7 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
         if told == model.model_fields["format"].default:
             return parse_record(text, where, model)
     kinds = [_KINDS.get(model.__name__, model.__name__) for model in models]
-    what = f"its format is {_shorten(told)}" if told is not None else "it has no format"
+    what = f"its format is {shorten(told)}" if told is not None else "it has no format"
     raise FileError(
         f"{where} is neither {', '.join(f'a {kind}' for kind in kinds[:-1])} nor a {kinds[-1]}: "
         f"{what}"
@@ -150,19 +209,31 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
+        other = _kind_in(text)
+        if other and other != kind:
+            raise FileError(f"{where} is a {other}, not a {kind}{hint}") from None
         raise FileError(
-            f"{where} is not a valid {kind}: {_first_problem(error, 'its key ')}{hint}"
+            f"{where} is not a valid {kind}: {first_problem(error, 'its key ')}{hint}"
         ) from None
+
+
+def _kind_in(text: str) -> str:
+    """The kind of record that a JSON text says it is; empty: none of ours."""
+    try:
+        return _kind_of(json.loads(text))
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _kind_of(values: Any) -> str:
+    said = values.get("format") if isinstance(values, dict) else None
+    found = re.fullmatch(r"batchwright-([a-z]+)/\d+", said) if isinstance(said, str) else None
+    return found[1] if found else ""
 
 
 def write_record(record: Record, path: str | Path) -> None:
     """Write a record as JSON; ``-`` writes to stdout."""
     write_text(record_text(record), path)
-
-
-def record_text(record: Record) -> str:
-    """What a file with the record holds."""
-    return record.model_dump_json(indent=2) + "\n"
 
 
 def write_text(text: str, path: str | Path) -> None:
@@ -195,7 +266,9 @@ def _read_text(path: str | Path) -> str:
     except UnicodeDecodeError:
         raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8") from None
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from None
+        inside = [name for name in _IN_A_RUN if Path(path, name).exists()]
+        hint = f"; there is {' and '.join(inside)} in it" if inside else ""
+        raise FileError(f"cannot read {path}: {error.strerror}{hint}") from None
 
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:
@@ -205,12 +278,14 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
-        raise FileError(
-            f"{_name_of(path)}{line} is not YAML: "
-            f"{getattr(error, 'problem', None) or 'cannot be parsed'}"
-        ) from None
+        raise FileError(f"{_name_of(path)}{line} is not YAML: {yaml_problem(error)}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise FileError(f"{_name_of(path)} holds no job keys: write lines such as `epochs: 3`")
+    kind = _kind_of(values)
+    if kind:  # JSON is YAML, too
+        verb = _TAKEN_BY.get(kind, "")
+        hint = f": `batchwright {verb}` takes one" if verb else ""
+        raise FileError(f"{_name_of(path)} is a {kind}, not a job{hint}")
     return values
 
 
@@ -225,14 +300,26 @@ class _Loader(yaml.SafeLoader):
     """Names a value that looks like a date or a number and is none, and its line.
 
     Of YAML 1.1's many words for yes and no only ``true`` and ``false`` are such, as in YAML 1.2:
-    ``off`` is a word that keys take.
+    ``off`` is a word that keys take. As there, too, a key that stands twice is refused.
     """
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in lines:
+                problem = f"{shorten(key.value)} is given twice, first in line {lines[key.value]}"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError) as error:
-            problem = f"{_shorten(node.value)} cannot be read as a value"
+            problem = f"{shorten(node.value)} cannot be read as a value"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
@@ -263,6 +350,11 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
         raise yaml.composer.ComposerError(None, None, "it is nested too deeply", None) from None
 
 
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """What a text that is not YAML has wrong, in a few words."""
+    return getattr(error, "problem", None) or "it cannot be read"
+
+
 def _as_list(value: Any) -> Any:
     """What ``24,32`` or a single value means for a key that takes several."""
     if isinstance(value, str) and value != "auto":
@@ -275,24 +367,23 @@ def _as_table(key: str, value: Any, place: str) -> Any:
 
     A single item need not stand in brackets. What is in the items, the record checks.
     """
-    items = value
+    items, problem = value, "not a list of items"
     if isinstance(value, str) and value.count("[") + value.count("{") < _MOST_BRACKETS:
         try:
             items = parse_yaml(value, _PlainLoader)
-        except yaml.YAMLError:
-            items = value
+        except yaml.YAMLError as error:
+            items, problem = value, f"not a list of items ({yaml_problem(error)})"
     if items is None:
         return []
     items = [items] if isinstance(items, Mapping) else items
     if not isinstance(items, list | tuple) or isinstance(items, str):
         raise JobError(
-            f"job key {key} = {_shorten(value)}{place}: not a list of items: write "
-            f"{key}='{_TABLES[key]}'"
+            f"job key {key} = {shorten(value)}{place}: {problem}: write {key}='{_TABLES[key]}'"
         )
     for number, item in enumerate(items):
         if not isinstance(item, Mapping | BaseModel):
             raise JobError(
-                f"job key {key}.{number} = {_shorten(item)}{place}: an item has keys: write "
+                f"job key {key}.{number} = {shorten(item)}{place}: an item has keys: write "
                 f"{key}='{_TABLES[key]}'"
             )
         for name, part in dict(item).items():
@@ -305,6 +396,8 @@ def _as_table(key: str, value: Any, place: str) -> Any:
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
+        if isinstance(value, BaseModel):  # a part of the job, as a record
+            value = value.model_dump()
         if isinstance(value, Mapping) and prefix + key not in _TABLES:
             pairs += _flatten(value, f"{prefix}{key}.")
         else:
@@ -313,11 +406,8 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 
 def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
-    known = job_keys()
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise JobError(f"unknown job key {key!r}{place}: {hint}")
+    if key not in job_keys():
+        raise JobError(unknown_key(key, place))
     if isinstance(value, bool):  # would pass for 0 or 1
         raise JobError(f"job key {key} = {value}{place}: no key is a yes or no")
     *parents, last = key.split(".")
@@ -326,39 +416,6 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     if key in _TABLES:
         value = _as_table(key, value, place)
     values[last] = _as_list(value) if key in _LISTS else value
-
-
-def _first_problem(error: ValidationError, what: str, place: str = "") -> str:
-    problems = error.errors(include_url=False)
-    problem = problems[0]
-    key = _key_of(problem)
-    if problem["type"] == "value_error":
-        return str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "missing":
-        return f"{what}{key} is missing"
-    if problem["type"] == "extra_forbidden":
-        return f"{what}{key} is unknown"
-    # One message for each type that the key may have, and for its parts if it takes several.
-    messages = [p["msg"] for p in problems if f"{_key_of(p)}.".startswith(f"{key}.")]
-    texts = [message[0].lower() + message[1:] for message in dict.fromkeys(messages)]
-    message = " or ".join(
-        [texts[0], *(text.removeprefix("input should be ") for text in texts[1:])]
-    )
-    return f"{what}{key} = {_shorten(problem['input'])}{place}: {message}" if key else message
-
-
-def _key_of(problem: Mapping[str, Any]) -> str:
-    return ".".join(str(part) for part in problem["loc"] if not _is_branch(part))
-
-
-def _is_branch(part: int | str) -> bool:
-    """Whether a part of pydantic's location names a union's branch rather than a key."""
-    return isinstance(part, str) and bool(set(part) & set("[-") or part in ("int", "float", "str"))
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def one_line(error: BaseException) -> str:

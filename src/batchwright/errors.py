@@ -14,6 +14,10 @@ class JobError(BatchwrightError):
     """A job key is unknown, has the wrong type, or asks for something that cannot be done."""
 
 
+class ArgumentError(BatchwrightError, TypeError):
+    """A function got a thing of another kind than it takes."""
+
+
 class DataError(BatchwrightError):
     """A data set is missing, truncated, unreadable or inconsistent."""
 

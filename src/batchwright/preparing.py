@@ -6,6 +6,7 @@ first. What needs torch is imported inside.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from math import floor
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.documents import change_job, load_job
-from batchwright.errors import DataError, JobError, PlanError
+from batchwright.errors import ArgumentError, DataError, JobError, PlanError
 from batchwright.launch import refuse_busy_port
 from batchwright.planning.dual_batch import largest_extra_time
 from batchwright.planning.gradient_scaling import ags_rule, check_least, check_step
@@ -33,6 +34,7 @@ from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, sett
 from batchwright.planning.simulated import stated_line
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.explaining import is_chosen
+from batchwright.records.problems import described
 from batchwright.reporting.progress import steps
 from batchwright.simulation.clock import Cluster, step_times
 
@@ -58,7 +60,13 @@ def job_of(
     Raises:
         FileError: The file cannot be read.
         JobError: A key or a value is wrong.
+        ArgumentError: It is something else.
     """
+    if job is not None and not isinstance(job, Job | str | Path):
+        raise ArgumentError(
+            f"a job is expected, or the path of its YAML file, not {described(job)}: keys go by "
+            "name, such as epochs=3, or as bw.Job(epochs=3)"
+        )
     job = job if isinstance(job, Job) else load_job(job)
     return change_job(job, keys, overrides)
 
@@ -368,8 +376,8 @@ def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[s
         if key not in named:
             name = getattr(job, key)
             raise PlanError(
-                f"{key}={name} in a file would run code: repeat {key}={name} on the command line "
-                "to allow it"
+                f"{key}={name} in a file would run code: repeat {shlex.quote(f'{key}={name}')} on "
+                "the command line to allow it"
             )
 
 

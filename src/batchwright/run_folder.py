@@ -8,13 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from batchwright.documents import job_yaml, load_job, read_record, write_record, write_text
-from batchwright.errors import BatchwrightError, FileError, Interrupted
+from batchwright.documents import (
+    job_yaml,
+    load_job,
+    read_one_of,
+    read_record,
+    write_record,
+    write_text,
+)
+from batchwright.errors import ArgumentError, BatchwrightError, FileError, Interrupted
 from batchwright.locks import LOCK_FILE, writing
 from batchwright.preparing import code_keys
-from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
+from batchwright.records import Check, Job, Plan, Profile, RateSchedule, RunSummary, Sweep
+from batchwright.records.problems import described
 from batchwright.records.words import counted
+
+_WHOLE = ("sweep.json", "summary.json", "plan.json")  # what tells most of a folder, in order
 
 
 @contextmanager
@@ -131,6 +142,38 @@ def read_summary(run: str | Path) -> RunSummary:
     return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
 
 
+def load(path: str | Path) -> Any:
+    """What a file or a run folder holds, as the verbs returned it. Runs no code.
+
+    Args:
+        path: A file that a verb or ``save`` wrote, or a job's YAML file; of a run folder the
+            summary, or the plan where the run has not finished, and of a sweep's the sweep.
+
+    Returns:
+        A `Plan`, `Profile`, `RunSummary`, `Sweep`, `Check`, `RateSchedule` or `Job`.
+
+    Raises:
+        FileError: There is nothing, or something else, which the message names.
+    """
+    if not isinstance(path, str | Path):
+        raise ArgumentError(f"load takes the path of a file or run folder, not {described(path)}")
+    place = Path(path)
+    if place.suffix.lower() in (".yaml", ".yml"):
+        return load_job(place)
+    if place.suffix.lower() in (".pt", ".pth"):
+        raise FileError(
+            f"{path} is a checkpoint by its name: a job starts from it with weights={path}, and "
+            "torch.load(..., weights_only=True) opens it"
+        )
+    if place.is_dir():
+        found = next((name for name in _WHOLE if (place / name).exists()), None)
+        if found is None:
+            raise FileError(f"{path} holds none of {', '.join(_WHOLE)}: it is no run folder")
+        place = place / found
+    record = read_one_of(place, (Plan, Profile, RunSummary, Sweep, Check, RateSchedule))
+    return read_summary(place) if isinstance(record, RunSummary) else record
+
+
 def read_summaries(run: str | Path) -> list[RunSummary]:
     """As `read_summary`; of a sweep's folder those of all its finished runs.
 
@@ -142,8 +185,6 @@ def read_summaries(run: str | Path) -> list[RunSummary]:
         return [read_summary(run)]
     found = read_record(folder / "sweep.json", Sweep).done
     if not found:
-        raise FileError(
-            f"no run of the sweep in {run} has finished yet; go on with "
-            f"`batchwright sweep --resume --out {run}`"
-        )
+        command = shlex.join(["batchwright", "sweep", "--resume", "--out", str(run)])
+        raise FileError(f"no run of the sweep in {run} has finished yet; go on with `{command}`")
     return [read_summary(folder / "cells" / cell.name) for cell in found]

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from batchwright.documents import change_job, read_one_of
-from batchwright.errors import FileError, JobError
+from batchwright.documents import change_job, read_one_of, texts_of
+from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.planning.composed import cycle_batches
 from batchwright.planning.inputs import SERVED
 from batchwright.planning.planner import make_plan, plan_without_profile, planning_job
 from batchwright.preparing import job_of, resolve, with_job
 from batchwright.records import DataFacts, Job, Plan, Profile, RunSummary
+from batchwright.records.problems import described
 
 Source = Plan | Profile | RunSummary | Job | str | Path | None
 """A record, the path of its file, a run folder, the path of a job's YAML file, or no job at all."""
@@ -33,7 +34,14 @@ def plan_to_show(source: Source, keys: Mapping[str, Any], overrides: Iterable[st
     Raises:
         BatchwrightError: What is wrong, in one line.
     """
-    overrides = list(overrides)
+    overrides = texts_of(overrides)
+    if source is not None and not isinstance(
+        source, Plan | Profile | RunSummary | Job | str | Path
+    ):
+        raise ArgumentError(
+            "schedule takes a plan, a profile, a summary, a job, or the path of one, not "
+            f"{described(source)}"
+        )
     if isinstance(source, str | Path):
         source = _read(source)
     if isinstance(source, RunSummary):

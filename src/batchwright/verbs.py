@@ -21,11 +21,13 @@ from batchwright.documents import (
     change_job,
     job_yaml,
     load_job,
-    read_record,
+    record_of,
+    refuse_no_path,
+    texts_of,
     write_record,
     write_text,
 )
-from batchwright.errors import PlanError, WorkerError
+from batchwright.errors import ArgumentError, PlanError, WorkerError
 from batchwright.files import make_folder
 from batchwright.fork_server import imported_once
 from batchwright.planning.planner import make_plan
@@ -50,6 +52,7 @@ from batchwright.records import (
     RoundCheck,
     RunSummary,
 )
+from batchwright.records.problems import described
 from batchwright.reporting.comparison import RunComparison, compared
 from batchwright.reporting.comparison_figure import write_comparison_figure
 from batchwright.reporting.figures import write_figures
@@ -113,13 +116,22 @@ def plan(
     Raises:
         PlanError: The profile does not fit the job, or nothing fits the limits.
     """
-    given = [profile] if isinstance(profile, Profile | str | Path) else list(profile)
+    several = isinstance(profile, Sequence) and not isinstance(profile, str)
+    given: Sequence[Any] = profile if several else [profile]  # type: ignore[assignment]
     if not given:
         raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
-    profiles = [one if isinstance(one, Profile) else read_record(one, Profile) for one in given]
+    profiles = [record_of(one, Profile, "plan") for one in given]
+    if isinstance(runs, RunSummary | str | Path) or not isinstance(runs, Iterable):
+        raise ArgumentError(
+            f"runs= of plan takes a list of runs, not {described(runs)}: write runs=[...] with "
+            "summaries or run folders in it"
+        )
     told: list[RunSummary] = []
     for one in runs:
-        told += [one] if isinstance(one, RunSummary) else read_summaries(one)
+        if isinstance(one, str | Path):
+            told += read_summaries(one)
+        else:
+            told.append(record_of(one, RunSummary, "plan", "runs"))
     decided = decide(profiles, keys, overrides, runs=told)
     tell_doubts(decided.job, decided.data)
     tell_idle(decided.job)
@@ -155,9 +167,9 @@ def check(
     from batchwright.probing.probe import measure_points
 
     refuse_unguarded_script()
-    plan = _received(plan, keys, list(overrides))
-    if profile is not None and not isinstance(profile, Profile):
-        profile = read_record(profile, Profile)
+    plan = _received(plan, keys, texts_of(overrides), "check")
+    if profile is not None:
+        profile = record_of(profile, Profile, "check", "profile")
     chosen = chosen_points(plan, len(plan.held_out) if points is None else points)
     wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
     with _workers_of(plan.job), _logs() as folder:
@@ -200,7 +212,7 @@ def train(
     *,
     run_folder: str | Path | None = None,
     resume: bool = False,
-    profile: Profile | None = None,
+    profile: Profile | str | Path | None = None,
     report_to: str | None = None,
     follow_advice: bool = False,
     overrides: Iterable[str] = (),
@@ -212,7 +224,7 @@ def train(
         plan: From `plan`, or the path of its file; with ``resume`` the run folder's own.
         run_folder: Where everything goes; unset: a new folder under ``runs``.
         resume: Continue the run in ``run_folder``.
-        profile: Kept beside the plan, for the report.
+        profile: What the plan was made from, or its file: kept beside it, for the report.
         report_to: Address of a service that is told how the run goes, such as
             ``http://127.0.0.1:8400``. Unset: what ``BATCHWRIGHT_REPORT_TO`` says, and for a run
             that goes on where it reported before; empty: none.
@@ -230,14 +242,17 @@ def train(
         Interrupted: A stop signal came; a checkpoint was written.
     """
     refuse_unguarded_script()
-    watch, overrides = Stopwatch(), list(overrides)
+    refuse_no_path(run_folder, "run_folder")
+    watch, overrides = Stopwatch(), texts_of(overrides)
+    if profile is not None:
+        profile = record_of(profile, Profile, "train", "profile")
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json"))
             plan = folder / "plan.json"
         elif plan is None:
             raise PlanError("train needs a plan: give its file, or resume a run folder")
-        plan = _received(plan, keys, overrides)
+        plan = _received(plan, keys, overrides, "train")
         url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
         held.enter_context(_workers_of(plan.job))
         check_training(plan)
@@ -267,9 +282,10 @@ def report(
     Raises:
         FileError: There is no summary, the data differ, or the folder cannot be written.
     """
+    refuse_no_path(out, "out")
     if others:
         return compare_runs([run, *others], out=out or ".")[1]
-    summary = with_refit(run if isinstance(run, RunSummary) else read_summary(run))
+    summary = with_refit(_summary_of(run))
     folder = Path(out or summary.run_folder)
     write_figures(summary, folder / "figures")
     page = folder / "report.html"
@@ -292,7 +308,7 @@ def compare_runs(
     Raises:
         FileError: There is no summary, the data differ, or the folder cannot be written.
     """
-    told = compared([one if isinstance(one, RunSummary) else read_summary(one) for one in runs])
+    told = compared([_summary_of(one) for one in runs])
     write_comparison_figure(told, Path(out) / "comparison.png")
     page = Path(out) / "comparison.html"
     write_comparison_page(told, page)
@@ -326,7 +342,8 @@ def run(
         What happened; the page is ``report.html`` in the run folder.
     """
     refuse_unguarded_script()
-    overrides = list(overrides)
+    refuse_no_path(run_folder, "run_folder")
+    overrides = texts_of(overrides)
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
@@ -390,12 +407,21 @@ def _workers_of(job: Job) -> AbstractContextManager[None]:
     return nullcontext() if job.launch == "in-process" else imported_once()
 
 
-def _received(plan: Plan | str | Path, keys: Mapping[str, Any], overrides: list[str]) -> Plan:
+def _received(
+    given: Plan | str | Path, keys: Mapping[str, Any], overrides: list[str], verb: str
+) -> Plan:
     """A plan that is there or in a file, with job keys changed that do not change the plan."""
-    if not isinstance(plan, Plan):
-        plan = read_record(plan, Plan)
+    plan = record_of(given, Plan, verb)
+    if plan is not given:
         refuse_unconfirmed_code(plan.job, keys, overrides)
     return with_job(plan, change_job(plan.job, keys, overrides))
+
+
+def _summary_of(run: RunSummary | str | Path) -> RunSummary:
+    """A summary that is there, or that of a run folder or file."""
+    return (
+        read_summary(run) if isinstance(run, str | Path) else record_of(run, RunSummary, "report")
+    )
 
 
 # --------------------------------------------------------------------------------------- launching

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shlex
 import subprocess
 import sys
 import threading
@@ -81,7 +82,8 @@ def _remembered(folder: Path, set_to: str | None) -> str | None:
     if report.seal != seal_of(report.url, find_token(report.url)):
         raise BatchwrightError(
             f"{folder} reported to {report.url} with another token than yours: say --report-to "
-            f'{report.url} if yours is meant for it, or --report-to "" to report nowhere'
+            f"{shlex.quote(report.url)} if yours is meant for it, or --report-to '' to report "
+            "nowhere"
         )
     return report.url
 
@@ -159,8 +161,8 @@ class Companion:
             f"{left} line{'s' if left != 1 else ''} of this run" if left else "the end of this run"
         )
         self._told.put(
-            f"{what} could not be sent to {report.url} yet; `batchwright send {self._folder}` "
-            "sends what is left"
+            f"{what} could not be sent to {report.url} yet; "
+            f"`{shlex.join(['batchwright', 'send', str(self._folder)])}` sends what is left"
         )
 
     def _read(self) -> None:

@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
-from batchwright.errors import PlanError
+from batchwright.errors import ArgumentError, PlanError
 from batchwright.prediction.fit import Line, between, fit_line, interval, student_t_975
 from batchwright.records import Estimate, MemoryParts, MemoryPoint, Profile
+from batchwright.records.problems import described
 
 MARGIN = {"cpu": 0.005, "cuda": 0.03}
 """Share by which the interval is widened: blocks are rounded up, on CUDA more."""
@@ -315,11 +317,23 @@ def max_local_batch_size(
         workers: Workers; unset: the most that were measured together.
 
     Raises:
+        ArgumentError: The profile is something else, or a number is none.
         PlanError: A limit that is not positive, or a profile without memory peaks.
     """
+    if not isinstance(profile, Profile):
+        hint = (
+            f": read it with bw.load({str(profile)!r})" if isinstance(profile, str | Path) else ""
+        )
+        raise ArgumentError(
+            f"max_local_batch_size takes a profile, as bw.probe(...) returns, not "
+            f"{described(profile)}{hint}"
+        )
+    for name, value in (("limit", limit), ("resolution", resolution), ("workers", workers)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ArgumentError(f"{name}= takes a whole number, not {described(value)}")
+        if value is not None and value < 1:
+            raise PlanError(f"{name}={value}: give 1 or more")
     limit = limit or profile.job.goal.memory or profile.cluster.memory_bytes
-    if limit < 1:
-        raise PlanError(f"limit={limit}: give the bytes that one worker may use")
     model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
     side = resolution or model.resolutions[-1]
     count = workers or profile.cluster.workers

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from html import escape
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from batchwright.errors import ArgumentError
+from batchwright.files import write_whole
+from batchwright.records.problems import described
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -29,3 +35,56 @@ class Estimate(Record):
     value: float = Field(description="Best guess, in the unit of the field that holds it.")
     low: float = Field(description="Lower end, same unit.")
     high: float = Field(description="Upper end, same unit.")
+
+
+class Document(Record):
+    """Base of the records that the verbs return: a file holds one, a line tells what matters."""
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What matters most of it, each with its name, as `repr` and a notebook show it."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, as the command line does; `batchwright.load` reads it again.
+
+        Raises:
+            ArgumentError: The path is something else.
+            FileError: The folder is missing or not writable, or the disk is full.
+        """
+        if not isinstance(path, str | Path):
+            raise ArgumentError(f"save takes the path of a file, not {described(path)}")
+        write_whole(Path(path), record_text(self).encode())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {_in_a_line(self._facts())}>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._facts())
+
+
+def record_text(record: Record) -> str:
+    """What a file with the record holds."""
+    return record.model_dump_json(indent=2) + "\n"
+
+
+def html_table(name: str, rows: list[tuple[str, str]]) -> str:
+    """Names and values as a small table, for a notebook."""
+    body = "".join(
+        f"<tr><th style='text-align:left'>{escape(_visible(name))}</th>"
+        f"<td style='text-align:left'>{escape(_visible(value))}</td></tr>"
+        for name, value in rows
+    )
+    return f"<table><caption>{escape(name)}</caption>{body}</table>"
+
+
+def _in_a_line(facts: list[tuple[str, str]]) -> str:
+    return _visible(", ".join(f"{name} {value}" for name, value in facts))
+
+
+def _visible(text: str) -> str:
+    from batchwright.records.words import printable  # it imports this module
+
+    return printable(text)

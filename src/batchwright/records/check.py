@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Positive, Record
+from batchwright.records.base import Count, Document, Positive, Record
 from batchwright.records.profile import Cluster, OutOfMemory, PairTime, Profile
+from batchwright.records.words import percent
 
 
 class CheckPoint(Record):
@@ -62,7 +64,7 @@ class RoundCheck(Record):
         return self.small_seconds / self.large_seconds - 1
 
 
-class Check(Record):
+class Check(Document):
     """How right a plan's predictions were."""
 
     format: Literal["batchwright-check/1"] = "batchwright-check/1"
@@ -79,6 +81,18 @@ class Check(Record):
     profile: Profile | None = Field(
         None, description="The profile with the new points; null if none was given."
     )
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """How far off the predictions were."""
+        errors = [abs(one.error) for one in self.points if one.quantity == "step_seconds"]
+        inside = sum(one.inside for one in self.points)
+        return [
+            ("step times", str(len(errors))),
+            ("median error", percent(median(errors)) if errors else "none measured"),
+            ("inside the 95 % interval", f"{inside} of {len(self.points)}"),
+            ("tolerance", percent(self.tolerance)),
+            ("did not fit", str(len(self.out_of_memory))),
+        ]
 
     @property
     def missed(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from batchwright.errors import ArgumentError, JobError
 from batchwright.records.base import (
     Augmentation,
     Count,
@@ -14,6 +15,7 @@ from batchwright.records.base import (
     NonNegative,
     Positive,
     Record,
+    html_table,
 )
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
@@ -501,6 +503,33 @@ class Job(Record):
     probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")
     goal: Goal = Field(Goal(), description="What the plan aims for.")
     link: Link = Field(Link(), description="The network between machines.")
+
+    if not TYPE_CHECKING:  # a checker goes by the keys
+
+        def __init__(self, *others: object, **keys: Any) -> None:
+            if others:
+                raise ArgumentError("a Job takes its keys by name, such as bw.Job(epochs=3)")
+            try:
+                super().__init__(**keys)
+            except ValidationError as error:
+                from batchwright.records.job_keys import job_problem  # it imports this module
+
+                raise JobError(job_problem(error)) from None
+
+        __init__.__pydantic_base_init__ = True  # pydantic itself need not call it for JSON
+
+    def _changed(self) -> dict[str, Any]:
+        """The keys that are not as by default."""
+        return self.model_dump(exclude_defaults=True)
+
+    def __repr_args__(self) -> list[tuple[str, Any]]:
+        return list(self._changed().items())
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        return html_table("Job", [(key, str(value)) for key, value in self._changed().items()])
 
     @property
     def rate_scaling(self) -> Scaling:

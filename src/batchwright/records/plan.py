@@ -9,6 +9,7 @@ from pydantic import Field
 from batchwright.records.base import (
     Augmentation,
     Count,
+    Document,
     Estimate,
     Index,
     Method,
@@ -20,6 +21,7 @@ from batchwright.records.base import (
 )
 from batchwright.records.job import Job
 from batchwright.records.profile import DataFacts, NetworkFacts
+from batchwright.records.words import in_seconds, local_batches
 
 
 class KindCount(Record):
@@ -238,7 +240,7 @@ class Stage(Record):
         return -(-max(self.local_batch_sizes) // self.micro_batch_size)
 
 
-class Plan(Record):
+class Plan(Document):
     """A header and a table of stages; nothing else passes between deciding and doing.
 
     Holds no time, host or output path: the same input gives the same bytes everywhere.
@@ -266,6 +268,24 @@ class Plan(Record):
     held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")
     reasons: tuple[Reason, ...] = Field((), description="Why, choice by choice.")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What is trained, how, and the predicted time."""
+        sides = ", ".join(str(side) for side in sorted({one.resolution for one in self.stages}))
+        top = max(self.stages, key=lambda stage: stage.resolution)
+        return [
+            ("network", self.network.name),
+            ("data", self.data.name),
+            ("method", self.method),
+            ("workers", str(self.workers)),
+            ("global batch", f"{top.global_batch_size} ({local_batches(top.local_batch_sizes)})"),
+            ("side", f"{sides} px"),
+            ("optimizer", self.update),
+            ("rate", f"{self.stages[0].learning_rate:.3g}"),
+            ("precision", self.precision),
+            ("epochs", str(self.epochs)),
+            ("seconds per epoch", in_seconds(top.predicted_epoch_seconds)),
+        ]
 
     @property
     def epochs(self) -> int:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Index, NonNegative, Positive, Precision, Record
+from batchwright.records.base import (
+    Count,
+    Document,
+    Index,
+    NonNegative,
+    Positive,
+    Precision,
+    Record,
+)
 from batchwright.records.job import Job
+from batchwright.records.words import duration, number
 
 
 class DataFacts(Record):
@@ -176,7 +186,7 @@ class GradientNoise(Record):
     repeats: Count = Field(description="Steps averaged before dividing.")
 
 
-class Profile(Record):
+class Profile(Document):
     """What `probe` measured: reusable input of `plan`."""
 
     format: Literal["batchwright-profile/1"] = "batchwright-profile/1"
@@ -207,3 +217,26 @@ class Profile(Record):
         description="Forward pass without gradients on one worker, in seconds per image."
     )
     probe_seconds: Positive = Field(description="Wall time that measuring took, in seconds.")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What was measured, where, and for how long."""
+        scale = self.noise.noise_scale if self.noise else None
+        return [
+            ("network", self.network.name),
+            ("data", self.data.name),
+            ("device", self.cluster.kind or self.cluster.device_name),
+            ("workers", _span(one.workers for one in self.steps)),
+            ("local batches", _span(one.local_batch_size for one in self.steps)),
+            ("side", f"{_span(one.resolution for one in self.steps)} px"),
+            ("step times", str(len(self.steps))),
+            ("noise scale", f"{number(scale)} samples" if scale else "not known"),
+            ("measured in", duration(self.probe_seconds)),
+        ]
+
+
+def _span(values: Iterable[int]) -> str:
+    """The smallest and the largest of some numbers; ``none`` without any."""
+    found = sorted(set(values))
+    if not found:
+        return "none"
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"

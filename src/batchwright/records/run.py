@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Estimate, Index, NonNegative, Positive, Record
+from batchwright.records.base import Count, Document, Estimate, Index, NonNegative, Positive, Record
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
+from batchwright.records.words import duration, local_batches, percent
 
 
 class WorkerTime(Record):
@@ -131,7 +132,7 @@ class CommandPart(Record):
     seconds: NonNegative = Field(description="On the clock of the person who waits.")
 
 
-class RunSummary(Record):
+class RunSummary(Document):
     """A whole run: what `report` reads."""
 
     format: Literal["batchwright-summary/1"] = "batchwright-summary/1"
@@ -162,9 +163,37 @@ class RunSummary(Record):
         None, description="Planned again, if the epochs missed the prediction by too much."
     )
 
+    def _facts(self) -> list[tuple[str, str]]:
+        """What was trained, what came of it, and where it is."""
+        plan, best, seconds = self.plan, self.best_epoch, self.measured_epoch_seconds
+        stage = plan.stages[-1]
+        batch = f"{stage.global_batch_size} ({local_batches(stage.local_batch_sizes)})"
+        simulated = " (simulated)" if self.simulated else ""
+        accuracy = "not evaluated"
+        if best is not None and best.top1 is not None and self.accuracy is not None:
+            accuracy = (
+                f"{percent(self.accuracy)} (best {percent(best.top1)}, epoch {best.epoch + 1})"
+            )
+        return [
+            ("network", plan.network.name),
+            ("data", plan.data.name),
+            ("method", plan.method),
+            ("workers", str(plan.workers)),
+            ("global batch", batch),
+            ("epochs", f"{self.epochs[-1].epoch + 1 if self.epochs else 0} of {plan.epochs}"),
+            ("held-out accuracy", accuracy),
+            ("time per epoch", f"{duration(seconds)}{simulated}" if seconds else "not measured"),
+            ("folder", self.run_folder),
+        ]
+
     @property
-    def test_accuracy(self) -> float | None:
-        """Held-out accuracy of the last evaluated epoch, in [0, 1]."""
+    def best_accuracy(self) -> float | None:
+        """Highest held-out accuracy of all evaluated epochs, in [0, 1]; see `best_epoch`."""
+        return self.best_epoch.top1 if self.best_epoch else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Held-out accuracy of the last evaluated epoch, in [0, 1]; `None` without any."""
         return next((e.top1 for e in reversed(self.epochs) if e.top1 is not None), None)
 
     @property

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Index, NonNegative, Positive, Record
+from batchwright.records.base import Count, Document, Index, NonNegative, Positive, Record
 from batchwright.records.plan import AgsRule, LearningRateRule, Reason
 
 
@@ -61,7 +61,7 @@ class SchedulePoint(Record):
     what: str = Field("", description="What happens there, in words; empty: nothing.")
 
 
-class RateSchedule(Record):
+class RateSchedule(Document):
     """The learning rate against epochs, with the rows of the plan and where all comes from."""
 
     format: Literal["batchwright-schedule/1"] = "batchwright-schedule/1"
@@ -83,3 +83,15 @@ class RateSchedule(Record):
     points: tuple[SchedulePoint, ...] = Field(description="The rate, in order.")
     reasons: tuple[Reason, ...] = Field(description="Those of the plan that it rests on.")
     doubts: tuple[str, ...] = Field(description="What may not be meant, a line each.")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """The rule of the rate, and how long it holds."""
+        return [
+            ("of", self.name),
+            ("epochs", str(self.epochs)),
+            ("peak rate", f"{self.rule.peak:.3g}"),
+            ("scaling", self.rule.scaling),
+            ("warm-up", f"{self.rule.warmup_epochs:.3g} epochs"),
+            ("decay", self.rule.decay),
+            ("points", str(len(self.points))),
+        ]

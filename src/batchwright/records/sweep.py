@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from batchwright.records.base import Count, Index, NonNegative, Positive, Record
+from batchwright.records.base import Count, Document, Index, NonNegative, Positive, Record
 from batchwright.records.job import Job
 from batchwright.records.profile import DataFacts
+from batchwright.records.words import job_value, percent
 
 
 class SweptKey(Record):
@@ -73,7 +74,7 @@ class SweepSetting(Record):
     training_seconds: Mean | None = Field(description="Of training, evaluation aside.")
 
 
-class Sweep(Record):
+class Sweep(Document):
     """A grid of runs, as far as it has come."""
 
     format: Literal["batchwright-sweep/1"] = "batchwright-sweep/1"
@@ -84,6 +85,20 @@ class Sweep(Record):
     seeds: tuple[Index, ...] = Field(min_length=1, description="The same for every setting.")
     cells: tuple[SweepCell, ...] = Field(description="Seed by seed, so that the first tell early.")
     settings: tuple[SweepSetting, ...] = Field(description="Means over the seeds.")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What varies, how far it has come, and where it is."""
+        means = [one.accuracy.value for one in self.settings if one.accuracy]
+        return [
+            ("network", self.job.network),
+            ("data", self.job.data),
+            *((one.key, job_value(one.values)) for one in self.keys),
+            ("seeds", job_value(self.seeds)),
+            ("runs done", f"{len(self.done)} of {len(self.cells)}"),
+            ("failed", str(len(self.failed))),
+            ("best mean accuracy", percent(max(means)) if means else "none yet"),
+            ("folder", self.folder),
+        ]
 
     @property
     def failed(self) -> tuple[SweepCell, ...]:

@@ -126,7 +126,7 @@ def comparison_rows(told: RunComparison) -> list[list[str]]:
                 range_words(stage.global_batch_size for stage in plan.stages),
                 local_range(plan),
                 str(len(summary.epochs)),
-                _share(summary.test_accuracy),
+                _share(summary.accuracy),
                 _share(best.top1 if best else None),
                 training_words(summary, one.seconds),
                 "-" if one.reached is None else training_words(summary, one.reached),
@@ -140,7 +140,7 @@ def setting_rows(told: RunComparison) -> list[list[str]]:
     rows = [["setting", "runs", "mean of last", "lowest", "highest", "training, mean"]]
     for setting, count in sorted(Counter(one.setting for one in told.runs).items()):
         ones = [one for one in told.runs if one.setting == setting]
-        lasts = [one.summary.test_accuracy for one in ones]
+        lasts = [one.summary.accuracy for one in ones]
         known = [last for last in lasts if last is not None]
         if count < 2 or not known:
             continue

@@ -141,7 +141,7 @@ def _of_plan(plan: Plan) -> Mapping[str, object]:
 def _of_summary(summary: RunSummary) -> Mapping[str, object]:
     best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
     return {
-        "accuracy": summary.test_accuracy,
+        "accuracy": summary.accuracy,
         "best_accuracy": best.top1 if best else None,
         "best_epoch": best.epoch + 1 if best else None,
         "accuracies": tuple(epoch.top1 for epoch in summary.epochs),

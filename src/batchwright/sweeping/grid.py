@@ -17,9 +17,11 @@ from typing import Any
 import yaml
 from pydantic import JsonValue
 
-from batchwright.documents import change_job, job_keys, parse_yaml
-from batchwright.errors import JobError
+from batchwright.documents import change_job, parse_yaml, yaml_problem
+from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job, SweptKey
+from batchwright.records.job_keys import job_keys, unknown_key
+from batchwright.records.problems import described
 from batchwright.records.words import job_value
 
 Grid = Mapping[str, str | Sequence[Any]]
@@ -91,12 +93,17 @@ def read_grid(job: Job, grid: Grid) -> tuple[SweptKey, ...]:
     """
     if not grid:
         raise JobError(f"a sweep needs something to vary: give {_EXAMPLE}, say")
+    if not isinstance(grid, Mapping):
+        raise ArgumentError(
+            "sweep takes values by key, such as {'warmup_epochs': [0, 5, 10]}, not "
+            f"{described(grid)}"
+        )
     return tuple(SweptKey(key=key, values=_values(job, key, grid[key])) for key in grid)
 
 
 def _values(job: Job, key: str, given: str | Sequence[Any]) -> tuple[JsonValue, ...]:
     if key not in job_keys():
-        change_job(job, overrides=[f"{key}="])  # says which key is meant
+        raise JobError(unknown_key(key))
     if key in _UNCHANGING:
         raise JobError(f"{key} cannot vary in a sweep: {_UNCHANGING[key]}")
     found: list[JsonValue] = []
@@ -120,12 +127,13 @@ def _listed(key: str, given: str | Sequence[Any]) -> Sequence[Any]:
         return [part.strip() for part in given.split(",")] if given else []
     try:
         values = parse_yaml(given)
-    except yaml.YAMLError:
-        values = None
+        problem = ""
+    except yaml.YAMLError as error:
+        values, problem = None, f" ({yaml_problem(error)})"
     if not isinstance(values, list):
         raise JobError(
-            f"the grid's {key} = {given} is no YAML list: write '[[32], [24, 32]]', or values "
-            "without brackets, such as 1,2,3"
+            f"the grid's {key} = {given} is no YAML list{problem}: write '[[32], [24, 32]]', or "
+            "values without brackets, such as 1,2,3"
         )
     return values
 
@@ -189,6 +197,10 @@ def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
     Raises:
         JobError: There are none, or one is there twice or is no seed.
     """
+    if not isinstance(seeds, int | Sequence) or isinstance(seeds, str):
+        raise ArgumentError(
+            f"seeds= takes how many, such as 3, or which, such as [0, 1, 2], not {described(seeds)}"
+        )
     listed = range(job.seed, job.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
     if not listed:
         raise JobError(f"seeds={seeds}: a sweep needs one or more")

@@ -15,7 +15,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from batchwright.documents import change_job, read_record, write_record, write_text
+from batchwright.documents import (
+    change_job,
+    read_record,
+    refuse_no_path,
+    texts_of,
+    write_record,
+    write_text,
+)
 from batchwright.errors import Interrupted, JobError
 from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import TRAINING_KEYS, code_keys, job_of, refuse_unconfirmed_code
@@ -73,7 +80,8 @@ def sweep(
         BatchwrightError: What is wrong with grid, job, data or folder, before anything is started.
         Interrupted: A stop signal came; what there is can be resumed.
     """
-    overrides, most = list(overrides), read_at_once(at_once)
+    refuse_no_path(out, "out")
+    overrides, most = texts_of(overrides), read_at_once(at_once)
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(out, "sweep.json"))

@@ -19,6 +19,7 @@ import torch
 
 from batchwright.errors import FileError
 from batchwright.training.plain import from_plain, to_plain
+from batchwright.workload.task import load_tensors
 
 FORMAT = "batchwright-checkpoint/1"
 
@@ -72,11 +73,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         FileError: There is none, it is damaged, or it is something else.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_tensors(path)
     except FileNotFoundError:
         raise FileError(f"there is no checkpoint {path} to resume from") from None
-    except Exception as error:  # noqa: BLE001 - torch.load raises whatever its unpickler meets
+    except OSError as error:
         raise FileError(f"{path} is no readable checkpoint: {_cause(error)}") from None
+    except Exception:  # noqa: BLE001 - torch.load raises whatever its unpickler meets
+        # Not in torch's words: they advise to read it in a way that runs what code it holds.
+        raise FileError(
+            f"{path} is no readable checkpoint: it is damaged, cut short or of another program"
+        ) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise FileError(f"{path} is not a checkpoint of batchwright ({FORMAT})")
     return from_plain(content)  # type: ignore[no-any-return] # a dict stays one

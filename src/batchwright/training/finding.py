@@ -51,7 +51,9 @@ def find_checkpoint(folder: Path, group: Group) -> Found | None:
     problems = list(dict.fromkeys(text for _, _, texts in everyone for text in texts))
     if not known:
         if problems:
-            raise FileError("; ".join(problems) + "; begin again in another folder")
+            raise FileError(
+                "; ".join(problems) + "; put a copy of one back, or begin again in another folder"
+            )
         return None
     newest = max(known)
     source = next(rank for rank, (theirs, _, _) in enumerate(everyone) if theirs == newest)

@@ -23,15 +23,17 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from batchwright.client.companion import Companion, destination, outcome_of
-from batchwright.documents import read_record, write_record
-from batchwright.errors import FileError, Interrupted, PlanError
+from batchwright.documents import record_of, refuse_no_path, write_record
+from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError
 from batchwright.group import Group, loss_behind
 from batchwright.locks import WAIT_SECONDS, Lock, take
 from batchwright.processes import die_with_agent, refuse_unguarded_script
 from batchwright.records import Plan, Stage
+from batchwright.records.problems import described
+from batchwright.records.words import printable
 from batchwright.server_child import SERVER
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.evaluation import Forward, Metric, outputs_and_labels
@@ -122,9 +124,11 @@ class Session:
         follow_advice: bool = False,
     ) -> None:
         refuse_unguarded_script()
+        refuse_no_path(run_folder, "run_folder")
+        _refuse_other_things(model, optimizer, dataset)
         die_with_agent()
         _refuse_wrapped(model)
-        self.plan = plan if isinstance(plan, Plan) else read_record(plan, Plan)
+        self.plan = record_of(plan, Plan, "Session", "plan")
         self.model, self.optimizer = model, optimizer
         self.device = next(model.parameters()).device
         self._clip_norm = clip_norm or self.plan.job.clip_norm
@@ -378,6 +382,16 @@ class Session:
             batch_size or max(256, self._top.micro_batch_size),
         )
 
+    def __repr__(self) -> str:
+        if not hasattr(self, "_run"):
+            return "<Session: not open>"
+        plan, folder = self.plan, "none" if self._folder is None else self._folder
+        return printable(
+            f"<Session: worker {self.rank} of {self.world_size}, device {self.device}, network "
+            f"{plan.network.name}, data {plan.data.name}, method {plan.method}, epochs "
+            f"{plan.epochs}, folder {folder}>"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -561,6 +575,24 @@ def _warn_of_other_optimizer(plan: Plan, optimizer: torch.optim.Optimizer) -> No
         f"{how}",
         stacklevel=4,
     )
+
+
+def _refuse_other_things(model: object, optimizer: object, dataset: object) -> None:
+    """What stands in another's place is said at once, and by its name."""
+    for name, given, fits in (
+        ("model", model, isinstance(model, nn.Module)),
+        ("optimizer", optimizer, hasattr(optimizer, "param_groups")),
+    ):
+        if not fits:
+            raise ArgumentError(
+                f"{name} of Session is {described(given)}: write bw.Session(model, optimizer, "
+                "dataset, plan=...)"
+            )
+    if dataset is None or isinstance(dataset, str | Path | nn.Module | DataLoader):
+        raise ArgumentError(
+            f"dataset of Session is {described(dataset)}: give the data set itself, with a length "
+            "and items by index; the session loads its batches"
+        )
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -51,20 +52,23 @@ def decode(data: bytes, *, top_resolution: int) -> npt.NDArray[np.uint8]:
     Raises:
         UnreadableImageError: Damaged, of an unknown format, too large, or of deep colour.
     """
-    with _readable(data) as image:
+    with _readable(io.BytesIO(data)) as image:
         return _decode(image, top_resolution)
 
 
 @contextmanager
-def _readable(data: bytes) -> Iterator[Image.Image]:
+def _readable(file: BinaryIO) -> Iterator[Image.Image]:
     """The opened image; whatever goes wrong with it inside makes it unreadable."""
     # Pillow's decoders raise many kinds of exception on damaged files (SyntaxError, struct.error,
     # zlib.error ...): whatever they raise, this file is unreadable.
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with Image.open(file, formats=_FORMATS) as image:
+            _refuse_large(*image.size)
             yield image
     except UnreadableImageError:
         raise
+    except Image.DecompressionBombError as error:  # Pillow's own, at twice the limit
+        raise UnreadableImageError(_too_large("it has more pixels than")) from error
     except UnidentifiedImageError as error:
         raise UnreadableImageError("not an image of a known format") from error
     except MemoryError as error:
@@ -97,8 +101,7 @@ def decode_square(
     Raises:
         UnreadableImageError: As `decode`.
     """
-    with _readable(data) as image:
-        _refuse_large(*image.size)
+    with _readable(io.BytesIO(data)) as image:
         shorter = min(image.size)
         share = top_resolution / min(stored_size(*image.size, top_resolution))
         reduction = resolution / (share * shorter)
@@ -121,14 +124,18 @@ def size_of(data: bytes) -> tuple[int, int]:
     Raises:
         UnreadableImageError: It is not an image, or too large.
     """
-    with _readable(data) as image:
-        _refuse_large(*image.size)
+    with _readable(io.BytesIO(data)) as image:
         return image.size
 
 
 def shorter_side(path: Path) -> int:
-    """The shorter side of an image file in pixels, from its header; raises `OSError`."""
-    with Image.open(path, formats=_FORMATS) as image:
+    """The shorter side of an image file in pixels, from its header.
+
+    Raises:
+        OSError: It cannot be read.
+        UnreadableImageError: It is not an image, or too large.
+    """
+    with path.open("rb") as file, _readable(file) as image:
         return min(image.size)
 
 
@@ -143,7 +150,6 @@ def stored_size(width: int, height: int, top_resolution: int) -> tuple[int, int]
 
 
 def _decode(image: Image.Image, top_resolution: int) -> npt.NDArray[np.uint8]:
-    _refuse_large(*image.size)
     width, height = stored_size(*image.size, top_resolution)
     _refuse_large(width, height)  # a long thin line enlarged
     # JPEG decodes at 1/2, 1/4 or 1/8 of its size for a fraction of the time.
@@ -174,9 +180,11 @@ def _refuse_large(width: int, height: int) -> None:
     """Hold Pillow's limit: a small file may claim to unpack to more than the memory."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
-        raise UnreadableImageError(
-            f"{width} x {height} pixels are more than Pillow's limit of {limit:,}"
-        )
+        raise UnreadableImageError(_too_large(f"{width} x {height} pixels are more than"))
+
+
+def _too_large(what: str) -> str:
+    return f"{what} Pillow's limit of {Image.MAX_IMAGE_PIXELS:,}; save it smaller"
 
 
 def _orientation(image: Image.Image) -> int:

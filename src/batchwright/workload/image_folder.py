@@ -10,7 +10,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -240,18 +240,26 @@ def natural_side(listing: Listing) -> int:
     160 if the median shorter side of 100 images, evenly spaced over the folder, is at least that;
     else the median rounded down to a multiple of 8, and at least 8.
     """
-    files = listing.all_files
-    sample = files[:: -(-len(files) // _SAMPLE)]
-    sides = [side for file in sample if (side := _side(listing.root / file.name)) is not None]
+    sides = []  # decoding says what is wrong with those that have none
+    for file in _sample(listing):
+        with suppress(OSError, UnreadableImageError), _without_pillows_warnings():
+            sides.append(shorter_side(listing.root / file.name))
     middle = int(median(sides)) if sides else _USUAL_SIDE
     return min(_USUAL_SIDE, max(8, middle // 8 * 8))
 
 
-def _side(path: Path) -> int | None:
-    try:
-        return shorter_side(path)
-    except (OSError, ValueError, SyntaxError):  # decoding says what is wrong with it
-        return None
+def _sample(listing: Listing) -> list[ImageFile]:
+    """100 images, evenly spaced over the folder, or all of fewer."""
+    files = listing.all_files
+    return files[:: -(-len(files) // _SAMPLE)]
+
+
+@contextmanager
+def _without_pillows_warnings() -> Iterator[None]:
+    """Pillow warns of odd metadata, and of an image so large that it is refused here anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def recipe(listing: Listing, top_resolution: int, unreadable: str) -> dict[str, object]:
@@ -329,14 +337,12 @@ def index_all(
 
 def stored_bytes(listing: Listing, top_resolution: int) -> int:
     """About as many bytes as the decoded images would take, from 100 evenly spaced ones."""
-    files = listing.all_files
-    sample = files[:: -(-len(files) // _SAMPLE)]
-    areas = []
-    for file in sample:
-        with suppress(OSError, UnreadableImageError):  # decoding says what is wrong with it
+    areas = []  # as above
+    for file in _sample(listing):
+        with suppress(OSError, UnreadableImageError), _without_pillows_warnings():
             width, height = size_of((listing.root / file.name).read_bytes())
             areas.append(prod(stored_size(width, height, top_resolution)))
-    return round(3 * sum(areas) / max(1, len(areas)) * len(files))
+    return round(3 * sum(areas) / max(1, len(areas)) * len(listing.all_files))
 
 
 _Read = tuple[Any, bytes]  # what was found, and the SHA-256 of the file
@@ -368,10 +374,9 @@ def _go_through(
         except UnreadableImageError as error:
             return error
 
-    # Threads suffice: Pillow decodes outside Python's lock. Its warnings (odd metadata; an image so
-    # large that `decode` refuses it) would only tear the progress display.
-    with warnings.catch_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
-        warnings.simplefilter("ignore")
+    # Threads suffice: Pillow decodes outside Python's lock. Its warnings would only tear the
+    # progress display.
+    with _without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
         for done, ((part, _, file), result) in enumerate(_in_order(pool, attempt, tasks), start=1):
             if isinstance(result, UnreadableImageError):
                 _refuse_or_log(listing.root / file.name, result, skip_unreadable)

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from batchwright.errors import JobError
+from batchwright.errors import ArgumentError, JobError
+from batchwright.records.problems import described
 from batchwright.workload.optimizers import without_compiler
 
 SGD_SHARE = 1.0
@@ -240,9 +241,15 @@ def muon(
         An optimizer of up to three parameter groups: the matrices, SGD's matrices, SGD's vectors.
 
     Raises:
+        ArgumentError: The model is none.
         JobError: Nothing in the model is such a matrix.
         ValueError: A kernel's memory is laid out so that it is no matrix.
     """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"muon takes the model itself, a torch.nn.Module, not {described(model)}: write "
+            "bw.muon(model, lr=0.1)"
+        )
     matrices = matrices_of(model)
     if not matrices:
         raise JobError(

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -273,10 +274,21 @@ def set_training(network: nn.Module) -> None:
             module.train(any(parameter.requires_grad for parameter in module.parameters()))
 
 
+def load_tensors(path: str | Path) -> Any:
+    """What `torch.save` wrote into a file, on the CPU; runs no code and warns of nothing.
+
+    Raises:
+        Exception: Whatever `torch.load` and its unpickler meet in a file of another kind.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def _read_weights(path: str | Path) -> dict[str, Tensor]:
     """The state_dict in the file, on the CPU."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_tensors(path)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise FileError(f"weights={path}: cannot be read ({error.strerror})") from error
     except pickle.UnpicklingError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from batchwright.documents import record_text
 from batchwright.records import Plan
+from batchwright.records.base import record_text
 from batchwright.records.service import PlanRequest
 from batchwright.service.access import need
 from batchwright.service.plan_answers import planned

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from batchwright.documents import change_job, one_line, parse_yaml
+from batchwright.documents import change_job, one_line, parse_yaml, yaml_problem
 from batchwright.errors import BatchwrightError
 from batchwright.records import Job
 
@@ -54,8 +54,7 @@ def keys_of_text(text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        raise JobTextError(f"This is not YAML{where}: {problem}.") from None
+        raise JobTextError(f"This is not YAML{where}: {yaml_problem(error)}.") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise JobTextError("Write a key on each line, such as epochs: 3.")
     return values

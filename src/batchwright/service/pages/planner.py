@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, File, Form, Request, Response, UploadFile
 from fastapi.responses import RedirectResponse
 
-from batchwright.documents import record_text
 from batchwright.records import Plan, Profile
+from batchwright.records.base import record_text
 from batchwright.records.explaining import is_chosen
 from batchwright.records.service import Identifier, Name
 from batchwright.records.words import between, counted, duration, in_seconds

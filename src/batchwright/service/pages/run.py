@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from batchwright.documents import record_text
+from batchwright.records.base import record_text
 from batchwright.records.service import Identifier
 from batchwright.reporting.page import page as report_page
 from batchwright.service.access import check_form, need_page, store_of

@@ -1,0 +1,126 @@
+"""Job keys by name: all of them, and what a name that is none may have meant."""
+
+from __future__ import annotations
+
+import difflib
+
+from pydantic import BaseModel, ValidationError
+
+from batchwright.records.job import Job
+from batchwright.records.problems import first_problem, shorten
+
+_WORDS = {
+    "data=imagefolder:PATH": "dataset dataset_path data_dir data_path data_root root path images "
+    "train_dir train_data",
+    "val=0.1, the share to hold out": "val_split validation_split val_size val_fraction val_ratio "
+    "validation test_size test_split holdout held_out",
+    "network=resnet18": "model model_name arch architecture net backbone",
+    "weights=PATH, to start from": "pretrained pretrained_weights checkpoint ckpt init init_from",
+    "frozen=stages.0.*": "freeze freeze_layers frozen_layers",
+    "loss=cross_entropy": "criterion loss_fn loss_function",
+    "label_smoothing=0.1": "smoothing",
+    "dropout=0.1": "drop drop_rate dropout_rate",
+    "augment=crop-flip": "aug augmentation augmentations data_augmentation transform transforms",
+    "optimizer=sgd": "optim optimiser opt solver",
+    "momentum=0.9": "mom sgd_momentum beta",
+    "weight_decay=0.0005": "wd l2 weightdecay",
+    "learning_rate=0.1, the rate at base_batch": "lr lr0 rate alpha base_lr initial_lr init_lr "
+    "max_lr peak_lr learning_rate_init step_size",
+    "warmup_epochs=5": "warmup warm_up warmup_steps warmup_iters warmup_ratio lr_warmup",
+    "decay=cosine": "scheduler lr_scheduler lr_schedule schedule sched lr_decay lr_policy "
+    "annealing",
+    "clip_norm=1.0": "clip clipping clip_grad clip_grad_norm grad_clip gradient_clip "
+    "gradient_clip_val max_norm max_grad_norm",
+    "batch_norm=synchronized": "sync_bn syncbn sync_batchnorm sync_batch_norm",
+    "sampling=balanced": "sampler balanced class_weights",
+    "seed=1": "random_seed manual_seed rng_seed random_state",
+    "epochs=30, in which all training is counted": "num_epochs n_epochs max_epochs "
+    "num_train_epochs total_epochs steps num_steps max_steps iterations max_iters",
+    "precision=bfloat16": "amp use_amp fp16 bf16 bfloat16 half dtype mixed_precision autocast",
+    "method=dynamic-batch": "strategy algorithm",
+    "device=cuda": "gpu cuda use_gpu use_cuda accelerator",
+    "workers=2, the training processes": "gpus n_gpus num_gpus ngpus devices num_devices "
+    "world_size nproc nprocs nproc_per_node n_workers num_processes processes ranks",
+    "workers=2 for training processes; loader processes are no job key (in a loop of your own "
+    "Session(loaders=2))": "num_workers loaders data_workers dataloader_workers "
+    "dataloader_num_workers",
+    "global_batch=128, the samples of a step over all workers": "bs batch batchsize batch_size "
+    "train_batch_size global_batch_size total_batch_size local_batch local_batch_size "
+    "batch_size_per_gpu per_device_train_batch_size",
+    "micro_batch=32, the most samples that go through the network at once": "micro_batch_size "
+    "microbatch accumulate accumulation accumulation_steps grad_accum gradient_accumulation "
+    "gradient_accumulation_steps accumulate_grad_batches",
+    "resolutions=224": "resolution res size side img_size imgsz image_size image_resolution "
+    "input_size crop_size",
+    "evaluate_epochs=1": "eval_every eval_interval eval_freq val_interval validate_every "
+    "check_val_every_n_epoch",
+    "checkpoint_seconds=60": "save_every save_freq save_steps save_interval checkpoint_every "
+    "checkpoint_interval",
+    "port=29500": "master_port rdzv_port",
+    "probe.budget=10, in seconds": "budget probe_budget probe_seconds",
+    "goal.memory=8589934592, in bytes": "memory max_memory memory_limit gpu_memory",
+    "goal.deadline=3600, in seconds": "deadline time_limit max_time max_seconds",
+    "goal.accuracy=0.9 with goal.objective=target-accuracy": "accuracy target target_accuracy",
+    "--out FOLDER on the command line, run_folder=FOLDER in Python": "out output output_dir "
+    "out_dir outdir save_dir log_dir logdir run_dir run_folder work_dir",
+    "--resume --out FOLDER on the command line, resume=True with run_folder=FOLDER in Python": (
+        "resume resume_from resume_from_checkpoint"
+    ),
+}
+"""What is written here, and the words by which other programs and papers call it."""
+
+OTHER_WORDS = {word: form for form, words in _WORDS.items() for word in words.split()}
+"""By such a word what to write in its place."""
+
+
+def job_keys(model: type[BaseModel] = Job, prefix: str = "") -> list[str]:
+    """Every job key in order, nested ones with a dot, such as ``probe.budget``."""
+    keys = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += job_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def meaning(word: str) -> str:
+    """What to write in place of a word that is no job key; empty if nothing is like it."""
+    plain = word.strip().lstrip("-").lower().replace("-", "_")
+    known = job_keys()
+    if plain in OTHER_WORDS:
+        return f"write {OTHER_WORDS[plain]}"
+    if any(key.startswith(f"{plain}.") for key in known):
+        return _of_its_own(plain)
+    near = difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def unknown_key(word: str, place: str = "") -> str:
+    """The message for a word that is no job key; ``place`` says where it stands."""
+    return f"unknown job key {word!r}{place}: {meaning(word) or f'known are {_listed()}'}"
+
+
+def job_problem(error: ValidationError) -> str:
+    """What is wrong with a job, in a line."""
+    problem = error.errors()[0]
+    parts = problem["loc"]
+    key = ".".join(map(str, parts))
+    if problem["type"] == "model_type":
+        return f"job key {key} = {shorten(problem['input'])}: {_of_its_own(key)}"
+    if problem["type"] != "extra_forbidden" or any(isinstance(part, int) for part in parts):
+        return first_problem(error, "job key ")
+    if key in job_keys():
+        section, _, name = key.partition(".")
+        return f"job key {key!r}: write {section}={{{name!r}: ...}}"
+    return unknown_key(key)
+
+
+def _of_its_own(section: str) -> str:
+    """Which keys a part of the job has."""
+    own = ", ".join(key for key in job_keys() if key.startswith(f"{section}."))
+    return f"it has keys of its own: {own}"
+
+
+def _listed() -> str:
+    return ", ".join(job_keys())
