@@ -25,6 +25,7 @@ import batchwright as bw
 from batchwright import cli_words
 from batchwright.documents import write_record
 from batchwright.errors import JobError, PlanError, WorkerError
+from batchwright.locks import LOCK_FILE
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import refuse_unconfirmed_code
 from batchwright.probing.probe import Measured
@@ -98,8 +99,9 @@ def refused(command, place):
 
 
 def contents(folder):
-    """Every file below a folder with its bytes, and every folder."""
-    return {p: p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+    """Every file below a folder with its bytes, and every folder; a lock's file is no content."""
+    found = (p for p in folder.rglob("*") if p.name != LOCK_FILE)
+    return {p: p.read_bytes() if p.is_file() else None for p in found}
 
 
 @pytest.fixture
