@@ -109,7 +109,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
                 _collective,
             ),
             "updates": next((p.updates for p in profiles if p.updates), ()),
-            "noise": max(noises, key=lambda noise: noise.repeats) if noises else None,
+            "noise": max(noises, key=lambda one: one.parts * one.repeats) if noises else None,
             "evaluation_seconds_per_image": median(
                 p.evaluation_seconds_per_image for p in profiles
             ),

@@ -173,7 +173,7 @@ class GradientNoise(Record):
         None, description="Standard error of the noise scale, as a share of it; null if unknown."
     )
     parts: Count = Field(description="Gradients of parts that entered each estimate.")
-    repeats: Count = Field(description="Steps averaged before dividing.")
+    repeats: Count = Field(description="Estimates averaged before dividing.")
 
 
 class Profile(Record):
