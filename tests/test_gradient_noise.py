@@ -116,7 +116,7 @@ def test_few_data_make_smaller_parts_and_too_few_no_estimate():
 
 @pytest.mark.parametrize(
     ("signal", "shares"),
-    [(3.0, 0.25), (0.2, 1.0), (0.05, 2.0)],  # of the time: known early, known, vague
+    [(3.0, 0.25), (0.2, 1.0), (0.05, 2.5)],  # of the time: known early, known, vague (all parts)
 )
 def test_the_time_taken_follows_what_is_known_by_then(monkeypatch, signal, shares):
     bench, _ = bench_of(20_000)
@@ -211,6 +211,14 @@ def test_noise_without_signal_has_neither_scale_nor_error():
     assert noise.sqr_norm < 0 < noise.trace
     assert noise.noise_scale is None
     assert noise.relative_error is None
+
+
+def test_a_signal_that_one_part_could_undo_is_none():
+    rows = torch.randn(4, 1000, generator=torch.Generator().manual_seed(1))
+    rows[3] = rows[2] + 0.1 * rows[3]  # two parts that happen to agree
+    noise = noise_of(rows, part_size=16)
+    assert noise.sqr_norm > 0
+    assert noise.noise_scale is None
 
 
 def test_two_parts_tell_a_scale_without_its_error():

@@ -13,7 +13,7 @@ trained on, since what two parts share, or the weights know by heart, passes for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ _WARM_UP_SHARE = 0.5  # of the time
 _LEAST = 16  # parts trained on, and parts measured, of all workers, whatever time they take
 _MOST = 320  # parts measured, of all workers
 _KNOWN, _VAGUE = 0.15, 0.5  # relative errors: below, time is saved; above, more is taken
-_MOST_TIME = 2.0  # times the time there is, where the estimate is vague
+_MOST_TIME = 4.0  # times the time there is, where the estimate is vague
 _FEWEST = 8  # parts in all; where the data make no more, parts are smaller
 _COLUMNS = 2**14
 
@@ -99,7 +99,8 @@ def noise_of(gradients: Tensor, *, part_size: int) -> GradientNoise | None:
         part_size: Samples in each part.
 
     Returns:
-        `None` with fewer than two finite rows.
+        Without a scale where its standard error would be as large as itself; `None` with fewer than
+        two finite rows.
     """
     rows = gradients[gradients.isfinite().all(dim=1)].double()
     n = len(rows)
@@ -108,24 +109,23 @@ def noise_of(gradients: Tensor, *, part_size: int) -> GradientNoise | None:
     total, norms = rows.sum(0), rows.square().sum(1)
     whole = total.square().sum()
     trace, signal = estimate(norms.mean(), whole / n**2, parts=n, batch=n * part_size)
-    found = bool(trace > 0) and bool(signal > 0)
-    error = None
+    found, error = bool(trace > 0) and bool(signal > 0), None
     if found and n > 2:  # what is left without one part must be two
-        sums = whole - 2 * rows @ total + norms
         traces, signals = estimate(
             (norms.sum() - norms) / (n - 1),
-            sums / (n - 1) ** 2,
+            (whole - 2 * rows @ total + norms) / (n - 1) ** 2,
             parts=n - 1,
             batch=(n - 1) * part_size,
         )
-        if bool((traces > 0).all()) and bool((signals > 0).all()):
-            ratios = traces / signals
-            error = sqrt((n - 1) * float(ratios.var(correction=0))) * float(signal / trace)
+        ratios = traces / signals * signal / trace
+        told = sqrt((n - 1) * float(ratios.var(correction=0)))
+        found = bool((traces > 0).all()) and bool((signals > 0).all()) and told < 1
+        error = told if found else None
     return GradientNoise(
         noise_scale=float(trace / signal) if found else None,
         trace=float(trace),
         sqr_norm=float(signal),
-        relative_error=error if error is not None and isfinite(error) else None,
+        relative_error=error,
         parts=n,
         repeats=1,
     )
