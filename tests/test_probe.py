@@ -11,10 +11,8 @@ from torch import nn
 from batchwright.errors import JobError
 from batchwright.group import Group
 from batchwright.planning.planner import make_plan
-from batchwright.probing import precision as precision_module
 from batchwright.probing.bench import Bench
 from batchwright.probing.memory import estimate_peak, weigh
-from batchwright.probing.precision import choose_precision
 from batchwright.probing.probe import measure_points, probe
 from batchwright.probing.timing import spread
 from batchwright.records import DataFacts, Job, ProbeSettings, Profile
@@ -301,31 +299,3 @@ def test_a_network_that_diverges_starts_over_and_keeps_the_memory_of_training(mo
     bench.step(bench.supply(8, SIDE))
     assert bench.live_bytes() == live
     assert all(torch.equal(a, b) for a, b in zip(start, bench.trained, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("seconds_in_bfloat16", "chosen"), [(0.5, "bfloat16"), (0.96, "float32"), (1.4, "float32")]
-)
-def test_automatic_precision_is_the_faster_one(monkeypatch, seconds_in_bfloat16, chosen):
-    def timed(bench, supply, *, seconds, most_steps):
-        supply()
-        compute = 1.0 if bench.job.precision == "float32" else seconds_in_bfloat16
-        return [(compute, 0.0)] * most_steps
-
-    monkeypatch.setattr(precision_module, "computes_in_bfloat16", lambda device: True)
-    monkeypatch.setattr(precision_module, "visit", timed)
-    job = tiny_job(precision="auto")
-    precision, times = choose_precision(job, tiny_image_data(), Group(CPU), seconds=1)
-    assert precision == chosen
-    assert [one.step_seconds for one in times] == [1.0, seconds_in_bfloat16]
-
-
-def test_automatic_precision_is_float32_without_hardware_for_the_other(monkeypatch):
-    monkeypatch.setattr(precision_module, "computes_in_bfloat16", lambda device: False)
-    job = tiny_job(precision="auto")
-    assert choose_precision(job, tiny_image_data(), Group(CPU), seconds=1) == ("float32", ())
-
-
-def test_a_precision_that_is_asked_for_is_not_compared():
-    job = tiny_job(precision="bfloat16")
-    assert choose_precision(job, tiny_image_data(), Group(CPU), seconds=1) == ("bfloat16", ())
