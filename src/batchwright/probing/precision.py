@@ -69,7 +69,8 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
         for precision in _FORMATS
     ]
     began = now(group.device)
-    wanted = planned_batch(job, data.facts.train_samples, group.size)
+    workers = group.size if job.workers == "auto" else job.workers  # more, if they are virtual
+    wanted = planned_batch(job, data.facts.train_samples, workers)
     resolution = max(sides_of(job))
     size = _largest(benches, wanted, resolution, seconds=seconds)
 
