@@ -54,7 +54,12 @@ class Machine:
             return took, 0.0
 
         return SimpleNamespace(
-            job=job, group=group, supply=lambda size, resolution: size, step=step
+            job=job,
+            group=group,
+            supply=lambda size, resolution: size,
+            step=step,
+            live_bytes=lambda: 0,
+            parts=lambda: SimpleNamespace(gradients=0),
         )
 
     def weigh(self, bench, size):
@@ -88,7 +93,7 @@ def test_the_format_is_that_which_is_faster_at_the_batch_in_question(monkeypatch
 @pytest.mark.parametrize("batch", [16, 64, 600])
 def test_a_batch_that_is_given_decides(monkeypatch, batch):
     machine = Machine(float32=(0.002, 0.00013), bfloat16=(0.006, 0.00006))
-    choice = chosen(machine, monkeypatch, global_batch=batch, seconds=5)
+    choice = chosen(machine, monkeypatch, global_batch=batch, workers=1, seconds=5)
     assert choice.times[0].local_batch_size == batch
     assert choice.precision == ("bfloat16" if 0.00007 * batch > 0.004 else "float32")
 
@@ -121,9 +126,15 @@ def test_time_and_memory_bound_the_batch_that_is_compared(monkeypatch):
     assert slow.seconds < 6
     large = Machine(float32=(0, 0.0002), bfloat16=(0, 0.0001))
     choice = chosen(large, monkeypatch, goal=Goal(memory=100 * MIB))
-    assert 50 <= choice.times[0].local_batch_size <= 100
-    assert max(large.weighed) <= 100
+    assert choice.times[0].local_batch_size == 50  # half of it is left for what was not foreseen
     assert choice.precision == "bfloat16"
+
+
+def test_short_steps_are_not_compared_at_few_samples_however_small_the_budget(monkeypatch):
+    machine = Machine(float32=(0.013, 0.00013), bfloat16=(0.0142, 0.00006))
+    choice = chosen(machine, monkeypatch, seconds=0.01)
+    assert choice.times[0].local_batch_size == USUAL_BATCH
+    assert machine.seconds < 2
 
 
 def test_what_a_plan_may_choose_is_compared():

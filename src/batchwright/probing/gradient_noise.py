@@ -29,11 +29,12 @@ WARM_UP_SAMPLES = 2048
 """Most samples trained on before, by all workers; on five workloads the noise scale has come to
 within a factor of two of the first epoch's by then, most of it in the first half."""
 
+_WARM_SAMPLES = 512  # trained on even if that takes longer than it should
 _WARM_UP_SHARE = 0.5  # of the time
-_LEAST = 16  # parts trained on, and parts measured, of all workers, whatever time they take
+_LEAST = 16  # steps of the warm-up, and parts measured of all workers, whatever time they take
 _MOST = 320  # parts measured, of all workers
 _KNOWN, _VAGUE = 0.15, 0.5  # relative errors: below, time is saved; above, more is taken
-_MOST_TIME = 4.0  # times the time there is, where the estimate is vague
+_MOST_TIME = 4.0  # times the time there is, where there were too few samples or all is vague
 _FEWEST = 8  # parts in all; where the data make no more, parts are smaller
 _COLUMNS = 2**14
 
@@ -143,10 +144,11 @@ def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, secon
         return bench.training_batch(next(batches)[group.rank :: group.size], resolution)
 
     began = now(bench.device)
-    for _ in range(least := min(steps, _least(group))):
-        bench.step(own)
-    rate = least / (now(bench.device) - began)
-    for _ in range(follow(group, max(0, min(steps, int(seconds * rate)) - least))):
+    for done in range(steps):
+        spent = (now(bench.device) - began) / seconds
+        late = spent > (1 if done * step >= _WARM_SAMPLES else _MOST_TIME)
+        if done % _LEAST == 0 and follow(group, int(done > 0 and late)):
+            return
         bench.step(own)
 
 

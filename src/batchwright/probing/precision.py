@@ -33,10 +33,16 @@ USUAL_BATCH = 256
 """Local batch, in samples, that is compared where the plan is to choose one and the data allow it:
 plans choose a batch at which what a step takes whatever the batch counts for little."""
 
+LEAST_SECONDS = 1.0
+"""Spent where it takes so long, however small the budget: steps that fit in then are long enough to
+depend on the batch, and few samples would tell of what a step takes whatever the batch."""
+
+_FIRST_BATCH = 8
+_MEMORY_SHARE = 0.5  # that the batch may take by what was weighed
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 25
 _CAUTION = 2  # times the interval must tell to stop early: who looks often is fooled sometimes
 _TURN_SECONDS = 0.02  # of short steps several are timed together
-_GROWTH = (4, 2)  # of the batch from one try to the next, the first that time and memory allow
+_GROWTH = (4, 2)  # of the batch from one try to the next, the first that time allows
 
 _FORMATS: tuple[Precision, Precision] = ("float32", "bfloat16")
 Turn = Callable[[], float]
@@ -58,7 +64,7 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
         job: Its resolutions are concrete.
         data: The job's data.
         group: The workers; all come to the same answer.
-        seconds: Time to spend; three rounds of ABBA are made even if they take longer.
+        seconds: Time to spend; `LEAST_SECONDS` or three rounds of ABBA if they take longer.
     """
     if job.precision != "auto":
         return Choice(job.precision)
@@ -165,25 +171,24 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
     in float32 takes more memory than one in bfloat16, so that one is weighed.
     """
     plain, group = benches[0], benches[0].group
+    size = min(_FIRST_BATCH, wanted)
+    peak, _ = weigh(plain, plain.supply(size, resolution))
+    if peak is None:
+        return min(SMALLEST_BATCH, wanted)
     limit = plain.job.goal.memory or free_memory(group.device, group.size)
+    fixed = plain.live_bytes() + plain.parts().gradients
+    sample_bytes = max(0, peak - fixed) / size
+    most = int((_MEMORY_SHARE * limit - fixed) / sample_bytes) if sample_bytes else wanted
     began = now(group.device)
     tried: list[tuple[int, float]] = []
-    size = min(SMALLEST_BATCH, wanted)
     while size < wanted:
-        peak, _ = weigh(plain, plain.supply(size, resolution))
-        if peak is None:
-            return tried[-1][0] if tried else size
         tried.append((size, sum(_second_step(bench, size, resolution) for bench in benches)))
-        left = seconds - (now(group.device) - began)
-        growths = [min(factor, wanted / size) for factor in _GROWTH]
-        allowed = [
-            round(growth * size)
-            for growth in growths
-            if growth * peak <= limit and _comparison(tried, round(growth * size)) <= left
-        ]
+        left = max(seconds, LEAST_SECONDS) - (now(group.device) - began)
+        sizes = [min(factor * size, wanted, most) for factor in _GROWTH]
+        allowed = [one for one in sizes if one > size and _comparison(tried, one) <= left]
         larger = follow(group, allowed[0] if allowed else 0)
         if not larger:
-            return size
+            break
         size = larger
     return size
 
