@@ -1,7 +1,6 @@
 """`probing`: what is measured, in this process; with others in `test_probe_workers`."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -12,11 +11,8 @@ from torch import nn
 from batchwright.errors import JobError
 from batchwright.group import Group
 from batchwright.planning.planner import make_plan
-from batchwright.probing import precision as precision_module
 from batchwright.probing.bench import Bench
-from batchwright.probing.gradient_noise import measure_noise, relative_error
 from batchwright.probing.memory import estimate_peak, weigh
-from batchwright.probing.precision import choose_precision
 from batchwright.probing.probe import measure_points, probe
 from batchwright.probing.timing import spread
 from batchwright.records import DataFacts, Job, ProbeSettings, Profile
@@ -303,79 +299,3 @@ def test_a_network_that_diverges_starts_over_and_keeps_the_memory_of_training(mo
     bench.step(bench.supply(8, SIDE))
     assert bench.live_bytes() == live
     assert all(torch.equal(a, b) for a, b in zip(start, bench.trained, strict=True))
-
-
-@dataclass
-class KnownNoise:
-    """Stands in for a bench: gradients of one weight, 1 plus noise of variance 8 / sample."""
-
-    group: Group
-    device: torch.device
-
-    def __post_init__(self):
-        self.trained = [nn.Parameter(torch.zeros(1))]
-        self.random = torch.Generator().manual_seed(0)
-
-    def supply(self, size, resolution):
-        return lambda: 1 + (8 / size) ** 0.5 * torch.randn(1, generator=self.random)
-
-    def loss(self, batch):
-        return (self.trained[0] * batch).sum()
-
-
-def test_a_known_noise_scale_is_found():
-    noise = measure_noise(KnownNoise(Group(CPU), CPU), SIDE, 16, seconds=5)
-    assert noise.repeats == 40
-    assert noise.trace == pytest.approx(8, rel=0.4)
-    assert noise.sqr_norm == pytest.approx(1, rel=0.2)
-    assert noise.noise_scale == noise.trace / noise.sqr_norm
-    assert 0.02 < noise.relative_error < 0.4
-
-
-def test_the_error_of_a_noise_scale_is_that_of_many_repetitions():
-    random = torch.Generator().manual_seed(0)
-    drawn = 4 + torch.randn(400, 30, 2, generator=random, dtype=torch.float64)
-    ratios = drawn[..., 0].mean(1) / drawn[..., 1].mean(1)
-    told = [relative_error(steps) for steps in drawn.tolist()]
-    assert median(told) == pytest.approx(float(ratios.std() / ratios.mean()), rel=0.2)
-
-
-def test_a_noise_scale_without_meaning_has_no_error():
-    assert relative_error([(1.0, 1.0)]) is None
-    assert relative_error([(1.0, 1.0), (1.0, -2.0)]) is None
-    assert relative_error([(2.0, 1.0), (2.0, 1.0)]) == 0
-
-
-def test_the_noise_measurement_leaves_the_weights_alone():
-    bench = tiny_bench(network="resnet8")
-    before = [p.clone() for p in bench.trained]
-    assert measure_noise(bench, SIDE, 4, seconds=0.1) is not None
-    assert all(torch.equal(a, b) for a, b in zip(before, bench.trained, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("seconds_in_bfloat16", "chosen"), [(0.5, "bfloat16"), (0.96, "float32"), (1.4, "float32")]
-)
-def test_automatic_precision_is_the_faster_one(monkeypatch, seconds_in_bfloat16, chosen):
-    def timed(bench, supply, *, seconds, most_steps):
-        supply()
-        compute = 1.0 if bench.job.precision == "float32" else seconds_in_bfloat16
-        return [(compute, 0.0)] * most_steps
-
-    monkeypatch.setattr(precision_module, "computes_in_bfloat16", lambda device: True)
-    monkeypatch.setattr(precision_module, "visit", timed)
-    job = tiny_job(precision="auto")
-    precision, times = choose_precision(job, tiny_image_data(), Group(CPU), seconds=1)
-    assert precision == chosen
-    assert [one.step_seconds for one in times] == [1.0, seconds_in_bfloat16]
-
-
-def test_automatic_precision_is_float32_without_hardware_for_the_other(monkeypatch):
-    monkeypatch.setattr(precision_module, "computes_in_bfloat16", lambda device: False)
-    job = tiny_job(precision="auto")
-    assert choose_precision(job, tiny_image_data(), Group(CPU), seconds=1) == ("float32", ())
-
-
-def test_a_precision_that_is_asked_for_is_not_compared():
-    job = tiny_job(precision="bfloat16")
-    assert choose_precision(job, tiny_image_data(), Group(CPU), seconds=1) == ("bfloat16", ())

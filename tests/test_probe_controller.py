@@ -80,7 +80,7 @@ class Machine:
         time = PrecisionTime(
             precision="float32", resolution=32, local_batch_size=64, step_seconds=1.0
         )
-        return commands.Compared(precision="float32", times=(time,))
+        return commands.Compared(precision="float32", times=(time,), ratio=None)
 
     def _prepare(self, command):
         parts = MemoryParts(

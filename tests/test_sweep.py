@@ -15,6 +15,7 @@ import batchwright as bw
 from batchwright import locks
 from batchwright.documents import read_record, write_record
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
+from batchwright.probing.commands import Compared
 from batchwright.records import Job, Plan, RunSummary, Sweep
 from batchwright.reports import last_error
 from batchwright.run_folder import read_summaries
@@ -73,7 +74,8 @@ def test_a_setting_is_planned_once_and_each_seed_has_its_own_job(place, monkeypa
     monkeypatch.setattr(
         plans, "plan_without_profile", lambda *words: made.append(words) or whole(*words)
     )
-    keys, found = cells(Job(global_batch=64, device="cpu"), scaling="sqrt,linear")
+    job = Job(global_batch=64, device="cpu", precision="float32")
+    keys, found = cells(job, scaling="sqrt,linear")
     planner = Planner(keys)
     planner.prepare(found)
     assert len(made) == 2
@@ -86,7 +88,8 @@ def test_a_setting_is_planned_once_and_each_seed_has_its_own_job(place, monkeypa
 
 
 def test_large_batches_go_in_micro_batches(place):
-    keys, found = cells(Job(global_batch=1024, micro_batch=100, device="cpu"), epochs="2")
+    job = Job(global_batch=1024, micro_batch=100, device="cpu", precision="float32")
+    keys, found = cells(job, epochs="2")
     planner = Planner(keys)
     planner.prepare(found)
     stage = planner.plans[found[0].name].stages[0]
@@ -136,6 +139,36 @@ def test_cells_that_differ_in_planning_keys_share_a_probe(place, monkeypatch):
     Planner.prepare(again := Planner(keys), found)
     again.measure(found, place)
     assert len(probed) == 2, "profiles are kept"
+
+
+def test_the_number_format_is_compared_once_at_the_largest_of_the_given_batches(place, monkeypatch):
+    asked = []
+
+    def compared(job, folder):
+        assert folder.is_dir()
+        asked.append((job.global_batch, job.workers))
+        return Compared(precision="bfloat16", times=(), ratio=None)
+
+    monkeypatch.setattr("batchwright.workload.host.computes_in_bfloat16", lambda device: True)
+    monkeypatch.setattr("batchwright.probing.probe.compare_formats", compared)
+    keys, found = cells(Job(device="cpu"), global_batch="32,128", scaling="sqrt,linear")
+    planner = Planner(keys)
+    planner.prepare(found)
+    assert not planner.plans
+    planner.measure(found, place)
+    assert asked == [(128, 1)]
+    assert {plan.precision for plan in planner.plans.values()} == {"bfloat16"}
+    assert set(planner.plans) == {cell.name for cell in found}
+    again = Planner(keys)
+    again.prepare(found)
+    again.measure(found, place)
+    assert len(asked) == 1, "what was found is kept"
+    asked.clear()
+    monkeypatch.setattr("batchwright.workload.host.computes_in_bfloat16", lambda device: False)
+    plain = Planner(keys)
+    plain.prepare(found)
+    assert not asked
+    assert {plan.precision for plan in plain.plans.values()} == {"float32"}
 
 
 # ----------------------------------------------------------------------------------------- running

@@ -92,12 +92,14 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             "probe both in one environment, or name the kinds with probe.kind",
         )
     steps = _pooled((p.steps for p in profiles), _key, _step)
+    compared = next((p for p in profiles if p.precisions), first)
     noises = [p.noise for p in profiles if p.noise]
     return first.model_copy(
         update={
             "job": _job(profiles, steps),
             "cluster": _cluster(profiles),
-            "precisions": next((p.precisions for p in profiles if p.precisions), ()),
+            "precisions": compared.precisions,
+            "precision_ratio": compared.precision_ratio,
             "steps": steps,
             "pairs": _pooled((p.pairs for p in profiles), _pair_key, _pair),
             "memory": _pooled((p.memory for p in profiles), _key, _memory),
@@ -109,7 +111,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
                 _collective,
             ),
             "updates": next((p.updates for p in profiles if p.updates), ()),
-            "noise": max(noises, key=lambda noise: noise.repeats) if noises else None,
+            "noise": max(noises, key=lambda one: one.parts * one.repeats) if noises else None,
             "evaluation_seconds_per_image": median(
                 p.evaluation_seconds_per_image for p in profiles
             ),

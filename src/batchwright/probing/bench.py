@@ -69,6 +69,7 @@ class Bench:
         self._loss = build_loss(job)
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
         self._random = torch.Generator().manual_seed(1 + group.rank)
+        self._data = data
         self._train, self._val = self._source(data, data.train), self._source(data, data.val)
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
@@ -116,8 +117,10 @@ class Bench:
         )
 
     def _resident(self, dataset: Any) -> Batch:
-        items = [dataset[index] for index in range(min(len(dataset), _MOST_RESIDENT))]
-        images, labels = default_collate(items)
+        return self._loaded(dataset, range(min(len(dataset), _MOST_RESIDENT)))
+
+    def _loaded(self, dataset: Any, indices: Iterable[int]) -> Batch:
+        images, labels = default_collate([dataset[index] for index in indices])
         images = images.to(self.device, memory_format=torch.channels_last)
         return images, labels.to(self.device)
 
@@ -140,6 +143,19 @@ class Bench:
             )
         batch = _repeated(source, size, self.side)
         return lambda: batch
+
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Indices of the training samples in random order, the same on all workers, in halves."""
+        samples = self._data.facts.train_samples
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(self.job.seed))
+        return order[samples // 2 :], order[: samples // 2]
+
+    def training_batch(self, indices: Tensor, resolution: int) -> Batch:
+        """These very samples, loaded here and now."""
+        if isinstance(self._train, ImagePipeline):
+            return self._train.training_batch(indices, epoch=0, resolution=resolution)
+        images, labels = self._loaded(self._data.train, indices.tolist())
+        return to_resolution(images, resolution), labels
 
     def _random_indices(self, size: int, samples: int) -> Tensor:
         return torch.randint(samples, (size,), generator=self._random)
@@ -203,14 +219,14 @@ class Bench:
         gradients = [p.grad for p in self.trained if p.grad is not None]
         clip = self.job.clip_norm
         if not math.isfinite(norm):
-            self._start_over()
+            self.start_over()
         elif clip is not None and norm > clip:
             torch._foreach_mul_(gradients, clip / norm)
         self.optimizer.step()
         self._clear()
         return exchanged
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
         """Back to the first weights: a diverged network computes with NaN and never updates."""
         with torch.no_grad():
             for tensor, start in zip(self._weights(), self._start, strict=True):

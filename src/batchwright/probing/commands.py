@@ -20,6 +20,7 @@ from batchwright.records import (
     NonNegative,
     Positive,
     Precision,
+    PrecisionRatio,
     PrecisionTime,
     Record,
     UpdateTime,
@@ -83,6 +84,7 @@ class Compared(Record):
 
     precision: Precision
     times: tuple[PrecisionTime, ...]
+    ratio: PrecisionRatio | None
 
 
 class Prepare(Record):

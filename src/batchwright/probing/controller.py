@@ -47,7 +47,7 @@ from batchwright.records import CollectiveTime, GradientNoise, Profile, StepTime
 Progress = Callable[[int, int, str], None]
 
 # Shares of the budget.
-PRECISION = 0.05
+PRECISION = 0.1
 _EXCHANGE = 0.05
 _NOISE = 0.1
 _EVALUATION = 0.05
@@ -120,6 +120,7 @@ class Controller:
             network=prepared.network,
             cluster=visitor.cluster(),
             precisions=visitor.precisions,
+            precision_ratio=visitor.precision_ratio,
             steps=visitor.step_times(),
             memory=visitor.memory_points(),
             memory_parts=prepared.parts,

@@ -101,8 +101,8 @@ class Executor:
 
     def _compare(self, command: commands.Compare) -> commands.Compared:
         group = self._part(command.workers)
-        precision, times = choose_precision(self._job, self._data, group, seconds=command.seconds)
-        return commands.Compared(precision=precision, times=times)
+        choice = choose_precision(self._job, self._data, group, seconds=command.seconds)
+        return commands.Compared(**choice._asdict())
 
     def _prepare(self, command: commands.Prepare) -> commands.Prepared:
         group = self._part(command.workers)

@@ -13,10 +13,10 @@ from batchwright.errors import JobError
 from batchwright.launch import noting_signals
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
-from batchwright.probing.commands import Point
+from batchwright.probing.commands import Compare, Compared, Point
 from batchwright.probing.controller import PRECISION, Controller, Progress
 from batchwright.probing.visiting import Visitor
-from batchwright.probing.workers import Here, Measuring, Workers
+from batchwright.probing.workers import Here, Killed, Measuring, Workers
 from batchwright.records import Cluster, Job, MemoryPoint, OutOfMemory, Profile, StepTime
 from batchwright.workload.host import default_workers
 
@@ -120,6 +120,25 @@ def measure_points(
             cluster=visitor.cluster(),
             out_of_memory=visitor.lost_points(),
         )
+
+
+def compare_formats(job: Job, folder: Path) -> Compared:
+    """The number format for a job whose batch is given, where nothing else is measured.
+
+    Args:
+        job: As for `probe`; its global batch and number of workers are given.
+        folder: As for `probe`.
+
+    Raises:
+        BatchwrightError: As for `probe`.
+    """
+    workers = max(counts_of(job))
+    command = Compare(workers=workers, seconds=PRECISION * job.probe.budget)
+    with measuring(job, folder, (workers,)) as measurer:
+        try:
+            return measurer.ask(command, Compared)
+        except Killed:
+            return Compared(precision="float32", times=(), ratio=None)
 
 
 def counts_of(job: Job) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from batchwright.records import (
     Job,
     MemoryPoint,
     OutOfMemory,
+    PrecisionRatio,
     PrecisionTime,
     StepTime,
 )
@@ -56,6 +57,7 @@ class Visitor:
     Attributes:
         job: With the number format that was chosen.
         precisions: What that choice rests on.
+        precision_ratio: What they show.
         prepared: What is measured, and on what.
         ledger: Step times so far.
         memory: Memory so far.
@@ -68,6 +70,7 @@ class Visitor:
     ) -> None:
         self.job, self._measuring, self._workers, self._report = job, measuring, workers, report
         self.precisions: tuple[PrecisionTime, ...] = ()
+        self.precision_ratio: PrecisionRatio | None = None
         self.ledger = Ledger()
         self.memory: dict[Point, MemoryPoint] = {}
         self.out_of_memory: list[Point] = []
@@ -93,7 +96,8 @@ class Visitor:
             compare = Compare(workers=self._workers, seconds=seconds)
             compared = self.ask(compare, Compared, "comparing number formats")
             precision = compared.precision if compared else "float32"
-            self.precisions = compared.times if compared else ()
+            if compared:
+                self.precisions, self.precision_ratio = compared.times, compared.ratio
             self.job = self.job.model_copy(update={"precision": precision})
         self._prepare()
 

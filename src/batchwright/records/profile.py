@@ -10,6 +10,7 @@ from pydantic import Field
 from batchwright.records.base import (
     Count,
     Document,
+    Estimate,
     Index,
     NonNegative,
     Positive,
@@ -90,6 +91,17 @@ class PrecisionTime(Record):
     resolution: Count = Field(description="Image side, in pixels.")
     local_batch_size: Count = Field(description="Samples per step on each worker.")
     step_seconds: Positive = Field(description="Median of the whole step, in seconds.")
+
+
+class PrecisionRatio(Record):
+    """How a step in bfloat16 compares with the same one in float32, timed in turns."""
+
+    ratio: Estimate = Field(description="Step in bfloat16 over one in float32.")
+    rounds: Count = Field(description="Rounds of float32, bfloat16, bfloat16, float32.")
+    wanted_batch_size: Count = Field(
+        description="Samples per step on each worker that the choice is for; those compared are "
+        "fewer where time or memory allowed no more."
+    )
 
 
 class PairTime(Record):
@@ -183,7 +195,7 @@ class GradientNoise(Record):
         None, description="Standard error of the noise scale, as a share of it; null if unknown."
     )
     parts: Count = Field(description="Gradients of parts that entered each estimate.")
-    repeats: Count = Field(description="Steps averaged before dividing.")
+    repeats: Count = Field(description="Estimates averaged before dividing.")
 
 
 class Profile(Document):
@@ -196,6 +208,9 @@ class Profile(Document):
     cluster: Cluster = Field(description="Where it was measured.")
     precisions: tuple[PrecisionTime, ...] = Field(
         (), description="Number formats compared; empty where there was no choice."
+    )
+    precision_ratio: PrecisionRatio | None = Field(
+        None, description="What that comparison shows; null where there was none."
     )
     steps: tuple[StepTime, ...] = Field(description="Step times.")
     pairs: tuple[PairTime, ...] = Field(

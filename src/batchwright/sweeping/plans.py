@@ -18,7 +18,7 @@ from batchwright.files import make_folder
 from batchwright.planning.inputs import PLANNING_KEYS, SERVED
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.preparing import data_facts, ready_for
-from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Profile, SweptKey
+from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
 from batchwright.records.words import job_value
 from batchwright.reporting.progress import steps
 from batchwright.settling import pair_measurer_for, pairs_of, settle
@@ -81,7 +81,8 @@ class Planner:
                 if needs_probe(job):
                     continue
                 plan = plan_without_profile(job, self._data_of(job), self._network_of(job))
-                self._take(of_setting, plan)
+                if not _format_is_open(job):
+                    self._take(of_setting, plan)
 
     def measure(self, cells: Iterable[Cell], folder: Path) -> None:
         """Probe for the cells that are not planned yet, and plan them.
@@ -102,11 +103,47 @@ class Planner:
             key = _measured_words(self._ready[of_setting[0].name])
             groups.setdefault(key, []).append(of_setting)
         for key, group in groups.items():
+            given = [one for one in group if not needs_probe(self._ready[one[0].name])]
+            if given:
+                self._plan_given(key, given, folder)
+            group = [one for one in group if one not in given]
+            if not group:
+                continue
             profile = self._probed(key, [self._ready[one[0].name] for one in group], folder)
             for of_setting in group:
                 profile = self._planned(of_setting, profile, folder)
 
     # ----------------------------------------------------------------------------------- measuring
+
+    def _plan_given(self, key: str, group: Sequence[list[Cell]], folder: Path) -> None:
+        """Plan settings whose batch is given, all in the format that is faster at the largest.
+
+        In one format, since they are to be compared.
+        """
+        jobs = [self._ready[cells[0].name] for cells in group]
+        largest = max(jobs, key=_largest_batch)
+        precision = self._format(key, largest, folder)
+        for cells, job in zip(group, jobs, strict=True):
+            chosen = job.model_copy(update={"precision": precision})
+            plan = plan_without_profile(chosen, self._data_of(job), self._network_of(job))
+            self._take(cells, plan)
+
+    def _format(self, key: str, job: Job, folder: Path) -> Precision:
+        """The number format for this job: as it was kept, or compared now."""
+        from batchwright.probing.commands import Compared
+        from batchwright.probing.probe import compare_formats
+
+        digest = hashlib.sha256(f"{key}{job.global_batch}".encode()).hexdigest()[:12]
+        kept = folder / "profiles" / f"format-{digest}.json"
+        if kept.exists():
+            return read_record(kept, Compared).precision
+        logs = folder / "logs" / f"format-{digest}"
+        make_folder(logs)
+        make_folder(kept.parent)
+        workers = 1 if job.workers == "auto" else job.workers  # as it is planned
+        compared = compare_formats(job.model_copy(update={"workers": workers}), logs)
+        write_record(compared, kept)
+        return compared.precision
 
     def _probed(self, key: str, jobs: Sequence[Job], folder: Path) -> Profile:
         """The profile for these jobs: the kept one, or a new one."""
@@ -181,6 +218,17 @@ class Planner:
         except BatchwrightError as error:
             error.args = (f"cell {cell_words(self._keys, cell)}: {error}",)
             raise
+
+
+def _format_is_open(job: Job) -> bool:
+    """Whether the number format of a job is for a measurement to choose."""
+    from batchwright.workload.host import computes_in_bfloat16, resolve_device
+
+    return job.precision == "auto" and computes_in_bfloat16(resolve_device(job.device))
+
+
+def _largest_batch(job: Job) -> int:
+    return 0 if job.global_batch == "auto" else job.global_batch
 
 
 def cell_words(keys: Sequence[str], cell: Cell) -> str:
