@@ -174,8 +174,9 @@ def _why_target(row: Row, goal: Goal, progress: Progress) -> str:
         )
     return (
         f"The least predicted time to any accuracy, so to goal.accuracy={goal.accuracy:g}: epoch "
-        "time over progress per sample. No run with such a batch reached it, so the number of "
-        f"epochs is not known.{more}"
+        "time over progress per sample (efficiency). No run with such a batch reached it, so the "
+        "number of epochs is not known: seconds to the target are for as much progress as an epoch "
+        f"with the base batch makes.{more}"
     )
 
 
@@ -395,7 +396,10 @@ def _noise_scale(job: Job, batch: int, progress: Progress, in_training: str) -> 
         why = f"The batch is well below it, so little progress per sample is lost: {made}."
     efficiency = progress.efficiency(batch)
     if efficiency is not None:
-        why += f" Against base_batch={job.base_batch} it is {efficiency.value:.0%}."
+        why += (
+            f" At the planned rate it makes {efficiency.value:.0%} of that of a sample in "
+            f"base_batch={job.base_batch}."
+        )
     return (
         Reason(
             choice="gradient noise scale",

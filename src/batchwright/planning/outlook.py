@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import sqrt
+from math import isfinite, sqrt
 
 from batchwright.planning.choice import Choice, Progress, frontier
 from batchwright.planning.kinds import Kind
@@ -12,6 +12,7 @@ from batchwright.planning.knees import Bend
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, Table
 from batchwright.prediction.cost import train_cost
+from batchwright.prediction.quality import product
 from batchwright.records import Estimate, HeldOut, Prediction
 
 MOST_SHOWN = 200
@@ -75,6 +76,7 @@ def prediction(
         peak_bytes=max(peaks, key=lambda one: one.high),
         efficiency=progress.efficiency(row.batch),
         epochs=progress.epochs(row.batch),
+        target_seconds=_target(row, step, progress),
         accuracy=progress.accuracy(row.batch, table.job.epochs),
         train_seconds=train,
         cost=_cost(row, train),
@@ -86,6 +88,14 @@ def prediction(
         frontier=edge,
         refused="; ".join(miss.text for miss in row.misses),
     )
+
+
+def _target(row: Row, step: Estimate, progress: Progress) -> Estimate | None:
+    """Seconds to the target, as uncertain as the step time and the epochs together."""
+    epochs = progress.to_target(row.batch)
+    if row.target_seconds is None or epochs is None or not isfinite(row.target_seconds):
+        return None
+    return product(scaled(step, row.epoch_seconds), epochs)
 
 
 def micro_batch(shares: Sequence[int], cuts: Sequence[int]) -> int:

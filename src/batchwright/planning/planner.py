@@ -19,7 +19,7 @@ from dataclasses import replace
 from batchwright.errors import PlanError
 from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
 from batchwright.planning.assembly import assemble, stage_of
-from batchwright.planning.choice import Choice, Progress, check_progress, choose
+from batchwright.planning.choice import Choice, Progress, aimed, check_progress, choose
 from batchwright.planning.composed import COMPOSED, compose, searched
 from batchwright.planning.experience import Experience, experience_of
 from batchwright.planning.gradient_scaling import unmeasured_noise
@@ -173,7 +173,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
 
     A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
     """
-    job, rows = table.job, table.rows()
+    job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
     if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
@@ -244,7 +244,9 @@ def _progress(
 ) -> Progress:
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
     models = {name: told.progress(noise, name) for name in optimizers_of(told.job)}
-    return Progress(models, lambda batch: chosen_optimizer(told.job, batch, compared))
+    return Progress(
+        models, lambda batch: chosen_optimizer(told.job, batch, compared), told.job.base_batch
+    )
 
 
 def _mixing(kinds: Sequence[Kind], job: Job) -> str:

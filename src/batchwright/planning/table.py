@@ -55,6 +55,8 @@ class Row:
         cost: Of that, in the price's currency; `None` without a price.
         asked: Whether the batch is the job's own and no candidate otherwise.
         misses: Limits that it misses.
+        target_seconds: Training to the target accuracy, where that is the objective: the seconds of
+            an epoch over the progress that it makes (`choice.target_seconds`).
     """
 
     mix: Mix
@@ -68,11 +70,18 @@ class Row:
     cost: float | None
     asked: bool = False
     misses: tuple[Miss, ...] = ()
+    target_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What candidates are compared by: to the target, or else of all the job's epochs."""
+        return self.train_seconds if self.target_seconds is None else self.target_seconds
 
     @property
     def expense(self) -> float:
-        """Cost, or worker-seconds where there is no price."""
-        return self.mix.workers * self.train_seconds if self.cost is None else self.cost
+        """Cost of these seconds, or worker-seconds where there is no price."""
+        hourly = self.mix.hourly
+        return self.seconds * (self.mix.workers if hourly is None else hourly / SECONDS_PER_HOUR)
 
     @property
     def per_sample(self) -> float:

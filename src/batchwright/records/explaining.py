@@ -315,6 +315,7 @@ def _columns_of(plan: Plan) -> list[str]:
         "cost": any(one.cost for one in plan.considered),
         "efficiency": any(one.efficiency for one in plan.considered),
         "epochs to target": any(one.epochs for one in plan.considered),
+        "s to target": any(one.target_seconds for one in plan.considered),
         "accuracy": any(one.accuracy for one in plan.considered),
         "peak": True,
     }
@@ -328,6 +329,7 @@ def _candidate_row(plan: Plan, one: Prediction, columns: Iterable[str]) -> list[
         "cost": "-" if one.cost is None else between(one.cost),
         "efficiency": _or_dash(one.efficiency, percent),
         "epochs to target": "-" if one.epochs is None else between(one.epochs),
+        "s to target": "-" if one.target_seconds is None else between(one.target_seconds),
         "accuracy": _or_dash(one.accuracy, percent),
         "peak": size(one.peak_bytes.high),
     }
