@@ -164,7 +164,7 @@ def make_plan(
         ),
         held_out=_held_out(job, kinds),
         kinds=choice.row.mix.kinds if named else (),
-        reasons=explained,
+        reasons=(*reasons.machine(merged), *explained),
     )
 
 

@@ -25,6 +25,7 @@ LEAST_POINTS = 3
 """Batches a curve is measured at: a line through fewer shows no error."""
 
 _Z_975 = 1.96
+_DISTURBED = 2.0  # times as uncertain as it seems is what was only measured beside others' work
 _FIRST_VISIT_STEPS = 2  # untimed steps that weigh the memory
 _SMALLEST_SHARE, _LARGEST_SHARE = 0.15, 0.5  # of a curve's time, for its end points
 
@@ -149,24 +150,46 @@ def expected_peak(measured: Mapping[int, int], fixed: int, size: int) -> float:
     return measured[largest] + slope * (size - largest)
 
 
+Steps = tuple[tuple[float, float], ...]
+"""Seconds of computing and of waiting of each timed step of a visit."""
+
+
 @dataclass
 class Ledger:
     """Visits so far.
 
     Attributes:
-        steps: Seconds of computing and of waiting of each timed step, visit by visit.
+        steps: What counts of each point, visit by visit: its undisturbed visits or, where it has
+            none, the disturbed ones.
         turn: Visits made altogether.
     """
 
-    steps: dict[Point, list[tuple[tuple[float, float], ...]]] = field(default_factory=dict)
+    steps: dict[Point, list[Steps]] = field(default_factory=dict)
     turn: int = 0
-    _last: dict[Point, int] = field(default_factory=dict)
+    _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
+    _disturbed: set[int] = field(default_factory=set)
 
     def add(self, point: Point, steps: Iterable[tuple[float, float]]) -> None:
         """Book a visit."""
-        self.steps.setdefault(point, []).append(tuple(steps))
         self.turn += 1
-        self._last[point] = self.turn
+        self._visits.setdefault(point, {})[self.turn] = tuple(steps)
+        self._choose(point)
+
+    def disturb(self, since: int) -> None:
+        """Mark the visits after turn ``since``: others were using the machine."""
+        self._disturbed.update(range(since + 1, self.turn + 1))
+        for point, visits in self._visits.items():
+            if max(visits) > since:
+                self._choose(point)
+
+    def is_disturbed(self, point: Point) -> bool:
+        """Whether all that is known of a point was measured beside others' work."""
+        return point in self._visits and self._disturbed.issuperset(self._visits[point])
+
+    def _choose(self, point: Point) -> None:
+        visits = self._visits[point]
+        quiet = [steps for turn, steps in visits.items() if turn not in self._disturbed]
+        self.steps[point] = quiet or list(visits.values())
 
     def medians(self, point: Point) -> list[float]:
         """Seconds of the whole step: the median of each visit."""
@@ -178,9 +201,9 @@ class Ledger:
         Visits that are apart in time see different states of the machine, so a point that was
         visited lately has less to tell.
         """
-        if point not in self._last:
+        if point not in self._visits:
             return 0.0
-        return max(0.0, 1 - (self.turn - self._last[point]) / points)
+        return max(0.0, 1 - (self.turn - max(self._visits[point])) / points)
 
 
 def next_point(
@@ -211,6 +234,8 @@ def next_point(
         if cost > (left if point in ledger.steps else left / 2):
             continue
         worth = error(point) * (1 - ledger.freshness(point, len(candidates))) / sqrt(cost)
+        if ledger.is_disturbed(point):
+            worth *= _DISTURBED
         if worth > most:
             best, most = point, worth
     return best
@@ -244,4 +269,6 @@ def is_enough(
         revisited[point[:2]] = revisited.get(point[:2], 0) + (len(visits) > 1)
     if min(revisited.values(), default=0) < LEAST_POINTS:
         return False
+    if any(ledger.is_disturbed(point) for point in candidates):
+        return False  # while there is time, a quiet moment may come
     return all(half_width(error(point), drift) <= target for point in candidates)

@@ -1,6 +1,7 @@
 """The course of a probe: what is measured when, within the budget.
 
-    memory and a first step --> three batches of each curve --> exchange, noise, evaluation -->
+    a quiet moment, if one comes soon --> memory and a first step -->
+    three batches of each curve --> exchange, noise, evaluation -->
     visits wherever the fitted model is least certain, until it is certain enough or time is up -->
     further visits to points that contradict each other
 
@@ -43,6 +44,7 @@ from batchwright.probing.commands import (
 )
 from batchwright.probing.visiting import Visitor
 from batchwright.records import CollectiveTime, GradientNoise, Profile, StepTime, UpdateTime
+from batchwright.workload.load import LEAST_SECONDS
 
 Progress = Callable[[int, int, str], None]
 
@@ -61,6 +63,10 @@ _LONGEST_VISIT = 0.15  # a batch whose visit takes more is never measured
 _RECONCILING = 0.5
 _MOST_RECONCILING = 6  # rounds: what outlasts them is no stray visit
 
+# Of the budget, at most, to let others' work end that would be measured with ours.
+_WAITING = 0.1
+_PAUSE = LEAST_SECONDS  # between two looks at the machine
+
 _EVALUATION_BATCH = 256
 _EVALUATION_REPEATS = 4
 
@@ -75,6 +81,7 @@ class Controller:
         counts: Numbers of workers to measure, rising.
         report: Called with what is measured next.
         clock: Seconds since any moment.
+        sleep: Lets so many of these seconds pass.
         started: When the probe began, by that clock.
     """
 
@@ -85,10 +92,12 @@ class Controller:
         *,
         report: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
         started: float,
     ) -> None:
         self._visitor, self._job = visitor, visitor.job
-        self._counts, self._report, self._clock = counts, report, clock
+        self._counts, self._report = counts, report
+        self._clock, self._sleep = clock, sleep
         self._started = started
         self._budget = self._job.probe.budget
         self._began = clock()
@@ -104,6 +113,7 @@ class Controller:
         """
         visitor = self._visitor
         visitor.prepare(seconds=PRECISION * self._budget)
+        self._wait_for_others()
         self._curves = [(count, side) for side in sides_of(self._job) for count in self._counts]
         self._ladders = {count: self._ladder(count) for count in self._counts}
         self._begin()
@@ -127,9 +137,18 @@ class Controller:
             collectives=collectives,
             updates=updates,
             noise=noise,
+            load=visitor.load(),
             evaluation_seconds_per_image=evaluation,
             probe_seconds=self._clock() - self._started,
         )
+
+    def _wait_for_others(self) -> None:
+        """Wait a little while other programs use the machine: they may be about to end."""
+        waited = 0.0
+        while self._visitor.is_disturbed() and waited + _PAUSE <= _WAITING * self._budget:
+            self._report("nothing: waiting for other programs")
+            self._sleep(_PAUSE)
+            waited += _PAUSE
 
     # ------------------------------------------------------------------------------ first visits
 
