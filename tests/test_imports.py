@@ -46,6 +46,7 @@ ARROWS = {
         "reports",
         "workload",
         "launch",
+        "planning.planner",
         "prediction",
         "reduction",
     },

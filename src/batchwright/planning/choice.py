@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 
 from batchwright.errors import PlanError
 from batchwright.planning.knees import Bend
+from batchwright.planning.level import RowError, level_batches, level_in_value, level_sizes
 from batchwright.planning.mixes import Mix
 from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.table import Row
@@ -137,12 +138,14 @@ class Choice:
         sizes: The best candidate of each cluster by the objective, small to large, at the chosen
             resolution.
         others: What the other objectives would choose, by name.
+        level: Candidates that measurements cannot tell from it, as far as they were free to choose.
     """
 
     row: Row
     free: Row
     sizes: tuple[Row, ...]
     others: dict[str, Row]
+    level: tuple[Row, ...]
 
 
 def check_progress(job: Job, progress: Progress) -> None:
@@ -168,7 +171,13 @@ def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
     return [replace(row, target_seconds=target_seconds(row, progress)) for row in rows]
 
 
-def choose(job: Job, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> Choice:
+def choose(
+    job: Job,
+    rows: Sequence[Row],
+    bends: Sequence[Bend],
+    progress: Progress,
+    error: RowError,
+) -> Choice:
     """The candidate to train with.
 
     Args:
@@ -176,6 +185,7 @@ def choose(job: Job, rows: Sequence[Row], bends: Sequence[Bend], progress: Progr
         rows: All candidates, from `aimed`.
         bends: The knee of each cluster and resolution.
         progress: What a batch means for progress.
+        error: Standard error of a candidate's time, as a share of it.
 
     Raises:
         PlanError: No candidate is within the limits; the message names the nearest.
@@ -203,7 +213,28 @@ def choose(job: Job, rows: Sequence[Row], bends: Sequence[Bend], progress: Progr
         free=_best(job.goal, job.goal.objective, free, bends, progress),
         sizes=tuple(_sizes(job.goal, allowed, bends, progress)),
         others={name: other for name, other in others.items() if other is not row},
+        level=_level_with(row, job.goal, allowed, bends, error),
     )
+
+
+def _level_with(
+    chosen: Row, goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], error: RowError
+) -> tuple[Row, ...]:
+    """Candidates that the objective may as well have chosen."""
+    if goal.objective == "cost":
+        return level_in_value(chosen, rows, bends, error, lambda row: row.cost or 0.0)
+    if goal.objective != "knee":
+        return level_in_value(chosen, rows, bends, error, lambda row: row.seconds)
+    sizes = _size_rows(rows, bends)
+    bend = next((bend for bend in bends if bend.mix is chosen.mix), None)
+    batches = level_batches(chosen, rows, bend, goal.doubling_gain)
+    if all(row.cost is not None for row in sizes):
+
+        def square_root(row: Row) -> float:  # of time and cost, so in proportion to the time
+            return sqrt(row.train_seconds * row.expense)
+
+        return (*batches, *level_in_value(chosen, sizes, (), error, square_root))
+    return (*batches, *level_sizes(chosen, _quickest(sizes), error, goal.doubling_gain))
 
 
 def _as_asked(row: Row, job: Job) -> bool:
@@ -283,16 +314,21 @@ def _walk_up(sizes: Sequence[Row], gain: float) -> Row:
 
     Of clusters of one size the quickest stands for all.
     """
-    quickest: dict[int, Row] = {}
-    for row in sizes:
-        workers = row.mix.workers
-        if workers not in quickest or _by_time(row) < _by_time(quickest[workers]):
-            quickest[workers] = row
-    steps = [quickest[workers] for workers in sorted(quickest)]
+    steps = _quickest(sizes)
     for row, larger in pairwise(steps):
         if 1 - larger.train_seconds / row.train_seconds <= gain:
             return row
     return steps[-1]
+
+
+def _quickest(rows: Sequence[Row]) -> list[Row]:
+    """The quickest of each size, small sizes first."""
+    quickest: dict[int, Row] = {}
+    for row in rows:
+        workers = row.mix.workers
+        if workers not in quickest or _by_time(row) < _by_time(quickest[workers]):
+            quickest[workers] = row
+    return [quickest[workers] for workers in sorted(quickest)]
 
 
 def _priced_knee(sizes: Sequence[Row]) -> Row:

@@ -24,7 +24,7 @@ def kept_rows(rows: Sequence[Row], bends: Sequence[Bend], choice: Choice) -> lis
     if len(rows) <= MOST_SHOWN:
         return list(rows)
     kept = frontier(rows) | {bend.row for bend in bends if bend.row} | {choice.row, choice.free}
-    kept |= set(choice.sizes) | set(choice.others.values())
+    kept |= set(choice.sizes) | set(choice.others.values()) | set(choice.level)
     side = choice.row.resolution
     return [
         row for row in rows if row in kept or (row.mix is choice.row.mix and row.resolution == side)
@@ -32,7 +32,13 @@ def kept_rows(rows: Sequence[Row], bends: Sequence[Bend], choice: Choice) -> lis
 
 
 def predictions(
-    table: Table, rows: Sequence[Row], kept: Iterable[Row], progress: Progress, *, named: bool
+    table: Table,
+    rows: Sequence[Row],
+    kept: Iterable[Row],
+    choice: Choice,
+    progress: Progress,
+    *,
+    named: bool,
 ) -> tuple[Prediction, ...]:
     """Records of the rows that are kept.
 
@@ -40,15 +46,20 @@ def predictions(
         table: What they are judged by.
         rows: All candidates, for the frontier.
         kept: Those to turn into records, in order.
+        choice: What was chosen of them.
         progress: What a batch means for progress.
         named: Whether to name the kinds of workers.
     """
     edge = frontier(rows)
-    return tuple(prediction(table, row, progress, named=named, edge=row in edge) for row in kept)
+    level = set(choice.level)
+    return tuple(
+        prediction(table, row, progress, named=named, edge=row in edge, level=row in level)
+        for row in kept
+    )
 
 
 def prediction(
-    table: Table, row: Row, progress: Progress, *, named: bool, edge: bool
+    table: Table, row: Row, progress: Progress, *, named: bool, edge: bool, level: bool = False
 ) -> Prediction:
     """The record of one row."""
     step = table.step_estimate(row)
@@ -86,6 +97,7 @@ def prediction(
         ),
         assumed=row.mix.assumed,
         frontier=edge,
+        level=level,
         refused="; ".join(miss.text for miss in row.misses),
     )
 

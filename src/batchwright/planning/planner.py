@@ -114,7 +114,7 @@ def make_plan(
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, bends, choice)
-    considered = predictions(table, rows, kept, progress, named=named)
+    considered = predictions(table, rows, kept, choice, progress, named=named)
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
@@ -164,7 +164,11 @@ def make_plan(
         ),
         held_out=_held_out(job, kinds),
         kinds=choice.row.mix.kinds if named else (),
-        reasons=(*reasons.machine(merged), *explained),
+        reasons=(
+            *reasons.machine(merged),
+            *explanations.extrapolations(choice.row.mix, stages),
+            *explained,
+        ),
     )
 
 
@@ -178,7 +182,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
         rows = [row for row in rows if row.mix.workers > 1] or rows
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
     try:
-        return rows, bends, choose(job, rows, bends, progress)
+        return rows, bends, choose(job, rows, bends, progress, table.error)
     except PlanError:
         if job.method not in CYCLED or job.goal.deadline is None:
             raise
@@ -187,7 +191,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
         for row in rows
     ]
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
-    return rows, bends, choose(job, rows, bends, progress)
+    return rows, bends, choose(job, rows, bends, progress, table.error)
 
 
 def _predicted(

@@ -265,6 +265,17 @@ class Table:
             high=max(row.step_seconds, max(one.high for one in found) + more[1]),
         )
 
+    def error(self, row: Row) -> float:
+        """Standard error of a candidate's time beside others', as a share of it."""
+        return max(
+            kind.times.comparison_error(
+                row.mix.workers, row.resolution, self.parts(row, kind, share)
+            )
+            for (kind, _), share in zip(
+                row.mix.members, largest_shares(row.mix, row.totals), strict=True
+            )
+        )
+
     def spread(self, row: Row) -> tuple[float, float]:
         """Lower and upper end of the interval of every time of a row, as shares of the value."""
         step = self.step_estimate(row)

@@ -14,12 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import log
+from typing import Any
 
-from batchwright.errors import PlanError
+from batchwright.errors import BatchwrightError, PlanError
+from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.acquisition import (
     LEAST_POINTS,
+    OpenChoice,
     is_enough,
     ladder_of,
     largest_size,
@@ -43,7 +47,15 @@ from batchwright.probing.commands import (
     UpdatesTimed,
 )
 from batchwright.probing.visiting import Visitor
-from batchwright.records import CollectiveTime, GradientNoise, Profile, StepTime, UpdateTime
+from batchwright.records import (
+    CollectiveTime,
+    GradientNoise,
+    Plan,
+    Prediction,
+    Profile,
+    StepTime,
+    UpdateTime,
+)
 from batchwright.workload.load import LEAST_SECONDS
 
 Progress = Callable[[int, int, str], None]
@@ -55,7 +67,8 @@ _NOISE = 0.1
 _EVALUATION = 0.05
 _UPDATES = 0.01  # on each optimizer
 _FIRST_VISITS = 0.4
-_LONGEST_VISIT = 0.15  # a batch whose visit takes more is never measured
+_LONGEST_VISIT = 0.15  # a batch whose visit takes more is measured only if a plan would use it
+_KEPT = 0.5  # for what matters to the choice, before lower resolutions have their third batch
 
 # Beyond the budget, for points that contradict each other: a plan's intervals are wide around them,
 # and another probe would take the whole budget again. Of 5 s it lets both points
@@ -66,6 +79,9 @@ _MOST_RECONCILING = 6  # rounds: what outlasts them is no stray visit
 # Of the budget, at most, to let others' work end that would be measured with ours.
 _WAITING = 0.1
 _PAUSE = LEAST_SECONDS  # between two looks at the machine
+
+_MOST_OF_LEFT = 0.8  # of the time left, for visits to batches that a plan is chosen between
+_FAR = 2  # times the largest batch measured: a plan says so, and it is measured first
 
 _EVALUATION_BATCH = 256
 _EVALUATION_REPEATS = 4
@@ -103,6 +119,7 @@ class Controller:
         self._began = clock()
         self._sample_seconds: dict[Curve, float] = {}  # the least that was seen
         self._smallest: dict[Curve, int] = {}
+        self._figures: dict[str, Any] = {}
 
     def measure(self) -> Profile:
         """Measure everything.
@@ -117,13 +134,19 @@ class Controller:
         self._curves = [(count, side) for side in sides_of(self._job) for count in self._counts]
         self._ladders = {count: self._ladder(count) for count in self._counts}
         self._begin()
-        collectives = self._exchanges()
-        noise = self._noise()
-        evaluation = self._evaluation()
-        updates = self._updates()
+        self._figures = {
+            "collectives": self._exchanges(),
+            "noise": self._noise(),
+            "evaluation_seconds_per_image": self._evaluation(),
+            "updates": self._updates(),
+        }
         self._refine()
         self._reconcile()
-        prepared = visitor.prepared
+        return self._profile().model_copy(update={"load": visitor.load()})
+
+    def _profile(self) -> Profile:
+        """What is known so far."""
+        visitor, prepared = self._visitor, self._visitor.prepared
         return Profile(
             job=visitor.job,
             data=prepared.data,
@@ -134,11 +157,7 @@ class Controller:
             memory=visitor.memory_points(),
             memory_parts=prepared.parts,
             out_of_memory=visitor.lost_points(),
-            collectives=collectives,
-            updates=updates,
-            noise=noise,
-            load=visitor.load(),
-            evaluation_seconds_per_image=evaluation,
+            **self._figures,
             probe_seconds=self._clock() - self._started,
         )
 
@@ -153,8 +172,15 @@ class Controller:
     # ------------------------------------------------------------------------------ first visits
 
     def _begin(self) -> None:
-        """Smallest, largest and middle batch of each curve, one after the other over all curves."""
-        each = _FIRST_VISITS * self._budget / len(self._curves)
+        """Smallest, largest and middle batch of each curve, one after the other over all curves.
+
+        Time goes by pixels, as steps do, so that curves begin with about the same batches: plans
+        are chosen at the highest resolution.
+        """
+        pixels = sum(side**2 for _, side in self._curves)
+        each = {
+            curve: _FIRST_VISITS * self._budget * curve[1] ** 2 / pixels for curve in self._curves
+        }
         trials = {curve: self._try(curve) for curve in self._curves}
         for curve, trial in trials.items():
             workers, side = curve
@@ -162,7 +188,7 @@ class Controller:
             smallest = smallest_size(
                 ladder,
                 sizes[0],
-                seconds=each,
+                seconds=each[curve],
                 sample_seconds=trial,
                 most_steps=self._job.probe.steps,
             )
@@ -174,15 +200,17 @@ class Controller:
             largest[curve] = largest_size(
                 self._ladders[workers][0],
                 self._smallest[curve],
-                seconds=each,
+                seconds=each[curve],
                 sample_seconds=self._sample_seconds[curve],
                 most_steps=self._job.probe.steps,
             )
             self._visit(Point(workers, side, largest[curve]))
-        for curve in self._curves:
+        for curve in reversed(self._curves):
             workers, side = curve
             middle = middle_size(self._ladders[workers][0], self._smallest[curve], largest[curve])
-            if middle and self._left() > 0:  # where steps are that slow, two must do
+            # Where steps are that slow, two must do; the highest resolution comes first.
+            kept = 0 if side == self._curves[-1][1] else _KEPT * self._budget
+            if middle and self._left() > kept:
                 self._visit(Point(workers, side, middle))
 
     def _try(self, curve: Curve) -> float:
@@ -270,7 +298,12 @@ class Controller:
         ledger, settings = self._visitor.ledger, self._job.probe
         while True:
             model = self._fitted()
-            candidates = self._candidates(model)
+            choice = self._choice(model)
+            far = self._far(choice)
+            if far is not None:
+                self._visit(far)
+                continue
+            candidates = [*dict.fromkeys([*self._candidates(model), *choice.used, *choice.level])]
             errors = {point: self._error(model, point) for point in candidates}
             if model is not None and is_enough(
                 candidates,
@@ -278,6 +311,7 @@ class Controller:
                 error=errors.__getitem__,
                 drift=model.drift,
                 target=settings.error,
+                choice=choice,
             ):
                 return
             point = next_point(
@@ -286,10 +320,82 @@ class Controller:
                 error=errors.__getitem__,
                 seconds=lambda point: self._seconds(model, point),  # noqa: B023 - used at once
                 left=self._left(),
+                choice=choice,
             )
             if point is None:
                 return
             self._visit(point)
+
+    def _choice(self, model: StepTimeModel | None) -> OpenChoice:
+        """What a plan would rest on if it were made now, as far as that can be measured."""
+        if model is None:  # the points that contradict each other come first
+            return OpenChoice()
+        try:
+            plan = make_plan(self._profile())
+        except BatchwrightError:  # not enough yet; or for no probe to settle, as a deadline
+            return OpenChoice()
+        top = plan.top_resolution
+        best = {
+            (one.workers, one.resolution): one.micro_batch_size
+            for one in plan.considered  # rising, so the largest where there is no knee
+            if one.resolution == top and not one.refused and _at_knee(plan, one)
+        }
+        used = {
+            (stage.workers, stage.resolution, min(size, stage.micro_batch_size))
+            for stage in plan.stages
+            for size in (max(stage.local_batch_sizes), min(stage.local_batch_sizes))
+        }
+        level = {
+            (one.workers, one.resolution, one.micro_batch_size)
+            for one in plan.considered
+            if one.level
+        }
+        at_best = {(*curve, size) for curve, size in best.items()}
+        share = _MOST_OF_LEFT / max(1, sum(map(self._is_far, at_best)))
+        return OpenChoice(
+            *(
+                frozenset(filter(None, (self._nearest(model, one, share) for one in points)))
+                for points in (used, level, at_best)
+            )
+        )
+
+    def _is_far(self, place: tuple[int, int, int]) -> bool:
+        """Whether a batch is far above all that were measured on its curve."""
+        steps = self._visitor.ledger.steps
+        largest = max((p.local_batch_size for p in steps if p[:2] == place[:2]), default=1)
+        return place[2] >= _FAR * largest
+
+    def _nearest(
+        self, model: StepTimeModel | None, wanted: tuple[int, int, int], share: float
+    ) -> Point | None:
+        """The point of the same curve nearest to one that a plan names; smaller to be affordable.
+
+        At most ``share`` of the time left is given to one that is new. `None` off the measured
+        curves: of a number of workers that is only stated, for example.
+        """
+        curve, size = wanted[:2], wanted[2]
+        if curve not in self._curves:
+            return None
+        ladder = [Point(*curve, one) for one in self._ladders[curve[0]][0]]
+        near = min(ladder, key=lambda point: abs(log(point.local_batch_size / size)))
+        for point in reversed(ladder[: ladder.index(near) + 1]):
+            seen = point in self._visitor.ledger.steps
+            if seen or (
+                self._visitor.may_fit(point) and self._seconds(model, point) <= share * self._left()
+            ):
+                return point
+        return None
+
+    def _far(self, choice: OpenChoice) -> Point | None:
+        """A point that the choice hangs on, far above all that were measured on its curve.
+
+        First what the plan would use at the highest resolution, where it is chosen; then what it
+        was chosen over there; then what it would use at lower ones.
+        """
+        top = self._curves[-1][1]
+        here = sorted(point for point in choice.used if point.resolution == top)
+        below = sorted(point for point in choice.used if point.resolution != top)
+        return next(filter(self._is_far, (*here, *sorted(choice.best), *below)), None)
 
     def _reconcile(self) -> None:
         """Visit points again that a fit would doubt, as slow stretches can make a few visits.
@@ -354,6 +460,15 @@ class Controller:
             with suppress(PlanError):  # as above
                 return model.standard_error(*point)
         return 1 / (1 + len(self._visitor.ledger.steps.get(point, ())))
+
+
+def _at_knee(plan: Plan, one: Prediction) -> bool:
+    """Whether a candidate is at its cluster's knee, or that has none."""
+    return any(
+        (knee.workers, knee.resolution) == (one.workers, one.resolution)
+        and knee.global_batch_size in (None, one.global_batch_size)
+        for knee in plan.knees
+    )
 
 
 def _point(step: StepTime) -> Point:

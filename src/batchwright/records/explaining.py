@@ -115,7 +115,7 @@ def rivals(plan: Plan) -> tuple[Prediction, ...]:
 
 
 def candidate_words(plan: Plan, one: Prediction) -> str:
-    """What there is to say of a candidate: chosen, a knee, on the frontier, not measured."""
+    """What there is to say of a candidate: chosen, level with that, a knee, not measured."""
     knee = any(
         (knee.workers, knee.kinds, knee.resolution, knee.global_batch_size)
         == (one.workers, one.kinds, one.resolution, one.global_batch_size)
@@ -124,6 +124,7 @@ def candidate_words(plan: Plan, one: Prediction) -> str:
     words = [
         ("chosen", is_chosen(plan, one)),
         ("knee", knee),
+        ("level", one.level),
         ("frontier", one.frontier),
         ("extrapolated", one.extrapolated),
         ("assumed", one.assumed),

@@ -74,6 +74,11 @@ class Prediction(Record):
     frontier: bool = Field(
         False, description="Whether no candidate of its resolution is better in time and cost."
     )
+    level: bool = Field(
+        False,
+        description="Whether what was measured cannot tell it from the chosen one: the choice may "
+        "as well have fallen on it.",
+    )
     refused: str = Field("", description="The limit it misses, in words; empty if none.")
 
 
