@@ -70,7 +70,7 @@ def test_what_others_use_is_all_less_ours_and_the_kernels_threads(kernel, monkey
     now = [100.0]
     monkeypatch.setattr(load_module.time, "monotonic", lambda: now[0])
     kernel.write()
-    watch = LoadWatch(lambda: read_load(kernel.folder))
+    watch = LoadWatch(lambda: read_load(kernel.folder), lambda: now[0])
     assert watch.stretch() is None  # too short to tell
     # Ten seconds: ours used 9 of two cores, an ended child of a worker among them, others 4.
     kernel.used |= {ME: 1.0, WORKER: 5.0, LOADER: 1.0, DISPLAY: 0.5, OTHER: 3.0, KERNEL: 2.0}
@@ -213,7 +213,8 @@ def measured_on(machine, budget=20.0):
         resolutions=(32,),
         probe=ProbeSettings(budget=budget),
     )
-    visitor = Visitor(job, machine, 1, lambda what: None, LoadWatch(machine.read))
+    watch = LoadWatch(machine.read, lambda: machine.seconds - 100)
+    visitor = Visitor(job, machine, 1, lambda what: None, watch)
 
     def sleep(seconds):
         machine.seconds += seconds
@@ -274,6 +275,16 @@ def test_a_probe_waits_a_little_for_what_is_about_to_end():
     machine._prepare = prepare
     measured_on(machine)
     assert not any(visited)
+
+
+def test_idle_cores_do_not_hide_others_while_nobody_measures():
+    half = Reading(0.0, 2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    readings = [half, Reading(2.0, 2, 1.9, 2.1, 0.0, 0.0, 0.0, 0.0)] * 2
+    for waiting in (True, False):
+        given = iter(readings)
+        watch = LoadWatch(lambda given=given: next(given), lambda: 2.0)
+        visitor = Visitor(make_job(), Machine(), 1, lambda what: None, watch)
+        assert visitor.is_disturbed(waiting=waiting) == waiting
 
 
 def test_quiet_visits_replace_disturbed_ones():

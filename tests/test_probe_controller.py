@@ -12,6 +12,7 @@ from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
 from batchwright.probing import commands
+from batchwright.probing import controller as controller_module
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller
 from batchwright.probing.visiting import MOST_RESTARTS, Visitor
@@ -407,3 +408,17 @@ def test_level_candidates_are_measured_on_while_there_is_time():
     even = measured_on(EvenMachine(**steady), probe=ProbeSettings(budget=200))
     assert any(one.level for one in make_plan(even).considered)
     assert even.probe_seconds > clear.probe_seconds
+
+
+def test_where_planning_takes_long_it_is_not_asked_between_all_visits(monkeypatch):
+    """Of thousands of workers, a plan takes longer than a visit."""
+    machine, asked = Machine(drift=0.1), []
+
+    def slow_plan(profile):
+        machine.seconds += 1.0
+        asked.append(machine.seconds)
+        return make_plan(profile)
+
+    monkeypatch.setattr(controller_module, "make_plan", slow_plan)
+    measured_on(machine, probe=ProbeSettings(budget=60))
+    assert 1 <= len(asked) <= 60 / 10

@@ -81,6 +81,7 @@ _WAITING = 0.1
 _PAUSE = LEAST_SECONDS  # between two looks at the machine
 
 _MOST_OF_LEFT = 0.8  # of the time left, for visits to batches that a plan is chosen between
+_PLANNING = 10  # times as long as the planner takes, it is left alone
 _FAR = 2  # times the largest batch measured: a plan says so, and it is measured first
 
 _EVALUATION_BATCH = 256
@@ -120,6 +121,8 @@ class Controller:
         self._sample_seconds: dict[Curve, float] = {}  # the least that was seen
         self._smallest: dict[Curve, int] = {}
         self._figures: dict[str, Any] = {}
+        self._plan: Plan | None = None
+        self._ask_again = self._began
 
     def measure(self) -> Profile:
         """Measure everything.
@@ -164,7 +167,9 @@ class Controller:
     def _wait_for_others(self) -> None:
         """Wait a little while other programs use the machine: they may be about to end."""
         waited = 0.0
-        while self._visitor.is_disturbed() and waited + _PAUSE <= _WAITING * self._budget:
+        while (
+            self._visitor.is_disturbed(waiting=True) and waited + _PAUSE <= _WAITING * self._budget
+        ):
             self._report("nothing: waiting for other programs")
             self._sleep(_PAUSE)
             waited += _PAUSE
@@ -327,30 +332,40 @@ class Controller:
             self._visit(point)
 
     def _choice(self, model: StepTimeModel | None) -> OpenChoice:
-        """What a plan would rest on if it were made now, as far as that can be measured."""
+        """What a plan would rest on if it were made now, as far as that can be measured.
+
+        Where planning takes long, as for thousands of workers, the last answer stands for a while.
+        """
         if model is None:  # the points that contradict each other come first
             return OpenChoice()
-        try:
-            plan = make_plan(self._profile())
-        except BatchwrightError:  # not enough yet; or for no probe to settle, as a deadline
+        began = self._clock()
+        if began >= self._ask_again:
+            try:
+                self._plan = make_plan(self._profile())
+            except BatchwrightError:  # not enough yet; or for no probe to settle, as a deadline
+                self._plan = None
+            self._ask_again = began + _PLANNING * (self._clock() - began)
+        if self._plan is None:
             return OpenChoice()
-        top = plan.top_resolution
-        best = {
-            (one.workers, one.resolution): one.micro_batch_size
-            for one in plan.considered  # rising, so the largest where there is no knee
-            if one.resolution == top and not one.refused and _at_knee(plan, one)
-        }
+        return self._open_choice(model, self._plan)
+
+    def _open_choice(self, model: StepTimeModel, plan: Plan) -> OpenChoice:
         used = {
-            (stage.workers, stage.resolution, min(size, stage.micro_batch_size))
+            self._place(stage.workers, stage.resolution, min(size, stage.micro_batch_size))
             for stage in plan.stages
             for size in (max(stage.local_batch_sizes), min(stage.local_batch_sizes))
         }
-        level = {
-            (one.workers, one.resolution, one.micro_batch_size)
+        considered = [
+            (one, self._place(one.workers, one.resolution, one.micro_batch_size))
             for one in plan.considered
-            if one.level
+        ]
+        level = {place for one, place in considered if one.level}
+        best = {
+            place[:2]: place
+            for one, place in considered  # rising, so the largest where there is no knee
+            if one.resolution == plan.top_resolution and not one.refused and _at_knee(plan, one)
         }
-        at_best = {(*curve, size) for curve, size in best.items()}
+        at_best = set(best.values())
         share = _MOST_OF_LEFT / max(1, sum(map(self._is_far, at_best)))
         return OpenChoice(
             *(
@@ -359,21 +374,24 @@ class Controller:
             )
         )
 
-    def _is_far(self, place: tuple[int, int, int]) -> bool:
+    def _place(self, workers: int, resolution: int, size: int) -> Point:
+        """A point that a plan names; more workers than measured compute as the most that were."""
+        fewer = [count for count in self._counts if count <= workers]
+        return Point(max(fewer, default=self._counts[0]), resolution, size)
+
+    def _is_far(self, place: Point) -> bool:
         """Whether a batch is far above all that were measured on its curve."""
         steps = self._visitor.ledger.steps
         largest = max((p.local_batch_size for p in steps if p[:2] == place[:2]), default=1)
-        return place[2] >= _FAR * largest
+        return place.local_batch_size >= _FAR * largest
 
-    def _nearest(
-        self, model: StepTimeModel | None, wanted: tuple[int, int, int], share: float
-    ) -> Point | None:
+    def _nearest(self, model: StepTimeModel, wanted: Point, share: float) -> Point | None:
         """The point of the same curve nearest to one that a plan names; smaller to be affordable.
 
-        At most ``share`` of the time left is given to one that is new. `None` off the measured
-        curves: of a number of workers that is only stated, for example.
+        At most ``share`` of the time left is given to one that is new. `None` at a resolution that
+        is not measured.
         """
-        curve, size = wanted[:2], wanted[2]
+        curve, size = wanted[:2], wanted.local_batch_size
         if curve not in self._curves:
             return None
         ladder = [Point(*curve, one) for one in self._ladders[curve[0]][0]]

@@ -37,7 +37,7 @@ from batchwright.records import (
     PrecisionTime,
     StepTime,
 )
-from batchwright.records.words import load_words
+from batchwright.records.words import disturbances, load_words
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
 
@@ -167,12 +167,16 @@ class Visitor:
         self.is_disturbed()
         return min(map(sum, steps))
 
-    def is_disturbed(self) -> bool:
-        """Whether others use the machine, as far as it is seen; marks the visits meanwhile."""
+    def is_disturbed(self, *, waiting: bool = False) -> bool:
+        """Whether others use the machine, as far as it is seen; marks the visits meanwhile.
+
+        Args:
+            waiting: Nobody measured, so that idle cores do not show that there is room for all.
+        """
         load = self._watch.stretch() if self._watch else None
         if load is None:
             return False
-        disturbed = bool(load_words(load))
+        disturbed = bool(disturbances(load) if waiting else load_words(load))
         if disturbed:
             self.ledger.disturb(self._watched)
         self._watched = self.ledger.turn

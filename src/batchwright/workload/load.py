@@ -145,10 +145,15 @@ class LoadWatch:
 
     Args:
         read: Gives the counters.
+        clock: Seconds, by the clock of the counters; reading them takes a file for each process.
     """
 
-    def __init__(self, read: Callable[[], Reading | None] = read_load) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[], Reading | None] = read_load,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._clock = read, clock
         self._first = self._last = read()
 
     def stretch(self) -> MachineLoad | None:
@@ -156,10 +161,10 @@ class LoadWatch:
 
         `None` if that is too short to tell.
         """
-        now = self._read()
-        if now is None or self._last is None:
+        if self._last is None or self._clock() < self._last.at + LEAST_SECONDS:
             return None
-        load = load_between(self._last, now)
+        now = self._read()
+        load = load_between(self._last, now) if now is not None else None
         if load is not None:
             self._last = now
         return load
