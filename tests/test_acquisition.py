@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.probing.acquisition import (
     Ledger,
+    OpenChoice,
     expected_peak,
     half_width,
     is_enough,
@@ -129,6 +130,32 @@ def test_a_costly_visit_must_promise_more():
         error=lambda point: 0.21 if point == slow else 0.1,
         seconds=lambda point: seconds.get(point, 1.0),
     )
+
+
+def test_of_equally_uncertain_points_those_of_the_open_choice_come_first():
+    used, level = POINTS[7], POINTS[2]
+    choice = OpenChoice(frozenset({used}), frozenset({level}))
+    assert choice.worth(used) == choice.worth(level) == 1
+    assert 1 > choice.worth(POINTS[1]) > choice.worth(Point(1, 64, 16)) > 0
+    assert OpenChoice().worth(POINTS[0]) == 1
+    ledger, order = Ledger(), []
+    for _ in range(2):
+        given = {"error": lambda _: 0.1, "seconds": lambda _: 1.0, "left": 100.0}
+        order.append(next_point(POINTS, ledger, **given, choice=choice))
+        ledger.add(order[-1], STEP)
+    assert set(order) == {used, level}
+
+
+def test_level_candidates_must_be_known_better():
+    ledger = Ledger()
+    for point in POINTS * 2:
+        ledger.add(point, STEP)
+    given = {"drift": 0.0, "target": 0.05}
+    level = OpenChoice(frozenset({POINTS[0]}), frozenset({POINTS[5]}))
+    decided = OpenChoice(frozenset({POINTS[0]}))
+    assert is_enough(POINTS, ledger, error=lambda _: 0.02, **given, choice=decided)
+    assert not is_enough(POINTS, ledger, error=lambda _: 0.02, **given, choice=level)
+    assert is_enough(POINTS, ledger, error=lambda _: 0.01, **given, choice=level)
 
 
 def test_no_point_is_visited_twice_in_a_row_and_all_come_up():

@@ -1,9 +1,10 @@
 """`planning.choice`: the frontier, every objective and limit, and what nothing meets."""
 
+import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
@@ -11,7 +12,7 @@ from batchwright.planning.choice import pareto
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.quality import fit_progress
 from batchwright.records import GradientNoise, Job
-from samples import make_data, make_job, make_kind_profile, make_profile, make_summary
+from samples import make_data, make_job, make_kind_profile, make_profile, make_step, make_summary
 
 COORDINATE = st.integers(0, 8)
 
@@ -142,16 +143,80 @@ def test_the_accuracy_objective_weighs_progress_per_sample():
     profile = make_profile(noise=noise)
     plan = planned(profile, objective="target-accuracy", accuracy=0.9, base_batch=32)
     progress = fit_progress(noise, base_batch=32, scaling="sqrt")
-    best = min(
-        allowed(plan),
-        key=lambda one: (
-            one.train_seconds.value * progress.relative_epochs(one.global_batch_size).value
-        ),
-    )
-    assert chosen(plan) == best
+    for one in plan.considered:
+        epochs = progress.relative_epochs(one.global_batch_size).value
+        assert one.target_seconds.value == pytest.approx(one.epoch_seconds.value * epochs)
+    assert chosen(plan) == min(allowed(plan), key=lambda one: one.target_seconds.value)
     fastest = planned(profile, objective="time")
     assert plan.stages[0].global_batch_size < fastest.stages[0].global_batch_size
     assert "number of epochs is not known" in reason(plan, "global batch").why
+
+
+@settings(max_examples=60)
+@given(
+    st.floats(1e-4, 0.05),
+    st.floats(1e-5, 5e-3),
+    st.floats(0, 0.02),
+    st.floats(2, 5000),
+    st.sampled_from(["linear", "sqrt", "none"]),
+    st.sampled_from([None, 1.5]),
+    st.booleans(),
+)
+def test_choice_table_frontier_and_alternatives_go_by_one_time_to_the_target(
+    fixed, per_image, exchange, noise_scale, scaling, price, with_run
+):
+    steps = tuple(
+        make_step(workers, batch, seconds=fixed + per_image * batch + exchange * (workers > 1))
+        for workers in (1, 2)
+        for batch in (4, 8, 16, 32, 64)
+    )
+    noise = GradientNoise(
+        noise_scale=noise_scale, trace=1, sqr_norm=0.01, relative_error=0.3, parts=2, repeats=20
+    )
+    goal = {"objective": "target-accuracy", "accuracy": 0.9, "price": price}
+    job = make_job(goal=goal, workers="auto", scaling=scaling, optimizer="sgd")
+    runs = [make_summary()] if with_run else []
+    plan = make_plan(make_profile(steps=steps, noise=noise), job, runs=runs)
+    best, known = chosen(plan), allowed(plan)
+    assert best.target_seconds.value == min(one.target_seconds.value for one in known)
+
+    def share(one, other, quantity):
+        return getattr(one, quantity).value / getattr(other, quantity).value
+
+    for one in plan.considered:  # epoch time over progress, both as the table has them
+        times = share(one, best, "epoch_seconds") / share(one, best, "efficiency")
+        assert share(one, best, "target_seconds") == pytest.approx(times)
+        if with_run:
+            product = one.epochs.value * one.epoch_seconds.value
+            assert one.target_seconds.value == pytest.approx(product)
+
+    def spent(one):
+        return one.target_seconds.value * one.workers
+
+    marked = [one for one in known if one.frontier]
+    assert best in marked
+    for one in known:
+        beaten = any(
+            other.target_seconds.value < one.target_seconds.value * (1 - 1e-9)
+            and spent(other) < spent(one) * (1 - 1e-9)
+            for other in known
+        )
+        assert not (one.frontier and beaten)
+    quickest = {}
+    for one in sorted(known, key=lambda one: one.target_seconds.value):
+        quickest.setdefault(one.workers, one)
+    places = {(one.workers, one.global_batch_size): one for one in plan.considered}
+    named = re.compile(r"(?:(\d+) worker\(s\), global batch )?(\d+)")
+    for told in (reason(plan, "workers"), reason(plan, "global batch")):
+        for alternative in told.alternatives:
+            workers, batch = named.match(alternative.value).groups()
+            other = places[int(workers or plan.workers), int(batch)]
+            change = share(other, best, "target_seconds") - 1
+            amount = f"{abs(change):.1%} {'more' if change > 0 else 'less'} time to the accuracy"
+            words = "the same time to the accuracy" if abs(change) < 0.0005 else amount
+            assert alternative.loss.startswith(words)
+            if workers and "objective" not in alternative.value:
+                assert other == quickest[int(workers)]
 
 
 def test_a_run_tells_epochs_and_accuracy():
@@ -161,8 +226,8 @@ def test_a_run_tells_epochs_and_accuracy():
     best = chosen(plan)
     assert best.epochs.low <= best.epochs.value <= best.epochs.high
     assert best.accuracy is not None
-    assert best.epochs.value * best.train_seconds.value == min(
-        one.epochs.value * one.train_seconds.value for one in allowed(plan)
+    assert best.epochs.value * best.epoch_seconds.value == min(
+        one.epochs.value * one.epoch_seconds.value for one in allowed(plan)
     )
     assert "from the runs given" in reason(plan, "epochs to target").why
     assert "%" in reason(plan, "accuracy").value

@@ -22,7 +22,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kerne
 def kernel(monkeypatch, tmp_path):
     """A kernel whose files a test writes: a function from path to text."""
     files: dict[str, str] = {}
-    monkeypatch.setattr(host, "_read", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(host, "read_text", lambda path: files.get(str(path), ""))
     monkeypatch.setattr(Path, "is_dir", lambda _: True)
     return files
 

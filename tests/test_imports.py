@@ -58,6 +58,7 @@ ARROWS = {
         "reports",
         "workload",
         "launch",
+        "planning.planner",
         "prediction",
         "reduction",
     },

@@ -250,7 +250,7 @@ def test_the_interval_of_a_line_s_knee_follows_from_the_errors_of_both_its_times
 def test_the_interval_of_a_knee_off_the_line_follows_from_the_errors_of_two_steps():
     kind = kind_of(0.04, 0.00001)
     errors = {4000: 0.003, 8000: 0.004}
-    kind.times = SimpleNamespace(standard_error=lambda workers, side, local: errors[local])
+    kind.times = SimpleNamespace(comparison_error=lambda workers, side, sizes: errors[sizes[0]])
     kind.fitted_line = lambda workers, side: None
     bend = bend_of(Mix(((kind, 2),)), {1600: 0.1, 8000: 0.2})
     bend = replace(bend, row=bend.rows[1])

@@ -38,20 +38,20 @@ def run_of(batch, epochs_to_half, *, scaling="linear", noise=None, epochs=None):
     )
 
 
-def test_efficiency_is_polluxs_and_its_interval_follows_the_noise_scale():
-    model = fit_progress(NOISE, base_batch=100)
-    assert model.efficiency(100).value == 1
-    large = model.efficiency(500)
-    assert large.value == pytest.approx(400 / 800)
-    assert large.low < large.value < large.high < 1
-    assert model.efficiency(50).value == pytest.approx(400 / 350)
+def test_under_linear_scaling_epochs_are_polluxs_and_follow_the_noise_scale():
+    model = fit_progress(NOISE, base_batch=100, scaling="linear")
+    assert model.relative_epochs(100).value == 1
+    large = model.relative_epochs(500)
+    assert large.value == pytest.approx(800 / 400)
+    assert 1 < large.low < large.value < large.high
+    assert model.relative_epochs(50).value == pytest.approx(350 / 400)
 
 
 def test_without_a_noise_scale_nothing_is_said_of_other_batches():
     for noise in (None, NOISE.model_copy(update={"noise_scale": None})):
         model = fit_progress(noise, base_batch=100, target=0.9)
         assert model.noise_scale is None
-        assert model.efficiency(200) is None
+        assert model.relative_epochs(200) is None
         assert model.epochs(100) is None
         assert model.accuracy(100, 10) is None
         assert any("no run was given" in note for note in model.notes)

@@ -12,6 +12,7 @@ from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
 from batchwright.probing import commands
+from batchwright.probing import controller as controller_module
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller
 from batchwright.probing.visiting import MOST_RESTARTS, Visitor
@@ -368,3 +369,79 @@ def test_optimizers_are_timed_where_the_plan_is_to_choose_one():
     for asked, timed in (("auto", {"sgd", "muon"}), ("sgd", set()), ("muon", set())):
         profile = measured_on(Machine(), optimizer=asked)
         assert {one.optimizer for one in profile.updates} == timed
+
+
+# ------------------------------------------------------------------- where the choice is still open
+
+
+def stages_of(profile):
+    plan = make_plan(profile)
+    return plan, {
+        (plan.workers, one.resolution, min(max(one.local_batch_sizes), one.micro_batch_size))
+        for one in plan.stages
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("latency", "sample_seconds", "sides", "budget"),
+    [(0.03, 0.005, (16, 32), 20), (0.06, 0.004, (24, 32), 30), (0.03, 0.0005, (16, 32), 20)],
+)
+def test_a_plan_of_two_resolutions_rests_on_steps_that_were_measured(
+    latency, sample_seconds, sides, budget, seed
+):
+    machine = Machine(latency=latency, sample_seconds=sample_seconds, drift=0.05)
+    machine.random.seed(seed)
+    profile = measured_on(
+        machine, method="cyclic", resolutions=sides, probe=ProbeSettings(budget=budget)
+    )
+    plan, used = stages_of(profile)
+    largest = {}
+    for one in profile.steps:
+        key = one.workers, one.resolution
+        largest[key] = max(one.local_batch_size, largest.get(key, 0))
+    beyond = max(batch / largest[workers, side] for workers, side, batch in used)
+    assert beyond <= 2
+    assert (beyond == 2) == any(one.choice == "extrapolation" for one in plan.reasons)
+    assert profile.probe_seconds <= budget * 1.1
+
+
+def test_most_visits_go_to_the_curves_that_the_choice_is_between():
+    machine = Machine(drift=0.1, latency=0.01, sample_seconds=0.002)
+    profile = measured_on(machine, method="cyclic", probe=ProbeSettings(budget=40))
+    plan, _ = stages_of(profile)
+    visits = {1: 0, 2: 0}
+    for one in profile.steps:
+        visits[one.workers] += len(one.visits)
+    assert visits[plan.workers] > 1.2 * visits[3 - plan.workers]
+
+
+@dataclass
+class EvenMachine(Machine):
+    """Two workers take as long for each step as one would for both, but for a little."""
+
+    def step(self, command):
+        return super().step(command) * (1.9 if command.workers > 1 else 1)
+
+
+def test_level_candidates_are_measured_on_while_there_is_time():
+    """Alone, what is certain enough ends a probe; between two that are level it goes on."""
+    steady = {"drift": 0.01, "latency": 0.0005, "sample_seconds": 0.002}
+    clear = measured_on(Machine(**steady), probe=ProbeSettings(budget=200))
+    even = measured_on(EvenMachine(**steady), probe=ProbeSettings(budget=200))
+    assert any(one.level for one in make_plan(even).considered)
+    assert even.probe_seconds > clear.probe_seconds
+
+
+def test_where_planning_takes_long_it_is_not_asked_between_all_visits(monkeypatch):
+    """Of thousands of workers, a plan takes longer than a visit."""
+    machine, asked = Machine(drift=0.1), []
+
+    def slow_plan(profile):
+        machine.seconds += 1.0
+        asked.append(machine.seconds)
+        return make_plan(profile)
+
+    monkeypatch.setattr(controller_module, "make_plan", slow_plan)
+    measured_on(machine, probe=ProbeSettings(budget=60))
+    assert 1 <= len(asked) <= 60 / 10

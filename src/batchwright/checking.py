@@ -189,7 +189,7 @@ def with_points(profile: Profile, **points: object) -> Profile:
         PlanError: It was measured on other hardware or with other versions.
     """
     lists = ("steps", "pairs", "memory", "out_of_memory", "collectives")
-    bare = {**dict.fromkeys(lists, ()), "noise": None}
+    bare = {**dict.fromkeys(lists, ()), "noise": None, "load": None}
     added = profile.model_copy(update={**bare, **points})
     merged, *others = merge_profiles([profile, added])
     if others:

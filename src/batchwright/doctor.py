@@ -8,6 +8,7 @@ import platform
 import shutil
 import socket
 import sys
+import time
 from typing import NamedTuple
 
 LEAST_SHARED_MEMORY = 64 * 2**20  # bytes; loader processes pass batches through it
@@ -54,6 +55,7 @@ def examine() -> list[Finding]:
         Finding("cores", f"{cores} usable", _few_cores(cores, workers, device)),
         Finding("threads", _threads()),
         Finding("workers", f"{workers} by default"),
+        _load(),
         Finding("precision", _precision(computes_in_bfloat16(device))),
         Finding("memory", f"{free_memory(device, workers) / 2**30:.1f} GiB for each worker"),
         Finding("allocator", prepare_process(torch.get_num_threads())),
@@ -81,6 +83,21 @@ def _few_cores(cores: int, workers: int, device: object) -> str:
     if str(device) == "cpu" and cores < workers:
         return f"{workers} workers on {cores} core(s) take turns: set workers={cores}"
     return ""
+
+
+def _load() -> Finding:
+    """What other programs do on the machine for a moment."""
+    from batchwright.records.words import disturbances
+    from batchwright.workload.load import LEAST_SECONDS, LoadWatch
+
+    watch = LoadWatch()
+    time.sleep(1.1 * LEAST_SECONDS)
+    load = watch.whole()
+    if load is None:
+        return Finding("load", "not known")
+    seen = " and ".join(disturbances(load))
+    # No problem of the machine's, which would end the command with an error: it passes.
+    return Finding("load", f"busy: {seen}; a probe would measure that, too" if seen else "quiet")
 
 
 def _precision(bfloat16: bool) -> str:

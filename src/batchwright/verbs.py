@@ -7,6 +7,7 @@ The command line calls these very functions. Whatever needs torch is imported in
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -53,6 +54,7 @@ from batchwright.records import (
     RunSummary,
 )
 from batchwright.records.problems import described
+from batchwright.records.words import busy_warning
 from batchwright.reporting.comparison import RunComparison, compared
 from batchwright.reporting.comparison_figure import write_comparison_figure
 from batchwright.reporting.figures import write_figures
@@ -447,4 +449,8 @@ def _probe_in(folder: Path, job: Job) -> Profile:
     from batchwright.probing.probe import probe as measure
 
     with steps() as show:
-        return measure(job, folder, progress=show)
+        profile = measure(job, folder, progress=show)
+    told = busy_warning(profile.load)
+    if told:
+        print(f"warning: {told}", file=sys.stderr)  # noqa: T201 - for the person who waits
+    return profile

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import inf
+from math import inf, isfinite, sqrt
 
 from batchwright.errors import PlanError
 from batchwright.planning.knees import Bend
+from batchwright.planning.level import RowError, level_batches, level_in_value, level_sizes
+from batchwright.planning.mixes import Mix
 from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.table import Row
 from batchwright.prediction.quality import ProgressModel
@@ -43,11 +45,18 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def frontier(rows: Sequence[Row]) -> set[Row]:
-    """Rows within the limits that none of the same resolution beats in time and cost."""
+    """Rows within the limits that none of the same resolution beats in time and cost.
+
+    Under `target-accuracy` these are time and cost to the target.
+    """
     found: set[Row] = set()
     for side in {row.resolution for row in rows}:
-        allowed = [row for row in rows if row.resolution == side and not row.misses]
-        indices = pareto([(row.train_seconds, row.expense) for row in allowed])
+        allowed = [
+            row
+            for row in rows
+            if row.resolution == side and not row.misses and isfinite(row.seconds)
+        ]
+        indices = pareto([(row.seconds, row.expense) for row in allowed])
         found |= {allowed[index] for index in indices}
     return found
 
@@ -59,11 +68,12 @@ class Progress:
     Attributes:
         models: Fitted, by optimizer.
         optimizer: The one that a batch is given.
+        base_batch: Global batch whose progress per sample counts as 1.
     """
 
     models: Mapping[OptimizerName, ProgressModel]
     optimizer: Callable[[int], OptimizerName]
-    _efficiency: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    base_batch: int
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
@@ -71,10 +81,30 @@ class Progress:
         return self.models[self.optimizer(batch)]
 
     def efficiency(self, batch: int) -> Estimate | None:
-        """Progress per sample against the base batch; `None` if nothing tells."""
-        if batch not in self._efficiency:
-            self._efficiency[batch] = self.model(batch).efficiency(batch)
-        return self._efficiency[batch]
+        """Progress per sample against the base batch, at the rate that each is given.
+
+        In proportion to 1 over the epochs to the target, as far as these are known; `None` if
+        nothing tells.
+        """
+        own, base = self.to_target(batch), self.relative_epochs(self.base_batch)
+        if own is None or base is None or base == inf:
+            return None
+        return Estimate(value=base / own.value, low=base / own.high, high=base / own.low)
+
+    def to_target(self, batch: int) -> Estimate | None:
+        """Epochs to the target or, where no run tells them, over those with the base batch.
+
+        `None` if nothing tells, where only runs with another optimizer reached the target, and
+        where those with such a batch missed it.
+        """
+        epochs = self.epochs(batch)
+        if epochs is not None or self._misses(batch):
+            return epochs
+        return self.model(batch).relative_epochs(batch)
+
+    def _misses(self, batch: int) -> bool:
+        told = any(model.tells_epochs for model in self.models.values())
+        return told or self.model(batch).misses_target(batch)
 
     def epochs(self, batch: int) -> Estimate | None:
         """Epochs to the target accuracy; `None` if nothing tells."""
@@ -91,19 +121,11 @@ class Progress:
         return self.model(batch).accuracy_until(batch, epochs)
 
     def relative_epochs(self, batch: int) -> float | None:
-        """Epochs to the target, or in proportion to them where no run tells how many.
-
-        Infinite where only runs with another optimizer reached the target, and where those with
-        such a batch missed it.
-        """
-        epochs = self.epochs(batch)
-        if epochs is not None:
-            return epochs.value
-        missed = self.model(batch).misses_target(batch)
-        if missed or any(model.tells_epochs for model in self.models.values()):
-            return inf
-        ratio = self.model(batch).relative_epochs(batch)
-        return None if ratio is None else ratio.value
+        """The value of `to_target`, infinite where runs speak against such a batch."""
+        epochs = self.to_target(batch)
+        if epochs is None:
+            return inf if self._misses(batch) else None
+        return epochs.value
 
 
 @dataclass(frozen=True)
@@ -113,14 +135,17 @@ class Choice:
     Attributes:
         row: The candidate.
         free: What would be chosen if neither batch nor workers were asked for.
-        sizes: The best candidate of each cluster, small to large, at the chosen resolution.
+        sizes: The best candidate of each cluster by the objective, small to large, at the chosen
+            resolution.
         others: What the other objectives would choose, by name.
+        level: Candidates that measurements cannot tell from it, as far as they were free to choose.
     """
 
     row: Row
     free: Row
     sizes: tuple[Row, ...]
     others: dict[str, Row]
+    level: tuple[Row, ...]
 
 
 def check_progress(job: Job, progress: Progress) -> None:
@@ -139,14 +164,28 @@ def check_progress(job: Job, progress: Progress) -> None:
         )
 
 
-def choose(job: Job, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> Choice:
+def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
+    """The candidates with their time to the target, where that is the objective."""
+    if goal.objective != "target-accuracy":
+        return list(rows)
+    return [replace(row, target_seconds=target_seconds(row, progress)) for row in rows]
+
+
+def choose(
+    job: Job,
+    rows: Sequence[Row],
+    bends: Sequence[Bend],
+    progress: Progress,
+    error: RowError,
+) -> Choice:
     """The candidate to train with.
 
     Args:
         job: Resolved; a global batch or number of workers it asks for is kept.
-        rows: All candidates.
+        rows: All candidates, from `aimed`.
         bends: The knee of each cluster and resolution.
         progress: What a batch means for progress.
+        error: Standard error of a candidate's time, as a share of it.
 
     Raises:
         PlanError: No candidate is within the limits; the message names the nearest.
@@ -172,9 +211,30 @@ def choose(job: Job, rows: Sequence[Row], bends: Sequence[Bend], progress: Progr
     return Choice(
         row=row,
         free=_best(job.goal, job.goal.objective, free, bends, progress),
-        sizes=tuple(_size_rows(allowed, bends)),
+        sizes=tuple(_sizes(job.goal, allowed, bends, progress)),
         others={name: other for name, other in others.items() if other is not row},
+        level=_level_with(row, job.goal, allowed, bends, error),
     )
+
+
+def _level_with(
+    chosen: Row, goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], error: RowError
+) -> tuple[Row, ...]:
+    """Candidates that the objective may as well have chosen."""
+    if goal.objective == "cost":
+        return level_in_value(chosen, rows, bends, error, lambda row: row.cost or 0.0)
+    if goal.objective != "knee":
+        return level_in_value(chosen, rows, bends, error, lambda row: row.seconds)
+    sizes = _size_rows(rows, bends)
+    bend = next((bend for bend in bends if bend.mix is chosen.mix), None)
+    batches = level_batches(chosen, rows, bend, goal.doubling_gain)
+    if all(row.cost is not None for row in sizes):
+
+        def square_root(row: Row) -> float:  # of time and cost, so in proportion to the time
+            return sqrt(row.train_seconds * row.expense)
+
+        return (*batches, *level_in_value(chosen, sizes, (), error, square_root))
+    return (*batches, *level_sizes(chosen, _quickest(sizes), error, goal.doubling_gain))
 
 
 def _as_asked(row: Row, job: Job) -> bool:
@@ -206,13 +266,28 @@ def _best(
     return _walk_up(sizes, goal.doubling_gain)
 
 
+def _sizes(goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> list[Row]:
+    """The best candidate of each cluster by the objective, small clusters first."""
+    if goal.objective == "knee":
+        return _size_rows(rows, bends)
+    of_mix: dict[Mix, list[Row]] = {}
+    for row in rows:
+        of_mix.setdefault(row.mix, []).append(row)
+    found = [_best(goal, goal.objective, own, bends, progress) for own in of_mix.values()]
+    return sorted(found, key=lambda row: row.order)
+
+
 def _by_time(row: Row) -> tuple[float, int, str, int]:
     return row.train_seconds, row.mix.workers, str(row.mix), row.batch
 
 
 def target_seconds(row: Row, progress: Progress) -> float:
-    """Seconds of training and evaluation to the target, or in proportion to them."""
-    return row.train_seconds * (progress.relative_epochs(row.batch) or 1.0)
+    """Seconds of training to the target, evaluation aside: those of an epoch over its progress.
+
+    Where no run tells how many epochs it takes: for the progress that an epoch with the base batch
+    makes. Infinite where runs speak against such a batch.
+    """
+    return row.epoch_seconds * (progress.relative_epochs(row.batch) or 1.0)
 
 
 def _by_target(progress: Progress) -> Callable[[Row], tuple[float, float, int, str, int]]:
@@ -239,16 +314,21 @@ def _walk_up(sizes: Sequence[Row], gain: float) -> Row:
 
     Of clusters of one size the quickest stands for all.
     """
-    quickest: dict[int, Row] = {}
-    for row in sizes:
-        workers = row.mix.workers
-        if workers not in quickest or _by_time(row) < _by_time(quickest[workers]):
-            quickest[workers] = row
-    steps = [quickest[workers] for workers in sorted(quickest)]
+    steps = _quickest(sizes)
     for row, larger in pairwise(steps):
         if 1 - larger.train_seconds / row.train_seconds <= gain:
             return row
     return steps[-1]
+
+
+def _quickest(rows: Sequence[Row]) -> list[Row]:
+    """The quickest of each size, small sizes first."""
+    quickest: dict[int, Row] = {}
+    for row in rows:
+        workers = row.mix.workers
+        if workers not in quickest or _by_time(row) < _by_time(quickest[workers]):
+            quickest[workers] = row
+    return [quickest[workers] for workers in sorted(quickest)]
 
 
 def _priced_knee(sizes: Sequence[Row]) -> Row:

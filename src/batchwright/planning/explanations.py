@@ -16,7 +16,12 @@ from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
 from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
+from batchwright.records.words import counted
 
+FAR = 2.0
+"""Times the largest or smallest measured batch from which on a prediction is far from it."""
+
+_FEW_LEVEL = 4  # level candidates that are named
 _FEW_WORKERS = 8  # up to so many local batches are listed one by one
 
 
@@ -34,7 +39,9 @@ def workers(job: Job, choice: Choice, *, named: bool, mixing: str) -> Reason:
     """
     row = choice.row
     why, source = _why_workers(job, choice)
-    texts = [why, _exchange(row.mix), _stated(row.mix), mixing]
+    sizes = {one.mix.workers: None for one in choice.level if one.mix is not row.mix}
+    level = _level_words([counted(count, "worker") for count in sizes])
+    texts = [why, level, _exchange(row.mix), _stated(row.mix), mixing]
     return Reason(
         choice="workers",
         value=str(row.mix) if named else str(row.mix.workers),
@@ -68,6 +75,18 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
             "predicted",
         )
     return _why_size(choice, goal), "predicted"
+
+
+def _level_words(others: Sequence[str]) -> str:
+    """What measurements cannot tell from the choice, in a sentence; empty if nothing."""
+    if not others:
+        return ""
+    more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
+    named = " and ".join([*others[:_FEW_LEVEL], *more])
+    return (
+        f"Level with {named}: what was measured does not tell which is better; a larger "
+        "probe.budget may."
+    )
 
 
 def _why_size(choice: Choice, goal: Goal) -> str:
@@ -141,10 +160,11 @@ def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress
         why = (
             f"The least predicted {what} of the candidates within the limits ({_objective(goal)})."
         )
+    level = _level_words([str(one.batch) for one in choice.level if one.mix is row.mix])
     return Reason(
         choice="global batch",
         value=f"{row.batch} samples",
-        why=why,
+        why=f"{why} {level}".rstrip(),
         source=source,
         alternatives=alternatives.batches(row, bend),
     )
@@ -174,8 +194,9 @@ def _why_target(row: Row, goal: Goal, progress: Progress) -> str:
         )
     return (
         f"The least predicted time to any accuracy, so to goal.accuracy={goal.accuracy:g}: epoch "
-        "time over progress per sample. No run with such a batch reached it, so the number of "
-        f"epochs is not known.{more}"
+        "time over progress per sample (efficiency). No run with such a batch reached it, so the "
+        "number of epochs is not known: seconds to the target are for as much progress as an epoch "
+        f"with the base batch makes.{more}"
     )
 
 
@@ -339,6 +360,40 @@ def _described(row: Row, index: int) -> str:
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
 
 
+def extrapolations(mix: Mix, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+    """Which of a plan's steps are far larger or smaller than any that was measured there.
+
+    Numbers of workers and resolutions that were not measured at all are told of elsewhere.
+    """
+    found: dict[tuple[int, str], Reason] = {}
+    for stage in stages:
+        first = 0
+        for kind, count in mix.members:
+            sizes = stage.local_batch_sizes[first : first + count]
+            first += count
+            measured = [
+                point.local_batch_size
+                for point in kind.profile.steps
+                if (point.workers, point.resolution) == (mix.workers, stage.resolution)
+            ]
+            most, least = (min(end(sizes), stage.micro_batch_size) for end in (max, min))
+            if measured and most >= FAR * max(measured):
+                size, bound, edge = most, "at most", max(measured)
+            elif measured and least <= min(measured) / FAR:
+                size, bound, edge = least, "at least", min(measured)
+            else:
+                continue
+            found[stage.resolution, kind.name] = Reason(
+                choice="extrapolation",
+                value=f"{counted(size, 'image')} at once on a worker, at {stage.resolution} px",
+                why=f"Far from what was measured there, {bound} {edge} with "
+                f"{counted(mix.workers, 'worker')}: its time, and what is chosen by it, may be far "
+                "off. Probe with a larger probe.budget.",
+                source="predicted",
+            )
+    return tuple(found.values())
+
+
 def training_time(job: Job, prediction: Prediction) -> Reason:
     """The whole training and what it costs, against the limits."""
     time, cost = prediction.train_seconds, prediction.cost
@@ -395,7 +450,10 @@ def _noise_scale(job: Job, batch: int, progress: Progress, in_training: str) -> 
         why = f"The batch is well below it, so little progress per sample is lost: {made}."
     efficiency = progress.efficiency(batch)
     if efficiency is not None:
-        why += f" Against base_batch={job.base_batch} it is {efficiency.value:.0%}."
+        why += (
+            f" At the planned rate it makes {efficiency.value:.0%} of that of a sample in "
+            f"base_batch={job.base_batch}."
+        )
     return (
         Reason(
             choice="gradient noise scale",

@@ -207,27 +207,38 @@ def _ends(bend: Bend, gain: float) -> tuple[float | None, float | None]:
     cut = any(kind.cuts(bend.mix.workers) for kind, _ in bend.mix.members)
     if bend.row is None or cut or len(bend.mix.members) > 1:
         return None, None
-    off = _Z_975 * _saving_error(bend, gain)
+    off = _Z_975 * _saving_error(bend, bend.row.batch, gain)
     low, high = (_crossing(bend, share) for share in (gain + off, gain - off))
     return low, None if high is None or not isfinite(high) else high
 
 
-def _saving_error(bend: Bend, gain: float) -> float:
-    r"""Standard error of the share that doubling saves at the knee.
+def saving(bend: Bend, batch: int) -> tuple[float, float]:
+    """Share of the time per sample that doubling a batch saves, and its standard error."""
+    saves = 1 - bend.per_sample(2 * batch) / bend.per_sample(batch)
+    return saves, _saving_error(bend, batch, saves)
+
+
+def _saving_error(bend: Bend, batch: int, saves: float) -> float:
+    r"""Standard error of the share that doubling a batch saves.
 
     On a line it is :math:`\beta / 2 t(b)`, so as uncertain as both of them; elsewhere one minus a
-    ratio of two step times, as uncertain as these. What another update takes more is taken for
-    certain.
+    ratio of two step times, as uncertain as these; of several kinds the most uncertain counts. What
+    another update takes more is taken for certain.
     """
-    kind, workers = bend.mix.members[0]
-    batch, side = (bend.row or bend.rows[0]).batch, bend.resolution
-    local, more = max(kind.least, batch // workers), bend.surplus(batch)
-    line = kind.fitted_line(workers, side)
-    if bend.line is not None and line is not None and line.intercept > 0:
-        parts = [(line.at(x) / (line.at(x) + more), line.own_error(x)) for x in (0, local)]
-        return gain * hypot(*(share * error for share, error in parts))
-    errors = [kind.times.standard_error(workers, side, n) for n in (local, 2 * local)]
-    return (1 - gain) * hypot(*errors)
+    side, workers = bend.resolution, bend.mix.workers
+    if len(bend.mix.members) == 1:
+        kind, _ = bend.mix.members[0]
+        local, more = max(kind.least, batch // workers), bend.surplus(batch)
+        line = kind.fitted_line(workers, side)
+        if bend.line is not None and line is not None and line.intercept > 0:
+            parts = [(line.at(x) / (line.at(x) + more), line.own_error(x)) for x in (0, local)]
+            return saves * hypot(*(share * error for share, error in parts))
+    share = max(1, batch // workers)
+    errors = [
+        max(kind.times.comparison_error(workers, side, [n]) for kind, _ in bend.mix.members)
+        for n in (share, 2 * share)
+    ]
+    return (1 - saves) * hypot(*errors)
 
 
 def _crossing(bend: Bend, gain: float) -> float | None:

@@ -13,6 +13,7 @@ from batchwright.records import (
     Cluster,
     CollectiveTime,
     Job,
+    MachineLoad,
     MemoryPoint,
     PairTime,
     Profile,
@@ -111,6 +112,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
                 _collective,
             ),
             "updates": next((p.updates for p in profiles if p.updates), ()),
+            "load": _load([p.load for p in profiles if p.load]),
             "noise": max(noises, key=lambda one: one.parts * one.repeats) if noises else None,
             "evaluation_seconds_per_image": median(
                 p.evaluation_seconds_per_image for p in profiles
@@ -137,6 +139,20 @@ def _cluster(profiles: Sequence[Profile]) -> Cluster:
     largest = max((p.cluster for p in profiles), key=lambda cluster: cluster.workers)
     least = min(p.cluster.memory_bytes for p in profiles)
     return largest.model_copy(update={"memory_bytes": least})
+
+
+def _load(loads: Sequence[MachineLoad]) -> MachineLoad | None:
+    """The mean over the time looked at; of the scatter the largest."""
+    if not loads:
+        return None
+    seconds = sum(load.seconds for load in loads)
+    scatters = [load.scatter for load in loads if load.scatter is not None]
+    means = {
+        name: sum(load.seconds * getattr(load, name) for load in loads) / seconds
+        for name in ("ours", "others", "stolen", "idle", "throttled")
+    }
+    more = {"seconds": seconds, "scatter": max(scatters, default=None)}
+    return loads[0].model_copy(update={**means, **more})
 
 
 def _key(point: StepTime | MemoryPoint) -> tuple[int, int, int]:

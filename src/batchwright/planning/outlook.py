@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import sqrt
+from math import isfinite, sqrt
 
 from batchwright.planning.choice import Choice, Progress, frontier
 from batchwright.planning.kinds import Kind
@@ -12,6 +12,7 @@ from batchwright.planning.knees import Bend
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, Table
 from batchwright.prediction.cost import train_cost
+from batchwright.prediction.quality import product
 from batchwright.records import Estimate, HeldOut, Prediction
 
 MOST_SHOWN = 200
@@ -23,7 +24,7 @@ def kept_rows(rows: Sequence[Row], bends: Sequence[Bend], choice: Choice) -> lis
     if len(rows) <= MOST_SHOWN:
         return list(rows)
     kept = frontier(rows) | {bend.row for bend in bends if bend.row} | {choice.row, choice.free}
-    kept |= set(choice.sizes) | set(choice.others.values())
+    kept |= set(choice.sizes) | set(choice.others.values()) | set(choice.level)
     side = choice.row.resolution
     return [
         row for row in rows if row in kept or (row.mix is choice.row.mix and row.resolution == side)
@@ -31,7 +32,13 @@ def kept_rows(rows: Sequence[Row], bends: Sequence[Bend], choice: Choice) -> lis
 
 
 def predictions(
-    table: Table, rows: Sequence[Row], kept: Iterable[Row], progress: Progress, *, named: bool
+    table: Table,
+    rows: Sequence[Row],
+    kept: Iterable[Row],
+    choice: Choice,
+    progress: Progress,
+    *,
+    named: bool,
 ) -> tuple[Prediction, ...]:
     """Records of the rows that are kept.
 
@@ -39,15 +46,20 @@ def predictions(
         table: What they are judged by.
         rows: All candidates, for the frontier.
         kept: Those to turn into records, in order.
+        choice: What was chosen of them.
         progress: What a batch means for progress.
         named: Whether to name the kinds of workers.
     """
     edge = frontier(rows)
-    return tuple(prediction(table, row, progress, named=named, edge=row in edge) for row in kept)
+    level = set(choice.level)
+    return tuple(
+        prediction(table, row, progress, named=named, edge=row in edge, level=row in level)
+        for row in kept
+    )
 
 
 def prediction(
-    table: Table, row: Row, progress: Progress, *, named: bool, edge: bool
+    table: Table, row: Row, progress: Progress, *, named: bool, edge: bool, level: bool = False
 ) -> Prediction:
     """The record of one row."""
     step = table.step_estimate(row)
@@ -75,6 +87,7 @@ def prediction(
         peak_bytes=max(peaks, key=lambda one: one.high),
         efficiency=progress.efficiency(row.batch),
         epochs=progress.epochs(row.batch),
+        target_seconds=_target(row, step, progress),
         accuracy=progress.accuracy(row.batch, table.job.epochs),
         train_seconds=train,
         cost=_cost(row, train),
@@ -84,8 +97,17 @@ def prediction(
         ),
         assumed=row.mix.assumed,
         frontier=edge,
+        level=level,
         refused="; ".join(miss.text for miss in row.misses),
     )
+
+
+def _target(row: Row, step: Estimate, progress: Progress) -> Estimate | None:
+    """Seconds to the target, as uncertain as the step time and the epochs together."""
+    epochs = progress.to_target(row.batch)
+    if row.target_seconds is None or epochs is None or not isfinite(row.target_seconds):
+        return None
+    return product(scaled(step, row.epoch_seconds), epochs)
 
 
 def micro_batch(shares: Sequence[int], cuts: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from batchwright.errors import PlanError
 from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
 from batchwright.planning.assembly import assemble, stage_of
-from batchwright.planning.choice import Choice, Progress, check_progress, choose
+from batchwright.planning.choice import Choice, Progress, aimed, check_progress, choose
 from batchwright.planning.composed import COMPOSED, compose, searched
 from batchwright.planning.experience import Experience, experience_of
 from batchwright.planning.gradient_scaling import unmeasured_noise
@@ -114,7 +114,7 @@ def make_plan(
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, bends, choice)
-    considered = predictions(table, rows, kept, progress, named=named)
+    considered = predictions(table, rows, kept, choice, progress, named=named)
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
@@ -164,7 +164,11 @@ def make_plan(
         ),
         held_out=_held_out(job, kinds),
         kinds=choice.row.mix.kinds if named else (),
-        reasons=explained,
+        reasons=(
+            *reasons.machine(merged),
+            *explanations.extrapolations(choice.row.mix, stages),
+            *explained,
+        ),
     )
 
 
@@ -173,12 +177,12 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
 
     A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
     """
-    job, rows = table.job, table.rows()
+    job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
     if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
     try:
-        return rows, bends, choose(job, rows, bends, progress)
+        return rows, bends, choose(job, rows, bends, progress, table.error)
     except PlanError:
         if job.method not in CYCLED or job.goal.deadline is None:
             raise
@@ -187,7 +191,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
         for row in rows
     ]
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
-    return rows, bends, choose(job, rows, bends, progress)
+    return rows, bends, choose(job, rows, bends, progress, table.error)
 
 
 def _predicted(
@@ -244,7 +248,9 @@ def _progress(
 ) -> Progress:
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
     models = {name: told.progress(noise, name) for name in optimizers_of(told.job)}
-    return Progress(models, lambda batch: chosen_optimizer(told.job, batch, compared))
+    return Progress(
+        models, lambda batch: chosen_optimizer(told.job, batch, compared), told.job.base_batch
+    )
 
 
 def _mixing(kinds: Sequence[Kind], job: Job) -> str:

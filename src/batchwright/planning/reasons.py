@@ -5,6 +5,8 @@ The planner decides; nothing here does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from batchwright.planning.learning_rate import (
     ONE_CYCLE_END,
     ONE_CYCLE_RISE,
@@ -12,6 +14,7 @@ from batchwright.planning.learning_rate import (
     raises_nothing,
     remark_on_muon,
 )
+from batchwright.planning.merging import kind_of
 from batchwright.planning.rebalancing import DEAD_BAND
 from batchwright.records import (
     Alternative,
@@ -23,6 +26,7 @@ from batchwright.records import (
     Reason,
     Stage,
 )
+from batchwright.records.words import load_words
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 KRIZHEVSKY = "Krizhevsky 2014, arXiv 1404.5997"
@@ -45,6 +49,21 @@ def resolution(side: int, data: DataFacts, alternatives: tuple[Alternative, ...]
         why=why,
         source="assumed" if own else "asked",
         alternatives=alternatives,
+    )
+
+
+def machine(profiles: Sequence[Profile]) -> tuple[Reason, ...]:
+    """What disturbed the measurements; nothing to say of quiet machines."""
+    return tuple(
+        Reason(
+            choice="machine",
+            value="busy while it was measured",
+            why=f"On {kind_of(profile)} {told}. Times may be too long or too short, and more than "
+            "the intervals say: probe again while it is quiet.",
+            source="measured",
+        )
+        for profile in profiles
+        if (told := load_words(profile.load))
     )
 
 

@@ -55,6 +55,8 @@ class Row:
         cost: Of that, in the price's currency; `None` without a price.
         asked: Whether the batch is the job's own and no candidate otherwise.
         misses: Limits that it misses.
+        target_seconds: Training to the target accuracy, where that is the objective: the seconds of
+            an epoch over the progress that it makes (`choice.target_seconds`).
     """
 
     mix: Mix
@@ -68,11 +70,18 @@ class Row:
     cost: float | None
     asked: bool = False
     misses: tuple[Miss, ...] = ()
+    target_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What candidates are compared by: to the target, or else of all the job's epochs."""
+        return self.train_seconds if self.target_seconds is None else self.target_seconds
 
     @property
     def expense(self) -> float:
-        """Cost, or worker-seconds where there is no price."""
-        return self.mix.workers * self.train_seconds if self.cost is None else self.cost
+        """Cost of these seconds, or worker-seconds where there is no price."""
+        hourly = self.mix.hourly
+        return self.seconds * (self.mix.workers if hourly is None else hourly / SECONDS_PER_HOUR)
 
     @property
     def per_sample(self) -> float:
@@ -254,6 +263,17 @@ class Table:
             value=row.step_seconds,
             low=min(row.step_seconds, max(one.low for one in found) + more[0]),
             high=max(row.step_seconds, max(one.high for one in found) + more[1]),
+        )
+
+    def error(self, row: Row) -> float:
+        """Standard error of a candidate's time beside others', as a share of it."""
+        return max(
+            kind.times.comparison_error(
+                row.mix.workers, row.resolution, self.parts(row, kind, share)
+            )
+            for (kind, _), share in zip(
+                row.mix.members, largest_shares(row.mix, row.totals), strict=True
+            )
         )
 
     def spread(self, row: Row) -> tuple[float, float]:

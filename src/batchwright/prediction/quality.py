@@ -130,10 +130,6 @@ class ProgressModel:
         """Whether runs with ``batch`` mostly missed it, or with one beyond all that reached it."""
         return self._outcomes.misses(batch)
 
-    def efficiency(self, batch: int) -> Estimate | None:
-        """Worth of a sample in ``batch`` against one in the base batch; `None` if unknown."""
-        return self._worth(self.base_batch, batch)
-
     def epochs(self, batch: int) -> Estimate | None:
         """Epochs to the target with ``batch``; `None` if unknown, or if runs with it missed it."""
         if self.misses_target(batch):
@@ -144,12 +140,12 @@ class ProgressModel:
             return None
         reference, epochs, error = self._reference
         ratio = self._epochs_ratio(reference, batch)
-        return None if ratio is None else _product(ratio, interval_in_ratio(epochs, _Z_975 * error))
+        return None if ratio is None else product(ratio, interval_in_ratio(epochs, _Z_975 * error))
 
     def relative_epochs(self, batch: int) -> Estimate | None:
         """Epochs with ``batch`` over those with the base batch, at the rate that the rule gives.
 
-        `None` if unknown. Other than 1 / `efficiency`, which has the best rate for each batch.
+        `None` if unknown. Where the rate follows the batch linearly, 1 / E(B) at most.
         """
         return self._epochs_ratio(self.base_batch, batch)
 
@@ -239,7 +235,7 @@ class ProgressModel:
         ]
         value, low, high = ends if batch == larger else (1 / ends[0], 1 / ends[2], 1 / ends[1])
         doubt = interval_in_ratio(1.0, _Z_975 * LAW_ERROR * log2(growth))
-        return _product(Estimate(value=value, low=low, high=high), doubt)
+        return product(Estimate(value=value, low=low, high=high), doubt)
 
 
 def fit_progress(
@@ -356,7 +352,7 @@ def _epochs_note(
     )
 
 
-def _product(one: Estimate, other: Estimate) -> Estimate:
+def product(one: Estimate, other: Estimate) -> Estimate:
     """Product of two with independent errors, taken as ratios."""
     value = one.value * other.value
     down = hypot(log(one.value / one.low), log(other.value / other.low))

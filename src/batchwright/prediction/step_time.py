@@ -220,12 +220,8 @@ class StepTimeModel:
         errors as in `seconds`.
         """
         value = self.seconds(workers, resolution, micro_batch_sizes)
-        whole, compute = self._laws_of(workers, resolution)
-        last = micro_batch_sizes[-1]
-        own = whole.at(last) * whole.standard_error(last)
-        for size, times in Counter(micro_batch_sizes[:-1]).items():
-            own += times * compute.at(size) * compute.standard_error(size)
-        known = hypot(own / value, self._level)
+        own = self.comparison_error(workers, resolution, micro_batch_sizes)
+        known = hypot(own, self._level)
         later = self.drift * median_share(LATER_VISITS)
         quantile = student_t_975(self._degrees) if self._degrees else _Z_975
         return Estimate(
@@ -233,6 +229,21 @@ class StepTimeModel:
             low=value * exp(-quantile * hypot(known, (2 - self._skew) * later)),
             high=value * exp(quantile * hypot(known, self._skew * later)),
         )
+
+    def comparison_error(
+        self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
+    ) -> float:
+        """Standard error of a step's time beside that of others, as a share of it.
+
+        Without what all measurements have in common, which a comparison does not see, and without
+        the drift of later ones. Arguments and errors as in `seconds`.
+        """
+        whole, compute = self._laws_of(workers, resolution)
+        last = micro_batch_sizes[-1]
+        own = whole.at(last) * whole.standard_error(last)
+        for size, times in Counter(micro_batch_sizes[:-1]).items():
+            own += times * compute.at(size) * compute.standard_error(size)
+        return own / self.seconds(workers, resolution, micro_batch_sizes)
 
     def standard_error(self, workers: int, resolution: int, local_batch_size: int) -> float:
         """Standard error of the whole step's curve, in one pass, as a share of it.

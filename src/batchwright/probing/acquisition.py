@@ -25,6 +25,10 @@ LEAST_POINTS = 3
 """Batches a curve is measured at: a line through fewer shows no error."""
 
 _Z_975 = 1.96
+# Worth of a point on the curves of those that the choice is between, which bears on them, and of
+# one on others. Not nothing: a plan is made for other goals, too, and predicts all of them.
+_SAME_CURVE, _OTHER_CURVE = 0.5, 0.25
+_DISTURBED = 2.0  # times as uncertain as it seems is what was only measured beside others' work
 _FIRST_VISIT_STEPS = 2  # untimed steps that weigh the memory
 _SMALLEST_SHARE, _LARGEST_SHARE = 0.15, 0.5  # of a curve's time, for its end points
 
@@ -149,24 +153,46 @@ def expected_peak(measured: Mapping[int, int], fixed: int, size: int) -> float:
     return measured[largest] + slope * (size - largest)
 
 
+Steps = tuple[tuple[float, float], ...]
+"""Seconds of computing and of waiting of each timed step of a visit."""
+
+
 @dataclass
 class Ledger:
     """Visits so far.
 
     Attributes:
-        steps: Seconds of computing and of waiting of each timed step, visit by visit.
+        steps: What counts of each point, visit by visit: its undisturbed visits or, where it has
+            none, the disturbed ones.
         turn: Visits made altogether.
     """
 
-    steps: dict[Point, list[tuple[tuple[float, float], ...]]] = field(default_factory=dict)
+    steps: dict[Point, list[Steps]] = field(default_factory=dict)
     turn: int = 0
-    _last: dict[Point, int] = field(default_factory=dict)
+    _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
+    _disturbed: set[int] = field(default_factory=set)
 
     def add(self, point: Point, steps: Iterable[tuple[float, float]]) -> None:
         """Book a visit."""
-        self.steps.setdefault(point, []).append(tuple(steps))
         self.turn += 1
-        self._last[point] = self.turn
+        self._visits.setdefault(point, {})[self.turn] = tuple(steps)
+        self._choose(point)
+
+    def disturb(self, since: int) -> None:
+        """Mark the visits after turn ``since``: others were using the machine."""
+        self._disturbed.update(range(since + 1, self.turn + 1))
+        for point, visits in self._visits.items():
+            if max(visits) > since:
+                self._choose(point)
+
+    def is_disturbed(self, point: Point) -> bool:
+        """Whether all that is known of a point was measured beside others' work."""
+        return point in self._visits and self._disturbed.issuperset(self._visits[point])
+
+    def _choose(self, point: Point) -> None:
+        visits = self._visits[point]
+        quiet = [steps for turn, steps in visits.items() if turn not in self._disturbed]
+        self.steps[point] = quiet or list(visits.values())
 
     def medians(self, point: Point) -> list[float]:
         """Seconds of the whole step: the median of each visit."""
@@ -178,9 +204,32 @@ class Ledger:
         Visits that are apart in time see different states of the machine, so a point that was
         visited lately has less to tell.
         """
-        if point not in self._last:
+        if point not in self._visits:
             return 0.0
-        return max(0.0, 1 - (self.turn - self._last[point]) / points)
+        return max(0.0, 1 - (self.turn - max(self._visits[point])) / points)
+
+
+@dataclass(frozen=True)
+class OpenChoice:
+    """What a plan of the measurements so far would rest on.
+
+    Attributes:
+        used: Points that the plan would train at.
+        level: Points of candidates that measurements cannot tell from the chosen one.
+        best: Points of each number of workers at its best batch, which were compared.
+    """
+
+    used: frozenset[Point] = frozenset()
+    level: frozenset[Point] = frozenset()
+    best: frozenset[Point] = frozenset()
+
+    def worth(self, point: Point) -> float:
+        """How much a point may change the choice: 1 for what it is between."""
+        points = self.used | self.level
+        if not points or point in points:
+            return 1.0
+        curves = {one[:2] for one in points | self.best}
+        return _SAME_CURVE if point[:2] in curves else _OTHER_CURVE
 
 
 def next_point(
@@ -190,10 +239,12 @@ def next_point(
     error: Callable[[Point], float],
     seconds: Callable[[Point], float],
     left: float,
+    choice: OpenChoice | None = None,
 ) -> Point | None:
     """The point whose visit promises most: error / sqrt(time), less where it was visited lately.
 
-    n visits reduce an error by sqrt(n), and cost n times as much, hence the root.
+    n visits reduce an error by sqrt(n), and cost n times as much, hence the root. An error counts
+    by what it may change in the choice.
 
     Args:
         candidates: New points and visited ones.
@@ -201,6 +252,7 @@ def next_point(
         error: Standard error of a point, as a share of its value.
         seconds: What a visit takes.
         left: Seconds left; a visit to a new point may take half of it at most.
+        choice: What a plan would rest on; `None`: all points count alike.
 
     Returns:
         Never the point visited last; `None` if there is time for none.
@@ -211,6 +263,10 @@ def next_point(
         if cost > (left if point in ledger.steps else left / 2):
             continue
         worth = error(point) * (1 - ledger.freshness(point, len(candidates))) / sqrt(cost)
+        if ledger.is_disturbed(point):
+            worth *= _DISTURBED
+        if choice is not None:
+            worth *= choice.worth(point)
         if worth > most:
             best, most = point, worth
     return best
@@ -233,8 +289,12 @@ def is_enough(
     error: Callable[[Point], float],
     drift: float,
     target: float,
+    choice: OpenChoice | None = None,
 ) -> bool:
     """Whether every candidate is known to ``target``, and every curve was looked at enough.
+
+    Where candidates are level with the chosen one, all of these must be known twice as well, the
+    drift of later measurements aside: what is still level then is so for all purposes.
 
     Enough is three batches that were visited again: one visit does not tell how repeatable the
     machine is.
@@ -244,4 +304,10 @@ def is_enough(
         revisited[point[:2]] = revisited.get(point[:2], 0) + (len(visits) > 1)
     if min(revisited.values(), default=0) < LEAST_POINTS:
         return False
+    if any(ledger.is_disturbed(point) for point in candidates):
+        return False  # while there is time, a quiet moment may come
+    if choice is not None and choice.level:
+        between = [point for point in choice.used | choice.level if point in ledger.steps]
+        if any(half_width(error(point), 0.0) > target / 2 for point in between):
+            return False
     return all(half_width(error(point), drift) <= target for point in candidates)

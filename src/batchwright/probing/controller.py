@@ -1,6 +1,7 @@
 """The course of a probe: what is measured when, within the budget.
 
-    memory and a first step --> three batches of each curve --> exchange, noise, evaluation -->
+    a quiet moment, if one comes soon --> memory and a first step -->
+    three batches of each curve --> exchange, noise, evaluation -->
     visits wherever the fitted model is least certain, until it is certain enough or time is up -->
     further visits to points that contradict each other
 
@@ -13,12 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import log
+from typing import Any
 
-from batchwright.errors import PlanError
+from batchwright.errors import BatchwrightError, PlanError
+from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.acquisition import (
     LEAST_POINTS,
+    OpenChoice,
     is_enough,
     ladder_of,
     largest_size,
@@ -42,7 +47,16 @@ from batchwright.probing.commands import (
     UpdatesTimed,
 )
 from batchwright.probing.visiting import Visitor
-from batchwright.records import CollectiveTime, GradientNoise, Profile, StepTime, UpdateTime
+from batchwright.records import (
+    CollectiveTime,
+    GradientNoise,
+    Plan,
+    Prediction,
+    Profile,
+    StepTime,
+    UpdateTime,
+)
+from batchwright.workload.load import LEAST_SECONDS
 
 Progress = Callable[[int, int, str], None]
 
@@ -53,13 +67,22 @@ _NOISE = 0.1
 _EVALUATION = 0.05
 _UPDATES = 0.01  # on each optimizer
 _FIRST_VISITS = 0.4
-_LONGEST_VISIT = 0.15  # a batch whose visit takes more is never measured
+_LONGEST_VISIT = 0.15  # a batch whose visit takes more is measured only if a plan would use it
+_KEPT = 0.5  # for what matters to the choice, before lower resolutions have their third batch
 
 # Beyond the budget, for points that contradict each other: a plan's intervals are wide around them,
 # and another probe would take the whole budget again. Of 5 s it lets both points
 # be visited some five times where steps take 10 ms; two more visits outvote a stray one.
 _RECONCILING = 0.5
 _MOST_RECONCILING = 6  # rounds: what outlasts them is no stray visit
+
+# Of the budget, at most, to let others' work end that would be measured with ours.
+_WAITING = 0.1
+_PAUSE = LEAST_SECONDS  # between two looks at the machine
+
+_MOST_OF_LEFT = 0.8  # of the time left, for visits to batches that a plan is chosen between
+_PLANNING = 10  # times as long as the planner takes, it is left alone
+_FAR = 2  # times the largest batch measured: a plan says so, and it is measured first
 
 _EVALUATION_BATCH = 256
 _EVALUATION_REPEATS = 4
@@ -75,6 +98,7 @@ class Controller:
         counts: Numbers of workers to measure, rising.
         report: Called with what is measured next.
         clock: Seconds since any moment.
+        sleep: Lets so many of these seconds pass.
         started: When the probe began, by that clock.
     """
 
@@ -85,15 +109,20 @@ class Controller:
         *,
         report: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
         started: float,
     ) -> None:
         self._visitor, self._job = visitor, visitor.job
-        self._counts, self._report, self._clock = counts, report, clock
+        self._counts, self._report = counts, report
+        self._clock, self._sleep = clock, sleep
         self._started = started
         self._budget = self._job.probe.first_budget
         self._began = clock()
         self._sample_seconds: dict[Curve, float] = {}  # the least that was seen
         self._smallest: dict[Curve, int] = {}
+        self._figures: dict[str, Any] = {}
+        self._plan: Plan | None = None
+        self._ask_again = self._began
 
     def measure(self) -> Profile:
         """Measure everything.
@@ -104,16 +133,23 @@ class Controller:
         """
         visitor = self._visitor
         visitor.prepare(seconds=PRECISION * self._job.probe.most_budget)
+        self._wait_for_others()
         self._curves = [(count, side) for side in sides_of(self._job) for count in self._counts]
         self._ladders = {count: self._ladder(count) for count in self._counts}
         self._begin()
-        collectives = self._exchanges()
-        noise = self._noise()
-        evaluation = self._evaluation()
-        updates = self._updates()
+        self._figures = {
+            "collectives": self._exchanges(),
+            "noise": self._noise(),
+            "evaluation_seconds_per_image": self._evaluation(),
+            "updates": self._updates(),
+        }
         self._refine()
         self._reconcile()
-        prepared = visitor.prepared
+        return self._profile().model_copy(update={"load": visitor.load()})
+
+    def _profile(self) -> Profile:
+        """What is known so far."""
+        visitor, prepared = self._visitor, self._visitor.prepared
         return Profile(
             job=visitor.job,
             data=prepared.data,
@@ -125,17 +161,28 @@ class Controller:
             memory=visitor.memory_points(),
             memory_parts=prepared.parts,
             out_of_memory=visitor.lost_points(),
-            collectives=collectives,
-            updates=updates,
-            noise=noise,
-            evaluation_seconds_per_image=evaluation,
+            **self._figures,
             probe_seconds=self._clock() - self._started,
         )
+
+    def _wait_for_others(self) -> None:
+        """Wait a little while other programs use the machine: they may be about to end."""
+        waited = 0.0
+        while (
+            self._visitor.is_disturbed(waiting=True) and waited + _PAUSE <= _WAITING * self._budget
+        ):
+            self._report("nothing: waiting for other programs")
+            self._sleep(_PAUSE)
+            waited += _PAUSE
 
     # ------------------------------------------------------------------------------ first visits
 
     def _begin(self) -> None:
-        """Smallest, largest and middle batch of each curve, one after the other over all curves."""
+        """Smallest, largest and middle batch of each curve, one after the other over all curves.
+
+        Time goes by pixels, as steps do, so that curves begin with about the same batches: plans
+        are chosen at the highest resolution.
+        """
         trials = {curve: self._try(curve) for curve in self._curves}
         for curve, trial in trials.items():
             workers, side = curve
@@ -143,7 +190,7 @@ class Controller:
             smallest = smallest_size(
                 ladder,
                 sizes[0],
-                seconds=self._each,
+                seconds=self._each(curve),
                 sample_seconds=trial,
                 most_steps=self._job.probe.steps,
             )
@@ -155,16 +202,18 @@ class Controller:
             if seconds > self._budget:
                 self._budget = seconds
                 largest = self._visit_largest(largest)
-        for curve in self._curves:
+        for curve in reversed(self._curves):
             workers, side = curve
             middle = middle_size(self._ladders[workers][0], self._smallest[curve], largest[curve])
-            if middle and self._left() > 0:  # where steps are that slow, two must do
+            # Where steps are that slow, two must do; the highest resolution comes first.
+            kept = 0 if side == self._curves[-1][1] else _KEPT * self._budget
+            if middle and self._left() > kept:
                 self._visit(Point(workers, side, middle))
 
-    @property
-    def _each(self) -> float:
+    def _each(self, curve: Curve) -> float:
         """Seconds for the first visits to a curve."""
-        return _FIRST_VISITS * self._budget / len(self._curves)
+        pixels = sum(side**2 for _, side in self._curves)
+        return _FIRST_VISITS * self._budget * curve[1] ** 2 / pixels
 
     def _visit_largest(self, visited: dict[Curve, int]) -> dict[Curve, int]:
         """Visit the largest batch of each curve that the time allows, unless it was visited."""
@@ -173,7 +222,7 @@ class Controller:
             size = largest_size(
                 self._ladders[curve[0]][0],
                 self._smallest[curve],
-                seconds=self._each,
+                seconds=self._each(curve),
                 sample_seconds=self._sample_seconds[curve],
                 most_steps=self._job.probe.steps,
             )
@@ -277,7 +326,12 @@ class Controller:
         ledger, settings = self._visitor.ledger, self._job.probe
         while True:
             model = self._fitted()
-            candidates = self._candidates(model)
+            choice = self._choice(model)
+            far = self._far(choice)
+            if far is not None:
+                self._visit(far)
+                continue
+            candidates = [*dict.fromkeys([*self._candidates(model), *choice.used, *choice.level])]
             errors = {point: self._error(model, point) for point in candidates}
             if model is not None and is_enough(
                 candidates,
@@ -285,6 +339,7 @@ class Controller:
                 error=errors.__getitem__,
                 drift=model.drift,
                 target=settings.error,
+                choice=choice,
             ):
                 return
             point = next_point(
@@ -293,10 +348,95 @@ class Controller:
                 error=errors.__getitem__,
                 seconds=lambda point: self._seconds(model, point),  # noqa: B023 - used at once
                 left=self._left(),
+                choice=choice,
             )
             if point is None:
                 return
             self._visit(point)
+
+    def _choice(self, model: StepTimeModel | None) -> OpenChoice:
+        """What a plan would rest on if it were made now, as far as that can be measured.
+
+        Where planning takes long, as for thousands of workers, the last answer stands for a while.
+        """
+        if model is None:  # the points that contradict each other come first
+            return OpenChoice()
+        began = self._clock()
+        if began >= self._ask_again:
+            try:
+                self._plan = make_plan(self._profile())
+            except BatchwrightError:  # not enough yet; or for no probe to settle, as a deadline
+                self._plan = None
+            self._ask_again = began + _PLANNING * (self._clock() - began)
+        if self._plan is None:
+            return OpenChoice()
+        return self._open_choice(model, self._plan)
+
+    def _open_choice(self, model: StepTimeModel, plan: Plan) -> OpenChoice:
+        used = {
+            self._place(stage.workers, stage.resolution, min(size, stage.micro_batch_size))
+            for stage in plan.stages
+            for size in (max(stage.local_batch_sizes), min(stage.local_batch_sizes))
+        }
+        considered = [
+            (one, self._place(one.workers, one.resolution, one.micro_batch_size))
+            for one in plan.considered
+        ]
+        level = {place for one, place in considered if one.level}
+        best = {
+            place[:2]: place
+            for one, place in considered  # rising, so the largest where there is no knee
+            if one.resolution == plan.top_resolution and not one.refused and _at_knee(plan, one)
+        }
+        at_best = set(best.values())
+        share = _MOST_OF_LEFT / max(1, sum(map(self._is_far, at_best)))
+        return OpenChoice(
+            *(
+                frozenset(filter(None, (self._nearest(model, one, share) for one in points)))
+                for points in (used, level, at_best)
+            )
+        )
+
+    def _place(self, workers: int, resolution: int, size: int) -> Point:
+        """A point that a plan names; more workers than measured compute as the most that were."""
+        fewer = [count for count in self._counts if count <= workers]
+        return Point(max(fewer, default=self._counts[0]), resolution, size)
+
+    def _is_far(self, place: Point) -> bool:
+        """Whether a batch is far above all that were measured on its curve."""
+        steps = self._visitor.ledger.steps
+        largest = max((p.local_batch_size for p in steps if p[:2] == place[:2]), default=1)
+        return place.local_batch_size >= _FAR * largest
+
+    def _nearest(self, model: StepTimeModel, wanted: Point, share: float) -> Point | None:
+        """The point of the same curve nearest to one that a plan names; smaller to be affordable.
+
+        At most ``share`` of the time left is given to one that is new. `None` at a resolution that
+        is not measured.
+        """
+        curve, size = wanted[:2], wanted.local_batch_size
+        if curve not in self._curves:
+            return None
+        ladder = [Point(*curve, one) for one in self._ladders[curve[0]][0]]
+        near = min(ladder, key=lambda point: abs(log(point.local_batch_size / size)))
+        for point in reversed(ladder[: ladder.index(near) + 1]):
+            seen = point in self._visitor.ledger.steps
+            if seen or (
+                self._visitor.may_fit(point) and self._seconds(model, point) <= share * self._left()
+            ):
+                return point
+        return None
+
+    def _far(self, choice: OpenChoice) -> Point | None:
+        """A point that the choice hangs on, far above all that were measured on its curve.
+
+        First what the plan would use at the highest resolution, where it is chosen; then what it
+        was chosen over there; then what it would use at lower ones.
+        """
+        top = self._curves[-1][1]
+        here = sorted(point for point in choice.used if point.resolution == top)
+        below = sorted(point for point in choice.used if point.resolution != top)
+        return next(filter(self._is_far, (*here, *sorted(choice.best), *below)), None)
 
     def _reconcile(self) -> None:
         """Visit points again that a fit would doubt, as slow stretches can make a few visits.
@@ -361,6 +501,15 @@ class Controller:
             with suppress(PlanError):  # as above
                 return model.standard_error(*point)
         return 1 / (1 + len(self._visitor.ledger.steps.get(point, ())))
+
+
+def _at_knee(plan: Plan, one: Prediction) -> bool:
+    """Whether a candidate is at its cluster's knee, or that has none."""
+    return any(
+        (knee.workers, knee.resolution) == (one.workers, one.resolution)
+        and knee.global_batch_size in (None, one.global_batch_size)
+        for knee in plan.knees
+    )
 
 
 def _point(step: StepTime) -> Point:

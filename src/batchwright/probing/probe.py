@@ -19,6 +19,7 @@ from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers
 from batchwright.records import Cluster, Job, MemoryPoint, OutOfMemory, Profile, StepTime
 from batchwright.workload.host import default_workers
+from batchwright.workload.load import LoadWatch
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def probe(job: Job, folder: Path, *, progress: Progress | None = None) -> Profil
     reporter = _Reporter(progress, job.probe.most_budget)
     with measuring(job, folder, counts) as workers:
         reporter.begin()
-        visitor = Visitor(job, workers, max(counts), reporter)
+        visitor = Visitor(job, workers, max(counts), reporter, LoadWatch())
         profile = Controller(visitor, counts, report=reporter, started=started).measure()
     reporter.finish()
     return profile
@@ -103,7 +104,7 @@ def measure_points(
             progress(done, total, f"measuring {what}")
 
     with measuring(job, folder, counts) as workers:
-        visitor = Visitor(job, workers, max(counts), report)
+        visitor = Visitor(job, workers, max(counts), report, LoadWatch())
         visitor.prepare(seconds=PRECISION * job.probe.most_budget)
         if accept is not None:
             accept(visitor.cluster())

@@ -10,6 +10,7 @@ from statistics import median
 import torch
 
 from batchwright.errors import JobError, WorkerError
+from batchwright.prediction.drift import pooled_drift
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, expected_peak
 from batchwright.probing.commands import (
     Command,
@@ -30,13 +31,16 @@ from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
     Cluster,
     Job,
+    MachineLoad,
     MemoryPoint,
     OutOfMemory,
     PrecisionRatio,
     PrecisionTime,
     StepTime,
 )
+from batchwright.records.words import disturbances, load_words
 from batchwright.workload.host import usable_cores
+from batchwright.workload.load import LoadWatch
 
 MOST_RESTARTS = 6
 """Times that killed workers are replaced before the probe gives up."""
@@ -53,6 +57,7 @@ class Visitor:
         measuring: Carries the commands out.
         workers: All of them.
         report: Called with the name of each point before it is visited.
+        watch: Looks at what else the machine does; `None`: nobody does.
 
     Attributes:
         job: With the number format that was chosen.
@@ -66,7 +71,12 @@ class Visitor:
     """
 
     def __init__(
-        self, job: Job, measuring: Measuring, workers: int, report: Callable[[str], None]
+        self,
+        job: Job,
+        measuring: Measuring,
+        workers: int,
+        report: Callable[[str], None],
+        watch: LoadWatch | None = None,
     ) -> None:
         self.job, self._measuring, self._workers, self._report = job, measuring, workers, report
         self.precisions: tuple[PrecisionTime, ...] = ()
@@ -76,6 +86,7 @@ class Visitor:
         self.out_of_memory: list[Point] = []
         self.restart_seconds = 0.0
         self._restarts = 0
+        self._watch, self._watched = watch, 0
 
     @property
     def limit(self) -> int:
@@ -157,7 +168,31 @@ class Visitor:
         if steps is None:
             return None
         self.ledger.add(point, steps)
+        self.is_disturbed()
         return min(map(sum, steps))
+
+    def is_disturbed(self, *, waiting: bool = False) -> bool:
+        """Whether others use the machine, as far as it is seen; marks the visits meanwhile.
+
+        Args:
+            waiting: Nobody measured, so that idle cores do not show that there is room for all.
+        """
+        load = self._watch.stretch() if self._watch else None
+        if load is None:
+            return False
+        disturbed = bool(disturbances(load) if waiting else load_words(load))
+        if disturbed:
+            self.ledger.disturb(self._watched)
+        self._watched = self.ledger.turn
+        return disturbed
+
+    def load(self) -> MachineLoad | None:
+        """What else the machine did since the watch began, and how steps scattered."""
+        load = self._watch.whole() if self._watch else None
+        if load is None:
+            return None
+        drift, degrees = pooled_drift(self.step_times())
+        return load.model_copy(update={"scatter": drift if degrees else None})
 
     def try_first(self, point: Point) -> float:
         """Seconds of the shortest of a few of the smallest steps, which are no measurements.

@@ -115,7 +115,7 @@ def rivals(plan: Plan) -> tuple[Prediction, ...]:
 
 
 def candidate_words(plan: Plan, one: Prediction) -> str:
-    """What there is to say of a candidate: chosen, a knee, on the frontier, not measured."""
+    """What there is to say of a candidate: chosen, level with that, a knee, not measured."""
     knee = any(
         (knee.workers, knee.kinds, knee.resolution, knee.global_batch_size)
         == (one.workers, one.kinds, one.resolution, one.global_batch_size)
@@ -124,6 +124,7 @@ def candidate_words(plan: Plan, one: Prediction) -> str:
     words = [
         ("chosen", is_chosen(plan, one)),
         ("knee", knee),
+        ("level", one.level),
         ("frontier", one.frontier),
         ("extrapolated", one.extrapolated),
         ("assumed", one.assumed),
@@ -315,6 +316,7 @@ def _columns_of(plan: Plan) -> list[str]:
         "cost": any(one.cost for one in plan.considered),
         "efficiency": any(one.efficiency for one in plan.considered),
         "epochs to target": any(one.epochs for one in plan.considered),
+        "s to target": any(one.target_seconds for one in plan.considered),
         "accuracy": any(one.accuracy for one in plan.considered),
         "peak": True,
     }
@@ -328,6 +330,7 @@ def _candidate_row(plan: Plan, one: Prediction, columns: Iterable[str]) -> list[
         "cost": "-" if one.cost is None else between(one.cost),
         "efficiency": _or_dash(one.efficiency, percent),
         "epochs to target": "-" if one.epochs is None else between(one.epochs),
+        "s to target": "-" if one.target_seconds is None else between(one.target_seconds),
         "accuracy": _or_dash(one.accuracy, percent),
         "peak": size(one.peak_bytes.high),
     }

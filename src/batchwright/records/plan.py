@@ -47,10 +47,18 @@ class Prediction(Record):
     )
     peak_bytes: Estimate = Field(description="Peak tensor bytes on one worker.")
     efficiency: Estimate | None = Field(
-        None, description="Progress per sample against the base batch; null without noise scale."
+        None,
+        description="Progress per sample against the base batch, at the rate that each is given; "
+        "null if unknown.",
     )
     epochs: Estimate | None = Field(
         None, description="Epochs to the target accuracy; null if nothing tells."
+    )
+    target_seconds: Estimate | None = Field(
+        None,
+        description="Where the objective is `target-accuracy`: seconds of training to it, those of "
+        "an epoch over its progress; where no run tells the epochs, for as much progress as an "
+        "epoch with the base batch makes. Null with another objective, or if unknown.",
     )
     accuracy: Estimate | None = Field(
         None, description="Held-out accuracy after the job's epochs, a share; null if unknown."
@@ -67,6 +75,11 @@ class Prediction(Record):
     )
     frontier: bool = Field(
         False, description="Whether no candidate of its resolution is better in time and cost."
+    )
+    level: bool = Field(
+        False,
+        description="Whether what was measured cannot tell it from the chosen one: the choice may "
+        "as well have fallen on it.",
     )
     refused: str = Field("", description="The limit it misses, in words; empty if none.")
 

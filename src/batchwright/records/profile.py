@@ -198,6 +198,29 @@ class GradientNoise(Record):
     repeats: Count = Field(description="Estimates averaged before dividing.")
 
 
+class MachineLoad(Record):
+    """What else the machine did while it was looked at, in cores' worth of processor time.
+
+    Whose processes these are: `ours` are the process that measures and all below it, workers and
+    loader processes included. The kernel's own threads are neither.
+    """
+
+    cores: Count = Field(description="CPU cores that the workers may use, and that were looked at.")
+    seconds: Positive = Field(description="How long, in seconds.")
+    ours: NonNegative = Field(description="Cores that we used.")
+    others: NonNegative = Field(description="Cores that other programs used.")
+    stolen: NonNegative = Field(description="Cores that the host of this virtual machine took.")
+    idle: NonNegative = Field(description="Cores that had nothing to do.")
+    throttled: NonNegative = Field(
+        description="Cores that a control group's limit kept us from using."
+    )
+    scatter: NonNegative | None = Field(
+        None,
+        description="Relative standard deviation of the time of the same step from visit to visit; "
+        "null if too few visits tell.",
+    )
+
+
 class Profile(Document):
     """What `probe` measured: reusable input of `plan`."""
 
@@ -228,6 +251,9 @@ class Profile(Document):
         "`sgd` then.",
     )
     noise: GradientNoise | None = Field(description="Gradient noise; null if not measurable.")
+    load: MachineLoad | None = Field(
+        None, description="What else the machine did meanwhile; null where nothing tells."
+    )
     evaluation_seconds_per_image: Positive = Field(
         description="Forward pass without gradients on one worker, in seconds per image."
     )

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from batchwright.records import Profile, RunSummary
-from batchwright.records.words import counted, duration, number, size
+from batchwright.records.words import counted, duration, load_words, number, size
 from batchwright.reporting import markup
 
 
@@ -67,4 +67,5 @@ def _measured(profile: Profile) -> list[tuple[str, str]]:
         ("allocator", cluster.allocator),
         ("gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"),
         ("measured in", duration(profile.probe_seconds)),
+        *([("busy meanwhile", told)] if (told := load_words(profile.load)) else []),
     ]

@@ -70,12 +70,14 @@ def _candidates(plan: Plan) -> tuple[str, Sequence[str], Iterable[Sequence[str]]
     kept = kept_candidates(plan)
     left = len(plan.considered) - len(kept)
     caption = "Candidates" + (f" ({left:,} more in plan.json)" if left else "")
+    aimed = any(one.target_seconds for one in kept)
     head = ["global batch", "cluster", "side", "steps", "s / step", "s / epoch", "s of training"]
-    head += ["cost", "peak memory", ""]
-    return caption, head, [_row(plan, one) for one in kept]
+    head += [*(["s to target"] if aimed else []), "cost", "peak memory", ""]
+    return caption, head, [_row(plan, one, aimed=aimed) for one in kept]
 
 
-def _row(plan: Plan, one: Prediction) -> list[str]:
+def _row(plan: Plan, one: Prediction, *, aimed: bool) -> list[str]:
+    target = between(one.target_seconds) if one.target_seconds else "-"
     return [
         f"{one.global_batch_size:,}",
         cluster_words(one.workers, one.kinds),
@@ -84,6 +86,7 @@ def _row(plan: Plan, one: Prediction) -> list[str]:
         in_seconds(one.step_seconds),
         in_seconds(one.epoch_seconds),
         between(one.train_seconds) if one.train_seconds else "-",
+        *([target] if aimed else []),
         between(one.cost) if one.cost else "-",
         in_bytes(one.peak_bytes),
         candidate_words(plan, one),

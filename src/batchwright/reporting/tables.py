@@ -27,6 +27,7 @@ from batchwright.records.words import (
     duration,
     in_bytes,
     in_seconds,
+    load_words,
     number,
     size,
     source,
@@ -55,6 +56,9 @@ def profile_table(profile: Profile) -> RenderableType:
     scale = noise.noise_scale if noise else None
     add(facts, "gradient noise scale", f"{number(scale)} samples" if scale else "below measurement")
     add(facts, "measured in", duration(profile.probe_seconds))
+    busy = load_words(profile.load)
+    if busy:
+        add(facts, "busy meanwhile", busy)
     return stacked(
         facts, _step_times(profile), _pairs(profile), _memory(profile), _collectives(profile)
     )

@@ -34,7 +34,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 def usable_cores() -> int:
     """CPU cores that this process may use: its affinity, and its control group's limit."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    for folder in _control_groups("cpu"):
+    for folder in control_groups("cpu"):
         quota, period = _cpu_limit(folder)
         if quota > 0:
             cores = min(cores, quota // period)
@@ -90,7 +90,7 @@ def computes_in_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # The processor's flags are those of its first core, which stand at the head of the file.
-    flags = _read("/proc/cpuinfo").partition("\n\n")[0].split()
+    flags = read_text("/proc/cpuinfo").partition("\n\n")[0].split()
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
@@ -154,7 +154,7 @@ def free_memory(device: torch.device, workers: int) -> int:
     """
     if device.type == "cuda":
         return max(1, torch.cuda.mem_get_info(device)[0])
-    free = min([_available_bytes(), *map(_memory_left, _control_groups("memory"))])
+    free = min([_available_bytes(), *map(_memory_left, control_groups("memory"))])
     return max(1, int(free) // workers)
 
 
@@ -177,9 +177,9 @@ def collective_interface() -> str:
 # --------------------------------------------------------------------------------- control groups
 
 
-def _control_groups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
+def control_groups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
     """Folders of this process's control group and of those above it, versions 1 and 2."""
-    for line in _read("/proc/self/cgroup").splitlines():
+    for line in read_text("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -193,10 +193,10 @@ def _control_groups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
 
 def _cpu_limit(folder: Path) -> tuple[int, int]:
     """Quota and period in microseconds; a quota of -1 is no limit."""
-    words = _read(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
+    words = read_text(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
     words = words or [
-        _read(folder / "cpu.cfs_quota_us").strip(),
-        _read(folder / "cpu.cfs_period_us").strip(),
+        read_text(folder / "cpu.cfs_quota_us").strip(),
+        read_text(folder / "cpu.cfs_period_us").strip(),
     ]
     quota, period = (int(word) if word.isdigit() else -1 for word in words)
     return quota, max(1, period)
@@ -204,24 +204,24 @@ def _cpu_limit(folder: Path) -> tuple[int, int]:
 
 def _memory_left(folder: Path) -> float:
     """Bytes left below the limit; file pages that the kernel can drop count as left."""
-    limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-    used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+    limit = read_text(folder / "memory.max") or read_text(folder / "memory.limit_in_bytes")
+    used = read_text(folder / "memory.current") or read_text(folder / "memory.usage_in_bytes")
     if not (limit.strip().isdigit() and used.strip().isdigit()):
         return float("inf")
-    fields = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+    fields = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
     droppable = int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
     return int(limit) - int(used) + droppable
 
 
 def _available_bytes() -> int:
     """Memory of the machine that could be had without swapping; all of it where unknown."""
-    for line in _read("/proc/meminfo").splitlines():
+    for line in read_text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _read(path: str | Path) -> str:
+def read_text(path: str | Path) -> str:
     """Text of a file of the kernel, empty where there is none."""
     try:
         return Path(path).read_text()

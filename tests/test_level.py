@@ -1,0 +1,106 @@
+"""Candidates that measurements cannot tell from the chosen one, and what is said of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.planning.planner import make_plan
+from batchwright.records.explaining import candidate_words
+from samples import make_job, make_profile, make_step
+from test_choice import allowed, chosen, reason
+
+BATCHES = (4, 8, 16, 32, 64)
+
+
+def profile_of(second, scatter, visits=5, **changes):
+    """Two workers take ``second`` times the time of one; visits scatter by a share, evenly."""
+    spread = [1 + scatter * (2 * k / (visits - 1) - 1) for k in range(visits)]
+    steps = []
+    for workers in (1, 2):
+        for batch in BATCHES:
+            step = make_step(workers, batch, seconds=0.004 + 0.001 * batch)
+            seconds = step.step_seconds * (second if workers > 1 else 1)
+            times = {"step_seconds": seconds, "step_low": seconds, "step_high": seconds}
+            shown = {**times, "visits": tuple(seconds * one for one in spread)}
+            steps.append(step.model_copy(update=shown))
+    return make_profile(steps=tuple(steps), **changes)
+
+
+def planned(profile, **goal):
+    return make_plan(profile, make_job(workers="auto", goal=goal))
+
+
+def level(plan):
+    return {(one.workers, one.global_batch_size) for one in plan.considered if one.level}
+
+
+def test_clusters_that_take_the_same_time_within_their_errors_are_level():
+    plan = planned(profile_of(1.8, 0.15))
+    assert {workers for workers, _ in level(plan)} - {plan.workers}
+    why = reason(plan, "workers").why
+    other = 3 - plan.workers
+    assert f"Level with {other} worker" in why
+    assert "what was measured does not tell which is better" in why
+    for one in plan.considered:
+        assert ("level" in candidate_words(plan, one).split(", ")) == one.level
+    assert "level" in plan.explain()
+
+
+@pytest.mark.parametrize("second", [1.1, 3.0])
+def test_clusters_that_are_far_apart_are_not_level(second):
+    plan = planned(profile_of(second, 0.01))
+    assert plan.workers == (2 if second < 1.9 else 1)
+    assert not {workers for workers, _ in level(plan)} - {plan.workers}
+    assert "Level with" not in reason(plan, "workers").why
+
+
+@pytest.mark.parametrize("goal", [{}, {"price": 1.0}, {"objective": "time"}])
+def test_more_precise_measurements_leave_no_more_candidates_level(goal):
+    rough, fine = (planned(profile_of(1.8, scatter), **goal) for scatter in (0.3, 0.003))
+    assert len(level(fine)) <= len(level(rough))
+    assert level(rough)
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        {},
+        {"price": 1.0},
+        {"objective": "time"},
+        {"objective": "cost", "price": 1.0},
+        {"objective": "target-accuracy", "accuracy": 0.9},
+    ],
+)
+def test_what_is_level_is_within_the_limits_and_not_the_chosen_one(goal):
+    plan = planned(profile_of(1.8, 0.2), **goal)
+    for one in plan.considered:
+        if one.level:
+            assert one in allowed(plan)
+            assert one != chosen(plan)
+
+
+def test_batches_that_may_be_the_knee_are_level():
+    plan = planned(profile_of(1.1, 0.3))
+    batches = {batch for workers, batch in level(plan) if workers == plan.workers}
+    assert batches
+    assert "Level with" in reason(plan, "global batch").why
+    sharp = planned(profile_of(1.1, 0.001), doubling_gain=0.12)
+    assert not {batch for workers, batch in level(sharp) if workers == sharp.workers}
+
+
+def test_a_batch_asked_for_is_level_with_none():
+    profile = profile_of(1.8, 0.3)
+    plan = make_plan(profile, make_job(workers=2, global_batch=64))
+    assert not level(plan)
+
+
+def test_a_plan_far_from_what_was_measured_says_so_first():
+    steps = tuple(make_step(workers, batch) for workers in (1, 2) for batch in (2, 4))
+    plan = make_plan(make_profile(steps=steps))
+    told = plan.reasons[0]
+    assert told.choice == "extrapolation"
+    assert max(plan.stages[0].local_batch_sizes) >= 2 * 4
+    assert "at most 4 with 2 workers" in told.why
+    assert all(one.choice != "extrapolation" for one in make_plan(make_profile()).reasons)
+    small = make_plan(make_profile(), make_job(workers=2, global_batch=4))
+    assert "at least 4" in small.reasons[0].why

@@ -1,0 +1,307 @@
+"""What else the machine does: read from a kernel whose files the test writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+from batchwright.planning.merging import merge_profiles
+from batchwright.planning.planner import make_plan
+from batchwright.probing.commands import Point
+from batchwright.probing.controller import Controller
+from batchwright.probing.visiting import Visitor
+from batchwright.records import MachineLoad, ProbeSettings
+from batchwright.records.words import BUSY_SHARE, busy_warning, load_words
+from batchwright.reporting.page_facts import profile_facts
+from batchwright.workload import load as load_module
+from batchwright.workload.load import LoadWatch, Reading, load_between, read_load
+from samples import make_job, make_profile
+from test_probe_controller import Machine
+
+ME, WORKER, LOADER, OTHER, KERNEL, DISPLAY = 10, 11, 12, 20, 2, 13
+PARENTS = {1: 0, KERNEL: 0, ME: 1, WORKER: ME, LOADER: WORKER, DISPLAY: ME, OTHER: 1}
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+
+
+@dataclass
+class Kernel:
+    """A machine of four cores, of which this process may use two.
+
+    Attributes:
+        used: Seconds of each process so far; the name of a process may hold anything.
+        reaped: Seconds of ended children that a process waited for.
+    """
+
+    folder: object
+    used: dict[int, float] = field(default_factory=lambda: dict.fromkeys(PARENTS, 0.0))
+    reaped: dict[int, float] = field(default_factory=dict)
+    cores: list[list[float]] = field(default_factory=lambda: [[0.0] * 8 for _ in range(4)])
+
+    def write(self):
+        lines = ["cpu 0 0 0 0 0 0 0 0 0 0"]
+        for number, times in enumerate(self.cores):
+            lines.append(f"cpu{number} " + " ".join(str(round(TICKS * t)) for t in times) + " 0 0")
+        (self.folder / "stat").write_text("\n".join([*lines, "intr 0"]))
+        for process, seconds in self.used.items():
+            flags = 0x00200000 if process == KERNEL else 0
+            times = f"{round(TICKS * seconds)} 0 {round(TICKS * self.reaped.get(process, 0))} 0"
+            place = self.folder / str(process)
+            place.mkdir(exist_ok=True)
+            (place / "stat").write_text(
+                f"{process} (a) b (c) S {PARENTS[process]} 0 0 0 0 {flags} 0 0 0 0 {times} 20 0"
+            )
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    monkeypatch.setattr(load_module.os, "getpid", lambda: ME)
+    monkeypatch.setattr(load_module.os, "sched_getaffinity", lambda _: {0, 2})
+    monkeypatch.setattr(load_module, "control_groups", lambda _: iter([tmp_path / "group"]))
+    return Kernel(tmp_path)
+
+
+@linux
+def test_what_others_use_is_all_less_ours_and_the_kernels_threads(kernel, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(load_module.time, "monotonic", lambda: now[0])
+    kernel.write()
+    watch = LoadWatch(lambda: read_load(kernel.folder), lambda: now[0])
+    assert watch.stretch() is None  # too short to tell
+    # Ten seconds: ours used 9 of two cores, an ended child of a worker among them, others 4.
+    kernel.used |= {ME: 1.0, WORKER: 5.0, LOADER: 1.0, DISPLAY: 0.5, OTHER: 3.0, KERNEL: 2.0}
+    kernel.reaped[WORKER] = 1.5
+    for core, times in ((0, (3, 4, 3)), (2, (2, 2, 1)), (1, (10, 0, 0)), (3, (0, 0, 10))):
+        kernel.cores[core][:3] = times
+    kernel.cores[0][7], kernel.cores[2][3], kernel.cores[2][4] = 0.5, 3.0, 1.0
+    kernel.cores[2][6] = 1.0  # interrupts are nobody's program
+    group = kernel.folder / "group"
+    group.mkdir()
+    (group / "cpu.stat").write_text("nr_periods 4\nnr_throttled 2\nthrottled_usec 2500000\n")
+    kernel.write()
+    now[0] += 10
+    load = watch.stretch()
+    assert load is not None
+    assert (load.cores, load.seconds) == (2, 10)
+    assert load.ours == pytest.approx(0.9)
+    assert load.others == pytest.approx(0.4)  # 15 in programs, less 9 and the kernel's 2
+    assert load.stolen == pytest.approx(0.05)
+    assert load.idle == pytest.approx(0.4)
+    assert load.throttled == pytest.approx(0.25)
+    assert watch.whole() == load
+    assert watch.stretch() is None
+
+
+@linux
+def test_a_child_that_ends_takes_nothing_from_what_ours_used(kernel):
+    kernel.used |= {WORKER: 5.0, LOADER: 1.0}
+    kernel.write()
+    before = read_load(kernel.folder)
+    del kernel.used[LOADER]
+    for left in (kernel.folder / str(LOADER)).iterdir():
+        left.unlink()
+    kernel.reaped[WORKER] = 1.0
+    kernel.write()
+    after = read_load(kernel.folder)
+    assert before.ours == after.ours == pytest.approx(6.0)
+
+
+@linux
+def test_our_own_processes_and_their_children_are_ours():
+    """Of the real kernel: what a child that ended used is there, whoever else is at work."""
+    before = read_load()
+    subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True, timeout=60)
+    after = read_load()
+    assert before is not None
+    assert after.ours > before.ours
+    assert after.busy >= before.busy
+
+
+def test_a_kernel_that_shows_nothing_tells_nothing(tmp_path):
+    assert read_load(tmp_path) is None
+    watch = LoadWatch(lambda: None)
+    assert watch.stretch() is None
+    assert watch.whole() is None
+    (tmp_path / "stat").write_text("cpu 1 2 3 4\ncpu0 1 2 3 4\n")
+    assert read_load(tmp_path) is None
+
+
+# ------------------------------------------------------------------------------------ what is said
+
+
+def make_load(**changes):
+    quiet = {"cores": 2, "seconds": 20, "ours": 1.7, "others": 0.02, "stolen": 0.0, "idle": 0.28}
+    return MachineLoad(**(quiet | {"throttled": 0.0, "scatter": 0.04} | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"others": 0.9 * 2 * BUSY_SHARE},  # daemons, the display, what counting misses
+        {"scatter": 0.2},  # short steps scatter
+        {"scatter": None},
+        {"cores": 64, "ours": 2.0, "others": 10.0, "idle": 52.0},  # room for all
+    ],
+)
+def test_a_quiet_machine_is_not_called_busy(changes):
+    assert load_words(make_load(**changes)) == busy_warning(make_load(**changes)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"others": 0.7, "idle": 0.0}, "other programs used 0.70 of 2 cores"),
+        ({"others": 0.2}, "other programs used 0.20 of 2 cores"),
+        ({"stolen": 0.3}, "the host of this virtual machine took 0.30 of 2 cores"),
+        ({"throttled": 0.4}, "a control group's limit kept back 0.40 of 2 cores"),
+        ({"scatter": 0.4}, "the same step scattered by 40.0 %"),
+        ({"cores": 64, "ours": 40.0, "others": 20.0, "idle": 4.0}, "used 20.00 of 64 cores"),
+    ],
+)
+def test_what_disturbs_is_named_in_one_line(changes, told):
+    warning = busy_warning(make_load(**changes))
+    assert told in warning
+    assert "\n" not in warning
+
+
+def test_plan_page_and_merged_profiles_tell_of_a_busy_machine():
+    quiet = make_profile(load=make_load())
+    busy = make_profile(load=make_load(others=0.9, idle=0.1))
+    assert all(one.choice != "machine" for one in make_plan(quiet).reasons)
+    told = make_plan(busy).reasons[0]
+    assert (told.choice, told.source) == ("machine", "measured")
+    assert "other programs used 0.90 of 2 cores" in told.why
+    assert "other programs used" in profile_facts(busy)
+    assert "other programs" not in profile_facts(quiet)
+    (merged,) = merge_profiles([quiet, busy])
+    assert merged.load.others == pytest.approx(0.46)
+    assert merged.load.seconds == 40
+    assert make_plan([quiet, make_profile()]).reasons[0].choice != "machine"
+
+
+# ----------------------------------------------------------------------------------- what is done
+
+
+@dataclass
+class SharedMachine(Machine):
+    """Steps take twice as long while others are at work: from one moment to another."""
+
+    others_from: float = 0.0
+    others_until: float = 0.0
+
+    def step(self, command):
+        return super().step(command) * (2 if self.others() else 1)
+
+    def others(self):
+        return self.others_from <= self.seconds - 100 < self.others_until
+
+    def read(self):
+        at = self.seconds - 100
+        others = min(max(at - self.others_from, 0.0), self.others_until - self.others_from)
+        return Reading(at, 2, 1.2 * at + others, 0.8 * at - others, 0.0, 1.2 * at, 0.0, 0.0)
+
+
+def measured_on(machine, budget=20.0):
+    job = make_job(
+        workers="auto",
+        precision="float32",
+        resolutions=(32,),
+        probe=ProbeSettings(budget=budget),
+    )
+    watch = LoadWatch(machine.read, lambda: machine.seconds - 100)
+    visitor = Visitor(job, machine, 1, lambda what: None, watch)
+
+    def sleep(seconds):
+        machine.seconds += seconds
+
+    controller = Controller(
+        visitor,
+        (1,),
+        report=lambda what: None,
+        clock=machine.clock,
+        sleep=sleep,
+        started=machine.clock(),
+    )
+    return controller.measure()
+
+
+def test_points_measured_beside_others_are_measured_again_and_only_that_counts():
+    machine = SharedMachine(drift=0.02, others_from=1.0, others_until=8.0)
+    profile = measured_on(machine)
+    for one in profile.steps:
+        alone = 0.004 + 0.0005 * one.local_batch_size
+        assert one.step_seconds == pytest.approx(alone, rel=0.15)
+    assert "other programs used" in load_words(profile.load)
+
+
+def test_work_that_goes_on_is_measured_and_told_within_the_budget():
+    machine = SharedMachine(drift=0.02, others_from=0.0, others_until=1e6)
+    profile = measured_on(machine)
+    assert profile.probe_seconds <= 20 * 1.1
+    for one in profile.steps:
+        beside = 2 * (0.004 + 0.0005 * one.local_batch_size)
+        assert one.step_seconds == pytest.approx(beside, rel=0.15)
+    assert "other programs used" in load_words(profile.load)
+
+
+def test_alone_nothing_is_told_and_nobody_waits():
+    profile = measured_on(SharedMachine(drift=0.02))
+    assert load_words(profile.load) == ""
+    plain = measured_on(SharedMachine(drift=0.02))
+    assert plain.steps == profile.steps
+
+
+def test_a_probe_waits_a_little_for_what_is_about_to_end():
+    machine = SharedMachine(others_from=-5.0, others_until=2.5)
+    visited = []
+    original = machine._visit
+
+    def visit(command):
+        visited.append(machine.others())
+        return original(command)
+
+    machine._visit = visit
+    prepared = machine._prepare
+
+    def prepare(command):
+        machine.seconds += 1.5
+        return prepared(command)
+
+    machine._prepare = prepare
+    measured_on(machine)
+    assert not any(visited)
+
+
+def test_idle_cores_do_not_hide_others_while_nobody_measures():
+    half = Reading(0.0, 2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    readings = [half, Reading(2.0, 2, 1.9, 2.1, 0.0, 0.0, 0.0, 0.0)] * 2
+    for waiting in (True, False):
+        given = iter(readings)
+        watch = LoadWatch(lambda given=given: next(given), lambda: 2.0)
+        visitor = Visitor(make_job(), Machine(), 1, lambda what: None, watch)
+        assert visitor.is_disturbed(waiting=waiting) == waiting
+
+
+def test_quiet_visits_replace_disturbed_ones():
+    from batchwright.probing.acquisition import Ledger
+
+    ledger, point = Ledger(), Point(1, 32, 16)
+    ledger.add(point, ((2.0, 0.0),))
+    ledger.disturb(0)
+    assert ledger.is_disturbed(point)
+    assert ledger.medians(point) == [2.0]
+    ledger.add(point, ((1.0, 0.0),))
+    assert not ledger.is_disturbed(point)
+    assert ledger.medians(point) == [1.0]
+    ledger.disturb(1)
+    assert ledger.medians(point) == [2.0, 1.0]
+
+
+def test_two_readings_close_together_tell_nothing():
+    one = Reading(0.0, 2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert load_between(one, one) is None
