@@ -10,6 +10,7 @@ from statistics import median
 import torch
 
 from batchwright.errors import JobError, WorkerError
+from batchwright.prediction.loading import pooled_loading
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, expected_peak
 from batchwright.probing.commands import (
     Command,
@@ -33,6 +34,7 @@ from batchwright.records import (
     MemoryPoint,
     OutOfMemory,
     PrecisionTime,
+    StepLoading,
     StepTime,
 )
 from batchwright.workload.host import usable_cores
@@ -69,6 +71,7 @@ class Visitor:
         self.job, self._measuring, self._workers, self._report = job, measuring, workers, report
         self.precisions: tuple[PrecisionTime, ...] = ()
         self.ledger = Ledger()
+        self._loading: dict[Point, list[StepLoading]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
         self.out_of_memory: list[Point] = []
         self.restart_seconds = 0.0
@@ -247,6 +250,7 @@ class Visitor:
             step_high=high,
             repeats=len(steps),
             visits=tuple(medians),
+            loading=pooled_loading(self._loading.get(point, ())),
         )
 
     def _steps(self, point: Point) -> tuple[tuple[float, float], ...] | None:
@@ -257,6 +261,8 @@ class Visitor:
         if visited is None:
             self.out_of_memory.append(point)
             return None
+        if visited.loading is not None:
+            self._loading.setdefault(point, []).append(visited.loading)
         return visited.steps
 
     def _restart(self, what: str) -> None:

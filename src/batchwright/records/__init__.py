@@ -72,6 +72,7 @@ from batchwright.records.profile import (
     PairTime,
     PrecisionTime,
     Profile,
+    StepLoading,
     StepTime,
     UpdateTime,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "ServerRule",
     "Source",
     "Stage",
+    "StepLoading",
     "StepTime",
     "Sweep",
     "SweepCell",
