@@ -269,6 +269,8 @@ MEANINGS = {
 """What a figure is, for a reader; figures without a line here are left out."""
 
 REMARKS = {
+    "first_contact": "Spread: quartiles over the cases; of the largest, and of shares, that one "
+    "value",
     "main_job": "Ratios compare arms that took turns in one run. CIFAR-100, `resnet8`, batch 128, "
     "one worker, unless said otherwise",
     "predict": "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 and Imagenette, one and two "

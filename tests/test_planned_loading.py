@@ -171,8 +171,11 @@ class Failing(torch.utils.data.Dataset):
 @pytest.mark.parametrize("loaders", [0, 1])
 def test_a_batch_that_fails_counts_as_loaded_so_that_nobody_waits_for_it(loaders):
     feed = DatasetFeed(Failing(), device=torch.device("cpu"), seed=0, loaders=loaders)
+    stream = feed.training(torch.arange(8).split(4), epoch=0, resolution=0)
+    next(stream)
     with pytest.raises(ValueError, match="of the user's own"):
-        list(feed.training(torch.arange(8).split(4), epoch=0, resolution=0))
+        next(stream)
     assert feed.loading.batches == feed.loading.asked == 2
     assert feed.loading.totals.seconds > 0
+    del stream
     feed.close()
