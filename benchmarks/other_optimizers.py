@@ -20,7 +20,7 @@ import batchwright as bw
 from batchwright.documents import read_record
 from batchwright.records import Plan
 from batchwright.training.loop import accuracy_and_loss, open_task
-from batchwright.training.randomness import seed_worker
+from batchwright.workload.randomness import seed_worker
 
 CPU = torch.device("cpu")
 Build = Callable[[nn.Module, Plan], torch.optim.Optimizer]

@@ -82,10 +82,18 @@ TITLES = {
     "warmup": "Warm-up and the rule for the rate",
     "gradient_overhead": "What measuring gradients costs",
     "step_overhead": "What a step costs beside its computing",
+    "first_contact": "Data and a network of one's own",
     "service": "The service",
 }
 
 MEANINGS = {
+    "first_contact": {
+        "own_data_epoch_error": "predicted against measured seconds of an epoch, JPEG files and "
+        "tensors through a data set of one's own, one and two workers, median error",
+        "own_data_worst_error": "the largest of these errors",
+        "own_data_coverage": "share of these epochs inside the 95 % interval",
+        "own_data_without_loading": "the error for JPEG files if steps had their images at hand",
+    },
     "main_job": {
         "session_over_bare": "our loop over a plain PyTorch loop written by hand on the same data "
         "in memory, images/s",
@@ -261,6 +269,8 @@ MEANINGS = {
 """What a figure is, for a reader; figures without a line here are left out."""
 
 REMARKS = {
+    "first_contact": "Spread: quartiles over the cases; of the largest, and of shares, that one "
+    "value",
     "main_job": "Ratios compare arms that took turns in one run. CIFAR-100, `resnet8`, batch 128, "
     "one worker, unless said otherwise",
     "predict": "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 and Imagenette, one and two "

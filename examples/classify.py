@@ -7,7 +7,7 @@ In this folder, the plain loop, in one process:
 The same loop on two workers, with the batch and the rate that a plan decides:
 
     batchwright probe data=classify:images network=classify:network workers=2 probe.budget=3 \
-        optimizer=sgd learning_rate=0.1 base_batch=128 \
+        loaders=0 optimizer=sgd learning_rate=0.1 base_batch=128 \
         | batchwright plan - epochs=10 --out plan.json
     torchrun --standalone --nproc-per-node 2 classify.py plan.json
 

@@ -9,7 +9,7 @@ even from odd:
 The same fine-tuning on two workers, with the batch and the rates that a plan decides:
 
     batchwright probe data=finetune_loop:parity network=finetune_loop:network frozen='0.*,1.*' \
-        workers=2 probe.budget=3 optimizer=sgd learning_rate=0.02 base_batch=64 \
+        workers=2 loaders=0 probe.budget=3 optimizer=sgd learning_rate=0.02 base_batch=64 \
         | batchwright plan - epochs=5 --out plan.json
     torchrun --standalone --nproc-per-node 2 finetune_loop.py plan.json
 

@@ -6,8 +6,9 @@ In this folder, the plain loop, in one process:
 
 The same loop on two workers, with the batch and the rate that a plan decides:
 
-    batchwright probe data=segment:labelled network=segment:labelling workers=2 probe.budget=3 \
-        optimizer=sgd learning_rate=0.2 base_batch=32 | batchwright plan - epochs=5 --out plan.json
+    batchwright probe data=segment:labelled network=segment:labelling workers=2 loaders=0 \
+        probe.budget=3 optimizer=sgd learning_rate=0.2 base_batch=32 \
+        | batchwright plan - epochs=5 --out plan.json
     torchrun --standalone --nproc-per-node 2 segment.py plan.json
 
 Each image shows a disc or a square. Its mask holds a class for each pixel (0: neither, 1: disc, 2:

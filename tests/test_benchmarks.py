@@ -18,6 +18,7 @@ from batchwright.workload.image_store import ImageStore
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
 
+from benchmarks import first_contact  # noqa: E402
 from benchmarks.common import (  # noqa: E402
     Arguments,
     Figure,
@@ -37,6 +38,7 @@ from benchmarks.cyclic import EPOCHS, rows, time_figures, timed_tasks  # noqa: E
 from benchmarks.cyclic import accuracy_figures as cyclic_accuracy_figures  # noqa: E402
 from benchmarks.data_path import MEAN, STD, UsualImages  # noqa: E402
 from benchmarks.data_path import figures_of as data_path_figures  # noqa: E402
+from benchmarks.first_contact import Epoch, jpeg_files, own_data_figures  # noqa: E402
 from benchmarks.gradient_overhead import figures_of as overhead_figures  # noqa: E402
 from benchmarks.kept_runs import Run  # noqa: E402
 from benchmarks.kills import (  # noqa: E402
@@ -48,6 +50,7 @@ from benchmarks.kills import (  # noqa: E402
     miscounted,
     train,
 )
+from benchmarks.own_data import SETS  # noqa: E402
 from benchmarks.resolution_arms import Trained, subset  # noqa: E402
 from benchmarks.step_overhead import figures_of as step_figures  # noqa: E402
 from benchmarks.turns import Arm, Turn, started, take_turns  # noqa: E402
@@ -463,3 +466,46 @@ def test_costs_of_a_tensor_are_those_over_the_plain_step_of_the_same_round():
     assert (head.goal, head.met) == (6.0, True)
     assert figures["ddp_us_per_tensor_1_20"].value == 8.0
     assert "step_us_per_tensor_1_20" in figures
+
+
+def test_own_data_figures_are_over_the_cases() -> None:
+    def epoch(data: str, predicted: float, alone: float) -> Epoch:
+        return Epoch(
+            data,
+            2,
+            1,
+            predicted,
+            0.9 * predicted,
+            1.1 * predicted,
+            alone,
+            1.0,
+            (1, 1),
+            20.0,
+            "",
+            0.5,
+        )
+
+    cases = [epoch("pictures", 1.05, 0.3), epoch("pictures", 0.8, 0.4), epoch("tensors", 1.02, 0.9)]
+    found = {figure.name: figure for figure in own_data_figures(cases)}
+    assert found["own_data_epoch_error"].value == pytest.approx(0.05)
+    assert found["own_data_epoch_error"].met
+    assert found["own_data_worst_error"].value == pytest.approx(0.2)
+    assert found["own_data_coverage"].value == pytest.approx(2 / 3)
+    assert not found["own_data_coverage"].met
+    assert found["own_data_without_loading"].value == pytest.approx(0.65)
+
+
+def test_jpeg_files_are_real_ones_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_contact, "FILES", 8)
+    made = jpeg_files(tmp_path / "made")
+    assert len(list(made.glob("*/*.jpg"))) == 8
+    again = jpeg_files(tmp_path / "linked", made)
+    assert (again / "class1" / "0001.jpg").resolve() == made / "class1" / "0001.jpg"
+    monkeypatch.setenv("OWN_DATA", str(again))
+    training, held_out, names = SETS["pictures"]()
+    assert (len(training), len(held_out), len(names)) == (7, 1, 4)
+    image, label = training[6]
+    assert image.shape == (3, 64, 64)
+    assert label == 3

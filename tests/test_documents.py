@@ -73,6 +73,7 @@ OTHER_VALUES = Job(
     most_local_batch=300,
     device="cpu",
     workers=3,
+    loaders=4,
     launch="in-process",
     global_batch=96,
     micro_batch=16,

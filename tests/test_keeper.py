@@ -28,8 +28,8 @@ from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.finding import find_checkpoint
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
-from batchwright.training.randomness import random_states, restore_random_states, seed_worker
 from batchwright.training.recorder import Recorder
+from batchwright.workload.randomness import random_states, restore_random_states, seed_worker
 from test_session import Counter, make_tiny_plan, wait_until
 
 

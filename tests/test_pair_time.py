@@ -203,6 +203,9 @@ class Worker:
         self.told.append(value)
         return [value, self.others[len(self.told) - 1]]
 
+    def feed(self, workers):
+        return None
+
     def supply(self, size, resolution):
         return size
 

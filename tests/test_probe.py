@@ -1,5 +1,6 @@
 """`probing`: what is measured, in this process; with others in `test_probe_workers`."""
 
+import multiprocessing
 import sys
 from pathlib import Path
 from statistics import median
@@ -50,6 +51,7 @@ def tiny_job(**changes):
         "workers": 1,
         "device": "cpu",
         "precision": "float32",
+        "loaders": 0,
         "resolutions": (SIDE,),
         "probe": ProbeSettings(budget=2, steps=3),
     }
@@ -113,6 +115,21 @@ def test_a_users_own_data_and_network_are_measured_and_planned(importable, tmp_p
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
     plan = make_plan(profile, profile.job.model_copy(update={"global_batch": 4}))
     assert plan.stages[0].local_batch_sizes == (4,)
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_loading_is_in_the_times_of_a_users_own_data(loaders, importable, tmp_path):
+    profile = measured_here(tmp_path, loaders=loaders)
+    for point in profile.steps:
+        assert point.loading is not None
+        assert point.loading.loaders == loaders
+        assert point.loading.alone_seconds > 0
+        assert point.loading.batch_seconds > 0
+    plan = make_plan(profile, profile.job.model_copy(update={"global_batch": 4}))
+    (reason,) = (one for one in plan.reasons if one.choice == "loading")
+    assert reason.source == "measured"
+    assert reason.value == ("1 loader process" if loaders else "no loader processes")
+    assert not multiprocessing.active_children()  # they end with the probe
 
 
 def test_every_visit_and_what_is_made_of_them_is_in_the_profile(importable, tmp_path):

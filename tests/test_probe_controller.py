@@ -40,6 +40,7 @@ class Machine:
         drift: Relative standard deviation between visits.
         memory: Bytes a worker may use.
         deadly: Bytes at which a worker is killed.
+        loaders: Loader processes that feed each worker.
     """
 
     latency: float = 0.004
@@ -48,6 +49,7 @@ class Machine:
     memory: int = 8192 * MIB
     deadly: float = float("inf")
     seconds: float = 100.0
+    loaders: int | None = None
     restarts: int = 0
     asked: list[commands.Command] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -95,6 +97,7 @@ class Machine:
             threads=1,
             memory_bytes=self.memory,
             allocator="none",
+            loaders=self.loaders,
         )
 
     def _guess(self, command):
@@ -110,7 +113,10 @@ class Machine:
     def _visit(self, command):
         step = self.step(command)
         timed = min(command.most_steps, max(2, int(command.seconds / step)))
-        self.seconds += step * (timed + (1 if step >= 0.1 else 2))
+        warm_up = 1 if step >= 0.1 else 2
+        if self.loaders is not None:  # they load first, and steps use that up
+            warm_up += self.loaders + 1 + max(self.loaders, warm_up)
+        self.seconds += step * (timed + warm_up)
         return commands.Visited(steps=((step * 0.9, step * 0.1),) * timed)
 
     def _exchange(self, command):
@@ -215,6 +221,14 @@ def test_a_long_training_has_the_batches_measured_that_a_longer_probe_reaches():
         for budget in (5, 20, "auto")
     }
     assert largest["auto"] == largest[20], largest
+
+
+@pytest.mark.parametrize("loaders", [0, 2, 8])
+def test_the_budget_is_kept_where_loader_processes_feed_the_steps(loaders):
+    profile = measured_on(Machine(drift=0.1, sample_seconds=0.002, loaders=loaders))
+    assert profile.probe_seconds <= 30 * 1.1
+    on_curve = [point for point in profile.steps if (point.workers, point.resolution) == (2, 32)]
+    assert len(on_curve) >= 3
 
 
 def test_a_steady_machine_needs_less_than_the_budget_for_the_same_certainty():

@@ -26,10 +26,10 @@ from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.training import all_reduce_run, clock, keeper
 from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
-from batchwright.training.feeding import SeededItems
-from batchwright.training.randomness import seed_item
 from batchwright.training.sampler import epoch_order
+from batchwright.workload.feeding import SeededItems
 from batchwright.workload.muon import muon
+from batchwright.workload.randomness import seed_item
 from samples import make_data, make_job, make_plan
 
 SAMPLES, FEATURES, CLASSES = 22, 4, 3

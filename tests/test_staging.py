@@ -9,8 +9,8 @@ from torch.utils.data import TensorDataset
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan
-from batchwright.training.feeding import DatasetFeed, PipelineFeed
 from batchwright.training.staging import StageSettings
+from batchwright.workload.feeding import DatasetFeed, PipelineFeed
 from batchwright.workload.image_store import ImageStore
 from batchwright.workload.networks import resnet8
 from batchwright.workload.pipeline import ImagePipeline

@@ -26,10 +26,10 @@ from batchwright.training import loop
 from batchwright.training.checkpoint import load_checkpoint
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.training.merging import pack, unpack, weighted_mean
-from batchwright.training.randomness import seed_worker
 from batchwright.training.sampler import epoch_order, step_sizes
 from batchwright.training.virtual import train_task, train_virtually
 from batchwright.training.virtual_rounds import VirtualRounds
+from batchwright.workload.randomness import seed_worker
 from batchwright.workload.sources import open_data
 from batchwright.workload.task import build_optimizer
 from hosting import KEY, hosted

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from batchwright.errors import PlanError
 from batchwright.planning.inputs import PLANNING_KEYS
+from batchwright.prediction.loading import pooled_loading
 from batchwright.records import (
     Cluster,
     CollectiveTime,
@@ -186,6 +187,7 @@ def _step(points: Sequence[StepTime]) -> StepTime:
             "step_high": max(median(visits), _mean([p.step_high for p in points], points)),
             "repeats": sum(p.repeats for p in points),
             "visits": visits,
+            "loading": pooled_loading([p.loading for p in points if p.loading is not None]),
         }
     )
 

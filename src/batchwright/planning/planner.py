@@ -149,6 +149,8 @@ def make_plan(
             ),
             *cycle_reasons.link(settled),
         )
+    if job.launch != "virtual":
+        explained += reasons.loading(merged[0], stages)
     return assemble(
         settled,
         merged[0].data,

@@ -16,8 +16,11 @@ from batchwright.planning.learning_rate import (
 )
 from batchwright.planning.merging import kind_of
 from batchwright.planning.rebalancing import DEAD_BAND
+from batchwright.prediction.drift import point_seconds
+from batchwright.prediction.loading import nearest_loaded
 from batchwright.records import (
     Alternative,
+    Cluster,
     DataFacts,
     Job,
     LearningRateRule,
@@ -25,6 +28,8 @@ from batchwright.records import (
     Profile,
     Reason,
     Stage,
+    StepLoading,
+    StepTime,
 )
 from batchwright.records.words import load_words
 
@@ -35,6 +40,12 @@ LOSHCHILOV = "Loshchilov and Hutter 2017, arXiv 1608.03983"
 POSTER = "McCord and Dash, SC21 poster"
 SMITH = "Smith and Topin 2018, arXiv 1708.07120"
 YE = "Ye et al. 2020, arXiv 2007.11831"
+
+WORTH_A_REMEDY = 0.1
+"""Part of a step that loading must add before the plan says what to try."""
+
+IDLE_CORES = 0.8
+"""Share of the cores that steps and loading together keep busy, below which more processes help."""
 
 
 def resolution(side: int, data: DataFacts, alternatives: tuple[Alternative, ...] = ()) -> Reason:
@@ -97,6 +108,47 @@ def _ratio_words(profile: Profile) -> str:
             "allow to try"
         )
     return words
+
+
+def loading(profile: Profile, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+    """What loading has to do with the times; nothing to say where a step makes its own batch."""
+    stage = max(stages, key=lambda one: one.resolution)
+    size = stage.micro_batch_size
+    point = nearest_loaded(profile.steps, stage.workers, stage.resolution, size)
+    if point is None or point.loading is None:
+        return ()
+    told, batch, step = point.loading, point.local_batch_size, point_seconds(point)
+    processes = f"{told.loaders or 'no'} loader process{'es' * (told.loaders != 1)}"
+    whose = "the worker" if point.workers == 1 else f"each of {point.workers} workers"
+    by = "a process takes" if told.loaders else "it takes"
+    # What a step waits is loading's for sure; the rest is a difference of two measurements.
+    longer = step / min(told.alone_seconds, step - told.input_seconds) - 1
+    why = (
+        f"Measured with {processes} for {whose}, {batch} images in a step: {by} "
+        f"{1e3 * told.batch_seconds / batch:.2g} ms an image. With its images at hand a step takes "
+        f"{1e3 * told.alone_seconds:.3g} ms, beside loading {1e3 * step:.3g} ms, of which it waits "
+        f"{1e3 * told.input_seconds:.3g} ms for images. That is in all predicted times."
+        f"{_remedy(profile.cluster, point, told, longer)}"
+    )
+    return (Reason(choice="loading", value=processes, why=why, source="measured"),)
+
+
+def _remedy(cluster: Cluster, point: StepTime, told: StepLoading, longer: float) -> str:
+    """What to try where loading takes a good part of a step."""
+    if longer < WORTH_A_REMEDY:
+        return ""
+    cheaper = (
+        "smaller files, a cheaper transform, or images that are decoded once (tensors kept in "
+        "memory, or data=imagefolder: of a folder that fits the cache)"
+    )
+    step, cores = point_seconds(point), cluster.cores
+    threads = max(1, cores // point.workers) if cluster.device == "cpu" else 1
+    busy = point.workers * (threads * told.alone_seconds + told.cpu_seconds) / (cores * step)
+    waits = told.input_seconds >= (step - told.alone_seconds) / 2
+    share = f" Loading makes a step {longer:.0%} longer"
+    if waits and busy < IDLE_CORES and point.workers * told.loaders < cores:
+        return f"{share} while cores are idle: try loaders={max(1, 2 * told.loaders)}, {cheaper}."
+    return f"{share}, and more loader processes would not help: try {cheaper}."
 
 
 def method(job: Job) -> tuple[Reason, ...]:

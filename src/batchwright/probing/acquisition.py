@@ -67,10 +67,17 @@ def worker_counts(most: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, most}))
 
 
-def visit_seconds(step_seconds: float, most_steps: int, *, first: bool = False) -> float:
-    """What a visit will take, in seconds: steps to warm up, timed ones, and weighing at first."""
+def visit_seconds(
+    step_seconds: float, most_steps: int, *, first: bool = False, loaders: int | None = None
+) -> float:
+    """What a visit will take, in seconds: steps to warm up, timed ones, and weighing at first.
+
+    Where loader processes feed the steps, so many, see `step_time.visit_beside_loading`.
+    """
     timed = min(most_steps, max(LEAST_STEPS, int(VISIT_SECONDS / step_seconds)))
     warm_up = 1 if step_seconds >= LONG_STEP else 2
+    if loaders is not None:
+        warm_up += loaders + 1 + max(warm_up, loaders)
     return step_seconds * (timed + warm_up + (_FIRST_VISIT_STEPS if first else 0))
 
 
@@ -90,7 +97,13 @@ def ladder_of(sizes: Sequence[int], least: int) -> list[int]:
 
 
 def smallest_size(
-    ladder: Sequence[int], wanted: int, *, seconds: float, sample_seconds: float, most_steps: int
+    ladder: Sequence[int],
+    wanted: int,
+    *,
+    seconds: float,
+    sample_seconds: float,
+    most_steps: int,
+    loaders: int | None = None,
 ) -> int:
     """Local batch to begin a curve with: ``wanted``, or a smaller one where that takes too long.
 
@@ -100,16 +113,24 @@ def smallest_size(
         seconds: Time for the first visits to this curve.
         sample_seconds: Seconds per sample, of a small batch.
         most_steps: Most timed steps at a visit.
+        loaders: As for `visit_seconds`.
     """
     allowed = _SMALLEST_SHARE * seconds
     for size in reversed([size for size in ladder if size <= wanted]):
-        if visit_seconds(size * sample_seconds, most_steps, first=True) <= allowed:
+        step = size * sample_seconds
+        if visit_seconds(step, most_steps, first=True, loaders=loaders) <= allowed:
             return size
     return ladder[0]
 
 
 def largest_size(
-    ladder: Sequence[int], smallest: int, *, seconds: float, sample_seconds: float, most_steps: int
+    ladder: Sequence[int],
+    smallest: int,
+    *,
+    seconds: float,
+    sample_seconds: float,
+    most_steps: int,
+    loaders: int | None = None,
 ) -> int:
     """Largest local batch to begin a curve with: what the time allows, but two up at least.
 
@@ -118,7 +139,8 @@ def largest_size(
     above = [size for size in ladder if size > smallest]
     allowed = _LARGEST_SHARE * seconds
     for size in reversed(above[LEAST_POINTS - 1 :]):
-        if visit_seconds(size * sample_seconds, most_steps, first=True) <= allowed:
+        step = size * sample_seconds
+        if visit_seconds(step, most_steps, first=True, loaders=loaders) <= allowed:
             return size
     return above[: LEAST_POINTS - 1][-1] if above else smallest
 

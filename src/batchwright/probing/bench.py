@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ from batchwright.group import Group
 from batchwright.probing.timing import now, on_any
 from batchwright.records import Job, MemoryParts, Precision
 from batchwright.reduction import Reducer, Tally, buffer_bytes
+from batchwright.workload.feeding import DatasetFeed, Feed, FileFeed
 from batchwright.workload.host import autocast, is_out_of_memory
+from batchwright.workload.image_files import FilePipeline, ImageFiles
 from batchwright.workload.image_store import ImageStore
+from batchwright.workload.loading import loader_processes
 from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.sources import ImageData, to_resolution
+from batchwright.workload.sources import AtResolution, ImageData, resized, to_resolution
 from batchwright.workload.task import (
     build_loss,
     build_network,
@@ -42,9 +46,9 @@ Batch = tuple[Tensor, Tensor]
 class Bench:
     """Makes batches and takes training steps as `Session` does, on any number of the workers.
 
-    Batches of an `ImageStore` come from the real pipeline, random indices each time. Of a user's
-    own data set a few samples are collated once and repeated to the size wanted, so its loading is
-    not in the measured time: loader processes do that beside the training.
+    Batches of an `ImageStore` come from the real pipeline, random indices each time. Other data are
+    loaded beside the training, by processes of their own: `stream` gives batches as a training gets
+    them, `supply` a batch that is there already, a few samples repeated to the size wanted.
 
     Args:
         job: Resolved: its precision and resolutions are concrete.
@@ -69,8 +73,8 @@ class Bench:
         self._loss = build_loss(job)
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
         self._random = torch.Generator().manual_seed(1 + group.rank)
-        self._data = data
-        self._train, self._val = self._source(data, data.train), self._source(data, data.val)
+        self._train = self._source(data, data.train)
+        self._data, self._feeds = data, dict[int, Feed]()
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self.join(group)
@@ -135,14 +139,70 @@ class Bench:
         return lambda: batch
 
     def evaluation_supply(self, size: int) -> Callable[[], Batch]:
-        """As `supply`, of held-out images at the highest resolution, without augmentation."""
-        source = self._val
-        if isinstance(source, ImagePipeline):
-            return lambda: source.evaluation_batch(
-                self._random_indices(size, len(source)), resolution=self.side
+        """As `supply`, of held-out images in a store, without augmentation, at the highest side."""
+        source = self._source(self._data, self._data.val)
+        assert isinstance(source, ImagePipeline)  # noqa: S101 - others have a feed
+        return lambda: source.evaluation_batch(
+            self._random_indices(size, len(source)), resolution=self.side
+        )
+
+    def feed(self, workers: int) -> Feed | None:
+        """What loads beside the steps of so many workers; `None` where a step makes its batch.
+
+        Less is loaded ahead than in a training: what a visit leaves unused is lost.
+        """
+        part = self._data.train
+        if isinstance(part, ImageStore):
+            return None
+        loaders = loader_processes(self.job, workers, files=isinstance(part, ImageFiles))
+        if loaders not in self._feeds:
+            self._feeds[loaders] = self._make_feed(part, loaders)
+        return self._feeds[loaders]
+
+    def evaluation_feed(self) -> Feed | None:
+        """The same for held-out images; the caller closes it."""
+        part = self._data.val
+        if isinstance(part, ImageStore):
+            return None
+        files = isinstance(part, ImageFiles)
+        loaders = loader_processes(self.job, self.group.size, files=files)
+        return self._make_feed(part if files else AtResolution(part, self.side), loaders)
+
+    def _make_feed(self, part: Any, loaders: int) -> Feed:
+        if not isinstance(part, ImageFiles):
+            return DatasetFeed(
+                part,
+                device=self.device,
+                seed=self.job.seed,
+                loaders=loaders,
+                ahead=1,
+                resize=resized,
             )
-        batch = _repeated(source, size, self.side)
-        return lambda: batch
+        pipeline = FilePipeline(
+            part,
+            device=self.device,
+            augmentation=self.job.augmentation,
+            seed=self.job.seed,
+            dtype=torch.bfloat16 if self._precision == "bfloat16" else torch.float32,
+            loaders=loaders,
+            ahead=1,
+        )
+        return FileFeed(pipeline)
+
+    def stream(self, feed: Feed, sizes: Sequence[int], resolution: int) -> Iterator[Batch]:
+        """Batches of random samples without end, as large as ``sizes`` say, one after the other."""
+        indices = (self._random_indices(size, len(feed)) for size in cycle(sizes))
+        return feed.training(indices, epoch=0, resolution=resolution)
+
+    def evaluation_stream(self, feed: Feed, size: int, batches: int) -> Iterator[Batch]:
+        """So many batches of held-out samples at the highest resolution."""
+        indices = [self._random_indices(size, len(feed)) for _ in range(batches)]
+        return feed.evaluation(indices, self.side)
+
+    def close(self) -> None:
+        """Let the loader processes end."""
+        for feed in self._feeds.values():
+            feed.close()
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """Indices of the training samples in random order, the same on all workers, in halves."""

@@ -23,6 +23,7 @@ from batchwright.records import (
     PrecisionRatio,
     PrecisionTime,
     Record,
+    StepLoading,
     UpdateTime,
 )
 
@@ -105,6 +106,10 @@ class Prepared(Record):
     threads: Count = Field(description="Compute threads of each worker.")
     memory_bytes: Count = Field(description="Bytes that one worker may use.")
     allocator: str
+    loaders: Index | None = Field(
+        None,
+        description="Loader processes of each worker; null: a step makes its batch itself.",
+    )
 
 
 class Guess(Record):
@@ -150,9 +155,13 @@ class Visit(Record):
 
 
 class Visited(Record):
-    """Seconds of computing and of waiting for the exchange, of each timed step."""
+    """Seconds of computing and of waiting for the exchange, of each timed step.
+
+    Where loader processes feed the steps, whose batches come in bursts, each is the visit's mean.
+    """
 
     steps: tuple[tuple[Positive, NonNegative], ...]
+    loading: StepLoading | None = None
 
 
 class VisitPair(Record):

@@ -193,6 +193,7 @@ class Controller:
                 seconds=self._each(curve),
                 sample_seconds=trial,
                 most_steps=self._job.probe.steps,
+                loaders=self._visitor.prepared.loaders,
             )
             self._smallest[curve] = smallest
             self._visit(Point(workers, side, smallest))
@@ -225,6 +226,7 @@ class Controller:
                 seconds=self._each(curve),
                 sample_seconds=self._sample_seconds[curve],
                 most_steps=self._job.probe.steps,
+                loaders=self._visitor.prepared.loaders,
             )
             found[curve] = max(size, visited.get(curve, 0))
             if found[curve] != visited.get(curve):
@@ -493,7 +495,12 @@ class Controller:
             with suppress(PlanError):  # nothing fitted on this curve
                 step = model.seconds(point.workers, point.resolution, [point.local_batch_size])
         first = point not in self._visitor.ledger.steps
-        return visit_seconds(max(step, 1e-6), self._job.probe.steps, first=first)
+        return visit_seconds(
+            max(step, 1e-6),
+            self._job.probe.steps,
+            first=first,
+            loaders=self._visitor.prepared.loaders,
+        )
 
     def _error(self, model: StepTimeModel | None, point: Point) -> float:
         """Standard error of the model there; without one, as if visits were all that counts."""

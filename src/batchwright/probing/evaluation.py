@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Callable
+from statistics import fmean, median
 
 import torch
 
-from batchwright.probing.bench import Bench
+from batchwright.probing.bench import Batch, Bench
 from batchwright.probing.timing import now
 from batchwright.workload.task import set_training
 
 
 def evaluation_seconds(bench: Bench, batch_size: int, repeats: int) -> float:
-    """Median time per image, data path included, after one pass to warm up.
+    """Seconds per image, loading or making batches included, after passes to warm up.
 
     Args:
         bench: Its network is in training mode again afterwards.
         batch_size: Images in one pass.
         repeats: Timed passes, at least 1.
+
+    Returns:
+        The median; where loader processes feed the passes, whose batches come in bursts, the mean.
     """
-    supply = bench.evaluation_supply(batch_size)
+    feed = bench.evaluation_feed()
+    if feed is None:
+        return median(_passes(bench, bench.evaluation_supply(batch_size), 1, repeats)) / batch_size
+    try:
+        unused = 1 + feed.loading.loaders  # as many as are loaded ahead
+        stream = bench.evaluation_stream(feed, batch_size, unused + repeats + feed.loading.loaders)
+        return fmean(_passes(bench, stream.__next__, unused, repeats)) / batch_size
+    finally:
+        feed.close()
+
+
+def _passes(bench: Bench, supply: Callable[[], Batch], unused: int, repeats: int) -> list[float]:
+    """Seconds of each of some passes, behind some that are not timed."""
     bench.network.eval()
-    measured = []
+    seconds = []
     with torch.no_grad():  # a module may keep what it makes, and is trained later
-        for _ in range(repeats + 1):
+        for _ in range(unused + repeats):
             start = now(bench.device)
             bench.loss(supply())
-            measured.append((now(bench.device) - start) / batch_size)
+            seconds.append(now(bench.device) - start)
     set_training(bench.network)
-    return median(measured[1:])
+    return seconds[unused:]

@@ -18,7 +18,7 @@ from batchwright.probing.gradient_noise import measure_noise
 from batchwright.probing.memory import estimate_peak, weigh
 from batchwright.probing.pair_time import visit_pair
 from batchwright.probing.precision import choose_precision
-from batchwright.probing.step_time import visit
+from batchwright.probing.step_time import visit, visit_beside_loading
 from batchwright.probing.timing import on_any
 from batchwright.probing.update_time import update_times
 from batchwright.records import Job, Record
@@ -110,6 +110,7 @@ class Executor:
         bench = self._bench = Bench(self._job, self._data, group)
         facts = network_facts(self._job.network, bench.network, bench.side)
         set_training(bench.network)
+        feed = bench.feed(command.workers)
         return commands.Prepared(
             data=self._data.facts,
             network=facts,
@@ -118,13 +119,26 @@ class Executor:
             threads=torch.get_num_threads(),
             memory_bytes=free_memory(group.device, group.size),
             allocator=self._allocator,
+            loaders=feed.loading.loaders if feed else None,
         )
 
     def _visit(self, command: commands.Visit) -> commands.Visited:
         bench = self._joined(command.workers)
-        supply = bench.supply(command.local_batch_size, command.resolution)
-        steps = visit(bench, supply, seconds=command.seconds, most_steps=command.most_steps)
-        return commands.Visited(steps=tuple(steps))
+        size, side = command.local_batch_size, command.resolution
+        seconds, most = command.seconds, command.most_steps
+        feed = bench.feed(command.workers)
+        if feed is None:
+            steps = visit(bench, bench.supply(size, side), seconds=seconds, most_steps=most)
+            return commands.Visited(steps=tuple(steps))
+        steps, loading = visit_beside_loading(
+            bench, feed, size, side, seconds=seconds, most_steps=most
+        )
+        return commands.Visited(steps=tuple(steps), loading=loading)
+
+    def close(self) -> None:
+        """Let loader processes end."""
+        if self._bench is not None:
+            self._bench.close()
 
     def _joined(self, workers: int) -> Bench:
         """The bench, taking its steps with so many workers."""

@@ -42,9 +42,11 @@ def _stretch(
     bench: Bench, everyone: Group, command: VisitPair, *, is_large: bool
 ) -> tuple[float, float]:
     size = command.large_batch if is_large else command.small_batch
-    supplies = [
-        bench.supply(part, command.resolution) for part in _parts(size, command.micro_batch)
-    ]
+    parts = _parts(size, command.micro_batch)
+    feed = bench.feed(everyone.size)
+    supplies: Supplies = [bench.supply(part, command.resolution) for part in parts]
+    if feed is not None:
+        supplies = [bench.stream(feed, parts, command.resolution).__next__] * len(parts)
     each = _warm(bench, supplies)
     seconds = max(command.seconds, (LEAST_STEPS + 0.5) * max(everyone.gather(each)))
     own = _free_steps(bench, supplies, seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,7 +165,8 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
     if job.launch == "in-process":
         if max(counts) > 1:
             raise JobError(f"workers={max(counts)} with launch=in-process: that is one worker")
-        yield Here(job)
+        with closing(Here(job)) as here:
+            yield here
         return
     with noting_signals() as noted, Workers(job, folder, counts, noted) as workers:
         yield workers

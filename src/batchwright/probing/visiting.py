@@ -11,6 +11,7 @@ import torch
 
 from batchwright.errors import JobError, WorkerError
 from batchwright.prediction.drift import pooled_drift
+from batchwright.prediction.loading import pooled_loading
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, expected_peak
 from batchwright.probing.commands import (
     Command,
@@ -36,6 +37,7 @@ from batchwright.records import (
     OutOfMemory,
     PrecisionRatio,
     PrecisionTime,
+    StepLoading,
     StepTime,
 )
 from batchwright.records.words import disturbances, load_words
@@ -82,6 +84,7 @@ class Visitor:
         self.precisions: tuple[PrecisionTime, ...] = ()
         self.precision_ratio: PrecisionRatio | None = None
         self.ledger = Ledger()
+        self._loading: dict[Point, list[StepLoading]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
         self.out_of_memory: list[Point] = []
         self.restart_seconds = 0.0
@@ -286,6 +289,7 @@ class Visitor:
             step_high=high,
             repeats=len(steps),
             visits=tuple(medians),
+            loading=pooled_loading(self._loading.get(point, ())),
         )
 
     def _steps(self, point: Point) -> tuple[tuple[float, float], ...] | None:
@@ -296,6 +300,8 @@ class Visitor:
         if visited is None:
             self.out_of_memory.append(point)
             return None
+        if visited.loading is not None:
+            self._loading.setdefault(point, []).append(visited.loading)
         return visited.steps
 
     def _restart(self, what: str) -> None:

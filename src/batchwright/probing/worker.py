@@ -8,6 +8,8 @@ socket FD, and rank 0 answers through it.
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -42,13 +44,24 @@ def _main() -> None:
         _answer(line, group, Ready())
         with line.makefile("rb") as commands:
             for text in commands:
-                _answer(line, group, executor.carry_out(read_command(text)))
+                try:
+                    answer = executor.carry_out(read_command(text))
+                except RuntimeError as error:
+                    _end_as_loader(error)
+                    raise
+                _answer(line, group, answer)
     group.close()
 
 
 def _answer(line: socket.socket, group: Group, answer: Record) -> None:
     if group.rank == 0:
         line.sendall(answer.model_dump_json().encode() + b"\n")
+
+
+def _end_as_loader(error: RuntimeError) -> None:
+    """Be killed where a loader process was for want of memory: the step does not fit either way."""
+    if re.search(r"DataLoader worker .* is killed by signal: (Killed|Bus error)", str(error)):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _offer_for_killing() -> None:

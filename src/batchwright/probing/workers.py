@@ -82,6 +82,10 @@ class Here:
     def restart(self) -> None:
         """Nothing to do: what kills this process ends the probe."""
 
+    def close(self) -> None:
+        """Let loader processes end."""
+        self._executor.close()
+
 
 class Workers:
     """Worker processes; a context manager that ends them.

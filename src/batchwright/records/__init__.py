@@ -74,6 +74,7 @@ from batchwright.records.profile import (
     PrecisionRatio,
     PrecisionTime,
     Profile,
+    StepLoading,
     StepTime,
     UpdateTime,
 )
@@ -150,6 +151,7 @@ __all__ = [
     "ServerRule",
     "Source",
     "Stage",
+    "StepLoading",
     "StepTime",
     "Sweep",
     "SweepCell",

@@ -461,6 +461,12 @@ class Job(Record):
         description="`local`: a process for each worker; `in-process`: one worker, here; "
         "`virtual`: all workers' gradients in one process, in simulated time.",
     )
+    loaders: Literal["auto"] | Index = Field(
+        "auto",
+        description="Loader processes of each worker, for data from a function of your own and for "
+        "folders that stay in their files; 0 loads in the worker itself. `auto`: 2 for the "
+        "former, as many as a worker has threads for the latter.",
+    )
     global_batch: Literal["auto"] | Count = Field(
         "auto", description="Samples per step over all workers. `auto`: the plan decides."
     )

@@ -59,6 +59,22 @@ class Cluster(Record):
     allocator: str = Field(description="How the memory allocator was set.")
 
 
+class StepLoading(Record):
+    """What loading has to do with the time of a step, where it goes on beside the steps."""
+
+    loaders: Index = Field(description="Loader processes of each worker; 0: the worker loads.")
+    batch_seconds: NonNegative = Field(
+        description="A loader process's seconds for a batch, all of them loading and no step taken."
+    )
+    cpu_seconds: NonNegative = Field(description="Processor seconds of that.")
+    alone_seconds: Positive = Field(
+        description="The step while nothing is loaded, its batch at hand, in seconds."
+    )
+    input_seconds: NonNegative = Field(
+        description="Of the step beside loading, what it waits for its batch, in seconds."
+    )
+
+
 class StepTime(Record):
     """Time of one training step on one worker while all workers compute at once."""
 
@@ -81,6 +97,11 @@ class StepTime(Record):
         (),
         description="Median of the whole step at each visit to this point, in seconds; visits are "
         "apart in time, so they show how repeatable the machine is. Empty: one visit.",
+    )
+    loading: StepLoading | None = Field(
+        None,
+        description="Loading, which is in these times; null where batches are made within the step "
+        "or, in older profiles, were at hand.",
     )
 
 

@@ -27,6 +27,11 @@ class WorkerTime(Record):
     communication_seconds: NonNegative = Field(
         description="Exchanging gradients, as far as the backward pass did not hide it."
     )
+    loading_cpu_seconds: NonNegative = Field(
+        0.0,
+        description="Processor time of its loader processes, beside all this; where they share the "
+        "worker's cores, computing takes longer by up to that over the number of cores.",
+    )
 
 
 class LocalBatches(Record):

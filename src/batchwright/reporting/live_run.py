@@ -321,6 +321,7 @@ def _worker(
         compute_seconds=seconds("compute"),
         wait_seconds=seconds("wait"),
         communication_seconds=seconds("comm"),
+        loading_cpu_seconds=seconds("loading_cpu"),
     )
 
 

@@ -41,19 +41,24 @@ def training_words(summary: RunSummary, seconds: float) -> str:
 def worker_rows(summary: RunSummary) -> list[list[str]]:
     """The workers over all epochs in words: head first, then a row for each.
 
-    The local batch is that of the last epoch in which the worker took part.
+    The local batch is that of the last epoch in which the worker took part. Processor time of
+    loader processes goes by beside the other times, and stands last where there is any.
     """
+    curves = worker_curves(summary)
+    loaded = any(one.loading_cpu_seconds for one in curves)
     parts = told_parts(summary)
     last = "exchange" if "wait" in parts else "exchange and wait"
-    rows = [["worker", "local batch", "samples", *parts[:-1], last]]
+    head = ["worker", "local batch", "samples", *parts[:-1], last]
+    rows = [[*head, "loaders (CPU)"] if loaded else head]
     return rows + [
         [
             one.label,
             f"{one.epochs[-1].local_batch_size:,}",
             f"{one.samples:,}",
             *(duration(one.seconds(part)) for part in parts),
+            *([duration(one.loading_cpu_seconds)] if loaded else []),
         ]
-        for one in worker_curves(summary)
+        for one in curves
     ]
 
 

@@ -56,6 +56,7 @@ class WorkerEpoch:
     compute_seconds: float
     wait_seconds: float | None
     communication_seconds: float
+    loading_cpu_seconds: float = 0.0
 
     def seconds(self, part: Part) -> float:
         """Seconds of one of `PARTS`; 0 for waiting that was not told apart."""
@@ -88,6 +89,11 @@ class WorkerCurve:
     def seconds(self, part: Part) -> float:
         """Seconds of one of `PARTS` over the run."""
         return sum(one.seconds(part) for one in self.epochs)
+
+    @property
+    def loading_cpu_seconds(self) -> float:
+        """Processor time of its loader processes over the run, beside those parts."""
+        return sum(one.loading_cpu_seconds for one in self.epochs)
 
 
 def told_parts(summary: RunSummary) -> tuple[Part, ...]:
@@ -198,4 +204,5 @@ def _worker_epoch(epoch: EpochRecord, worker: WorkerTime) -> WorkerEpoch:
         compute_seconds=worker.compute_seconds,
         wait_seconds=worker.wait_seconds if worker.place else None,
         communication_seconds=worker.communication_seconds,
+        loading_cpu_seconds=worker.loading_cpu_seconds,
     )

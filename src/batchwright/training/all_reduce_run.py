@@ -22,7 +22,6 @@ from batchwright.reduction import Reducer
 from batchwright.training.advised import Advised
 from batchwright.training.clock import StepClock
 from batchwright.training.evaluation import Forward, Metric
-from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import Keeper, RunState
 from batchwright.training.meter import EpochMeter
 from batchwright.training.normalization import Statistics
@@ -32,6 +31,7 @@ from batchwright.training.running import Setup
 from batchwright.training.sampler import Step
 from batchwright.training.sharing import Sharing, share_of
 from batchwright.training.stepper import Stepper, Wishes
+from batchwright.workload.feeding import Batch, Feed
 
 DRIFT_STEPS = 100
 """Steps of an epoch after which the workers compare their weights: one pass over them."""

@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchwright.errors import DataError, TrainingError
 from batchwright.group import Group
 from batchwright.planning.partition import apportion
-from batchwright.training.feeding import Feed
 from batchwright.training.sampler import Step
 from batchwright.training.signals import StopRequest
+from batchwright.workload.feeding import Feed
 from batchwright.workload.host import is_out_of_memory
 
 Metric = Callable[[Any, Any], Tensor | dict[str, Tensor]]

@@ -22,9 +22,9 @@ from batchwright.training.finding import LAST, find_checkpoint
 from batchwright.training.gradient_scaling import TensorNoise
 from batchwright.training.meter import EpochMeter
 from batchwright.training.plain import copied, refuse_unsaveable, to_plain
-from batchwright.training.randomness import random_states, restore_random_states, seed_worker
 from batchwright.training.recorder import Recorder
 from batchwright.training.writing import Writer
+from batchwright.workload.randomness import random_states, restore_random_states, seed_worker
 
 _MODEL, _OPTIMIZER = "the model's state_dict()", "the optimizer's state_dict()"
 _LOOK_SECONDS = 1.0

@@ -23,14 +23,15 @@ from batchwright.documents import read_record
 from batchwright.errors import JobError, PlanError
 from batchwright.processes import worker_main
 from batchwright.records import Job, Plan
-from batchwright.training.randomness import seed_worker
 from batchwright.training.sampler import balancing_weights
 from batchwright.training.session import Images, Session
-from batchwright.workload.host import resolve_device, worker_threads
+from batchwright.workload.host import resolve_device
 from batchwright.workload.image_files import FilePipeline, ImageFiles
 from batchwright.workload.image_store import ImageStore
+from batchwright.workload.loading import loader_processes
 from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.sources import AtResolution, ImageData, open_data, to_resolution
+from batchwright.workload.randomness import seed_worker
+from batchwright.workload.sources import AtResolution, ImageData, open_data, resized
 from batchwright.workload.task import (
     Loss,
     build_loss,
@@ -156,12 +157,6 @@ def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return {"top1": outputs.argmax(dim=1) == labels, "loss": loss}
 
 
-def resized(batch: tuple[Tensor, Tensor], resolution: int) -> tuple[Tensor, Tensor]:
-    """A training batch of a user's own data set at the resolution of the plan's row."""
-    images, labels = batch
-    return to_resolution(images, resolution), labels
-
-
 def _fed(
     part: ImageStore | Dataset[Any], plan: Plan, data: ImageData, device: torch.device
 ) -> Images:
@@ -174,7 +169,9 @@ def _fed(
             augmentation=plan.stages[0].augmentation,
             seed=plan.job.seed,
             dtype=dtype,
-            loaders=worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+            loaders=loader_processes(
+                plan.job, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), files=True
+            ),
         )
     if not isinstance(part, ImageStore):
         return part

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Iterator
 from torch import Tensor
 
 from batchwright.training.clock import StepClock
-from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import RunState
 from batchwright.training.sampler import Step, micro_batches
 from batchwright.training.stepper import Division, Stepper
 from batchwright.training.walk import Walk
+from batchwright.workload.feeding import Batch, Feed
 
 
 class Once:
@@ -109,6 +109,8 @@ class Passes:
             resolution: Training image side, in pixels.
             after_step: Called once the user's loop is done with a step.
         """
+        loading = self._feed.loading
+        loaded = loading.totals.cpu_seconds
         fed = self._feed.training(walk.ahead(), epoch, resolution)
         while self._state.step < len(walk):
             index = self._state.step
@@ -117,6 +119,9 @@ class Passes:
             while self._stepper.repeat:
                 parts = walk.cut(step, self._division.micro_batch_size)
                 yield from self._passes(step, self._cut(parts, epoch, resolution))
+            if loading.loaders:  # else it is input
+                before, loaded = loaded, loading.totals.cpu_seconds
+                self._state.meter.loading += loaded - before
             after_step(step)
 
     def _fed(

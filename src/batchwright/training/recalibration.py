@@ -19,8 +19,8 @@ from batchwright.group import Group
 from batchwright.planning.partition import apportion
 from batchwright.records import Plan
 from batchwright.training.evaluation import Fitting, halve, without_gradients
-from batchwright.training.feeding import Feed
 from batchwright.training.sampler import Step, micro_batches
+from batchwright.workload.feeding import Feed
 from batchwright.workload.host import is_out_of_memory
 
 _LEAST = 2  # samples that have a variance

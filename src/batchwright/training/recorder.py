@@ -173,6 +173,8 @@ class Recorder:
             line[f"time/rank{rank}/compute_s"] = worker.compute_seconds
             line[f"time/rank{rank}/wait_s"] = worker.wait_seconds
             line[f"time/rank{rank}/comm_s"] = worker.communication_seconds
+            if worker.loading_cpu_seconds:
+                line[f"time/rank{rank}/loading_cpu_s"] = worker.loading_cpu_seconds
         self.line(line)
 
     def line(self, values: dict[str, Any]) -> None:

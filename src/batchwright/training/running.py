@@ -17,12 +17,12 @@ from batchwright.group import Group
 from batchwright.locks import Lock
 from batchwright.records import Plan, Stage
 from batchwright.training.evaluation import Fitting, Forward, Metric, evaluate
-from batchwright.training.feeding import Feed
 from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.signals import StopRequest
 from batchwright.training.staging import StageSettings
 from batchwright.training.stepper import Stepper
 from batchwright.training.update import Updater
+from batchwright.workload.feeding import Feed
 from batchwright.workload.host import autocast
 
 

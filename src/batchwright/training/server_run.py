@@ -21,7 +21,6 @@ from batchwright.reduction import Reducer
 from batchwright.server_child import SERVER, SERVER_KEY, ServerChild
 from batchwright.training.clock import StepClock
 from batchwright.training.evaluation import Forward, Metric
-from batchwright.training.feeding import Batch, Feed
 from batchwright.training.keeper import RunState
 from batchwright.training.merging import layout, pack, unpack
 from batchwright.training.meter import EpochMeter
@@ -32,6 +31,7 @@ from batchwright.training.running import Setup
 from batchwright.training.sampler import Step
 from batchwright.training.server_client import Pulled, ServerClient
 from batchwright.training.stepper import Stepper, Wishes
+from batchwright.workload.feeding import Batch, Feed
 
 _LAST_SECONDS = 30.0  # for the server to end, after it has said farewell
 

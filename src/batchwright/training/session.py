@@ -37,7 +37,12 @@ from batchwright.records.words import printable
 from batchwright.server_child import SERVER
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.evaluation import Forward, Metric, outputs_and_labels
-from batchwright.training.feeding import (
+from batchwright.training.running import Run, Setup
+from batchwright.training.server_run import ServerRun
+from batchwright.training.signals import StopRequest
+from batchwright.training.staging import StageSettings
+from batchwright.training.stepper import Loss
+from batchwright.workload.feeding import (
     Batch,
     DatasetFeed,
     Feed,
@@ -45,13 +50,9 @@ from batchwright.training.feeding import (
     ImagePart,
     PipelineFeed,
 )
-from batchwright.training.running import Run, Setup
-from batchwright.training.server_run import ServerRun
-from batchwright.training.signals import StopRequest
-from batchwright.training.staging import StageSettings
-from batchwright.training.stepper import Loss
 from batchwright.workload.host import is_out_of_memory, prepare_process, worker_threads
 from batchwright.workload.image_files import FilePipeline
+from batchwright.workload.loading import loader_processes
 from batchwright.workload.pipeline import ImagePipeline
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
@@ -78,7 +79,8 @@ class Session:
         images: Where the image is in a tuple or dict batch (index or key), for resizing.
         resize: Resizes a whole batch instead: f(batch, resolution in pixels) -> batch.
         collate: As `torch.utils.data.DataLoader` takes it.
-        loaders: Loader processes for a map-style data set.
+        loaders: Loader processes for a map-style data set; ``None``: as the plan's job says, 2
+            where it says nothing.
         sample_weights: How often each sample is drawn relative to the others, shape (samples,);
             drawn with replacement. ``None``: each exactly once per epoch.
         exit_on_stop: After a stop signal and its checkpoint, end the process with code 128 + the
@@ -117,7 +119,7 @@ class Session:
         images: ImagePart | None = None,
         resize: Callable[[Batch, int], Batch] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
-        loaders: int = 2,
+        loaders: int | None = None,
         sample_weights: Tensor | None = None,
         exit_on_stop: bool = True,
         report_to: str | None = None,
@@ -135,8 +137,11 @@ class Session:
         self._own_rates = learning_rate == "mine"
         self._exit_on_stop = exit_on_stop
         self._loading = {
-            "images": images, "resize": resize, "collate": collate, "loaders": loaders
-        }  # fmt: skip
+            "images": images,
+            "resize": resize,
+            "collate": collate,
+            "loaders": self._planned_loaders if loaders is None else loaders,
+        }
         self._sides = [stage.resolution for stage in self.plan.stages]
         self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
         self._held_out: tuple[Images, Feed] | None = None
@@ -202,6 +207,7 @@ class Session:
         if self.rank == 0:
             _warn_of_device(self.plan, self.device)
             _warn_of_other_optimizer(self.plan, self.optimizer)
+            _warn_of_other_loaders(self.plan, self._planned_loaders, self._loading["loaders"])
             if self.plan.ags is not None:
                 _warn_of_adam(self.optimizer)
         if self._own_rates and rule.peak != rule.base:
@@ -210,6 +216,10 @@ class Session:
                 f"rate at global batch {self.stage.global_batch_size}",
                 stacklevel=3,
             )
+
+    @property
+    def _planned_loaders(self) -> int:
+        return loader_processes(self.plan.job, 1, files=False)
 
     # ------------------------------------------------------------------------------ the contract
 
@@ -592,6 +602,16 @@ def _refuse_other_things(model: object, optimizer: object, dataset: object) -> N
         raise ArgumentError(
             f"dataset of Session is {described(dataset)}: give the data set itself, with a length "
             "and items by index; the session loads its batches"
+        )
+
+
+def _warn_of_other_loaders(plan: Plan, planned: int, found: Any) -> None:
+    """Only where the plan says that loading is in its times."""
+    if found != planned and any(reason.choice == "loading" for reason in plan.reasons):
+        warnings.warn(
+            f"the plan's times were measured with loaders={planned} and the session got "
+            f"loaders={found}: leave it out, or probe with loaders={found}",
+            stacklevel=4,
         )
 
 

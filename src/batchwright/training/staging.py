@@ -7,7 +7,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
-from batchwright.training.feeding import Feed
+from batchwright.workload.feeding import Feed
 
 
 class StageSettings:

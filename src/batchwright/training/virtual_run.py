@@ -18,18 +18,20 @@ from batchwright.group import Group
 from batchwright.records import Plan
 from batchwright.simulation.clock import Cluster, StepTime, step_times
 from batchwright.training.evaluation import Fitting, evaluate, outputs_and_labels
-from batchwright.training.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.keeper import Keeper, RunState
-from batchwright.training.loop import Task, accuracy_and_loss, resized
+from batchwright.training.loop import Task, accuracy_and_loss
 from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.recorder import Recorder
 from batchwright.training.sampler import epoch_order
 from batchwright.training.signals import StopRequest
 from batchwright.training.staging import StageSettings
 from batchwright.training.update import Updater
+from batchwright.workload.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.workload.host import autocast
 from batchwright.workload.image_files import FilePipeline
+from batchwright.workload.loading import loader_processes
 from batchwright.workload.pipeline import ImagePipeline
+from batchwright.workload.sources import resized
 
 LEAST_EVALUATION_BATCH = 256
 
@@ -255,6 +257,7 @@ class VirtualRun:
             data,
             device=self.device,
             seed=self.plan.job.seed,
+            loaders=loader_processes(self.plan.job, 1, files=False),
             resize=resized,
         )
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from batchwright.records import WorkerTime
 from batchwright.reduction import Reducer, Tally, WorkerNote, summed
 from batchwright.training.clock import StepClock
-from batchwright.training.feeding import Batch
 from batchwright.training.meter import EpochMeter
 from batchwright.training.normalization import Statistics
 from batchwright.training.sampler import Step, micro_batches
@@ -25,6 +24,7 @@ from batchwright.training.stepper import Stepper, Wishes
 from batchwright.training.virtual_run import VirtualRun
 from batchwright.training.virtual_workers import Buffers, Randomness, VirtualGroup
 from batchwright.training.walk import Walk
+from batchwright.workload.feeding import Batch
 
 
 class VirtualSteps:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchwright.group import Group
-from batchwright.training.randomness import random_states, restore_random_states, seed_worker
+from batchwright.workload.randomness import random_states, restore_random_states, seed_worker
 
 
 class VirtualGroup(Group):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from batchwright.errors import DataError
 from batchwright.records import Augmentation
 from batchwright.workload.decoding import UnreadableImageError, decode_square
-from batchwright.workload.loading import batches_of
+from batchwright.workload.loading import LoadingMeter, MeteredItems, batches_of
 from batchwright.workload.pipeline import FIELD_BITS, Normalization, draw, flip, resize
 from batchwright.workload.store import free_bytes
 
@@ -111,9 +111,11 @@ class FilePipeline:
         seed: Of the random changes.
         dtype: Of the images.
         loaders: Loader processes; 0 decodes in this process.
+        ahead: Batches that each of them is asked for ahead.
 
     Attributes:
         files: As given.
+        loading: What decoding takes.
         strength: Of the augmentation: how far crops may lie from the middle, relative to the usual.
     """
 
@@ -126,17 +128,21 @@ class FilePipeline:
         seed: int,
         dtype: torch.dtype = torch.float32,
         loaders: int = 2,
+        ahead: int = 2,
     ) -> None:
         self.files, self.strength = files, 1.0
+        self.loading = loading = LoadingMeter(loaders)
         self._device, self._augmentation, self._seed = device, augmentation, seed
         self._normalization = Normalization(files.mean, files.std, device=device, dtype=dtype)
         self._keys = _Keys()
         self._cut = _Squares(files)
+        metered = MeteredItems(self._cut, _together, loading)
         self._loader = DataLoader(
-            self._cut,
+            metered,
             batch_sampler=self._keys,
             num_workers=loaders,
-            collate_fn=_together,
+            prefetch_factor=ahead if loaders else None,
+            collate_fn=metered.collate,
             pin_memory=device.type == "cuda",
             persistent_workers=loaders > 0,
             generator=torch.Generator(),  # or each epoch would draw from the global one
@@ -159,13 +165,14 @@ class FilePipeline:
             Images (n, 3, resolution, resolution), channels last, normalized; labels int64 (n,).
         """
         asked: list[Tensor] = []  # between asking the loaders and their answer
-        key_of = self._chooser(epoch, resolution)
+        key_of, loading = self._chooser(epoch, resolution), self.loading
 
         # Knows nothing of the pipeline: in a circle with its loaders, these would be collected
         # before they could be told to end, and each be waited for in vain.
         def keys() -> Iterator[list[_Key]]:
             for indices in batches:
                 asked.append(indices)
+                loading.asked += 1
                 yield key_of(indices)
 
         self._keys.batches = keys()

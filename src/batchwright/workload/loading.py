@@ -1,4 +1,4 @@
-"""What loader processes deliver, and one clear line where they cannot start.
+"""What loader processes deliver and take, and one clear line where they cannot start.
 
 Python 3.14 starts processes by "forkserver" on Linux, others by "spawn", where earlier ones on
 Linux forked. Then each loader process imports the script that was started, and gets its data set
@@ -8,13 +8,20 @@ pickled.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pickle import PicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from batchwright.errors import DataError, PlanError
+from batchwright.records import Job
+from batchwright.workload.host import worker_threads
+
+OWN_DATA_LOADERS = 2
+"""Loader processes of each worker for a data set of the user's own, where nothing is said."""
 
 _ENDED = (
     "the loader processes ended as they started, and what they said stands above; each imports the "
@@ -48,3 +55,104 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
     if first is not None:
         yield first
         yield from batches
+
+
+def loader_processes(job: Job, local_workers: int, *, files: bool) -> int:
+    """Loader processes of each worker.
+
+    Args:
+        job: Its key ``loaders`` decides, where it is a number.
+        local_workers: Workers on this machine.
+        files: Whether images of a folder are decoded, rather than a user's own data set fetched.
+    """
+    if job.loaders != "auto":
+        return job.loaders
+    return worker_threads(local_workers) if files else OWN_DATA_LOADERS
+
+
+class Totals(NamedTuple):
+    """What was loaded, and what it took: wall and processor time of the processes that loaded."""
+
+    batches: int
+    seconds: float
+    cpu_seconds: float
+
+
+class LoadingMeter:
+    """How many batches were loaded, and what that took, whichever process did it.
+
+    Each loader process writes a row of its own in shared memory, so nobody waits for anybody.
+
+    Args:
+        loaders: Loader processes; 0: this process loads.
+
+    Attributes:
+        loaders: As given.
+        asked: Batches whose loading was asked for; the one who asks counts them.
+    """
+
+    def __init__(self, loaders: int) -> None:
+        self.loaders, self.asked = loaders, 0
+        rows = torch.zeros(max(1, loaders), 3, dtype=torch.float64)
+        self._rows = rows.share_memory_() if loaders else rows
+        self._began = 0.0, 0.0
+
+    def begin(self) -> None:
+        """A batch is begun, in the process that calls this."""
+        self._began = time.perf_counter(), time.process_time()
+
+    def end(self) -> None:
+        """It is there, or has failed."""
+        told = get_worker_info()
+        row = self._rows[told.id if told else 0]
+        row[1] += time.perf_counter() - self._began[0]
+        row[2] += time.process_time() - self._began[1]
+        row[0] += 1  # last: who waits for it reads the others then
+
+    @property
+    def batches(self) -> int:
+        """Loaded so far."""
+        return int(self._rows[:, 0].sum())
+
+    @property
+    def totals(self) -> Totals:
+        """All so far, over the loading processes."""
+        batches, seconds, cpu_seconds = self._rows.sum(0).tolist()
+        return Totals(int(batches), seconds, cpu_seconds)
+
+
+class MeteredItems(Dataset[Any]):
+    """A data set whose batches are counted and timed where they are loaded.
+
+    Give `torch.utils.data.DataLoader` this and its `collate`.
+
+    Args:
+        items: The data set.
+        collate: Makes a batch of items; ``None``: PyTorch's way.
+        meter: Is told.
+    """
+
+    def __init__(
+        self, items: Dataset[Any], collate: Callable[[list[Any]], Any] | None, meter: LoadingMeter
+    ) -> None:
+        self._items, self._collate, self._meter = items, collate or default_collate, meter
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._items[key]
+
+    def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
+        """The items of a batch, as PyTorch's loaders ask for them."""
+        self._meter.begin()
+        try:
+            together = getattr(self._items, "__getitems__", None)
+            return together(keys) if together else [self._items[key] for key in keys]
+        except BaseException:
+            self._meter.end()
+            raise
+
+    def collate(self, items: list[Any]) -> Any:
+        """The batch."""
+        try:
+            return self._collate(items)
+        finally:
+            self._meter.end()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
@@ -339,6 +340,12 @@ def to_resolution(images: torch.Tensor, resolution: int) -> torch.Tensor:
     return functional.interpolate(
         images.float(), size=(height, width), mode="bilinear", antialias=True
     )
+
+
+def resized(batch: tuple[Tensor, Tensor], resolution: int) -> tuple[Tensor, Tensor]:
+    """A training batch of a user's own data set at the resolution of the plan's row."""
+    images, labels = batch
+    return to_resolution(images, resolution), labels
 
 
 class AtResolution(Dataset[Any]):

@@ -19,10 +19,15 @@ from torch.utils.data import (
 )
 
 from batchwright.errors import DataError, PlanError
-from batchwright.training.randomness import put_aside, seed_item
 from batchwright.workload.image_files import FilePipeline
-from batchwright.workload.loading import batches_of
+from batchwright.workload.loading import (
+    OWN_DATA_LOADERS,
+    LoadingMeter,
+    MeteredItems,
+    batches_of,
+)
 from batchwright.workload.pipeline import ImagePipeline
+from batchwright.workload.randomness import put_aside, seed_item
 
 Batch = Any  # a tensor, or a tuple, list or dict of them, as the user's data set makes it
 ImagePart = int | str  # where the image is in a tuple or dict batch
@@ -33,9 +38,11 @@ class Feed(Protocol):
 
     Attributes:
         shifts: Whether it shifts training images itself, so that `set_strength` says how far.
+        loading: What loader processes take; nothing where there are none.
     """
 
     shifts: bool
+    loading: LoadingMeter
 
     def set_strength(self, strength: float) -> None:
         """From here on shift training images by so many times the usual."""
@@ -65,7 +72,7 @@ class PipelineFeed:
     shifts = True
 
     def __init__(self, pipeline: ImagePipeline) -> None:
-        self._pipeline = pipeline
+        self._pipeline, self.loading = pipeline, LoadingMeter(0)
 
     def set_strength(self, strength: float) -> None:
         """See `ImagePipeline.strength`."""
@@ -104,7 +111,7 @@ class FileFeed:
     shifts = True
 
     def __init__(self, pipeline: FilePipeline) -> None:
-        self._pipeline = pipeline
+        self._pipeline, self.loading = pipeline, pipeline.loading
 
     def __len__(self) -> int:
         return len(self._pipeline)
@@ -146,6 +153,7 @@ class DatasetFeed:
         device: Where batches go.
         seed: The job's seed.
         loaders: Loader processes; 0 fetches in this process.
+        ahead: Batches that each of them is asked for ahead.
         images: Where the image is in a tuple or dict batch, to be resized; ``None``: nowhere.
         resize: Does the resizing instead: f(batch, resolution) -> batch.
         sides: Training resolutions of the plan, in pixels.
@@ -164,7 +172,8 @@ class DatasetFeed:
         *,
         device: torch.device,
         seed: int,
-        loaders: int = 2,
+        loaders: int = OWN_DATA_LOADERS,
+        ahead: int = 2,
         images: ImagePart | None = None,
         resize: Callable[[Batch, int], Batch] | None = None,
         sides: Sequence[int] = (),
@@ -181,7 +190,8 @@ class DatasetFeed:
         self._images, self._collate = images, collate
         self._resize = resize
         self._order = _EpochOrder()
-        self._loader = self._make_loader(loaders)
+        self.loading = LoadingMeter(loaders)
+        self._loader = self._make_loader(loaders, ahead)
 
     def set_strength(self, strength: float) -> None:
         """Nothing: the data set augments its own images."""
@@ -217,19 +227,21 @@ class DatasetFeed:
         """
         self.__dict__.pop("_loader", None)  # closing twice does no harm
 
-    def _make_loader(self, loaders: int) -> DataLoader[Any]:
+    def _make_loader(self, loaders: int, ahead: int) -> DataLoader[Any]:
+        metered = MeteredItems(self._items, self._collate, self.loading)
         return DataLoader(
-            self._items,
+            metered,
             batch_sampler=self._order,
             num_workers=loaders,
-            collate_fn=self._collate,
+            prefetch_factor=ahead if loaders else None,
+            collate_fn=metered.collate,
             pin_memory=self._device.type == "cuda",
             persistent_workers=loaders > 0,
             generator=torch.Generator(),  # or each epoch would draw from the global one
         )
 
     def _fetch(self, batches: Iterable[Tensor], epoch: int) -> Iterator[Batch]:
-        self._order.batches = ([(epoch, i) for i in indices.tolist()] for indices in batches)
+        self._order.batches = _keys(batches, epoch, self.loading)
         for batch in batches_of(self._loader):
             yield to_device(batch, self._device)
 
@@ -239,6 +251,14 @@ class DatasetFeed:
         if self._images is None:
             return batch
         return _replace(batch, self._images, _resize_images(batch[self._images], resolution))
+
+
+def _keys(
+    batches: Iterable[Tensor], epoch: int, loading: LoadingMeter
+) -> Iterator[list[tuple[int, int]]]:
+    for indices in batches:
+        loading.asked += 1
+        yield [(epoch, index) for index in indices.tolist()]
 
 
 class SeededItems(Dataset[Any]):

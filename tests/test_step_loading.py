@@ -1,0 +1,161 @@
+"""A step beside loading: the visit of a few steps against a long epoch on an invented machine."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+import pytest
+
+from batchwright.probing import step_time
+from batchwright.probing.step_time import visit_beside_loading
+from batchwright.workload.loading import Totals
+
+NOTHING = 1e-12  # seconds
+
+
+class Machine:
+    """Cores that a step and loader processes share fairly; its own feed, meter, bench and group.
+
+    Args:
+        cores: How many.
+        threads: Of a step.
+        step: Seconds of a step by itself.
+        loaders: Processes that load.
+        load: Seconds that one of them takes for a batch by itself.
+        ahead: Batches that each is asked for ahead.
+    """
+
+    def __init__(self, cores, threads, step, loaders, load, ahead=1):
+        self.cores, self.threads, self.step_seconds = cores, threads, step
+        self.loaders, self.load, self.ahead = loaders, load, ahead
+        self.queues = [deque() for _ in range(loaders)]  # seconds that batches still take
+        self.seconds = 0.0
+        self.asked = self.batches = self.taken = 0
+        self.loading = self.group = self
+        self.device = None
+
+    @property
+    def totals(self):
+        return Totals(self.batches, self.batches * self.load, self.batches * self.load)
+
+    def gather(self, value):
+        return [value]
+
+    def step(self, supply):
+        start = self.seconds
+        supply()
+        self.work(self.step_seconds)
+        return self.seconds - start, 0.0
+
+    def stream(self, feed=None, size=0, resolution=0):
+        """Batches as PyTorch's loaders give them: in turn, each taken one replaced."""
+        while self.asked < self.ahead * self.loaders:
+            self.ask()
+        while True:
+            if self.loaders:
+                while not self.is_there(self.taken):
+                    self.go_on()
+                self.ask()
+            else:
+                self.asked += 1
+                self.work(self.load)
+                self.batches += 1
+            self.taken += 1
+            yield self.taken
+
+    def ask(self):
+        self.queues[self.asked % self.loaders].append(self.load)
+        self.asked += 1
+
+    def is_there(self, batch):
+        own = batch % self.loaders
+        asked = len(range(own, self.asked, self.loaders))
+        return batch // self.loaders < asked - len(self.queues[own])
+
+    def work(self, seconds):
+        """Compute; the loaders go on beside."""
+        while seconds > NOTHING:
+            seconds -= self.go_on(seconds)
+
+    def sleep(self, seconds):
+        """Nothing computes; the loaders go on."""
+        until = self.seconds + seconds
+        while self.seconds < until - NOTHING:
+            self.go_on(most=until - self.seconds)
+
+    def go_on(self, work=0.0, most=inf):
+        """Until a batch is there or the work done, at most so many seconds; returns work done."""
+        busy = [queue for queue in self.queues if queue]
+        wanted = len(busy) + self.threads * (work > 0)
+        speed = min(1.0, self.cores / wanted) if wanted else 1.0
+        parts = [queue[0] for queue in busy] + [work] * (work > 0)
+        passed = min(min(parts, default=inf) / speed, most)
+        self.seconds += passed
+        for queue in busy:
+            queue[0] -= passed * speed
+            if queue[0] <= NOTHING:
+                queue.popleft()
+                self.batches += 1
+        return passed * speed
+
+
+def visited(monkeypatch, machine, most_steps):
+    bench = Machine(*machine)
+    monkeypatch.setattr(step_time, "now", lambda device: bench.seconds)
+    monkeypatch.setattr(step_time.time, "sleep", bench.sleep)
+    monkeypatch.setattr(step_time, "follow", lambda group, number: number)
+    return visit_beside_loading(bench, bench, 8, 8, seconds=inf, most_steps=most_steps)
+
+
+def step_of_an_epoch(machine, steps=400):
+    bench = Machine(*machine, ahead=2)
+    stream = bench.stream()
+    for _ in range(steps):
+        bench.step(stream.__next__)
+    return bench.seconds / steps
+
+
+# Cores, threads of a step, its seconds, loader processes, seconds of a batch in one of them.
+MACHINES = {
+    "loading is light": (2, 2, 1.0, 2, 0.3),
+    "it takes as long as a step": (2, 2, 1.0, 2, 1.0),
+    "cores are shared evenly": (2, 2, 1.0, 2, 2.0),
+    "loading is the limit": (2, 2, 1.0, 2, 5.0),
+    "one loader keeps up": (2, 2, 1.0, 1, 0.5),
+    "one loader is the limit": (2, 2, 1.0, 1, 3.0),
+    "there are cores for all": (16, 1, 1.0, 4, 2.0),
+    "loaders are nearly enough": (16, 1, 1.0, 4, 4.4),
+    "loaders are too few": (16, 1, 1.0, 2, 8.0),
+    "there are no loaders": (2, 2, 1.0, 0, 0.7),
+}
+
+
+@pytest.mark.parametrize("most_steps", [4, 10])
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_a_visit_of_few_steps_tells_the_step_of_a_long_epoch(machine, most_steps, monkeypatch):
+    steps, _ = visited(monkeypatch, machine, most_steps)
+    assert sum(steps[0]) == pytest.approx(step_of_an_epoch(machine), rel=0.03)
+
+
+def test_the_parts_of_a_step_are_told_apart(monkeypatch):
+    steps, told = visited(monkeypatch, MACHINES["loading is the limit"], 10)
+    assert len(steps) == 10
+    assert told.loaders == 2
+    assert told.batch_seconds == told.cpu_seconds == pytest.approx(5.0)
+    assert told.alone_seconds == pytest.approx(1.0)  # though the same step takes longer beside it
+    waited, whole = told.input_seconds, sum(steps[0])
+    assert whole == pytest.approx(3.5)
+    assert whole - waited == pytest.approx(2.0)
+
+
+def test_all_loaders_load_equally_many_batches_in_a_visit(monkeypatch):
+    steps, _ = visited(monkeypatch, MACHINES["there are cores for all"], 10)
+    assert len(steps) == 8
+
+
+def test_a_worker_that_loads_by_itself_waits_as_long_as_that_takes(monkeypatch):
+    steps, told = visited(monkeypatch, MACHINES["there are no loaders"], 4)
+    assert told.loaders == 0
+    assert told.input_seconds == told.batch_seconds == pytest.approx(0.7)
+    assert sum(steps[0]) == pytest.approx(1.7)
