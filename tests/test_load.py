@@ -15,7 +15,7 @@ from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller
 from batchwright.probing.visiting import Visitor
 from batchwright.records import MachineLoad, ProbeSettings
-from batchwright.records.words import BUSY_SHARE, busy_warning, load_words
+from batchwright.records.load_words import BUSY_SHARE, busy_warning, load_words
 from batchwright.reporting.page_facts import profile_facts
 from batchwright.workload import load as load_module
 from batchwright.workload.load import LoadWatch, Reading, load_between, read_load

@@ -87,7 +87,7 @@ def _few_cores(cores: int, workers: int, device: object) -> str:
 
 def _load() -> Finding:
     """What other programs do on the machine for a moment."""
-    from batchwright.records.words import disturbances
+    from batchwright.records.load_words import disturbances
     from batchwright.workload.load import LEAST_SECONDS, LoadWatch
 
     watch = LoadWatch()

@@ -53,8 +53,8 @@ from batchwright.records import (
     RoundCheck,
     RunSummary,
 )
+from batchwright.records.load_words import busy_warning
 from batchwright.records.problems import described
-from batchwright.records.words import busy_warning
 from batchwright.reporting.comparison import RunComparison, compared
 from batchwright.reporting.comparison_figure import write_comparison_figure
 from batchwright.reporting.figures import write_figures

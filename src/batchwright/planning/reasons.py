@@ -31,7 +31,7 @@ from batchwright.records import (
     StepLoading,
     StepTime,
 )
-from batchwright.records.words import load_words
+from batchwright.records.load_words import load_words
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 KRIZHEVSKY = "Krizhevsky 2014, arXiv 1404.5997"

@@ -40,7 +40,7 @@ from batchwright.records import (
     StepLoading,
     StepTime,
 )
-from batchwright.records.words import disturbances, load_words
+from batchwright.records.load_words import disturbances, load_words
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
 

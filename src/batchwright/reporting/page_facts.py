@@ -6,7 +6,8 @@ from html import escape
 from pathlib import Path
 
 from batchwright.records import Profile, RunSummary
-from batchwright.records.words import counted, duration, load_words, number, size
+from batchwright.records.load_words import load_words
+from batchwright.records.words import counted, duration, number, size
 from batchwright.reporting import markup
 
 

@@ -22,12 +22,12 @@ from batchwright.records.explaining import (
     is_chosen,
     kept_candidates,
 )
+from batchwright.records.load_words import load_words
 from batchwright.records.words import (
     counted,
     duration,
     in_bytes,
     in_seconds,
-    load_words,
     number,
     size,
     source,
