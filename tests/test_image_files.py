@@ -18,6 +18,10 @@ from torch.nn import functional
 
 from batchwright import Session
 from batchwright.errors import DataError
+from batchwright.group import Group
+from batchwright.probing.bench import Bench
+from batchwright.probing.evaluation import evaluation_seconds
+from batchwright.probing.step_time import visit_beside_loading
 from batchwright.records import Job
 from batchwright.workload import decoding, image_files, image_folder
 from batchwright.workload.decoding import decode, decode_square
@@ -336,3 +340,20 @@ def test_a_session_trains_on_files(root: Path, monkeypatch: pytest.MonkeyPatch) 
             )
     assert shapes == [(6, 3, 24, 24)] * 3 + [(6, 3, TOP, TOP)] * 3
     assert 0 <= score["top1"] <= 1
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_steps_and_evaluations_are_timed_beside_the_decoding(
+    loaders: int, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(device="cpu", precision="float32", resolutions=(32,), loaders=loaders)
+    bench = Bench(job, in_files(root, monkeypatch), Group(CPU))
+    feed = bench.feed(1)
+    assert feed is not None
+    steps, told = visit_beside_loading(bench, feed, 3, 32, seconds=0.01, most_steps=2)
+    assert len(steps) == 2
+    assert told.loaders == loaders
+    assert told.batch_seconds > 0
+    assert feed.loading.batches >= 1 + 2 + loaders  # one at hand, two timed
+    assert evaluation_seconds(bench, 3, repeats=2) > 0
+    bench.close()

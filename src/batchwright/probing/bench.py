@@ -201,8 +201,8 @@ class Bench:
 
     def close(self) -> None:
         """Let the loader processes end."""
-        for feed in self._feeds.values():
-            feed.close()
+        while self._feeds:  # those of files end with their pipeline, so nothing may hold it
+            self._feeds.popitem()[1].close()
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """Indices of the training samples in random order, the same on all workers, in halves."""
