@@ -123,13 +123,21 @@ def test_the_time_taken_follows_what_is_known_by_then(monkeypatch, signal, share
     clock = iter(range(10_000))
     random = torch.Generator().manual_seed(0)
     monkeypatch.setattr(gradient_noise, "_KNOWN", 0.15)
-    monkeypatch.setattr(gradient_noise, "_warm_up", lambda *args, **named: None)
+    monkeypatch.setattr(gradient_noise, "_warm_up", lambda *args, **named: 2048)
     monkeypatch.setattr(gradient_noise, "now", lambda device: next(clock))
     monkeypatch.setattr(
         gradient_noise, "_sketch", lambda *args: signal + torch.randn(20, generator=random)
     )
     noise = measure_noise(bench, SIDE, 16, seconds=16)  # 8 of them for 8 looks at the clock
     assert noise.parts / 16 == pytest.approx(8 * shares, abs=1)
+
+
+def test_a_noise_of_the_starting_weights_is_not_told(monkeypatch):
+    bench, data = bench_of(2000)
+    clock = iter(range(0, 10**9, 100))
+    monkeypatch.setattr(gradient_noise, "now", lambda device: next(clock))
+    assert measure_noise(bench, SIDE, 2, seconds=1) is None
+    assert len(data.asked) == 16 * 2
 
 
 def test_images_of_a_store_are_drawn_in_the_same_way():

@@ -29,6 +29,9 @@ WARM_UP_SAMPLES = 2048
 """Most samples trained on before, by all workers; on five workloads the noise scale has come to
 within a factor of two of the first epoch's by then, most of it in the first half."""
 
+_FEWEST_WARM = (
+    128  # trained on, or the scale is that of the starting weights: several times too low
+)
 _WARM_SAMPLES = 512  # trained on even if that takes longer than it should
 _WARM_UP_SHARE = 0.5  # of the time
 _LEAST = 16  # steps of the warm-up, and parts measured of all workers, whatever time they take
@@ -51,7 +54,8 @@ def measure_noise(
         seconds: Time to spend.
 
     Returns:
-        The estimate; `None` if no two parts' gradients were finite, or the data do not make two.
+        The estimate; `None` if no two parts' gradients were finite, the data do not make two, or
+        time allowed too few steps before.
     """
     trained, measured = bench.halves()
     size = min(part_size, max(SMALLEST_BATCH, len(measured) // _FEWEST))
@@ -59,7 +63,9 @@ def measure_noise(
     if most * bench.group.size < 2:
         return None
     parts = measured.split(size)[bench.group.rank :: bench.group.size][:most]
-    _warm_up(bench, trained, resolution, part_size, seconds=_WARM_UP_SHARE * seconds)
+    seen = _warm_up(bench, trained, resolution, part_size, seconds=_WARM_UP_SHARE * seconds)
+    if seen < min(_FEWEST_WARM, len(trained) // 2):
+        return None
     return _measured(bench, parts, resolution, seconds=(1 - _WARM_UP_SHARE) * seconds)
 
 
@@ -132,8 +138,12 @@ def noise_of(gradients: Tensor, *, part_size: int) -> GradientNoise | None:
     )
 
 
-def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, seconds: float) -> None:
-    """Train a little from the starting weights, on each of ``indices`` once at most."""
+def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, seconds: float) -> int:
+    """Train a little from the starting weights, on each of ``indices`` once at most.
+
+    Returns:
+        Samples trained on, by all workers.
+    """
     group = bench.group
     bench.start_over()
     step = size * group.size
@@ -148,8 +158,9 @@ def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, secon
         spent = (now(bench.device) - began) / seconds
         late = spent > (1 if done * step >= _WARM_SAMPLES else _MOST_TIME)
         if done % _LEAST == 0 and follow(group, int(done > 0 and late)):
-            return
+            return done * step
         bench.step(own)
+    return steps * step
 
 
 def _least(group: Group) -> int:
