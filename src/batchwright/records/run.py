@@ -26,6 +26,11 @@ class WorkerTime(Record):
     communication_seconds: NonNegative = Field(
         description="Exchanging gradients, as far as the backward pass did not hide it."
     )
+    peak_bytes: Count | None = Field(
+        None,
+        description="Most bytes of tensors that lived at once: on CUDA during the epoch, on the "
+        "CPU during one step of it; null where no step was weighed.",
+    )
 
 
 class LocalBatches(Record):
@@ -61,6 +66,9 @@ class RoundRecord(Record):
         0, description="Steps done again in smaller micro-batches, for want of memory."
     )
     lead: Index = Field(0, description="Rounds ahead of the slowest worker when it began.")
+    peak_bytes: Count | None = Field(
+        None, description="As that of a worker's epoch; null where no step was weighed."
+    )
 
 
 class FactorRange(Record):

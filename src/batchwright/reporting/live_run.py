@@ -321,6 +321,7 @@ def _worker(
         compute_seconds=seconds("compute"),
         wait_seconds=seconds("wait"),
         communication_seconds=seconds("comm"),
+        peak_bytes=whole(line, f"memory/rank{rank}/peak_bytes") or None,
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from batchwright.records import EpochRecord, FactorRange, LocalBatches, Stage, WorkerTime
 
-OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication")  # others are for all
+OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication", "peak")
+"""Of one worker; the others are for all."""
 
 
 @dataclass
@@ -18,7 +19,8 @@ class EpochMeter:
     """Sums over the steps of one epoch on one worker; seconds, samples, counts.
 
     ``training`` is wall time inside the steps, checkpoints aside; ``input``, ``compute``, ``wait``
-    and ``communication`` are its parts on this worker. ``shares`` are the local batches over the
+    and ``communication`` are its parts on this worker. ``peak`` is the most bytes that its tensors
+    took, 0 if unknown. ``shares`` are the local batches over the
     epoch, as (first step, sizes by rank); ``factors`` and ``gains`` are what adaptive scaling
     multiplied gradients and rate by, as `met` keeps them.
     """
@@ -36,6 +38,7 @@ class EpochMeter:
     compute: float = 0.0
     wait: float = 0.0
     communication: float = 0.0
+    peak: int = 0
     training: float = 0.0
     evaluation: float = 0.0
     checkpoint: float = 0.0
@@ -75,6 +78,7 @@ class EpochMeter:
             compute_seconds=self.compute,
             wait_seconds=self.wait,
             communication_seconds=self.communication,
+            peak_bytes=self.peak or None,
         )
 
     def shares_from(self, step: int, sizes: tuple[int, ...]) -> None:

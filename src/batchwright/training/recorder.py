@@ -173,6 +173,7 @@ class Recorder:
             line[f"time/rank{rank}/compute_s"] = worker.compute_seconds
             line[f"time/rank{rank}/wait_s"] = worker.wait_seconds
             line[f"time/rank{rank}/comm_s"] = worker.communication_seconds
+            line[f"memory/rank{rank}/peak_bytes"] = worker.peak_bytes
         self.line(line)
 
     def line(self, values: dict[str, Any]) -> None:
