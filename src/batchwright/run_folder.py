@@ -14,7 +14,7 @@ from batchwright.errors import BatchwrightError, FileError, Interrupted
 from batchwright.files import make_folder
 from batchwright.preparing import code_keys
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
-from batchwright.records.words import counted
+from batchwright.records.words import counted, data_name
 
 
 def new_run_folder(wanted: str | Path | None, job: Job) -> Path:
@@ -37,7 +37,7 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Path:
         FileError: It holds anything, or cannot be made.
     """
     if wanted is None:
-        data, network = job.data.partition(":")[0], job.network.replace(":", ".")
+        data, network = data_name(job.data), job.network.replace(":", ".")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         wanted = Path("runs") / "-".join(filter(None, (kind, data, network, stamp)))
     folder = Path(wanted)
