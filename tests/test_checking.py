@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from batchwright.checking import chosen_points, compare, open_again, with_points
+from batchwright.checking import chosen_points, compare, open_again, own_steps, with_points
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
 from batchwright.records import (
@@ -48,7 +48,7 @@ def test_points_are_spread_evenly_over_workers_and_resolutions(sizes, count):
     held_out = tuple(
         make_held_out(w, 4 * b, r) for (w, r), n in sizes.items() for b in range(1, n + 1)
     )
-    found = chosen_points(make_choice(held_out=held_out), count)
+    found = chosen_points(make_choice(held_out=held_out, considered=()), count)
     assert len(found) == min(count, len(held_out))
     assert len({key(one) for one in found}) == len(found)
     assert {key(one) for one in found} <= {key(one) for one in held_out}
@@ -59,21 +59,69 @@ def test_points_are_spread_evenly_over_workers_and_resolutions(sizes, count):
 
 
 def test_few_points_of_one_curve_lie_apart_and_not_at_its_ends():
-    plan = make_choice(workers=(2,))
+    plan = make_choice(workers=(2,), considered=())
     sizes = [one.local_batch_size for one in chosen_points(plan, 2)]
     assert sizes == [24, 182]
     assert len(chosen_points(plan, 100)) == 6
 
 
+def test_the_plan_s_own_step_is_measured_first():
+    plan = make_choice()  # 2 workers with 256 each
+    (own,) = chosen_points(plan, 1)
+    assert key(own) == (2, 32, 256)
+    (planned,) = [one for one in plan.considered if key(one) == key(own)]
+    assert own.step_seconds == planned.step_seconds
+    assert own.peak_bytes == planned.peak_bytes
+    found = chosen_points(plan, 4)
+    assert found[0] == own
+    assert len({key(one) for one in found}) == 4
+    alone = plan.model_copy(update={"held_out": ()})
+    assert chosen_points(alone, 9) == (own,)
+    other = found[1]
+    steps = (make_step(2, 256), make_step(other.workers, other.local_batch_size))
+    check = compare(plan, found, Measured(steps=steps))
+    assert [one.planned for one in check.points] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch_size": 128},
+        {"local_batch_sizes": (300, 212)},
+    ],
+)
+def test_a_step_that_equal_workers_cannot_take_in_one_pass_is_not_measured_as_the_plan_s(change):
+    plan = make_choice()
+    stage = plan.stages[0].model_copy(update=change)
+    assert own_steps(plan.model_copy(update={"stages": (stage,)})) == ()
+    assumed = tuple(one.model_copy(update={"assumed": True}) for one in plan.considered)
+    assert own_steps(plan.model_copy(update={"considered": assumed})) == ()
+
+
+def test_a_step_of_another_optimizer_than_the_profile_s_does_not_go_into_it():
+    plan, profile = make_choice(), make_measured()
+    _, other = points = chosen_points(plan, 2)
+    apart = Measured(steps=(make_step(2, 256, 1.5),))
+    measured = Measured(steps=(make_step(other.workers, other.local_batch_size),))
+    check = compare(plan, points, measured, profile, apart=apart)
+    assert [one.planned for one in check.points] == [True, False]
+    kept = {key(one): one for one in check.profile.steps}
+    assert kept[2, 32, 256] == {key(one): one for one in profile.steps}[2, 32, 256]
+    assert key(other) in kept
+    alone = compare(plan, points[:1], None, profile, apart=apart)
+    assert alone.profile == profile
+    assert alone.points[0].planned
+
+
 def test_a_plan_without_held_out_points_says_what_to_measure():
     with pytest.raises(PlanError, match=r"probe at more batches .* and plan again"):
-        chosen_points(make_choice(held_out=()), 12)
+        chosen_points(make_choice(held_out=(), considered=()), 12)
 
 
 def test_every_quantity_that_was_predicted_and_measured_is_compared():
     plan = make_choice()
-    points = chosen_points(plan, 12)
-    first, second = points[0], points[1]
+    own, first, second, *_ = points = chosen_points(plan, 12)
+    assert key(own) == (2, 32, 256)
     measured = Measured(
         steps=(make_step(*key(first)[::2], 1.02), make_step(*key(second)[::2], 1.30)),
         memory=(

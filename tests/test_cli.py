@@ -668,12 +668,18 @@ def test_a_check_measures_held_out_points_and_compares(command, place, plan_of_d
     assert code == 0, err
     found = Check.model_validate_json(out)
     steps = [one for one in found.points if one.quantity == "step_seconds"]
-    assert len(steps) == len(plan.held_out) == 4
+    assert len(steps) == 5
+    assert len(plan.held_out) == 4
+    own = plan.stages[0]
+    ((_, points),) = measuring.asked  # all at once, the plan's own first
+    assert points[0] == (own.workers, own.resolution, max(own.local_batch_sizes))
+    assert [one.planned for one in steps] == [True, *4 * [False]]
+    assert f"({own.workers} x {max(own.local_batch_sizes)}, 8 px) was predicted" in err
     assert {one.workers for one in steps} == {1, 2}
     assert all(one.inside and abs(one.error) < 0.02 for one in steps)
     assert {one.quantity for one in found.points} == {"step_seconds", "peak_bytes"}
     assert found.profile is None
-    assert "within goal.tolerance=0.1" in err.replace("\n", " ")
+    assert "within the 10.0 % of goal.tolerance" in err.replace("\n", " ")
     assert "planned again" not in err
 
 
@@ -706,7 +712,7 @@ def test_a_check_adds_its_points_to_the_profile_and_says_what_a_new_plan_would_c
     words = ["check", "plan.json", "--profile", "profile.json", "--points", 2]
     code, out, err = command(*words, "--out", "better.json")
     assert (code, out) == (0, "")
-    assert "which is more than goal.tolerance=0.1" in err
+    assert "more than the 10.0 % of goal.tolerance" in err
     assert "planned again with these points: " in err
     better = Profile.model_validate_json((place / "better.json").read_text())
     assert len(better.steps) == len(profile.steps) + 2
@@ -849,7 +855,7 @@ def test_a_check_that_cannot_be_is_refused(refused, place, plan_of_digits, measu
     assert "points=0: give 1 or more" in refused("check", "plan.json", "--points", 0)
     assert "there is no file nowhere.json" in refused("check", "nowhere.json")
     assert "epochs=3 differs from the plan's epochs=30" in refused("check", "plan.json", "epochs=3")
-    bare = plan.model_copy(update={"held_out": ()}).model_dump_json()
+    bare = plan.model_copy(update={"held_out": (), "considered": ()}).model_dump_json()
     assert "probe at more batches" in refused("check", "-", stdin=bare)
     other = plan.model_copy(update={"data": make_data()}).model_dump_json()
     assert "made for other data than data=digits" in refused("check", "-", stdin=other)
@@ -927,8 +933,8 @@ def test_a_run_that_missed_its_prediction_says_what_a_new_fit_would_choose(
     assert code == 0, err
     refit = json.loads(out)["refit"]
     assert refit["error"] == pytest.approx(1 / 1.5 - 1)
-    assert "The prediction was off by 33.3 %" in err
-    assert "Fitted again with these epochs" in (place / "report.html").read_text()
+    assert "miss the measured ones by 33.3 %" in err
+    assert "Fitted again with what was measured" in (place / "report.html").read_text()
 
 
 def test_a_refit_that_comes_to_nothing_does_not_harm_the_report(command, place, plan_of_digits):

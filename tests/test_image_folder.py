@@ -1,5 +1,6 @@
 import logging
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from batchwright.errors import DataError
+from batchwright.preparing import tell_doubts
 from batchwright.records import Job
 from batchwright.workload.image_folder import ImageFile, hold_out, list_images, natural_side
 from batchwright.workload.image_store import ImageStore
@@ -302,3 +304,20 @@ def test_progress_counts_every_image(root: Path) -> None:
     calls: list[tuple[int, int, str]] = []
     open_data(Job(data=f"imagefolder:{root}"), progress=lambda *call: calls.append(call))
     assert calls == [(done, 10, "decoding images") for done in range(1, 11)]
+
+
+def test_data_are_called_by_the_folder_s_name_wherever_they_were_decoded(root: Path) -> None:
+    assert open_folder(root).facts.name == "images"
+    assert open_folder(root / "train" / "..").facts.name == "images"  # out of the cache, too
+
+
+def test_a_held_out_share_is_told_to_do_nothing_beside_a_split_of_one_s_own(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(data=f"imagefolder:{root}", val=0.5)
+    tell_doubts(job, open_data(job).facts)
+    said = "warning: val=0.5 does nothing: images has held-out images of its own (the folder val/)"
+    assert capsys.readouterr().err == f"{said}\n"
+    shutil.rmtree(root / "val")
+    tell_doubts(job, open_data(job).facts)
+    assert capsys.readouterr().err == ""

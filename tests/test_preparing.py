@@ -213,6 +213,7 @@ def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
             {"method": "dual-batch", "workers": 2, "cycle": {"dropouts": (0, 0.1, 0.2)}},
             ["cycle.dropouts=0.0,0.1,0.2 does nothing with method=dual-batch: it is for"],
         ),
+        ({"val": 0.2}, ["val=0.2 does nothing: digits has held-out images of its own (36 images"]),
         ({"method": "hybrid", "workers": 1}, ["method=hybrid with workers=1 has one group"]),
         ({"rebalance_steps": 5, "server": {"merge": "compsac"}}, ["server.merge=", "rebalance_"]),
         ({"method": "cyclic", "cycle": {"batches": (64, 32)}}, []),
@@ -220,7 +221,7 @@ def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
         ({}, []),
     ],
 )
-def test_keys_that_the_method_does_nothing_with_are_warnings(keys, said, capsys):
+def test_keys_that_do_nothing_with_the_method_or_the_data_are_warnings(keys, said, capsys):
     ready(Job(device="cpu", **({"workers": 1} | keys)))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(said)

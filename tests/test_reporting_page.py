@@ -15,6 +15,8 @@ from batchwright.reporting.axes import batch_axis, linear_axis
 from batchwright.reporting.page import page, write_page
 from batchwright.reporting.plan_words import stage_rows
 from batchwright.reporting.reading import accounting
+from batchwright.reporting.style import STYLE
+from browsers import browsing
 from clusters import make_choice, make_measured
 from samples import make_data, make_epoch, make_job, make_network, make_plan, make_summary
 
@@ -65,10 +67,10 @@ def test_the_page_is_well_formed_and_has_its_sections(text):
     assert document.text("h1") == "resnet8 on digits"
     headings = [words for tag, words in document.words if tag == "h2"]
     assert headings == [
-        "The plan",
+        "Learning",
         "Predicted against measured",
-        "Accuracy",
         "Where the time went",
+        "The plan",
         "The job",
         "Data, network and environment",
     ]
@@ -132,12 +134,51 @@ def test_the_numbers_of_the_run_are_on_the_page(text):
     for words in ("5.1 % too low", "inside the 95 % interval", "98.1 % (353 of 360)", "98.6 %"):
         assert words in text
     for reason in make_plan().reasons:
-        assert reason.why in text
+        assert all(f"{sentence}." in text for sentence in reason.why.rstrip(".").split(". "))
+
+
+def test_the_page_begins_with_pictures_and_gives_reasons_as_a_list(text):
+    pictures = re.findall("<figcaption>(.*?)</figcaption>", text)
+    assert pictures[:4] == [
+        "Loss",
+        "Held-out accuracy",
+        "Epoch by epoch",
+        "Epoch time against global batch",
+    ]
+    assert text.index("</header>") < text.index("<figcaption>") < text.index("<table")
+    (reasons,) = re.findall('<ul class="reasons">(.*?)</ul>', text, re.DOTALL)
+    lines = re.findall("<li>(.*?)</li>", reasons, re.DOTALL)
+    assert len(lines) == len(make_plan().reasons)
+    for line, reason in zip(lines, make_plan().reasons, strict=True):
+        shown = line.partition("</summary>")[0]  # what stands there before it is opened
+        assert f"<strong>{reason.choice}: {reason.value}</strong>" in shown
+        assert reason.why.split(". ")[0] in shown
+        assert f'<span class="badge">{reason.source}</span>' in shown
+        assert reason.reference in line
+        assert (not reason.reference) or reason.reference not in shown
+
+
+def test_a_wide_table_shows_that_it_goes_on():
+    assert STYLE.count("no-repeat local") == STYLE.count("no-repeat scroll") == 2
+
+
+def test_a_phone_shows_every_column_or_where_to_find_it(tmp_path):
+    write_page(make_summary(plan=make_choice(), profile=make_measured()), tmp_path / "report.html")
+    with browsing(viewport={"width": 390, "height": 800}) as phone:
+        phone.goto(f"file://{tmp_path / 'report.html'}")
+        wide = "document.documentElement.scrollWidth"
+        assert phone.evaluate(wide) <= 390
+        phone.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert phone.evaluate(wide) <= 390
+        beyond = """[...document.querySelectorAll('table')].filter(one =>
+            one.scrollWidth > one.parentElement.clientWidth + 1 &&
+            getComputedStyle(one.parentElement).overflowX != 'auto').length"""
+        assert phone.evaluate(beyond) == 0
 
 
 def test_alternatives_knees_and_a_curve_for_each_cluster_are_on_the_page():
     text = page(make_summary(plan=make_choice(), profile=make_measured()))
-    assert "or 256 samples: 7 % more time: 764 s instead of 713 s" in text
+    assert "<p>Or 256 samples: 7 % more time: 764 s instead of 713 s" in text
     assert "Knees: doubling the batch beyond saves at most 5.0 %" in text
     assert "<td>360 to 620</td>" in text
     document = Document(text)
@@ -158,7 +199,7 @@ def test_a_prediction_that_was_too_far_off_is_said_with_what_it_would_have_chang
         global_batch_size=64,
     )
     text = page(make_summary(refit=refit))
-    assert "off by 22.2 %, more than goal.tolerance=0.1" in text
+    assert "miss the measured ones by 22.2 %, more than the 10.0 % of goal.tolerance" in text
     assert "0.880 (0.800 to 0.960) s, and the plan becomes 1 worker with global batch 64." in text
     stays = refit.model_copy(update={"workers": 2, "global_batch_size": 96})
     assert "stays at 2 workers with global batch 96." in page(make_summary(refit=stays))

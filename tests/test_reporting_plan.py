@@ -14,7 +14,14 @@ from PIL import Image
 
 from batchwright.errors import FileError
 from batchwright.records import Estimate, KindCount
-from batchwright.records.explaining import MOST_ROWS, is_chosen, kept_candidates, knee_rows, rivals
+from batchwright.records.explaining import (
+    MOST_ROWS,
+    explain,
+    is_chosen,
+    kept_candidates,
+    knee_rows,
+    rivals,
+)
 from batchwright.reporting.page import page
 from batchwright.reporting.plan_curves import (
     MOST_CURVES,
@@ -336,6 +343,21 @@ def test_a_plan_is_explained_with_alternatives_knees_and_candidates_by_cluster()
     assert "extrapolated" in two.splitlines()[-1]
 
 
+def test_the_worth_of_an_image_is_explained_where_it_stands():
+    text = make_choice().explain()
+    assert "efficiency" not in text
+    said = " ".join(text.split())
+    assert "worth of an image: how far training on it gets, where one in a batch of 128" in said
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_a_plan_is_explained_on_a_narrow_terminal_without_losing_a_word(width):
+    whole, text = make_choice().explain(), explain(make_choice(), width)
+    assert set(text.split()) == set(whole.split())
+    long = [line for line in text.splitlines() if len(line) > width]
+    assert not long
+
+
 def test_a_column_that_no_candidate_fills_is_left_out():
     assert "  cost  " in make_choice().explain()
     text = make_choice(price=None).explain()
@@ -386,7 +408,9 @@ def test_a_knee_above_the_chart_is_not_drawn():
     knee = plan.knees[1].model_copy(update={"global_batch_size": 8})
     changes = {"knees": (knee,), "considered": (steep, *plan.considered)}
     text = page(make_summary(plan=plan.model_copy(update=changes), epochs=()))
-    (figure,) = re.findall(r"<figcaption>Time over global batch.*?</figure>", text, re.DOTALL)
+    (figure,) = re.findall(
+        r"<figcaption>Training time against global batch.*?</figure>", text, re.DOTALL
+    )
     assert "mark star" not in figure
 
 
@@ -404,7 +428,9 @@ def test_a_wide_interval_is_cut_off_at_the_top_and_takes_no_line_away():
         for b in LOCAL_BATCHES
     )
     text = page(make_summary(plan=make_choice(considered=wide, knees=()), epochs=()))
-    (figure,) = re.findall(r"<figcaption>Time over global batch.*?</figure>", text, re.DOTALL)
+    (figure,) = re.findall(
+        r"<figcaption>Training time against global batch.*?</figure>", text, re.DOTALL
+    )
     (chart,) = re.findall(r'<svg class="chart".*?</svg>', figure, re.DOTALL)
     (line,) = re.findall(r'<polyline class="line blue" points="([^"]*)"', chart)
     (band,) = re.findall(r'<polygon class="band blue" points="([^"]*)"', chart)

@@ -82,6 +82,13 @@ def test_a_line_does_not_wrap_however_narrow_the_console():
     assert len(lines(console, [epoch_end(0)])) == 1
 
 
+def test_what_an_epoch_was_like_is_told_whole_on_a_narrow_terminal():
+    console = Console(file=io.StringIO(), force_terminal=True, width=30)
+    said = " ".join(" ".join(lines(console, [epoch_end(0)])).split())
+    for word in ("0.400", "97.5", "1,200", "images/s", "20.0", "21", "left"):
+        assert word in said
+
+
 def test_values_that_are_missing_or_null_are_left_out():
     (said,) = lines(a_console(), [epoch_end(0, **{"train/loss": None, "val/top1": None})])
     assert "accuracy" not in said

@@ -128,7 +128,7 @@ def test_the_newest_profile_is_planned_from_at_once(empty):
     page = browse(service.sign_in(), "/planner")
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
     assert "Cost over time: every candidate" in titles
-    assert "Time over global batch" in titles
+    assert "Training time against global batch" in titles
     chosen = [one["value"] for one in page.all("option") if "selected" in one]
     assert stored in chosen
     links = [one["href"] for one in page.all("a") if "plan.json" in one["href"]]

@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import sys
 import time
 import warnings
 from functools import partial
@@ -20,6 +21,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 from batchwright import Session
+from batchwright.documents import read_record
 from batchwright.errors import DataError, FileError, PlanError, TrainingError
 from batchwright.locks import LOCK_FILE
 from batchwright.planning.learning_rate import rate_factor
@@ -1142,3 +1144,23 @@ def test_time_is_divided_without_rest(tmp_path):
         assert parts + worker.communication_seconds == pytest.approx(
             epoch.training_seconds, rel=1e-6
         )
+
+
+def test_memory_is_measured_on_the_cpu_where_the_loop_allows_it(capfd, tmp_path):
+    plan = make_tiny_plan(epochs=2)
+    with make_session(plan=plan, run_folder=tmp_path / "without") as one:
+        train(one)
+    with make_session(plan=plan, run_folder=tmp_path / "with", profile_memory=True) as one:
+        train(one, each_step=lambda: sys.stderr.write("mine\n"))
+    without, found = (
+        [epoch.workers[0].peak_bytes for epoch in read_record(folder, RunSummary).epochs]
+        for folder in (tmp_path / "without" / "summary.json", tmp_path / "with" / "summary.json")
+    )
+    assert without == [None, None]
+    first, second = found
+    assert second is None  # one step of a row is enough
+    weights = sum(4 * parameter.numel() for parameter in one.model.parameters())
+    assert 2 * weights <= first < 2**16  # gradients are as large, and little else is there
+    told = capfd.readouterr().err.split("\n")
+    assert told.count("mine") == 10
+    assert not [line for line in told if "rofiler" in line or "unknown size" in line]

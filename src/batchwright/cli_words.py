@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from batchwright.errors import BatchwrightError
@@ -70,7 +71,10 @@ def write(record: Record, out: Path | None) -> None:
 def print_plan(plan: Plan, *, explain: bool) -> None:
     """The plan in a line, or with all its reasons."""
     if explain:
-        print(plan.explain(), file=sys.stderr)
+        from batchwright.records.explaining import explain as explained
+
+        wide = get_terminal_size().columns if sys.stderr.isatty() else None
+        print(explained(plan, wide), file=sys.stderr)
         return
     from batchwright.records.words import counted, local_batches
 

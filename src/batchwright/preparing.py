@@ -162,7 +162,17 @@ def tell_idle(job: Job) -> None:
 
 
 def tell_doubts(job: Job, data: DataFacts) -> None:
-    """Say on stderr why a preset may not suit the data; the plan's reasons say it, too."""
+    """Say on stderr what the data leave unused, and why a preset may not suit them.
+
+    The plan's reasons say the latter, too.
+    """
+    drawn = job.data.startswith("imagefolder:") and not data.split.startswith("the folder ")
+    if job.val is not None and not drawn:
+        print(  # noqa: T201
+            f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
+            f"({data.split})",
+            file=sys.stderr,
+        )
     preset = preset_of(job)
     for doubt in preset.doubts(data) if preset else ():
         print(f"warning: cycle.preset={job.cycle.preset} {doubt}", file=sys.stderr)  # noqa: T201

@@ -23,7 +23,7 @@ from batchwright.locks import LOCK_FILE, writing
 from batchwright.preparing import code_keys
 from batchwright.records import Check, Job, Plan, Profile, RateSchedule, RunSummary, Sweep
 from batchwright.records.problems import described
-from batchwright.records.words import counted
+from batchwright.records.words import counted, data_name
 
 _WHOLE = ("sweep.json", "summary.json", "plan.json")  # what tells most of a folder, in order
 
@@ -50,7 +50,7 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[
         FileError: It holds anything, cannot be made, or somebody else writes there.
     """
     if wanted is None:
-        data, network = job.data.partition(":")[0], job.network.replace(":", ".")
+        data, network = data_name(job.data), job.network.replace(":", ".")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         wanted = Path("runs") / "-".join(filter(None, (kind, data, network, stamp)))
     folder = Path(wanted)

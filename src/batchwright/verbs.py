@@ -15,7 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from batchwright.checking import chosen_points, compare, open_again, refuse_other_machine
+from batchwright.checking import (
+    chosen_points,
+    compare,
+    open_again,
+    own_steps,
+    refuse_other_machine,
+)
 from batchwright.conducting import checked_destination, conduct, with_refit
 from batchwright.deciding import decide
 from batchwright.documents import (
@@ -46,6 +52,7 @@ from batchwright.preparing import (
 from batchwright.processes import refuse_unguarded_script
 from batchwright.records import (
     Check,
+    HeldOut,
     Job,
     Plan,
     Profile,
@@ -148,7 +155,7 @@ def check(
     overrides: Iterable[str] = (),
     **keys: Any,
 ) -> Check:
-    """Measure steps that a plan predicted and nobody measured, and compare.
+    """Measure the plan's own step, then steps that it predicted and nobody measured, and compare.
 
     Of a plan with two batch sizes, they are measured side by side, too; with ``profile``, planned
     again and measured until both groups end their rounds together.
@@ -156,7 +163,8 @@ def check(
     Args:
         plan: From `plan`, or the path of its file.
         profile: What the plan was made from, or its file: comes back with the new points.
-        points: How many steps to measure, at most; unset: all that the plan predicts.
+        points: How many steps to measure, at most, the plan's own among them; unset: all that it
+            predicts.
         overrides: ``key=value`` texts, as on the command line.
         keys: Job keys to change, as for `train`.
 
@@ -166,19 +174,33 @@ def check(
     Raises:
         BatchwrightError: What is wrong, in one line.
     """
-    from batchwright.probing.probe import measure_points
+    from batchwright.probing.probe import Measured, measure_points
 
     refuse_unguarded_script()
     plan = _received(plan, keys, texts_of(overrides), "check")
     if profile is not None:
         profile = record_of(profile, Profile, "check", "profile")
-    chosen = chosen_points(plan, len(plan.held_out) if points is None else points)
-    wanted = [(one.workers, one.resolution, one.local_batch_size) for one in chosen]
+    own = own_steps(plan)
+    chosen = chosen_points(plan, len(own) + len(plan.held_out) if points is None else points)
+    # A probe leaves `auto` at SGD: what the plan trains with is measured apart from its points.
+    changed = plan.job.optimizer == "auto" and plan.update != "sgd"
+    alone = [one for one in chosen if one in own and changed]
+    others = [one for one in chosen if one not in alone]
+    accept = None if profile is None else partial(refuse_other_machine, profile)
     with _workers_of(plan.job), _logs() as folder:
         check_workload(plan)
-        with steps() as show:
-            accept = None if profile is None else partial(refuse_other_machine, profile)
-            measured = measure_points(plan.job, wanted, folder, accept=accept, progress=show)
+
+        def measure_at(points: Sequence[HeldOut], place: Path, **keys: Any) -> Measured | None:
+            places = [(one.workers, one.resolution, one.local_batch_size) for one in points]
+            if not places:
+                return None
+            make_folder(place)
+            job = plan.job.model_copy(update=keys)
+            with steps() as show:
+                return measure_points(job, places, place, accept=accept, progress=show)
+
+        apart = measure_at(alone, folder / "own", optimizer=plan.update)
+        measured = measure_at(others, folder)
         rounds: tuple[RoundCheck, ...] = ()
         if pairs_of(plan):
             with pair_measurer_for(plan, folder / "pairs") as measure:
@@ -188,7 +210,7 @@ def check(
                     job = open_again(plan, profile)
                     settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
                     profile, rounds = settled.profile, settled.rounds
-    return compare(plan, chosen, measured, profile, rounds=rounds)
+    return compare(plan, chosen, measured, profile, rounds=rounds, apart=apart)
 
 
 def schedule(source: Source = None, *, overrides: Iterable[str] = (), **keys: Any) -> RateSchedule:

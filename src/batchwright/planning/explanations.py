@@ -347,14 +347,16 @@ def _described(row: Row, index: int) -> str:
         kind.times.resolutions(counts[-1]), key=lambda side: (abs(side - row.resolution), side)
     )
     curve = kind.times.curve(counts[-1], side)
+    measured = f"the {len(curve.batches)} measured batches"
+    worst = f"{curve.line.largest_residual:.0%} away from one of them"
     how = (
-        f"{whose}between {len(curve.batches)} measured batches, as a line misses them by up to "
-        f"{curve.line.largest_residual:.1%}"
+        f"{whose}read off between {measured}, since no straight line fits them: the best one is "
+        f"{worst}"
     )
     if curve.linear:
         how = (
-            f"{whose}a line through {len(curve.batches)} measured batches, off by at most "
-            f"{curve.line.largest_residual:.1%}"
+            f"{whose}by the straight line that fits {measured} best; at its worst it is {worst}, "
+            "which the interval allows for"
         )
     texts = [how, *([curve.caveat] if curve.caveat else []), *kind.times.notes]
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
@@ -451,8 +453,8 @@ def _noise_scale(job: Job, batch: int, progress: Progress, in_training: str) -> 
     efficiency = progress.efficiency(batch)
     if efficiency is not None:
         why += (
-            f" At the planned rate it makes {efficiency.value:.0%} of that of a sample in "
-            f"base_batch={job.base_batch}."
+            f" At the planned rate that is {efficiency.value:.0%} of what a sample makes in a "
+            f"batch of {job.base_batch} (base_batch)."
         )
     return (
         Reason(

@@ -31,6 +31,7 @@ from batchwright.workload.task import (
     load_weights,
     set_training,
 )
+from batchwright.workload.tensor_bytes import bytes_of, lasting_bytes
 
 PROBE_RATES = {"auto": 0.1, "sgd": 0.1, "adamw": 0.001, "muon": 0.1}
 """Learning rates while measuring, where the job leaves its own open; `auto` measures with SGD."""
@@ -308,24 +309,18 @@ class Bench:
 
     def live_bytes(self) -> int:
         """Bytes of weights, buffers, optimizer state and reduction between two steps."""
-        parts = self.parts()
-        held = self._reduction.buffer_bytes
-        return parts.parameters + parts.buffers + parts.optimizer + held
+        return lasting_bytes(self.network, self.optimizer) + self._reduction.buffer_bytes
 
     def parts(self) -> MemoryParts:
         """What takes memory whatever the batch; the reduction as with several workers."""
         states = self.optimizer.state.values()
         return MemoryParts(
-            parameters=_bytes(self.network.parameters()),
-            buffers=_bytes(self.network.buffers()),
-            gradients=_bytes(self.trained),
-            optimizer=_bytes(v for state in states for v in state.values() if torch.is_tensor(v)),
+            parameters=bytes_of(self.network.parameters()),
+            buffers=bytes_of(self.network.buffers()),
+            gradients=bytes_of(self.trained),
+            optimizer=bytes_of(v for state in states for v in state.values() if torch.is_tensor(v)),
             reduction=buffer_bytes(self.trained, per_tensor=False),
         )
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def sides_of(job: Job) -> tuple[int, ...]:

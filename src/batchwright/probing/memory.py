@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 
 from batchwright.probing.bench import PROBE_RATES, Batch, Bench, sides_of
 from batchwright.records import DataFacts, Job, Precision
 from batchwright.workload.host import autocast
 from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
+from batchwright.workload.tensor_bytes import counting_tensors
 
 
 def weigh(bench: Bench, supply: Callable[[], Batch]) -> tuple[int | None, int | None]:
@@ -41,9 +40,9 @@ def weigh(bench: Bench, supply: Callable[[], Batch]) -> tuple[int | None, int | 
         return None, None
     resident = _highest_resident() if known else None
     live = bench.live_bytes()
-    with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with counting_tensors() as highest:
         fits = bench.try_step(supply)
-    return (live + _highest_sum(seen), resident) if fits else (None, None)
+    return (live + highest(), resident) if fits else (None, None)
 
 
 def estimate_peak(job: Job, data: DataFacts, resolution: int, local_batch_size: int) -> int | None:
@@ -102,19 +101,6 @@ def _peak_of_fakes(job: Job, classes: int, resolution: int, size: int) -> int:
     return sum(int(counted["Total"]) for counted in peaks.values())
 
 
-def _highest_sum(seen: profile) -> int:
-    """Highest running sum of allocated less released bytes."""
-    assert seen.profiler is not None  # noqa: S101 - it has just run
-    assert seen.profiler.kineto_results is not None  # noqa: S101 - as above
-    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    live = highest = 0
-    for event in events:
-        live += event.nbytes()  # type: ignore[attr-defined]  # not in the stubs
-        highest = max(highest, live)
-    return highest
-
-
 def _forget_highest_resident() -> bool:
     """Give free memory back and have the kernel count anew; whether it can (Linux and glibc)."""
     if sys.platform != "linux":
@@ -134,18 +120,3 @@ def _highest_resident() -> int | None:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-@contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Keep the profiler's own lines, written below Python, out of the user's terminal."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

@@ -27,6 +27,7 @@ class CheckPoint(Record):
     high: float = Field(description="Upper end of the 95 % interval.")
     measured: Positive = Field(description="Median over the visits, or peak.")
     visits: tuple[Positive, ...] = Field((), description="What each visit gave; apart in time.")
+    planned: bool = Field(False, description="Whether it is a step that the plan itself takes.")
 
     @property
     def error(self) -> float:

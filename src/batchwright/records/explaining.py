@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.records.words import (
     between,
+    column_blocks,
     counted,
     duration,
     in_seconds,
@@ -41,14 +42,20 @@ WIDTH = 100  # of the text, in characters; tables may be wider
 Cluster = tuple[int, "tuple[KindCount, ...]"]
 
 
-def explain(plan: Plan) -> str:
-    """The plan as text for a person."""
+def explain(plan: Plan, width: int | None = None) -> str:
+    """The plan as text for a person.
+
+    Args:
+        plan: Any.
+        width: Of the terminal, in characters: tables that are wider go on below. ``None``: text is
+            100 wide, tables are as wide as they are.
+    """
     parts = (
-        _header_lines(plan),
-        _stage_lines(plan),
-        _reason_lines(plan),
-        _knee_lines(plan),
-        _candidate_lines(plan),
+        [line for told in _header_lines(plan) for line in _hanging(told, width, 0)],
+        _stage_lines(plan, width),
+        _reason_lines(plan, width),
+        _knee_lines(plan, width),
+        _candidate_lines(plan, width),
     )
     text = "\n\n".join("\n".join(lines) for lines in parts if lines)
     return "\n".join(printable(line).rstrip() for line in text.split("\n"))
@@ -201,11 +208,11 @@ def _batch_words(plan: Plan) -> str:
     return f"global batch {', '.join(map(str, found))}"
 
 
-def _stage_lines(plan: Plan) -> list[str]:
+def _stage_lines(plan: Plan, width: int | None) -> list[str]:
     if plan.server is None and len(plan.stages) == 1:
-        return _aligned(_plain_rows(plan))
+        return _aligned(_plain_rows(plan), width, keys=1)
     columns = _stage_columns(plan)
-    table = _aligned([list(columns), *zip(*columns.values(), strict=True)])
+    table = _aligned([list(columns), *zip(*columns.values(), strict=True)], width, keys=2)
     notes = []
     if plan.job.launch == "virtual":
         notes.append("seconds are those of the simulated clock")
@@ -258,31 +265,40 @@ def _factors(factors: tuple[float, ...]) -> str:
     return ", ".join(f"{one:g}" if one == 1 else f"{one:.3f}" for one in dict.fromkeys(factors))
 
 
-def _reason_lines(plan: Plan) -> list[str]:
+def _reason_lines(plan: Plan, width: int | None) -> list[str]:
     lines = ["why"] if plan.reasons else []
     for reason in plan.reasons:
-        lines.append(
-            f"  {reason.choice} = {reason.value}   [{source(reason.source, reason.reference)}]"
-        )
-        lines += wrap(reason.why, WIDTH, initial_indent=6 * " ", subsequent_indent=6 * " ")
-        lines += _alternative_lines(reason)
+        told = f"{reason.choice} = {reason.value}   [{source(reason.source, reason.reference)}]"
+        lines += _hanging(told, width, 2)
+        text = min(WIDTH, width or WIDTH)
+        lines += wrap(reason.why, text, initial_indent=6 * " ", subsequent_indent=6 * " ")
+        for one in _alternative_lines(reason):
+            lines += _hanging(one, width, 6)
     return lines
+
+
+def _hanging(text: str, width: int | None, indent: int) -> list[str]:
+    """A line, indented; on a terminal on which it does not fit, more of them."""
+    line = " " * indent + text
+    if width is None or len(line) <= width:
+        return [line]
+    return wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 4))
 
 
 def _alternative_lines(reason: Reason) -> list[str]:
     width = min(max((len(one.value) for one in reason.alternatives), default=0), 40)
-    return [f"      or {one.value:<{width}}  {one.loss}" for one in reason.alternatives]
+    return [f"or {one.value:<{width}}  {one.loss}" for one in reason.alternatives]
 
 
-def _knee_lines(plan: Plan) -> list[str]:
+def _knee_lines(plan: Plan, width: int | None) -> list[str]:
     if not plan.knees:
         return []
     gain = percent(plan.job.goal.doubling_gain)
     title = f"knees: the smallest batch whose doubling saves at most {gain}"
-    return [title, *_indented(_aligned(knee_rows(plan)))]
+    return [title, *_indented(_aligned(knee_rows(plan), width and width - 4, keys=2))]
 
 
-def _candidate_lines(plan: Plan) -> list[str]:
+def _candidate_lines(plan: Plan, width: int | None) -> list[str]:
     """A table for each cluster and resolution, those of most interest if there are many."""
     if not plan.considered:
         return []
@@ -291,6 +307,15 @@ def _candidate_lines(plan: Plan) -> list[str]:
     title = "considered, with 95 % intervals"
     lines = [f"{title} ({left:,} more are in the plan)" if left else title]
     columns = _columns_of(plan)
+    if "worth of an image" in columns:
+        lines += wrap(
+            "worth of an image: how far training on it gets, where one in a batch of "
+            f"{plan.job.base_batch} (base_batch) counts as 100 %. The gradient of a larger batch "
+            "holds less noise, but each image in it adds less.",
+            min(WIDTH, width or WIDTH),
+            initial_indent="  ",
+            subsequent_indent="  ",
+        )
 
     def cluster_of(one: Prediction) -> tuple[int, Cluster]:
         return one.resolution, (one.workers, one.kinds)
@@ -299,7 +324,7 @@ def _candidate_lines(plan: Plan) -> list[str]:
         lines.append(f"  {cluster_words(*cluster)} at {side} px")
         rows = [["", "batch", *columns, ""]]
         rows += [_candidate_row(plan, one, columns) for one in ones]
-        lines += _indented(_aligned(rows))
+        lines += _indented(_aligned(rows, width and width - 4, keys=2))
     return lines
 
 
@@ -314,7 +339,7 @@ def _columns_of(plan: Plan) -> list[str]:
         "s / epoch": True,
         "training": any(one.train_seconds for one in plan.considered),
         "cost": any(one.cost for one in plan.considered),
-        "efficiency": any(one.efficiency for one in plan.considered),
+        "worth of an image": any(one.efficiency for one in plan.considered),
         "epochs to target": any(one.epochs for one in plan.considered),
         "s to target": any(one.target_seconds for one in plan.considered),
         "accuracy": any(one.accuracy for one in plan.considered),
@@ -328,7 +353,7 @@ def _candidate_row(plan: Plan, one: Prediction, columns: Iterable[str]) -> list[
         "s / epoch": between(one.epoch_seconds),
         "training": _or_dash(one.train_seconds, duration),
         "cost": "-" if one.cost is None else between(one.cost),
-        "efficiency": _or_dash(one.efficiency, percent),
+        "worth of an image": _or_dash(one.efficiency, percent),
         "epochs to target": "-" if one.epochs is None else between(one.epochs),
         "s to target": "-" if one.target_seconds is None else between(one.target_seconds),
         "accuracy": _or_dash(one.accuracy, percent),
@@ -343,13 +368,14 @@ def _or_dash(estimate: Estimate | None, shown: Callable[[float], str]) -> str:
     return "-" if estimate is None else shown(estimate.value)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, columns two spaces apart."""
+def _aligned(rows: Sequence[Sequence[str]], room: int | None, *, keys: int) -> list[str]:
+    """Rows as lines, columns two spaces apart; what does not fit below, again with the ``keys``."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    lines: list[str] = []
+    for block in column_blocks(widths, room or sum(widths) + 2 * len(widths), keys=keys):
+        lines += [""] * bool(lines)
+        lines += ["  ".join(f"{row[at]:<{widths[at]}}" for at in block) for row in rows]
+    return lines
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

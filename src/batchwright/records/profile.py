@@ -24,7 +24,7 @@ from batchwright.records.words import duration, number
 class DataFacts(Record):
     """What a plan needs to know of a data set, and how it is recognized again."""
 
-    name: str = Field(description="Kind of data: digits, cifar100, imagefolder or import string.")
+    name: str = Field(description="digits, cifar100, an image folder's own name, or import string.")
     digest: str = Field(description="SHA-256 over names, labels and pixels, in hex.")
     train_samples: Count = Field(description="Training images.")
     val_samples: Index = Field(description="Held-out images, never trained on.")

@@ -32,6 +32,11 @@ class WorkerTime(Record):
         description="Processor time of its loader processes, beside all this; where they share the "
         "worker's cores, computing takes longer by up to that over the number of cores.",
     )
+    peak_bytes: Count | None = Field(
+        None,
+        description="Most bytes of tensors that lived at once: on CUDA during the epoch, on the "
+        "CPU during one step of it; null where no step was weighed.",
+    )
 
 
 class LocalBatches(Record):
@@ -67,6 +72,9 @@ class RoundRecord(Record):
         0, description="Steps done again in smaller micro-batches, for want of memory."
     )
     lead: Index = Field(0, description="Rounds ahead of the slowest worker when it began.")
+    peak_bytes: Count | None = Field(
+        None, description="As that of a worker's epoch; null where no step was weighed."
+    )
 
 
 class FactorRange(Record):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import groupby
 from math import floor, isfinite, log10
+from pathlib import Path
 
 from batchwright.records.base import Estimate
 
@@ -116,6 +118,43 @@ def job_value(value: object) -> str:
     if isinstance(value, list | tuple | dict):
         return json.dumps(value)
     return "null" if value is None else str(value)
+
+
+def data_name(data: str) -> str:
+    """What to call a job's data: a folder of images by its own name, all else by its kind.
+
+    >>> data_name("imagefolder:/sets/flowers/"), data_name("cifar100:/sets/cifar-100-python")
+    ('flowers', 'cifar100')
+    """
+    kind, _, place = data.partition(":")
+    if kind == "imagefolder" and place:
+        return Path(place).expanduser().resolve().name or kind
+    return kind
+
+
+def column_blocks(
+    widths: Sequence[int], room: int, *, keys: int = 1, gap: int = 2
+) -> list[list[int]]:
+    """Which columns of a table stand beside each other where there is not room for all.
+
+    Args:
+        widths: Of the columns, in characters.
+        room: For a block, in characters; one of the keys and a single column may take more.
+        keys: Columns that each block begins with.
+        gap: Characters between two columns.
+
+    >>> column_blocks([5, 10, 10, 10], 29), column_blocks([5, 10], 9)
+    ([[0, 1, 2], [0, 3]], [[0, 1]])
+    """
+    blocks = [list(range(min(keys, len(widths))))]
+    for at in range(keys, len(widths)):
+        block = [*blocks[-1], at]
+        wide = sum(widths[i] for i in block) + gap * (len(block) - 1) > room
+        if wide and len(block) > keys + 1:
+            blocks.append([*range(keys), at])
+        else:
+            blocks[-1] = block
+    return blocks
 
 
 def source(kind: str, reference: str) -> str:

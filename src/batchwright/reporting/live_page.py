@@ -31,6 +31,7 @@ from batchwright.reporting.reading import (
     accuracy,
     last_evaluated,
     overall,
+    pace_words,
     simulated_word,
 )
 from batchwright.reporting.spending import Spending, spending, spending_part
@@ -133,9 +134,7 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
         left: Seconds until the end by the reader's clock, if they can be told.
     """
     summary, plan = story.so_far, story.plan
-    whole, money = overall(summary), story.spending
-    error = whole.error_percent
-    best = summary.best_epoch
+    money, best = story.spending, summary.best_epoch
     done = f"{len(summary.epochs):,} of {plan.epochs:,}"
     if story.lines.stride > 1 and summary.epochs and story.summary is None:
         done = f"{summary.epochs[-1].epoch + 1:,} of {plan.epochs:,}"
@@ -164,11 +163,7 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
             "not evaluated yet" if last is None or last.top1 is None else percent(last.top1),
             f"best {accuracy(best)}" if best else plan.data.split,
         ),
-        (
-            "Prediction",
-            whole.verdict if error is None else f"{abs(error):.1f} % {whole.direction}",
-            _pace_words(story),
-        ),
+        ("Predicted epoch time", *pace_words(summary)),
         ("Time", until[0], ", ".join(until[1:]) or f"{plan.epochs:,} epochs planned"),
         (
             "Cost" if money.priced else "Worker-hours",
@@ -196,19 +191,6 @@ def happened(story: RunStory) -> str:
 
 
 # --------------------------------------------------------------------------------------- sections
-
-
-def _pace_words(story: RunStory) -> str:
-    whole = overall(story.so_far)
-    if whole.predicted is None:
-        return "the plan holds no prediction"
-    if whole.measured is None:
-        return f"{number(whole.predicted.value)} s an epoch predicted"
-    inside = "inside" if whole.inside else "outside"
-    return (
-        f"{number(whole.predicted.value)} s an epoch predicted, {number(whole.measured)} s "
-        f"{'simulated' if story.so_far.simulated else 'measured'}, {inside} the interval"
-    )
 
 
 def _predicted(story: RunStory) -> str:

@@ -322,6 +322,7 @@ def _worker(
         wait_seconds=seconds("wait"),
         communication_seconds=seconds("comm"),
         loading_cpu_seconds=seconds("loading_cpu"),
+        peak_bytes=whole(line, f"memory/rank{rank}/peak_bytes") or None,
     )
 
 

@@ -6,18 +6,13 @@ Every word from outside is escaped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from batchwright.files import make_folder, write_whole
 from batchwright.records import EpochRecord, Plan, Profile, Reason, RunSummary
-from batchwright.records.words import (
-    counted,
-    duration,
-    in_seconds,
-    number,
-    percent,
-)
+from batchwright.records.words import counted, duration, percent
 from batchwright.reporting import markup
 from batchwright.reporting.live_run import EpochNow
 from batchwright.reporting.page_charts import (
@@ -27,7 +22,7 @@ from batchwright.reporting.page_charts import (
     worker_chart,
 )
 from batchwright.reporting.page_facts import environment_part, job_part
-from batchwright.reporting.page_plan import choice_charts, knees_table
+from batchwright.reporting.page_plan import choice_charts
 from batchwright.reporting.page_rounds import rounds_part
 from batchwright.reporting.page_stages import stages_part
 from batchwright.reporting.page_workers import workers_charts
@@ -37,18 +32,16 @@ from batchwright.reporting.plan_words import (
     header_rows,
     split_rows,
     stage_rows,
-    stage_word,
 )
 from batchwright.reporting.reading import (
     SIMULATED,
-    Comparison,
     accuracy,
-    comparisons,
+    compared_rows,
     last_evaluated,
     measured_word,
-    overall,
+    memory_note,
+    pace_words,
     refit_words,
-    simulated_word,
     training_words,
     whole_accounting,
 )
@@ -73,11 +66,11 @@ def page(summary: RunSummary) -> str:
     body = "\n".join(
         [
             _headline(summary, title),
-            markup.section("The plan", plan_part(summary.plan, summary.profile, summary.epochs)),
+            markup.section("Learning", accuracy_part(summary)),
             markup.section("Predicted against measured", predicted_part(summary)),
             *([markup.section("Rounds", rounds_part(summary))] if summary.rounds else []),
-            markup.section("Accuracy", accuracy_part(summary)),
             markup.section("Where the time went", time_part(summary)),
+            markup.section("The plan", plan_part(summary.plan, summary.profile, summary.epochs)),
             markup.section("The job", job_part(summary)),
             markup.section("Data, network and environment", environment_part(summary)),
         ]
@@ -89,9 +82,8 @@ def page(summary: RunSummary) -> str:
 
 
 def _headline(summary: RunSummary, title: str) -> str:
-    plan, whole = summary.plan, overall(summary)
+    plan = summary.plan
     workers = counted(plan.workers, "worker")
-    error = whole.error_percent
     done = f"{len(summary.epochs)} of {plan.epochs} epochs"
     if summary.resumed:
         done += f", continued {counted(summary.resumed, 'time')}"
@@ -101,11 +93,7 @@ def _headline(summary: RunSummary, title: str) -> str:
             decided_words(plan),
             f"{workers}, local batch {batches_words(plan)}, {plan.precision}",
         ),
-        (
-            "Prediction",
-            whole.verdict if error is None else f"{abs(error):.1f} % {whole.direction}",
-            _how_right(summary),
-        ),
+        ("Predicted epoch time", *pace_words(summary)),
         (
             "Held-out accuracy",
             _top1(last_evaluated(summary)),
@@ -134,18 +122,6 @@ def _time_words(summary: RunSummary, done: str) -> tuple[str, str]:
     return training_words(summary, seconds), f"{done}; {real}"
 
 
-def _how_right(summary: RunSummary) -> str:
-    whole = overall(summary)
-    if whole.predicted is None or whole.measured is None:
-        return "no pair of predicted and measured seconds"
-    inside = "inside" if whole.inside else "outside"
-    mean = ", mean of all stages" if len(summary.plan.stages) > 1 else ""
-    return (
-        f"{number(whole.predicted.value)} s an epoch predicted, {number(whole.measured)} s "
-        f"{measured_word(summary)}{mean}, {inside} the interval"
-    )
-
-
 def _top1(epoch: EpochRecord | None) -> str:
     return "not evaluated" if epoch is None or epoch.top1 is None else percent(epoch.top1)
 
@@ -153,26 +129,20 @@ def _top1(epoch: EpochRecord | None) -> str:
 def plan_part(
     plan: Plan, profile: Profile | None = None, epochs: Sequence[EpochRecord] = ()
 ) -> str:
-    """A plan: its table, why, over the epochs, and what else was considered.
+    """A plan: time and cost by batch, its table, and why, choice by choice.
 
     Args:
         plan: Any.
         profile: What it was made from, if known: measured steps are drawn on top.
         epochs: Those that were trained by it, if any: their rates are drawn on top.
     """
-    reasons = "\n".join(
-        f"<li><p><strong>{markup.safe(one.choice)}: {markup.safe(one.value)}</strong> "
-        f'<span class="badge">{markup.safe(one.source)}</span></p><p>{markup.safe(one.why)}'
-        + (f" <cite>{markup.safe(one.reference)}</cite>" if one.reference else "")
-        + f"</p>{_alternatives(one)}</li>"
-        for one in plan.reasons
-    )
+    reasons = "\n".join(map(_reason, plan.reasons))
     return (
-        _stages(plan)
-        + (f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else "")
+        choice_charts(plan, profile)
         + stages_part(plan, epochs)
-        + choice_charts(plan, profile)
-        + knees_table(plan)
+        + "<h3>What was decided</h3>"
+        + _stages(plan)
+        + (f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else "")
     )
 
 
@@ -191,52 +161,38 @@ def _stages(plan: Plan) -> str:
     )
 
 
-def _alternatives(reason: Reason) -> str:
+def _reason(reason: Reason) -> str:
+    """A line: choice, value, the reason's first sentence, its source; behind it all the rest."""
+    first, *rest = re.split(r"(?<=[.?!]) (?=[A-Z`])", reason.why, maxsplit=1)
+    line = (
+        f"<strong>{markup.safe(reason.choice)}: {markup.safe(reason.value)}</strong> "
+        f'{markup.safe(first)} <span class="badge">{markup.safe(reason.source)}</span>'
+    )
+    more = "".join(f"<p>{markup.safe(text)}</p>" for text in [*rest, reason.reference] if text)
     told = ((markup.safe(one.value), markup.safe(one.loss)) for one in reason.alternatives)
-    items = "".join(f"<li>or {value}: {loss}</li>" for value, loss in told)
-    return f'<ul class="instead">{items}</ul>' if items else ""
+    more += "".join(f"<p>Or {value}: {loss}</p>" for value, loss in told)
+    if not more:
+        return f"<li>{line}</li>"
+    return f"<li><details><summary>{line}</summary>{more}</details></li>"
 
 
 def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
-    """Seconds per epoch, stage by stage and epoch by epoch, and what a new fit would change.
+    """Seconds per epoch and peak memory, predicted and measured, and what a new fit would change.
 
     Args:
         summary: The run, or its finished epochs.
         now: The epoch in progress, if one is.
     """
-    compared, measured = comparisons(summary), measured_word(summary)
-    caption = f"{simulated_word(summary)}seconds per epoch of training".capitalize()
-    head = ["stage", "predicted (95 %)", f"{measured} (median)", f"{measured} (range)"]
-    rows = [
-        [
-            stage_word(summary.plan, one.stage),
-            in_seconds(one.predicted),
-            markup.or_dash(one.measured),
-            _range(one),
-            one.verdict,
-        ]
-        for one in compared
-    ]
-    table = markup.table(caption, [*head, "the prediction was"], rows)
-    if len(rows) == 1:
-        turned = list(zip([*head, "the prediction was"], rows[0], strict=True))
-        table = markup.table(caption, list(turned[0]), [list(row) for row in turned[1:]])
-    note = (
-        "<div><p>Evaluation and checkpoints are not part of these seconds. "
-        "The median is taken over whole epochs, the first left out: it pays for what is done "
-        "once.</p></div>"
+    charts = markup.pair(epochs_chart(summary, now), candidates_chart(summary))
+    head, *rows = compared_rows(summary)
+    table = markup.table(f"Predicted and {measured_word(summary)}", head, rows)
+    notes = (
+        "Evaluation and checkpoints are not part of these seconds. The median is taken over whole "
+        "epochs, the first left out: it pays for what is done once.",
+        memory_note(summary),
+        refit_words(summary),
     )
-    charts = markup.pair(candidates_chart(summary), epochs_chart(summary, now))
-    words = refit_words(summary)
-    refit = f"<p>{markup.safe(words)}</p>" if words else ""
-    beside = markup.pair(table, note) if len(compared) == 1 else table + note
-    return beside + refit + charts
-
-
-def _range(one: Comparison) -> str:
-    if one.fastest is None or one.slowest is None:
-        return "-"
-    return f"{number(one.fastest)} to {number(one.slowest)}"
+    return charts + table + "".join(f"<p>{markup.safe(note)}</p>" for note in notes if note)
 
 
 def accuracy_part(summary: RunSummary) -> str:
@@ -244,13 +200,13 @@ def accuracy_part(summary: RunSummary) -> str:
     if not summary.epochs:
         return "<p>No epoch was finished.</p>"
     last, best = last_evaluated(summary), summary.best_epoch
-    text = (
+    charts = markup.pair(*learning_charts(summary))
+    return charts + (
         f"<p>Last evaluated epoch: <strong>{markup.safe(accuracy(last))}</strong>. "
         f"Best: <strong>{markup.safe(accuracy(best))}</strong>"
         + (f" in epoch {best.epoch + 1}" if best else "")
         + f". Held out: {markup.safe(summary.plan.data.split)}.</p>"
     )
-    return text + markup.pair(*learning_charts(summary))
 
 
 def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:

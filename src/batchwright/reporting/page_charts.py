@@ -92,7 +92,7 @@ def candidates_chart(summary: RunSummary) -> str:
     planned = [stage.global_batch_size for stage in plan.stages]
     batches = [*(one.global_batch_size for one in considered), *planned]
     return markup.xy_figure(
-        "Candidates: epoch time over global batch",
+        "Epoch time against global batch",
         batch_axis("global batch (samples per step)", batches, planned),
         linear_axis(f"{simulated_word(summary)}seconds per epoch", _heights(series, bands)),
         series,

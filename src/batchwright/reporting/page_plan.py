@@ -42,11 +42,12 @@ def choice_charts(plan: Plan, profile: Profile | None) -> str:
         return ""
     (seconds, unit), (worth, currency) = units_of(curves)
     table = candidates_table(plan)
+    time, cost = f"training ({unit})", f"cost ({currency})"
     charts = markup.pair(
-        _chart(curves, "seconds", seconds, "Time over global batch", f"training ({unit})", table),
-        _chart(curves, "cost", worth, "Cost over global batch", f"cost ({currency})", table),
+        _chart(curves, "seconds", seconds, "Training time against global batch", time, table),
+        _chart(curves, "cost", worth, "Cost against global batch", cost, table),
     )
-    return f"<h3>Time and cost of the training, by cluster</h3>{charts}"
+    return f"<h3>Time and cost of the training, by cluster</h3>{charts}{_knees(plan)}"
 
 
 def candidates_table(plan: Plan) -> str:
@@ -54,16 +55,14 @@ def candidates_table(plan: Plan) -> str:
     return markup.table(*_candidates(plan))
 
 
-def knees_table(plan: Plan) -> str:
+def _knees(plan: Plan) -> str:
     """Where more batch stops paying, cluster by cluster; or nothing."""
     if not plan.knees:
         return ""
-    (_, *head), *rows = knee_rows(plan)
-    return markup.table(
-        f"Knees: doubling the batch beyond saves at most {percent(plan.job.goal.doubling_gain)}",
-        ["cluster", *head],
-        rows,
-    )
+    gain = percent(plan.job.goal.doubling_gain)
+    head, *rows = knee_rows(plan)
+    table = markup.table(f"Knees: doubling the batch beyond saves at most {gain}", head, rows)
+    return f"<details><summary>Where a larger batch stops paying</summary>{table}</details>"
 
 
 def _candidates(plan: Plan) -> tuple[str, Sequence[str], Iterable[Sequence[str]]]:

@@ -9,7 +9,7 @@ from batchwright.records.words import counted, duration, number, percent
 from batchwright.reporting import markup
 from batchwright.reporting.axes import Axis, epochs_axis, linear_axis
 from batchwright.reporting.charts import Box, Mark, Point, Series, lanes_chart, swatch
-from batchwright.reporting.reading import measured_word, simulated_word
+from batchwright.reporting.reading import simulated_word
 from batchwright.reporting.round_curves import (
     ROUND_PARTS,
     EpochRounds,
@@ -208,7 +208,7 @@ def _by_epoch(summary: RunSummary) -> str:
     ]
     right = [
         _line(
-            f"{measured_word(summary)} / predicted",
+            "measured / predicted",
             "green",
             told,
             lambda one: one.over_predicted,
@@ -221,7 +221,7 @@ def _by_epoch(summary: RunSummary) -> str:
     charts = markup.xy_figure(
         "How even the rounds were", x, linear_axis("percent", shares), even, [], table
     )
-    if not right[0].points:
+    if summary.simulated or not right[0].points:  # simulated times follow from the predicted ones
         return charts
     ends = tuple(Point(at, 1.0, "") for at in (0.5, last + 0.5))
     right.append(Series("as predicted", "grey", ends, "none"))
@@ -229,7 +229,7 @@ def _by_epoch(summary: RunSummary) -> str:
     return markup.pair(
         charts,
         markup.xy_figure(
-            f"Seconds of a round, {measured_word(summary)} over predicted",
+            "Seconds of a round, measured over predicted",
             x,
             linear_axis("ratio", ratios, from_zero=False),
             right,

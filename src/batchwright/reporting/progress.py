@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from textwrap import wrap
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,9 @@ class RunProgress:
         elif left:
             words.append((1, left_words(left)))
         name = f"epoch {epoch + 1}/{self._epochs}: "
-        self._say(name + joined(words, self._console.width - len(name) if brief else None))
+        line = name + joined(words)
+        for part in wrap(line, self._console.width, subsequent_indent="  ") if brief else [line]:
+            self._say(part)
         if self._rounds is None:
             self._draw(epoch, 1, 1, [])
 

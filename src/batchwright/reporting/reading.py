@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -9,14 +10,18 @@ from batchwright.records import Check, EpochRecord, Estimate, RunSummary
 from batchwright.records.words import (
     counted,
     duration,
+    in_bytes,
     in_seconds,
+    number,
     percent,
+    size,
 )
+from batchwright.reporting.plan_words import stage_word
 from batchwright.reporting.worker_curves import Part, WorkerCurve, told_parts, worker_curves
 
 SIMULATED = (
-    "This cluster was simulated: gradients, losses and accuracies are real, all times of training "
-    "are those of the simulated cluster."
+    "This cluster was simulated: gradients, losses and accuracies are real. Times of training are "
+    "computed from the step times that the plan predicts with, so they do not test its prediction."
 )
 
 
@@ -119,7 +124,7 @@ def _mean_seconds(summary: RunSummary, part: Part, worker: WorkerCurve | None) -
 
 @dataclass(frozen=True)
 class Comparison:
-    """A stage's predicted seconds per epoch of training beside the measured ones."""
+    """What was predicted for a stage beside what was measured: seconds an epoch, or bytes."""
 
     stage: int
     predicted: Estimate | None
@@ -158,6 +163,43 @@ class Comparison:
         return f"{abs(error):.1f} % {self.direction}, {where} the 95 % interval"
 
 
+def memory_comparisons(summary: RunSummary) -> list[Comparison]:
+    """Peak tensor bytes of the worker that took the most, one comparison per stage of the plan."""
+    found = []
+    for index, stage in enumerate(summary.plan.stages):
+        peaks = [
+            worker.peak_bytes
+            for epoch in summary.epochs
+            if summary.plan.stage_of(epoch.epoch) == index
+            for worker in epoch.workers
+            if worker.peak_bytes
+        ]
+        peak = max(peaks, default=None)
+        found.append(Comparison(index, stage.predicted_bytes, peak, None, None))
+    return found
+
+
+def memory_measured(summary: RunSummary) -> bool:
+    """Whether a step of any stage was weighed."""
+    return any(one.measured for one in memory_comparisons(summary))
+
+
+def memory_note(summary: RunSummary) -> str:
+    """What the measured memory is, or why there is none, in a sentence."""
+    if memory_measured(summary):
+        return (
+            "Memory is what the tensors of one worker take at most: of all workers the largest. "
+            "Python, its libraries and the images of the data set come on top."
+        )
+    if summary.simulated:
+        return "The memory of simulated workers is not known: all of them run in one process."
+    return (
+        "Memory was not measured in this run. On the CPU it takes PyTorch's profiler: a loop of "
+        "your own turns it on with Session(profile_memory=True), and `batchwright check` measures "
+        "the plan's own step."
+    )
+
+
 def comparisons(summary: RunSummary) -> list[Comparison]:
     """One comparison per stage of the plan.
 
@@ -182,6 +224,54 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
             )
         )
     return found
+
+
+def compared_rows(summary: RunSummary) -> list[list[str]]:
+    """Seconds per epoch, and peak memory if measured, by stage: head first, then a row for each.
+
+    Of a simulated cluster nothing is said of how right the prediction was: it is what it goes by.
+    """
+    plan, measured = summary.plan, measured_word(summary)
+
+    def row(word: str, one: Comparison, shown: str, value: Callable[[float], str]) -> list[str]:
+        stage = f", stage {stage_word(plan, one.stage)}" if len(plan.stages) > 1 else ""
+        found = f"not {measured}" if one.measured is None else value(one.measured)
+        return [
+            word + stage,
+            shown,
+            found,
+            one.verdict.replace("the 95 % interval", "the interval"),
+        ]
+
+    head = ["", "predicted (95 %)", measured, "the prediction was"]
+    times = [
+        row("seconds per epoch", one, in_seconds(one.predicted), number)
+        for one in comparisons(summary)
+    ]
+    if summary.simulated:
+        return [cells[:-1] for cells in (head, *times)]
+    peaks = [
+        row("peak memory", one, in_bytes(one.predicted), size)
+        for one in memory_comparisons(summary)
+    ]
+    return [head, *times, *(peaks if memory_measured(summary) else [])]
+
+
+def pace_words(summary: RunSummary) -> tuple[str, str]:
+    """How right the predicted seconds per epoch were: in a word or two, and with the figures."""
+    whole = overall(summary)
+    if whole.predicted is None:
+        return whole.verdict, "the plan holds no prediction"
+    predicted = f"{number(whole.predicted.value)} s an epoch predicted"
+    if whole.measured is None:
+        return whole.verdict, predicted
+    told = f"{predicted}, {number(whole.measured)} s {measured_word(summary)}"
+    if summary.simulated:
+        return "not tested", f"{told} from the same step times"
+    mean = ", mean of all stages" if len(summary.plan.stages) > 1 else ""
+    inside = "inside" if whole.inside else "outside"
+    error = abs(whole.error_percent or 0.0)
+    return f"{error:.1f} % {whole.direction}", f"{told}{mean}, {inside} the 95 % interval"
 
 
 def overall(summary: RunSummary) -> Comparison:
@@ -221,12 +311,19 @@ def check_words(check: Check) -> str:
     rounds = _round_words(check)
     if not steps:
         return "No step could be measured." + rounds
+    own = [one for one in check.points if one.planned and one.quantity == "step_seconds"]
+    told = "".join(
+        f"The plan's own step ({one.workers} x {one.local_batch_size}, {one.resolution} px) was "
+        f"predicted {percent(abs(one.error))} too {'high' if one.error > 0 else 'low'}. "
+        for one in own
+    )
     inside = sum(one.inside for one in check.points)
     verdict = "more than" if check.missed else "within"
     return (
-        f"Step times were off by {percent(steps[len(steps) // 2])} (median), which is {verdict} "
-        f"goal.tolerance={check.tolerance:g}, and by {percent(steps[-1])} at worst; {inside} of "
-        f"{len(check.points)} measurements lie inside their interval." + rounds
+        f"{told}Predicted step times miss the measured ones by {percent(steps[len(steps) // 2])} "
+        f"in the median, {verdict} the {percent(check.tolerance)} of goal.tolerance, and by "
+        f"{percent(steps[-1])} at worst; {inside} of {len(check.points)} measurements lie inside "
+        "their 95 % interval." + rounds
     )
 
 
@@ -252,8 +349,9 @@ def refit_words(summary: RunSummary) -> str:
     choice = f"{counted(refit.workers, 'worker')} with global batch {refit.global_batch_size:,}"
     same = (refit.workers, refit.global_batch_size) == (stage.workers, stage.global_batch_size)
     return (
-        f"The prediction was off by {percent(abs(refit.error))}, more than "
-        f"goal.tolerance={refit.tolerance:g}. Fitted again with these epochs, one takes "
+        f"The predicted seconds per epoch miss the measured ones by {percent(abs(refit.error))}, "
+        f"more than the {percent(refit.tolerance)} of goal.tolerance. Fitted again with what was "
+        f"measured, an epoch takes "
         f"{in_seconds(refit.refitted)} s, and the plan "
         + (f"stays at {choice}." if same else f"becomes {choice}.")
     )

@@ -47,7 +47,7 @@ def round_facts(summary: RunSummary) -> list[tuple[str, str]]:
         ("largest lead", counted(told.lead, "round")),
     ]
     if summary.simulated:
-        facts[3] = ("simulated / predicted round", facts[3][1])
+        del facts[3]  # its time is computed from the predicted one
     return facts
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchwright.records import EpochRecord, RunSummary
-from batchwright.records.words import duration, in_seconds, number, percent
+from batchwright.records.words import duration, number, percent
 from batchwright.reporting.comparison import RunComparison, comparison_rows, setting_rows
-from batchwright.reporting.plan_words import stage_word
 from batchwright.reporting.reading import (
-    Comparison,
+    SIMULATED,
     accuracy,
-    comparisons,
+    compared_rows,
     last_evaluated,
     measured_word,
+    memory_measured,
+    memory_note,
     simulated_word,
     whole_accounting,
     worker_rows,
@@ -37,14 +38,10 @@ def summary_table(summary: RunSummary) -> RenderableType:
 def comparison_table(told: RunComparison) -> RenderableType:
     """Several runs beside each other, and the means of those that differ in the seed alone."""
     head, *rows = comparison_rows(told)
-    kept = [at for at, word in enumerate(head) if word not in ("global batch", "workers")]
-    runs = new_table(told.title, [head[at] for at in kept])  # the others for want of room
-    runs.columns[0].justify, runs.columns[0].overflow = "left", "fold"
-    runs.padding, runs.pad_edge = (0, 1, 0, 0), False  # for the same want
-    for at, column in zip(kept[1:], runs.columns[1:], strict=True):  # only names are cut anywhere
-        column.min_width = max(len(word) for row in (head, *rows) for word in row[at].split())
+    runs = new_table(told.title, head)
+    runs.columns[0].justify = "left"
     for cells in rows:
-        add(runs, *(cells[at] for at in kept))
+        add(runs, *cells)
     head, *rows = setting_rows(told)
     settings = new_table("runs that differ in the seed alone", head)
     for cells in rows:
@@ -53,34 +50,19 @@ def comparison_table(told: RunComparison) -> RenderableType:
 
 
 def _predicted(summary: RunSummary) -> Table:
-    """Seconds per epoch; of several stages with the accuracy that each came to."""
-    measured = measured_word(summary)
-    several = len(summary.plan.stages) > 1
-    columns = ["stage", "predicted (95 %)", f"{measured} (median)", "the prediction was"]
-    if several:
-        columns[1:3] = ["predicted", measured, "accuracy"]
-    table = new_table(f"{simulated_word(summary)}seconds per epoch of training", columns)
-    table.columns[-1].justify = "left"
-    for one in comparisons(summary):
-        found = f"not {measured}" if one.measured is None else number(one.measured)
-        name = stage_word(summary.plan, one.stage)
-        if several:
-            value = number(one.predicted.value) if one.predicted else "-"
-            verdict = one.verdict.replace(" the 95 % interval", "")
-            add(table, name, value, found, _reached(summary, one), verdict)
-        else:
-            add(table, name, in_seconds(one.predicted), found, one.verdict)
+    """Seconds per epoch and peak memory."""
+    head, *rows = compared_rows(summary)
+    table = new_table(f"predicted and {measured_word(summary)}", head)
+    table.columns[0].justify = "left"
+    if not summary.simulated:
+        table.columns[-1].justify = "left"
+    for cells in rows:
+        add(table, *cells)
+    if summary.simulated:
+        table.caption = SIMULATED
+    elif not memory_measured(summary):
+        table.caption = memory_note(summary)
     return table
-
-
-def _reached(summary: RunSummary, one: Comparison) -> str:
-    """The last held-out accuracy of a stage."""
-    told = [
-        epoch.top1
-        for epoch in summary.epochs
-        if epoch.top1 is not None and summary.plan.stage_of(epoch.epoch) == one.stage
-    ]
-    return percent(told[-1]) if told else "-"
 
 
 def _accuracies(summary: RunSummary) -> Table:

@@ -33,8 +33,12 @@ p { margin: 10px 0; max-width: 72ch; overflow-wrap: anywhere; }
 .tiles strong { display: block; margin: 2px 0; font-size: 21px; line-height: 1.3; }
 .pair { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 20px 28px; }
 @media (max-width: 760px) { .pair { grid-template-columns: minmax(0, 1fr); }
-  h1 { font-size: 25px; } }
-.scroll { overflow-x: auto; margin: 0 0 12px; }
+  h1 { font-size: 25px; } table.numbers td { white-space: normal; } }
+.scroll { overflow-x: auto; margin: 0 0 12px; background:
+  linear-gradient(to right, var(--paper) 40%, transparent) left / 44px 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 40%, transparent) right / 44px 100% no-repeat local,
+  linear-gradient(to right, var(--pale), transparent) left / 18px 100% no-repeat scroll,
+  linear-gradient(to left, var(--pale), transparent) right / 18px 100% no-repeat scroll; }
 table { border-collapse: collapse; width: 100%; font-size: 15px;
   font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: 0 0 6px; color: var(--soft); font-size: 14px; }
@@ -43,20 +47,19 @@ th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--edge); text-ali
 th { font-weight: normal; color: var(--soft); }
 .numbers td, .numbers thead th + th { text-align: right; padding: 5px 0 5px 12px; }
 .numbers th, .numbers td { white-space: nowrap; }
-.numbers tbody th { position: sticky; left: 0; background: var(--paper); white-space: normal;
-  min-width: 5em; }
+.numbers th { white-space: normal; }
+.numbers tbody th { position: sticky; left: 0; background: var(--paper); min-width: 5em; }
 .numbers td:nth-child(2):last-child { white-space: normal; }
 .facts td { overflow-wrap: anywhere; }
 .facts th { width: 38%; }
-.reasons { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 12px;
-  margin: 0; padding: 0; list-style: none; }
-.reasons li { padding: 12px 16px; border: 1px solid var(--edge); border-radius: 8px; }
-.reasons p { margin: 0 0 4px; }
-.reasons .instead { margin: 4px 0 0; padding-left: 18px; color: var(--soft); font-size: 14px; }
-.reasons .instead li { padding: 0; border: 0; }
+.reasons { margin: 0; padding: 0; list-style: none; }
+.reasons li { padding: 6px 0 6px 18px; border-bottom: 1px solid var(--edge);
+  overflow-wrap: anywhere; }
+.reasons details { margin: 0; }
+.reasons summary { margin-left: -18px; color: var(--ink); font-size: inherit; }
+.reasons p { margin: 4px 0; color: var(--soft); font-size: 14px; }
 .badge { padding: 1px 8px; border: 1px solid var(--accent); border-radius: 10px;
   color: var(--accent); font-size: 13px; white-space: nowrap; }
-cite { color: var(--soft); }
 figure { margin: 0 0 12px; min-width: 0; }
 figcaption { font-weight: 600; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 4px 0; padding: 0;

@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING
 
 from batchwright.records import Sweep
 from batchwright.reporting.sweep_words import setting_head, setting_rows
-from batchwright.reporting.terminal import add, new_table
+from batchwright.reporting.terminal import add, new_table, stacked
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
-def sweep_table(sweep: Sweep) -> Table:
+def sweep_table(sweep: Sweep) -> RenderableType:
     """A row for each setting: means over its seeds, with standard errors."""
     head, rows = setting_head(sweep), setting_rows(sweep)
     table = new_table("held-out accuracy, mean ± standard error over seeds", head)
-    for at, column in enumerate(table.columns):  # a key cut short would not be told from another
-        column.min_width = max(len(word) for row in (head, *rows) for word in row[at].split(" "))
     for row in rows:
         add(table, *row)
-    return table
+    return stacked(table)

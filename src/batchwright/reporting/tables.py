@@ -13,14 +13,7 @@ from batchwright.records import (
     CheckPoint,
     Estimate,
     OutOfMemory,
-    Plan,
     Profile,
-)
-from batchwright.records.explaining import (
-    candidate_words,
-    cluster_words,
-    is_chosen,
-    kept_candidates,
 )
 from batchwright.records.load_words import load_words
 from batchwright.records.words import (
@@ -30,9 +23,7 @@ from batchwright.records.words import (
     in_seconds,
     number,
     size,
-    source,
 )
-from batchwright.reporting.plan_words import header_rows, split_rows, stage_rows
 from batchwright.reporting.terminal import add, new_facts, new_table, stacked
 
 if TYPE_CHECKING:
@@ -62,14 +53,6 @@ def profile_table(profile: Profile) -> RenderableType:
     return stacked(
         facts, _step_times(profile), _pairs(profile), _memory(profile), _collectives(profile)
     )
-
-
-def plan_table(plan: Plan) -> RenderableType:
-    """What `plan` decided, why, and what else it considered."""
-    header = new_facts(f"{plan.network.name} on {plan.data.name}")
-    for word, value in header_rows(plan):
-        add(header, word, value)
-    return stacked(header, _common(plan), _stages(plan), _reasons(plan), _candidates(plan))
 
 
 def check_table(check: Check) -> RenderableType:
@@ -130,7 +113,8 @@ def _rounds(check: Check) -> Table:
 
 
 def _place(one: CheckPoint | OutOfMemory) -> str:
-    return f"{one.workers} x {one.local_batch_size}, {one.resolution} px"
+    planned = ", planned" if isinstance(one, CheckPoint) and one.planned else ""
+    return f"{one.workers} x {one.local_batch_size}, {one.resolution} px{planned}"
 
 
 # ------------------------------------------------------------------------------------ the profile
@@ -197,63 +181,4 @@ def _collectives(profile: Profile) -> Table:
     for one in profile.collectives:
         seconds = f"{number(one.seconds)} ({number(one.low)} to {number(one.high)})"
         add(table, one.operation, size(one.bytes), str(one.workers), seconds)
-    return table
-
-
-# --------------------------------------------------------------------------------------- the plan
-
-
-_LEFT_OUT = ("rate stage", "global batch", "micro-batch", "predicted memory")  # for want of room
-
-
-def _common(plan: Plan) -> Table:
-    table = new_facts("the same at all stages")
-    for word, value in split_rows(plan)[0]:
-        add(table, word, value)
-    return table
-
-
-def _stages(plan: Plan) -> Table:
-    """One stage turned on its side; of several a row for each, of what differs between them."""
-    if len(plan.stages) > 1:
-        _, (head, *told) = split_rows(plan)
-        kept = [at for at, word in enumerate(head) if word not in _LEFT_OUT]
-        several = new_table("the plan", [head[at] for at in kept])
-        for values in told:
-            add(several, *(values[at] for at in kept))
-        return several
-    (word, stages), *rows = stage_rows(plan)
-    table = new_table("the plan", [word, *stages])
-    table.columns[0].justify = "left"
-    for name, values in rows:
-        add(table, name, *values)
-    return table
-
-
-def _reasons(plan: Plan) -> Table:
-    table = new_table("why", ["choice", "reason, and where it comes from"])
-    for column in table.columns:
-        column.justify = "left"
-    for one in plan.reasons:
-        why = f"{one.why} [{source(one.source, one.reference)}]"
-        add(table, f"{one.choice}: {one.value}", why)
-    return table
-
-
-def _candidates(plan: Plan) -> Table:
-    table = new_table(
-        "considered (per epoch of training, 95 % intervals)",
-        ["", "global batch", "cluster", "side", "seconds", "peak memory"],
-    )
-    for one in kept_candidates(plan):
-        add(
-            table,
-            candidate_words(plan, one),
-            f"{one.global_batch_size:,}",
-            cluster_words(one.workers, one.kinds),
-            f"{one.resolution} px",
-            in_seconds(one.epoch_seconds),
-            size(one.peak_bytes.value),
-            style="bold" if is_chosen(plan, one) else None,
-        )
     return table

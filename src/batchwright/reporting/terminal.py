@@ -1,21 +1,27 @@
-"""Tables of rich: names from outside are made printable, and markup in them is not interpreted."""
+"""Tables of rich: names from outside are made printable, and markup in them is not interpreted.
+
+Nothing is cut: text wraps, and columns for which a terminal has no room stand in a second block.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from batchwright.records.words import printable
+from batchwright.records.words import column_blocks, printable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
+
+_EDGES, _GAP = 4, 3  # characters beside a table, and between two of its columns
 
 
 def stacked(*tables: Table) -> RenderableType:
-    """The tables that have rows, one below the other."""
+    """The tables that have rows, one below the other, each as wide as the terminal at most."""
     from rich.console import Group
 
-    return Group(*(table for table in tables if table.row_count))
+    return Group(*(_Fitted(table) for table in tables if table.row_count))
 
 
 def new_table(title: str, columns: list[str]) -> Table:
@@ -25,10 +31,13 @@ def new_table(title: str, columns: list[str]) -> Table:
     from rich.text import Text
 
     table = Table(
-        title=Text(printable(title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD
+        title=Text(printable(title), style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
     )
     for name in columns:
-        table.add_column(name, justify="right", no_wrap=name in ("seconds", "step"))
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 
@@ -46,3 +55,47 @@ def add(table: Table, *cells: str, style: str | None = None) -> None:
     from rich.text import Text
 
     table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+
+
+class _Fitted:
+    """Draws a table in as many blocks as its columns need; each begins with the first column."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        room = options.max_width - _EDGES
+        told = [[str(column.header), *map(str, column.cells)] for column in self._table.columns]
+        words = [max(len(word) for text in texts for word in (*text.split(), "")) for texts in told]
+        widths = [max(map(len, texts)) for texts in told]
+        least = [min(width, room // 2) for width in words]
+        for number, block in enumerate(column_blocks(least, room, gap=_GAP)):
+            yield self._part(block, _shrunk(widths, least, block, room), continued=number > 0)
+
+    def _part(self, block: list[int], widths: list[int], *, continued: bool) -> Table:
+        whole = self._table
+        part = new_table("", [])
+        part.title, part.show_header = whole.title, whole.show_header
+        if continued:
+            part.title = f"{whole.title} (continued)"
+        for at, width in zip(block, widths, strict=True):
+            column = whole.columns[at]
+            part.add_column(column.header, justify=column.justify, overflow="fold", width=width)
+        cells = [list(whole.columns[at].cells) for at in block]
+        for row, values in zip(whole.rows, zip(*cells, strict=True), strict=True):
+            part.add_row(*values, style=row.style, end_section=row.end_section)
+        part.caption = whole.caption if 0 in block and block[-1] == len(whole.columns) - 1 else None
+        return part
+
+
+def _shrunk(widths: list[int], least: list[int], block: list[int], room: int) -> list[int]:
+    """Widths of a block's columns: as wide as their text, or the widest narrower until all fit."""
+    found = [widths[at] for at in block]
+    while sum(found) + _GAP * (len(found) - 1) > room:
+        spare = [(width, at) for at, width in enumerate(found) if width > least[block[at]]]
+        if not spare:
+            break
+        found[max(spare)[1]] -= 1
+    return found

@@ -109,7 +109,13 @@ class AllReduceRun:
             self._wishes,
         )
         self._passes = Passes(
-            setup.feed, self.stepper, self._sharing, self.state, self._clock, self.rank
+            setup.feed,
+            self.stepper,
+            self._sharing,
+            self.state,
+            self._clock,
+            setup.peak_memory(self.state, self._clock, self._reducer),
+            self.rank,
         )
         self._batches: Once | None = None
 

@@ -501,5 +501,6 @@ class Desk:
             exchange_seconds=exchange,
             wait_seconds=0.0,
             lead=lead,
+            peak_bytes=told.get("peak") or None,
         )
         self._ended.add(record, told["rate"], self.server.rounds.committed)

@@ -79,6 +79,7 @@ def train(
         sample_weights=task.sample_weights,
         exit_on_stop=False,
         follow_advice=follow_advice,
+        profile_memory=True,
     ) as session:
         for _ in session.epochs():
             for images, labels in session.batches():

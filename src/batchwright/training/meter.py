@@ -10,8 +10,8 @@ from typing import Any
 
 from batchwright.records import EpochRecord, FactorRange, LocalBatches, Stage, WorkerTime
 
-# Others are for all.
-OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication", "loading")
+OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication", "loading", "peak")
+"""Of one worker; the others are for all."""
 
 
 @dataclass
@@ -20,7 +20,8 @@ class EpochMeter:
 
     ``training`` is wall time inside the steps, checkpoints aside; ``input``, ``compute``, ``wait``
     and ``communication`` are its parts on this worker; ``loading`` is processor time of its loader
-    processes, which goes by beside them. ``shares`` are the local batches over the
+    processes, which goes by beside them. ``peak`` is the most bytes that its tensors took, 0 if
+    unknown. ``shares`` are the local batches over the
     epoch, as (first step, sizes by rank); ``factors`` and ``gains`` are what adaptive scaling
     multiplied gradients and rate by, as `met` keeps them.
     """
@@ -39,6 +40,7 @@ class EpochMeter:
     wait: float = 0.0
     communication: float = 0.0
     loading: float = 0.0
+    peak: int = 0
     training: float = 0.0
     evaluation: float = 0.0
     checkpoint: float = 0.0
@@ -79,6 +81,7 @@ class EpochMeter:
             wait_seconds=self.wait,
             communication_seconds=self.communication,
             loading_cpu_seconds=self.loading,
+            peak_bytes=self.peak or None,
         )
 
     def shares_from(self, step: int, sizes: tuple[int, ...]) -> None:

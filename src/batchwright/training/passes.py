@@ -8,6 +8,7 @@ from torch import Tensor
 
 from batchwright.training.clock import StepClock
 from batchwright.training.keeper import RunState
+from batchwright.training.peak_memory import PeakMemory
 from batchwright.training.sampler import Step, micro_batches
 from batchwright.training.stepper import Division, Stepper
 from batchwright.training.walk import Walk
@@ -83,6 +84,7 @@ class Passes:
         division: Says how large a micro-batch may be.
         state: How far the run is.
         clock: Books the time.
+        memory: Says what the steps take.
         rank: This worker, as steps number it.
     """
 
@@ -93,10 +95,12 @@ class Passes:
         division: Division,
         state: RunState,
         clock: StepClock,
+        memory: PeakMemory,
         rank: int,
     ) -> None:
         self._feed, self._stepper, self._division = feed, stepper, division
         self._state, self._clock, self._rank = state, clock, rank
+        self._memory = memory
 
     def through(
         self, walk: Walk, epoch: int, resolution: int, after_step: Callable[[Step], None]
@@ -112,17 +116,20 @@ class Passes:
         loading = self._feed.loading
         loaded = loading.totals.cpu_seconds
         fed = self._feed.training(walk.ahead(), epoch, resolution)
-        while self._state.step < len(walk):
-            index = self._state.step
-            step = walk.step(index)
-            yield from self._passes(step, self._fed(fed, walk.parts(index), epoch, resolution))
-            while self._stepper.repeat:
-                parts = walk.cut(step, self._division.micro_batch_size)
-                yield from self._passes(step, self._cut(parts, epoch, resolution))
-            if loading.loaders:  # else it is input
-                before, loaded = loaded, loading.totals.cpu_seconds
-                self._state.meter.loading += loaded - before
-            after_step(step)
+        with self._memory.of_epoch():
+            while self._state.step < len(walk):
+                index = self._state.step
+                step = walk.step(index)
+                with self._memory.of_step(self._division.position[1]):
+                    parts = self._fed(fed, walk.parts(index), epoch, resolution)
+                    yield from self._passes(step, parts)
+                    while self._stepper.repeat:
+                        again = walk.cut(step, self._division.micro_batch_size)
+                        yield from self._passes(step, self._cut(again, epoch, resolution))
+                if loading.loaders:  # else it is input
+                    before, loaded = loaded, loading.totals.cpu_seconds
+                    self._state.meter.loading += loaded - before
+                after_step(step)
 
     def _fed(
         self, fed: Iterator[Batch], parts: list[Tensor], epoch: int, resolution: int

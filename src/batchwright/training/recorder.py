@@ -175,6 +175,7 @@ class Recorder:
             line[f"time/rank{rank}/comm_s"] = worker.communication_seconds
             if worker.loading_cpu_seconds:
                 line[f"time/rank{rank}/loading_cpu_s"] = worker.loading_cpu_seconds
+            line[f"memory/rank{rank}/peak_bytes"] = worker.peak_bytes
         self.line(line)
 
     def line(self, values: dict[str, Any]) -> None:

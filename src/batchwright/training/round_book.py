@@ -34,6 +34,7 @@ _FIELDS = {
     "time/exchange_s": "exchange_seconds",
     "time/wait_s": "wait_seconds",
     "time/eval_s": "evaluation_seconds",
+    "memory/peak_bytes": "peak_bytes",
 }
 
 
@@ -196,7 +197,7 @@ class RoundBook:
                     with suppress(ValueError, KeyError, TypeError):  # somebody has changed it
                         line = json.loads(text)
                         if line["kind"] == "round":
-                            told = {field: line[name] for name, field in _FIELDS.items()}
+                            told = {field: line.get(name) for name, field in _FIELDS.items()}
                             yield RoundRecord(**told)
 
     @property
@@ -263,4 +264,5 @@ def _worker_time(place: str, local_batch_size: int, rounds: Sequence[RoundRecord
         compute_seconds=sum(one.compute_seconds for one in rounds),
         wait_seconds=sum(one.wait_seconds for one in rounds),
         communication_seconds=sum(one.exchange_seconds for one in rounds),
+        peak_bytes=max((one.peak_bytes or 0 for one in rounds), default=0) or None,
     )

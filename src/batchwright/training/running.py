@@ -16,7 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchwright.group import Group
 from batchwright.locks import Lock
 from batchwright.records import Plan, Stage
+from batchwright.reduction import Reducer
+from batchwright.training.clock import StepClock
 from batchwright.training.evaluation import Fitting, Forward, Metric, evaluate
+from batchwright.training.keeper import RunState
+from batchwright.training.peak_memory import PeakMemory
 from batchwright.training.recalibration import calibrating_batches, recalibrated
 from batchwright.training.signals import StopRequest
 from batchwright.training.staging import StageSettings
@@ -24,6 +28,7 @@ from batchwright.training.stepper import Stepper
 from batchwright.training.update import Updater
 from batchwright.workload.feeding import Feed
 from batchwright.workload.host import autocast
+from batchwright.workload.tensor_bytes import lasting_bytes
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Setup:
         sample_weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
         follow_advice: Whether to stop after an epoch where advice for the next is in the folder.
         lock: Of the run folder, if this worker holds it.
+        profile_memory: Whether to weigh steps on the CPU by the profiler.
         fitting: How many samples fit into an evaluation's forward pass, as far as known.
     """
 
@@ -64,6 +70,7 @@ class Setup:
     sample_weights: Tensor | None
     follow_advice: bool = False
     lock: Lock | None = None
+    profile_memory: bool = False
     fitting: Fitting = field(default_factory=Fitting)
 
     @property
@@ -90,6 +97,15 @@ class Setup:
             own_rates=self.own_rates,
             samples_per_epoch=len(self.feed),
         )
+
+    def peak_memory(self, state: RunState, clock: StepClock, reducer: Reducer) -> PeakMemory:
+        """Says what the steps take; ``reducer`` has buffers of its own."""
+
+        def lasting() -> int:
+            return lasting_bytes(self.model, self.optimizer) + reducer.buffer_bytes
+
+        device = self.group.device
+        return PeakMemory(device, state, clock, lasting if self.profile_memory else None)
 
     def evaluated(
         self,

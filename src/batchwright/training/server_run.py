@@ -80,7 +80,15 @@ class ServerRun:
             self._clock,
             Wishes,  # nobody else takes part in a step
         )
-        self._passes = Passes(setup.feed, self.stepper, self._sharing, self._state, self._clock, 0)
+        self._passes = Passes(
+            setup.feed,
+            self.stepper,
+            self._sharing,
+            self._state,
+            self._clock,
+            setup.peak_memory(self._state, self._clock, self._reducer),
+            0,
+        )
         self._batches: Once | None = None
         self._pulled: Pulled | None = None
         self._unsettled: dict[str, Any] | None = None  # of an exchange before an evaluation
@@ -239,6 +247,7 @@ class ServerRun:
                 "loss": meter.mean_loss,
                 "rate": meter.rate,
                 "compute": meter.training,
+                "peak": meter.peak,
             },
         )
         self._take(pulled)

@@ -89,6 +89,9 @@ class Session:
             0; needs a run folder. ``None``: none.
         follow_advice: Stop after an epoch with `errors.NewPlan` where a service's advice for the
             next is in the run folder, whose plan it has become; then resume with that plan.
+        profile_memory: On the CPU, take one step of each row of the plan under PyTorch's profiler,
+            so that the report tells the peak memory; not where the loop uses that profiler itself.
+            On CUDA the allocator tells it anyway.
 
     Attributes:
         plan: The plan that is followed.
@@ -124,6 +127,7 @@ class Session:
         exit_on_stop: bool = True,
         report_to: str | None = None,
         follow_advice: bool = False,
+        profile_memory: bool = False,
     ) -> None:
         refuse_unguarded_script()
         refuse_no_path(run_folder, "run_folder")
@@ -147,7 +151,7 @@ class Session:
         self._held_out: tuple[Images, Feed] | None = None
         self._companion: Companion | None = None
         self._lock: Lock | None = None
-        self._follow_advice = follow_advice
+        self._follow_advice, self._profile_memory = follow_advice, profile_memory
         service = _checked_service(report_to, run_folder)
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
@@ -193,6 +197,7 @@ class Session:
             sample_weights=_checked_weights(sample_weights, len(self._feed)),
             follow_advice=self._follow_advice,
             lock=self._lock,
+            profile_memory=self._profile_memory,
         )
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")

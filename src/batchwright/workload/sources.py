@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from batchwright.errors import DataError
 from batchwright.records import DataFacts, Job
+from batchwright.records.words import data_name
 from batchwright.workload import cifar, image_folder
 from batchwright.workload.cifar import Arrays
 from batchwright.workload.image_files import ImageFiles, fits_the_disk
@@ -74,7 +75,10 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     if kind in cifar.EDITIONS:
         return _open_cifar(kind, _path(kind, place), progress, verify)
     if kind == "imagefolder":
-        return _open_image_folder(_path(kind, place), job, progress, verify)
+        found = _open_image_folder(_path(kind, place), job, progress, verify)
+        # Not out of the cache, which may be older than the folder's name.
+        named = found.facts.model_copy(update={"name": data_name(job.data)})
+        return replace(found, facts=named)
     if kind not in _KINDS and _IMPORT_STRING.fullmatch(job.data):
         return _import_data(job.data)
     near = get_close_matches(kind, _KINDS, n=1, cutoff=0.5)
