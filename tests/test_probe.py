@@ -190,7 +190,7 @@ def test_digits_are_measured_through_the_real_pipeline(tmp_path, monkeypatch):
     assert {point.resolution for point in profile.steps} == {8, 16}
     assert len([point for point in profile.steps if point.resolution == 16]) >= 2
     assert profile.noise is not None
-    assert profile.noise.parts == 4
+    assert profile.noise.parts >= 4
     assert profile.evaluation_seconds_per_image > 0
 
 

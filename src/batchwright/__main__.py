@@ -62,5 +62,17 @@ def main() -> None:
         sys.exit(_EXIT_CODE)
 
 
+def entry() -> None:
+    """`main` for a process that is nothing but this command."""
+    try:
+        main()
+        code: object = 0
+    except SystemExit as end:
+        code = end.code
+    from batchwright.processes import leave
+
+    leave(code if isinstance(code, int) else int(code is not None))
+
+
 if __name__ == "__main__":
-    main()
+    entry()

@@ -41,9 +41,9 @@ _WORDS = {
     "device=cuda": "gpu cuda use_gpu use_cuda accelerator",
     "workers=2, the training processes": "gpus n_gpus num_gpus ngpus devices num_devices "
     "world_size nproc nprocs nproc_per_node n_workers num_processes processes ranks",
-    "workers=2 for training processes; loader processes are no job key (in a loop of your own "
-    "Session(loaders=2))": "num_workers loaders data_workers dataloader_workers "
-    "dataloader_num_workers",
+    "loaders=2 for the loader processes of each worker, workers=2 for training processes": (
+        "num_workers data_workers dataloader_workers dataloader_num_workers"
+    ),
     "global_batch=128, the samples of a step over all workers": "bs batch batchsize batch_size "
     "train_batch_size global_batch_size total_batch_size local_batch local_batch_size "
     "batch_size_per_gpu per_device_train_batch_size",
