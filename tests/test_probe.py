@@ -12,6 +12,7 @@ from torch import nn
 from batchwright.errors import JobError
 from batchwright.group import Group
 from batchwright.planning.planner import make_plan
+from batchwright.probing import gradient_noise
 from batchwright.probing.bench import Bench
 from batchwright.probing.memory import estimate_peak, weigh
 from batchwright.probing.probe import measure_points, probe
@@ -180,6 +181,7 @@ def test_no_points_are_refused(tmp_path):
 
 def test_digits_are_measured_through_the_real_pipeline(tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(gradient_noise, "_MOST_TIME", 1e6)  # a busy machine takes what it takes
     job = Job(
         device="cpu",
         launch="in-process",
@@ -190,7 +192,7 @@ def test_digits_are_measured_through_the_real_pipeline(tmp_path, monkeypatch):
     assert {point.resolution for point in profile.steps} == {8, 16}
     assert len([point for point in profile.steps if point.resolution == 16]) >= 2
     assert profile.noise is not None
-    assert profile.noise.parts >= 4
+    assert profile.noise.parts >= 8
     assert profile.evaluation_seconds_per_image > 0
 
 

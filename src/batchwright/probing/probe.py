@@ -104,7 +104,7 @@ def measure_points(
             progress(done, total, f"measuring {what}")
 
     with measuring(job, folder, counts) as workers:
-        visitor = Visitor(job, workers, max(counts), report, LoadWatch())
+        visitor = Visitor(job, workers, max(counts), report)
         visitor.prepare(seconds=PRECISION * job.probe.most_budget)
         if accept is not None:
             accept(visitor.cluster())
