@@ -2,11 +2,11 @@
 
 Own data: predicted against measured seconds of an epoch. A network with LayerNorm is trained by a
 loop of the user's own on a session, under torchrun, as `docs/loop.md` tells it: the data set is
-probed (`probe.budget` 20 s), the plan follows, with a global batch of 64, and the loop trains 6
-epochs with --quick, 11 with --full, of which the first does not count. Each case is measured with
-one worker and with two: 2,000 JPEG files of about 160 px, decoded and resized to 64 px by a
-`torch.utils.data.Dataset`, with the default of two loader processes, with one and with none; and
-small images in memory, with the default and with none.
+probed, the plan follows, with a global batch of 64, and the loop trains 4 epochs with --quick, 11
+with --full, of which the first does not count. Each case is measured with one worker and with two:
+2,000 JPEG files of about 160 px, decoded and resized to 64 px by a `torch.utils.data.Dataset`, with
+the default of two loader processes, and with --full with one and with none; and small images in
+memory, with the default, and with --full with none.
 
     own_data_epoch_error      |predicted - measured| / measured, median over the cases; the spread
                               is their quartiles
@@ -14,6 +14,26 @@ small images in memory, with the default and with none.
     own_data_coverage         share of cases whose measured epoch is inside the 95 % interval
     own_data_without_loading  the same error of what a plan would say whose steps had their images
                               at hand, median over the cases that load files; no goal: what is won
+    own_data_noise_ratio      gradient noise scale of the probe over that of the first epoch, the
+                              ratio that is furthest from 1, over the cases with two workers, whose
+                              training measures it; the spread is the range
+
+The number format: five networks on both forms of data, each chosen in the time that a probe has for
+it and then timed in turns at the planned batch.
+
+    precision_regret          time of the chosen format over the other's, the largest
+    precision_regret_median   the median
+
+The first command, `batchwright run` on digits, from the shell:
+
+    first_command_seconds     median
+    explained_share           share of it that the table of where the time went tells of, median
+
+Probes beside one and beside two programs that never wait, and alone, in turns; three each with
+--quick, ten with --full:
+
+    busy_told                 share of those beside others that say so
+    quiet_called_busy         share of those alone that say so
 
 The measured value is the median of the epochs; their quartiles, relative to it, are in the report,
 and say how steady the machine was. The files are those of the ImageNet subset if there is a data
@@ -37,6 +57,7 @@ from batchwright.documents import read_record, write_record
 from batchwright.prediction.step_time import fit_step_time
 from batchwright.processes import spinning_shortly
 from batchwright.records import Plan, Profile, RunSummary
+from benchmarks import first_look
 from benchmarks.common import (
     ROOT,
     Arguments,
@@ -50,20 +71,23 @@ from benchmarks.common import (
 )
 from benchmarks.own_data import FOLDER
 
-BUDGET = 20.0
 BATCH = 64
-EPOCHS = {False: 6, True: 11}
+EPOCHS = {False: 4, True: 11}
 WORKERS = (1, 2)
-CASES = (
-    ("pictures", "auto"),
-    ("pictures", 1),
-    ("pictures", 0),
-    ("tensors", "auto"),
-    ("tensors", 0),
-)
+CASES = {
+    False: (("pictures", "auto"), ("tensors", "auto")),
+    True: (
+        ("pictures", "auto"),
+        ("pictures", 1),
+        ("pictures", 0),
+        ("tensors", "auto"),
+        ("tensors", 0),
+    ),
+}
 """Function of `benchmarks.own_data`, and the job's `loaders`."""
 
 ERROR_GOAL, COVERAGE_GOAL = 0.10, 0.9
+NOISE_GOAL = 3.0
 
 CLASSES, FILES = 4, 2000  # of the JPEG files
 IMAGE_SIDE, QUALITY = 160, 78
@@ -75,7 +99,23 @@ def main() -> None:
 
 
 def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    return own_data(arguments, folder)
+    figures: list[Figure] = []
+    measured: Measurements = {}
+    for part in (
+        first_look.first_commands(folder, full=arguments.full),
+        own_data(arguments, folder),
+        formats(),
+        first_look.busy_probes(folder, full=arguments.full),
+    ):
+        figures += part[0]
+        measured |= part[1]
+    return figures, measured
+
+
+def formats() -> tuple[list[Figure], Measurements]:
+    """Number formats as they are chosen, and what the others would have taken."""
+    found = first_look.precision_regrets()
+    return first_look.regret_figures(found), {"formats": [asdict(one) for one in found]}
 
 
 # -------------------------------------------------------------------------------------- own data
@@ -98,6 +138,8 @@ class Epoch:
         probe_seconds: What measuring took.
         reason: What the plan says of loading.
         loading_cpu: Processor seconds of loader processes in an epoch, of all workers.
+        noise: Noise scale of the probe, in samples; `None` if it has none.
+        noise_trained: That of the first epoch; `None` where training measures none.
     """
 
     data: str
@@ -112,6 +154,8 @@ class Epoch:
     probe_seconds: float
     reason: str
     loading_cpu: float
+    noise: float | None
+    noise_trained: float | None
 
     @property
     def error(self) -> float:
@@ -136,7 +180,7 @@ def own_data(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
     epochs = [
         _epoch(data, loaders, workers, EPOCHS[arguments.full], folder)
         for workers in WORKERS
-        for data, loaders in CASES
+        for data, loaders in CASES[arguments.full]
     ]
     return own_data_figures(epochs), {"own_data": [asdict(one) for one in epochs]}
 
@@ -145,6 +189,8 @@ def own_data_figures(epochs: Sequence[Epoch]) -> list[Figure]:
     """The figures of measured cases."""
     files = [one.error_without_loading for one in epochs if one.data == "pictures"]
     errors = [one.error for one in epochs]
+    noise = [one.noise / one.noise_trained for one in epochs if one.noise and one.noise_trained]
+    furthest = max(noise, key=lambda ratio: max(ratio, 1 / ratio), default=None)
     return [
         median_figure("own_data_epoch_error", errors, "share", at_most=ERROR_GOAL),
         mean_figure("own_data_worst_error", [max(errors)], "share"),
@@ -153,7 +199,22 @@ def own_data_figures(epochs: Sequence[Epoch]) -> list[Figure]:
             at_least=COVERAGE_GOAL,
         ),
         median_figure("own_data_without_loading", files, "share"),
+        *([_noise_figure(furthest, noise)] if furthest else []),
     ]  # fmt: skip
+
+
+def _noise_figure(furthest: float, ratios: Sequence[float]) -> Figure:
+    """The ratio furthest from 1, which is to be within `NOISE_GOAL` of it, up or down."""
+    return Figure(
+        name="own_data_noise_ratio",
+        value=furthest,
+        unit="ratio",
+        low=min(ratios),
+        high=max(ratios),
+        repeats=len(ratios),
+        goal=NOISE_GOAL,
+        met=1 / NOISE_GOAL <= furthest <= NOISE_GOAL,
+    )
 
 
 def fraction(held: Iterable[bool]) -> float:
@@ -174,7 +235,6 @@ def _epoch(data: str, loaders: int | str, workers: int, epochs: int, folder: Pat
         base_batch=BATCH,
         precision="float32",
         device="cpu",
-        probe={"budget": BUDGET},
     )
     plan = bw.plan(profile, epochs=epochs, global_batch=BATCH)
     say(f"{data}, loaders={loaders}, {workers} worker(s): train")
@@ -201,6 +261,8 @@ def _epoch(data: str, loaders: int | str, workers: int, epochs: int, folder: Pat
         probe_seconds=profile.probe_seconds,
         reason=reasons.get("loading", ""),
         loading_cpu=quartiles(cpu)[1],
+        noise=profile.noise.noise_scale if profile.noise else None,
+        noise_trained=summary.epochs[0].noise_scale,
     )
 
 

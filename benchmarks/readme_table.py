@@ -93,6 +93,14 @@ MEANINGS = {
         "own_data_worst_error": "the largest of these errors",
         "own_data_coverage": "share of these epochs inside the 95 % interval",
         "own_data_without_loading": "the error for JPEG files if steps had their images at hand",
+        "own_data_noise_ratio": "gradient noise scale of the probe over that of the first epoch",
+        "precision_regret": "step time of the number format that was chosen over the other's, five "
+        "networks on two forms of data, the largest",
+        "precision_regret_median": "the same, median",
+        "first_command_seconds": "`batchwright run` on digits, from the shell",
+        "explained_share": "share of these seconds that the run's report tells of",
+        "busy_told": "probes beside busy programs that say so",
+        "quiet_called_busy": "probes alone that say so",
     },
     "main_job": {
         "session_over_bare": "our loop over a plain PyTorch loop written by hand on the same data "

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ from benchmarks.cyclic import accuracy_figures as cyclic_accuracy_figures  # noq
 from benchmarks.data_path import MEAN, STD, UsualImages  # noqa: E402
 from benchmarks.data_path import figures_of as data_path_figures  # noqa: E402
 from benchmarks.first_contact import Epoch, jpeg_files, own_data_figures  # noqa: E402
+from benchmarks.first_look import Regret, regret_figures  # noqa: E402
 from benchmarks.gradient_overhead import figures_of as overhead_figures  # noqa: E402
 from benchmarks.kept_runs import Run  # noqa: E402
 from benchmarks.kills import (  # noqa: E402
@@ -469,7 +471,7 @@ def test_costs_of_a_tensor_are_those_over_the_plain_step_of_the_same_round():
 
 
 def test_own_data_figures_are_over_the_cases() -> None:
-    def epoch(data: str, predicted: float, alone: float) -> Epoch:
+    def epoch(data: str, predicted: float, alone: float, noise: float | None) -> Epoch:
         return Epoch(
             data,
             2,
@@ -483,9 +485,15 @@ def test_own_data_figures_are_over_the_cases() -> None:
             20.0,
             "",
             0.5,
+            noise,
+            100.0,
         )
 
-    cases = [epoch("pictures", 1.05, 0.3), epoch("pictures", 0.8, 0.4), epoch("tensors", 1.02, 0.9)]
+    cases = [
+        epoch("pictures", 1.05, 0.3, 25.0),
+        epoch("pictures", 0.8, 0.4, None),
+        epoch("tensors", 1.02, 0.9, 200.0),
+    ]
     found = {figure.name: figure for figure in own_data_figures(cases)}
     assert found["own_data_epoch_error"].value == pytest.approx(0.05)
     assert found["own_data_epoch_error"].met
@@ -493,6 +501,19 @@ def test_own_data_figures_are_over_the_cases() -> None:
     assert found["own_data_coverage"].value == pytest.approx(2 / 3)
     assert not found["own_data_coverage"].met
     assert found["own_data_without_loading"].value == pytest.approx(0.65)
+    noise = found["own_data_noise_ratio"]
+    assert (noise.value, noise.low, noise.high, noise.met) == (0.25, 0.25, 2.0, False)
+
+
+def test_the_worst_choice_of_a_format_counts() -> None:
+    def choice(chosen: Any, plain: float, half: float) -> Regret:
+        seconds: Any = {"float32": plain, "bfloat16": half}
+        return Regret("resnet8", "tensors", 256, 256, chosen, half / plain, seconds)
+
+    found = [choice("bfloat16", 1.0, 0.5), choice("float32", 1.02, 1.0), choice("float32", 1, 2)]
+    worst, middle = regret_figures(found)
+    assert (worst.value, worst.met) == (1.02, True)
+    assert middle.value == 0.5
 
 
 def test_jpeg_files_are_real_ones_where_there_are_some(
