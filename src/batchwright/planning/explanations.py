@@ -16,7 +16,7 @@ from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
 from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
-from batchwright.records.words import counted
+from batchwright.records.words import counted, size
 
 FAR = 2.0
 """Times the largest or smallest measured batch from which on a prediction is far from it."""
@@ -316,7 +316,7 @@ def memory(row: Row, prediction: Prediction, goal: Goal) -> tuple[Reason, ...]:
         choice="largest local batch",
         value=f"{', '.join(largest)} samples",
         why=f"Up to there the upper end of the predicted peak stays within the limit, or it is all "
-        f"the data; an image takes {mebibytes(per_sample)}.",
+        f"the data; an image takes {size(per_sample)}.",
         source="predicted",
     )
     return peak, most
