@@ -243,7 +243,7 @@ def compared_rows(summary: RunSummary) -> list[list[str]]:
             one.verdict.replace("the 95 % interval", "the interval"),
         ]
 
-    head = ["", "predicted (95 %)", measured, "the prediction was"]
+    head = ["figure", "predicted (95 %)", measured, "the prediction was"]
     times = [
         row("seconds per epoch", one, in_seconds(one.predicted), number)
         for one in comparisons(summary)
