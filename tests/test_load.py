@@ -159,7 +159,7 @@ def test_a_quiet_machine_is_not_called_busy(changes):
         ({"others": 0.2}, "other programs used 0.20 of 2 cores"),
         ({"stolen": 0.3}, "the host of this virtual machine took 0.30 of 2 cores"),
         ({"throttled": 0.4}, "a control group's limit kept back 0.40 of 2 cores"),
-        ({"scatter": 0.4}, "the same step scattered by 40.0 %"),
+        ({"scatter": 0.6}, "the same step scattered by 60.0 %"),
         ({"cores": 64, "ours": 40.0, "others": 20.0, "idle": 4.0}, "used 20.00 of 64 cores"),
     ],
 )

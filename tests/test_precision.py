@@ -12,7 +12,13 @@ import torch
 from batchwright.group import Group
 from batchwright.planning.reasons import measured_precision
 from batchwright.probing import precision as module
-from batchwright.probing.precision import USUAL_BATCH, choose_precision, compare, planned_batch
+from batchwright.probing.precision import (
+    USUAL_BATCH,
+    WORTHWHILE,
+    choose_precision,
+    compare,
+    planned_batch,
+)
 from batchwright.records import Goal
 from samples import make_data, make_job, make_profile
 from test_probe import tiny_image_data, tiny_job
@@ -114,7 +120,7 @@ def test_a_clear_difference_needs_few_rounds_and_a_small_one_all_the_time(monkey
     level = Machine(float32=(0, 0.0002), bfloat16=(0, 0.0002), scatter=0.03)
     assert chosen(clear, monkeypatch, seconds=3).ratio.rounds == 3
     choice = chosen(level, monkeypatch, seconds=3)
-    assert choice.ratio.ratio.high > 0.98
+    assert choice.ratio.ratio.high > WORTHWHILE
     assert 3 <= level.seconds < 3.5
     assert choice.ratio.rounds > 5
 
@@ -185,4 +191,4 @@ def test_real_steps_are_compared(monkeypatch):
     choice = choose_precision(job, tiny_image_data(), Group(CPU), seconds=0.5)
     assert [one.precision for one in choice.times] == ["float32", "bfloat16"]
     assert {one.local_batch_size for one in choice.times} <= {2, 4, 8}
-    assert choice.precision == ("bfloat16" if choice.ratio.ratio.value <= 0.98 else "float32")
+    assert choice.precision == ("bfloat16" if choice.ratio.ratio.value <= WORTHWHILE else "float32")

@@ -100,7 +100,7 @@ def _ratio_words(profile: Profile) -> str:
     if ratio.low <= 1 <= ratio.high:
         words += (
             ", which is not certain to be a difference; bfloat16 is taken where it seems to save "
-            "2 % or more, else float32, which rounds less"
+            "1 % or more, else float32, which rounds less"
         )
     if size < told.wanted_batch_size:
         words += (
