@@ -13,8 +13,8 @@ IDLE_SHARE = 0.5
 """Share of the cores above which, left idle, others' work cannot have been in the way."""
 
 UNSTEADY = 0.5
-"""Scatter from visit to visit from which on the machine is called unsteady, whatever the cause. With
-the few visits of a short probe it was up to 0.27 on a quiet machine."""
+"""Scatter from visit to visit from which on the machine is called unsteady, whatever the cause.
+Over the few visits of a short probe it was up to 0.27 on a quiet machine."""
 
 
 def load_words(load: MachineLoad | None) -> str:
