@@ -139,7 +139,7 @@ def first_commands(folder: Path, *, full: bool) -> tuple[list[Figure], Measureme
         say(f"first command, {number + 1} of {COMMANDS[full] + 1}")
         run, began = folder / f"digits{number}", time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "batchwright", "run", "--out", str(run)],
+            [str(Path(sys.executable).with_name("batchwright")), "run", "--out", str(run)],
             check=True,
             capture_output=True,
         )

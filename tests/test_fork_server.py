@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -138,11 +139,44 @@ def test_a_server_that_was_killed_takes_its_workers_along_and_is_done_without(pr
 
 def test_an_environment_too_large_for_a_message_is_no_hindrance(program, tmp_path, monkeypatch):
     with imported_once():
-        for number in range(20):
+        for number in range(10):
             monkeypatch.setenv(f"LARGE{number}", "x" * 100_000)
         process, told = begin(program, "0", tmp_path)
         assert process.wait() == 0
-    assert len(told["environment"]["LARGE19"]) == 100_000
+    assert len(told["environment"]["LARGE9"]) == 100_000
+
+
+def test_each_thread_has_a_server_of_its_own(program, tmp_path):
+    """The kernel would end the workers of a thread with the thread that began the server."""
+    told = []
+
+    def other():
+        with imported_once():
+            told.append(begin(program, "0", tmp_path)[1]["parent"])
+
+    with imported_once():
+        process, own = begin(program, "stays", tmp_path)
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert process.poll() is None
+        assert told != [own["parent"]]
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_worker_that_is_killed_while_the_server_imports_never_begins(program, tmp_path):
+    readable, writable = os.pipe()
+    with imported_once(), (tmp_path / "log").open("ab") as log:
+        process = start(program, [str(writable), "0"], environment={}, log=log, files=[writable])
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        os.close(writable)
+        assert os.read(readable, 1) == b""
+        again, told = begin(program, "3", tmp_path)
+        assert again.wait() == 3
+        assert told["parent"] == os.getpid()
+    os.close(readable)
 
 
 STARTING = """

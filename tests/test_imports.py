@@ -24,7 +24,7 @@ ARROWS = {
     "locks": {"errors", "files"},
     "documents": {"records", "errors", "files"},
     "reports": set(),
-    "processes": {"documents", "errors", "reports"},
+    "processes": {"documents", "errors", "locks", "reports"},
     "roll_call": set(),
     "meeting": {"errors", "processes", "workload.host"},
     "group": {"errors", "meeting", "processes", "roll_call"},

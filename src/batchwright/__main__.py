@@ -6,10 +6,14 @@ Nothing heavy is imported before the signal has its handler.
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 _EXIT_CODE = 128 + signal.SIGINT
-_OUT = os.dup(2)  # standard error, also while a probe keeps what libraries say from it
+try:
+    _OUT = os.dup(2)  # standard error, also while a probe keeps what libraries say from it
+except OSError:  # it is closed
+    _OUT = 2
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -28,7 +32,8 @@ def _in_import(frame: FrameType | None) -> bool:
 
 
 def _tell() -> None:
-    os.write(_OUT, f"error: stopped by signal {signal.SIGINT:d}\n".encode())
+    with suppress(OSError):
+        os.write(_OUT, f"error: stopped by signal {signal.SIGINT:d}\n".encode())
 
 
 def main() -> None:
@@ -63,7 +68,7 @@ def main() -> None:
 
 
 def entry() -> None:
-    """`main` for a process that is nothing but this command."""
+    """`main` for the installed command, whose process is nothing else."""
     try:
         main()
         code: object = 0
@@ -75,4 +80,4 @@ def entry() -> None:
 
 
 if __name__ == "__main__":
-    entry()
+    main()  # not `entry`: a profiler or a notebook may have called

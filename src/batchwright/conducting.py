@@ -21,7 +21,7 @@ from batchwright.refitting import refit
 from batchwright.reporting.following import Tail, following
 from batchwright.reporting.progress import RunProgress, progress
 from batchwright.reporting.schedule_words import start_lines
-from batchwright.run_folder import telling_how_to_resume
+from batchwright.run_folder import read_summary, telling_how_to_resume
 from batchwright.stopwatch import Stopwatch
 from batchwright.supervision import run_with_server
 
@@ -98,7 +98,7 @@ def conduct(
     ):
         if resume and _is_done(folder, plan):
             _to_stderr("the run was finished already: nothing is left to train")
-            return _completed(read_record(folder / "summary.json", RunSummary), folder)
+            return _completed(read_summary(folder), folder)
         _tell_rate(plan)
         logs = folder / "logs" / "train"
         logs.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import IO, Any, Protocol
+from itertools import count
+from typing import IO, Protocol
 
 from batchwright.processes import PARENT_PID, die_with_parent, spinning_shortly
 
@@ -40,7 +41,9 @@ _PR_SET_NAME = 15  # from <sys/prctl.h>
 class Process(Protocol):
     """What a started process is asked; a `subprocess.Popen` answers, too."""
 
-    pid: int
+    @property
+    def pid(self) -> int:
+        """Its number."""
 
     def poll(self) -> int | None:
         """Exit code, negative if a signal ended it; ``None`` while it runs."""
@@ -72,7 +75,7 @@ def start(
         log: Takes what it prints.
         files: Descriptors that it inherits, under the same numbers.
     """
-    server = _server
+    server: _ForkServer | None = getattr(_of_thread, "server", None)
     if server is not None:
         with suppress(OSError):  # it is gone
             return server.start(module, arguments, environment, [log.fileno(), *files])
@@ -89,16 +92,18 @@ def start(
 
 @contextmanager
 def imported_once() -> Iterator[None]:
-    """Inside, workers come from a fork server, which begins to import at once."""
-    global _server
-    if _server is not None or sys.platform != "linux":
+    """Inside, workers that this thread starts come from a fork server, which imports at once.
+
+    The kernel ends a process with the thread that has started it, so each thread has its own.
+    """
+    if getattr(_of_thread, "server", None) is not None or sys.platform != "linux":
         yield
         return
-    _server = _ForkServer()
+    server = _of_thread.server = _ForkServer()
     try:
         yield
     finally:
-        server, _server = _server, None
+        _of_thread.server = None
         server.close()
 
 
@@ -120,8 +125,10 @@ class _ForkServer:
                 start_new_session=True,
             )
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
-        self._line, self._lock = ours, threading.Lock()
-        self._ended: dict[int, int] = {}
+        self._line = ours
+        self._orders = count()
+        self._started: dict[int, int] = {}  # process numbers by order
+        self._ended: dict[int, int] = {}  # exit codes by order
         self._gone = False
 
     def start(
@@ -136,75 +143,98 @@ class _ForkServer:
         Raises:
             OSError: The server is gone.
         """
+        number = next(self._orders)
         order = {
+            "number": number,
             "module": module,
             "arguments": list(arguments),
             "environment": dict(environment),
             "files": files,
         }
-        with self._lock:
-            socket.send_fds(self._line, [json.dumps(order).encode()], files)
-            while "started" not in (told := self._next()):
-                self._note(told)
-        return _Forked(told["started"], self)
+        socket.send_fds(self._line, [json.dumps(order).encode()], files)
+        return _Forked(number, self)
 
-    def ended(self, pid: int) -> int | None:
+    def started(self, order: int) -> int | None:
+        """Process number of a worker; ``None`` while the server still imports."""
+        self._listen()
+        return self._started.get(order)
+
+    def ended(self, order: int) -> int | None:
         """Exit code of a worker; ``None`` while it runs. They do not outlive the server."""
-        with self._lock, suppress(OSError):
-            while not self._gone and select.select([self._line], [], [], 0)[0]:
-                self._note(self._next())
-        return self._ended.get(pid, -signal.SIGKILL if self._gone else None)
+        self._listen()
+        return self._ended.get(order, -signal.SIGKILL if self._gone else None)
 
     def close(self) -> None:
         """End it, and with it whatever it has started."""
-        self._line.close()
+        self._listen()
         self._gone = True
+        self._line.close()
         self._process.kill()
         self._process.wait()
 
-    def _next(self) -> dict[str, Any]:
-        try:
-            message = self._line.recv(_MOST_BYTES)
-        except ConnectionError:
-            message = b""
-        if not message:
-            self._gone = True
-            raise BrokenPipeError
-        return json.loads(message)  # type: ignore[no-any-return] # a dict, by the other side below
+    def _listen(self) -> None:
+        """Take in what it has said; waits for nothing."""
+        while not self._gone and select.select([self._line], [], [], 0)[0]:
+            try:
+                message = self._line.recv(_MOST_BYTES)
+            except ConnectionError:
+                message = b""
+            if not message:
+                self._gone = True
+                return
+            told = json.loads(message)
+            if "pid" in told:
+                self._started[told["order"]] = told["pid"]
+            else:
+                self._ended[told["order"]] = told["code"]
 
-    def _note(self, told: dict[str, Any]) -> None:
-        self._ended[told["ended"]] = told["code"]
 
-
-_server: _ForkServer | None = None
-_users = 0
-_lock = threading.Lock()
+_of_thread = threading.local()
 
 
 class _Forked:
     """A worker that the server has started."""
 
-    def __init__(self, pid: int, server: _ForkServer) -> None:
-        self.pid, self._server = pid, server
+    def __init__(self, order: int, server: _ForkServer) -> None:
+        self._order, self._server = order, server
         self._code: int | None = None
+        self._signals: list[int] = []  # that came before it was started
+
+    @property
+    def pid(self) -> int:
+        """Its number; waits until it is started."""
+        while (pid := self._server.started(self._order)) is None:
+            if self.poll() is not None:
+                raise ProcessLookupError("it was never started")
+            time.sleep(_POLL_SECONDS)
+        return pid
 
     def poll(self) -> int | None:
         if self._code is None:
-            self._code = self._server.ended(self.pid)
+            self._code = self._server.ended(self._order)
+        if self._signals and self._code is None:
+            pid = self._server.started(self._order)
+            while pid is not None and self._signals:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, self._signals.pop(0))
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() > end:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+                raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
             time.sleep(_POLL_SECONDS)
         return code
 
     def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, sig)
+        if self.poll() is not None:
+            return
+        if sig == signal.SIGKILL and self._server.started(self._order) is None:
+            self._server.close()  # it still imports, and might begin what nobody waits for any more
+            return
+        self._signals.append(sig)
+        self.poll()
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -218,12 +248,14 @@ class _Order:
     """What a fork becomes.
 
     Attributes:
+        number: By which the other side knows it.
         module: To run as the main one.
         arguments: Its command line.
         environment: All its variables.
         files: Numbers under which it has what came with the order; the first is its log.
     """
 
+    number: int
     module: str
     arguments: list[str]
     environment: dict[str, str]
@@ -238,7 +270,7 @@ def _serve(line: socket.socket) -> _Order | None:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the descriptor is written to
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    running: set[int] = set()
+    running: dict[int, int] = {}  # orders by process number
     while True:
         readable, _, _ = select.select([line, waking], [], [])
         if waking in readable:
@@ -247,7 +279,10 @@ def _serve(line: socket.socket) -> _Order | None:
             _reap(line, running)
         if line not in readable:
             continue
-        message, files, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_FILES)
+        try:
+            message, files, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_FILES)
+        except ConnectionError:
+            return None
         if not message:
             return None
         order = _Order(**json.loads(message))
@@ -261,8 +296,9 @@ def _serve(line: socket.socket) -> _Order | None:
             return order
         for descriptor in files:
             os.close(descriptor)
-        running.add(pid)
-        line.send(json.dumps({"started": pid}).encode())
+        running[pid] = order.number
+        with suppress(OSError):
+            line.send(json.dumps({"order": order.number, "pid": pid}).encode())
 
 
 def _fork() -> int:
@@ -271,15 +307,14 @@ def _fork() -> int:
         return os.fork()
 
 
-def _reap(line: socket.socket, running: set[int]) -> None:
+def _reap(line: socket.socket, running: dict[int, int]) -> None:
     """Tell of workers that have ended."""
     for pid in sorted(running):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            running.discard(pid)
-            code = os.waitstatus_to_exitcode(status)
+            told = {"order": running.pop(pid), "code": os.waitstatus_to_exitcode(status)}
             with suppress(OSError):
-                line.send(json.dumps({"ended": pid, "code": code}).encode())
+                line.send(json.dumps(told).encode())
 
 
 def _become(order: _Order, files: list[int], parent: int) -> None:
@@ -301,8 +336,11 @@ def _become(order: _Order, files: list[int], parent: int) -> None:
     name = f"worker {order.environment.get('RANK', '')}"
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())  # as ps and top show it
     numpy = sys.modules.get("numpy")
-    if numpy is not None:  # else all workers would draw the same numbers until they seed it
+    if numpy is not None:  # else all workers would draw the same numbers until they are seeded
         numpy.random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
 
 
 def _moved(descriptor: int, above: int) -> int:

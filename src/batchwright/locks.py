@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime
 from functools import cache
@@ -245,6 +245,15 @@ def _joined(path: Path) -> Lock | None:
     if lent is None:
         _keep(number)
     return Lock(FileIO(os.dup(number), "r+b"))
+
+
+def keep_handed() -> None:
+    """Hold what this process was handed, if anything, and hand it to nobody by accident."""
+    number = os.environ.get(_HANDED)
+    if number is not None:
+        with suppress(OSError):  # meant for a process before this
+            os.fstat(int(number))
+            _keep(int(number))
 
 
 @cache

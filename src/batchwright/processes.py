@@ -26,6 +26,7 @@ from batchwright.errors import (
     LostWorkerError,
     NewPlan,
 )
+from batchwright.locks import keep_handed
 from batchwright.reports import leave_report
 
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
@@ -113,19 +114,26 @@ def leave(code: int) -> NoReturn:
     Python would unload PyTorch's modules one by one, which takes 0.7 s. Exit functions are called,
     and threads that are not daemons waited for.
     """
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined] # idle pools are let go first, then joined
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # the reader is gone, or it is closed
-            stream.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = code or 1
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            print(f"error: cannot write to standard output: {error}", file=sys.stderr)  # noqa: T201
+        code = code or 1
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # what libraries have printed
     os._exit(code)
 
 
 def worker_main(work: Callable[[], None]) -> None:
     """Run a worker's work; whatever ends it is left as one line for the launcher."""
     die_with_parent(PARENT_PID)
+    keep_handed()
     leave(_exit_code(work))
 
 

@@ -70,12 +70,13 @@ class ServerChild:
             resume: Go on from the folder's last checkpoint, if there is one.
         """
         held = [] if self._lock is None else [self._lock.descriptor]
+        handed = {} if self._lock is None else self._lock.environment
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(self._listener.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**_environment(), **self._more},
+            env={**_environment(), **self._more, **handed},
             pass_fds=[self._listener.fileno(), *held],
             start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
         )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from pathlib import Path
 
 from batchwright.records import CommandPart
 
@@ -42,13 +39,6 @@ _began = 0.0
 def command_begins() -> None:
     """This process is one command and nothing else: its first stopwatch counts its start, too."""
     global _began
-    _began = time.time() - _process_seconds()
-
-
-def _process_seconds() -> float:
-    """Seconds since this process was started (Linux; elsewhere 0)."""
-    if sys.platform != "linux":
-        return 0.0
-    # The fields after the name, which may hold anything; the 22nd of all is the start.
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    # So far it has but imported, which takes the processor all along. The kernel's own start of the
+    # process may be that of a script that has become this one.
+    _began = time.time() - time.process_time()

@@ -80,7 +80,7 @@ from batchwright.scheduling import Source, plan_to_show
 from batchwright.settling import pair_measurer_for, pairs_of, round_checks, settle
 from batchwright.stopwatch import Stopwatch
 
-_OPENING = "opening data and network"
+_OPENING, _REPORT = "opening data and network", "report"
 
 
 def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
@@ -98,8 +98,10 @@ def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
     """
     refuse_unguarded_script()
     job = job_of(job, keys)
-    with _workers_of(job), _logs() as folder:
-        return _probe_in(folder, ready(job))
+    with _workers_of(job):
+        job = ready(job)
+        with _logs() as folder:
+            return _probe_in(folder, job)
 
 
 def plan(
@@ -277,6 +279,7 @@ def train(
         elif plan is None:
             raise PlanError("train needs a plan: give its file, or resume a run folder")
         plan = _received(plan, keys, overrides, "train")
+        watch.lap("reading the plan")  # it may come out of a pipe, from a probe
         url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
         held.enter_context(_workers_of(plan.job))
         check_training(plan)
@@ -420,8 +423,9 @@ def _reported(summary: RunSummary) -> RunSummary:
     """Write figures and page, and into the summary how long that took."""
     watch = Stopwatch()
     report(summary)
-    watch.lap("report")
-    summary = summary.model_copy(update={"after": (*summary.after, watch.parts[-1])})
+    watch.lap(_REPORT)
+    others = (one for one in summary.after if one.name != _REPORT)  # of an earlier command
+    summary = summary.model_copy(update={"after": (*others, watch.parts[-1])})
     write_record(summary, Path(summary.run_folder) / "summary.json")
     return summary
 

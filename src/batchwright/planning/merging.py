@@ -95,7 +95,9 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
         )
     steps = _pooled((p.steps for p in profiles), _key, _step)
     compared = next((p for p in profiles if p.precisions), first)
-    noises = [p.noise for p in profiles if p.noise]
+    noises = [p.noise for p in profiles if p.noise and p.noise.noise_scale] or [
+        p.noise for p in profiles if p.noise
+    ]
     return first.model_copy(
         update={
             "job": _job(profiles, steps),

@@ -132,7 +132,7 @@ class Controller:
             WorkerError: The workers were killed too often.
         """
         visitor = self._visitor
-        visitor.prepare(seconds=PRECISION * self._job.probe.most_budget)
+        visitor.prepare(seconds=PRECISION * self._job.probe.first_budget)
         self._wait_for_others()
         self._curves = [(count, side) for side in sides_of(self._job) for count in self._counts]
         self._ladders = {count: self._ladder(count) for count in self._counts}

@@ -88,7 +88,7 @@ def pair_measurer(
     rising = sorted(counts)
     with measuring(job, folder, rising) as workers:
         visitor = Visitor(job, workers, rising[-1], _silent)
-        visitor.prepare(seconds=PRECISION * job.probe.most_budget)
+        visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         yield PairVisits(visitor, progress=progress).measure
 
 

@@ -12,10 +12,13 @@ In turns, because the machine's speed wanders: in ABBA a steady drift cancels.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 from typing import NamedTuple
+
+import torch
 
 from batchwright.group import Group
 from batchwright.prediction.fit import interval_in_ratio, student_t_975
@@ -86,6 +89,11 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
 
     turns = [_turn(bench, bench.supply(size, resolution)) for bench in benches]
     times, ratio = compare(turns, lambda: bool(follow(group, int(left() > 0))))
+    # What is free is looked at next: networks and batches must not be in the way until then.
+    del turns, benches
+    gc.collect()
+    if group.device.type == "cuda":
+        torch.cuda.empty_cache()
     return Choice(
         "bfloat16" if ratio.value <= WORTHWHILE else "float32",
         tuple(

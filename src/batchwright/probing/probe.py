@@ -105,7 +105,7 @@ def measure_points(
 
     with measuring(job, folder, counts) as workers:
         visitor = Visitor(job, workers, max(counts), report)
-        visitor.prepare(seconds=PRECISION * job.probe.most_budget)
+        visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         if accept is not None:
             accept(visitor.cluster())
         for _ in range(visits):
@@ -134,7 +134,7 @@ def compare_formats(job: Job, folder: Path) -> Compared:
         BatchwrightError: As for `probe`.
     """
     workers = max(counts_of(job))
-    command = Compare(workers=workers, seconds=PRECISION * job.probe.most_budget)
+    command = Compare(workers=workers, seconds=PRECISION * job.probe.first_budget)
     with measuring(job, folder, (workers,)) as measurer:
         try:
             return measurer.ask(command, Compared)
