@@ -94,7 +94,7 @@ def processes_naming(folder):
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            prints = (path / "fd/2").readlink().is_relative_to(folder)
+            prints = (path / "fd/1").readlink().is_relative_to(folder)
             if prints or str(folder).encode() in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
         except OSError:
