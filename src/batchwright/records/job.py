@@ -43,6 +43,11 @@ class ProbeSettings(Record):
         "of its 95 % interval, as a share of it.",
     )
     steps: Count = Field(10, description="Most timed steps at one visit to a measured point.")
+    learning: NonNegative = Field(
+        0.0,
+        description="Time to spend on trials, short trainings that show how the network learns: "
+        "below 1 a share of the planned training's time, from 1 on seconds; 0: none.",
+    )
     kind: str = Field(
         "",
         description="Name of this kind of worker, by which `goal.kinds` refers to it; unset: the "
