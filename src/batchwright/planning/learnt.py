@@ -24,11 +24,13 @@ class Learnt:
 
     Attributes:
         model: The law.
+        optimizers: That the job can come to.
         train_samples: Samples of an epoch.
         longest: Samples of the longest trial.
     """
 
     model: LearningModel
+    optimizers: tuple[OptimizerName, ...]
     train_samples: int
     longest: int
     _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
@@ -47,7 +49,12 @@ class Learnt:
         return Candidate(optimizer, batch, epochs * self.train_samples)
 
     def compared(self, epochs: float) -> tuple[Compared, ...]:
-        """What a training would reach with SGD and with Muon, by powers of two of the batch."""
+        """What a training would reach with SGD and with Muon, by powers of two of the batch.
+
+        Nothing where the job leaves no choice.
+        """
+        if len(self.optimizers) < 2:
+            return ()
         return tuple(
             self._both(2**power, epochs) for power in range(self.train_samples.bit_length())
         )
@@ -82,7 +89,7 @@ def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
     from batchwright.prediction.learning import fit_learning
 
     model = fit_learning(observed, classes=len(profile.data.classes), optimizers=names)
-    return Learnt(model, profile.data.train_samples, max(one.samples for one in trials))
+    return Learnt(model, names, profile.data.train_samples, max(one.samples for one in trials))
 
 
 def _same_rates(measured: Job, planned: Job) -> bool:
