@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from batchwright.planning.planner import make_plan
+from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.prediction.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.trainings import Candidate, Observed, of_trials
-from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.records import Trial
 from samples import make_job, make_profile
 from test_choice import chosen, reason
@@ -250,7 +250,7 @@ def test_trials_at_another_rate_are_left_out():
 
 def question(epochs: int = 6, **changes) -> Question:
     given = {
-        "arms": tuple(Arm(batch, 2, seconds) for batch, seconds in SECONDS.items()),
+        "arms": tuple(Arm(batch, 2, batch, seconds) for batch, seconds in SECONDS.items()),
         "optimizers": ("sgd", "muon"),
         "epochs": epochs,
         "samples": IMAGES,
@@ -266,11 +266,11 @@ def asked(asks: Question, budget: float, seed: int = 0):
     model, off = truth(), random.Random(seed)
     left, seen, made = budget, [], []
     while (wanted := asks.next_trial(seen, budget=budget, left=left)) is not None:
-        share = model.accuracy(Candidate(wanted.optimizer, wanted.batch, wanted.samples)).value
+        share = model.accuracy(wanted.training).value
         unit = (share - 0.1) / 0.9
         logit = log(unit / (1 - unit)) + off.gauss(0, PRIOR.seed)
         share = 0.1 + 0.9 / (1 + exp(-logit))
-        seen.append(Observed(wanted.optimizer, wanted.batch, wanted.samples, share, asks.held_out))
+        seen.append(Observed(*wanted.training, share, asks.held_out))
         made.append(wanted)
         left -= wanted.seconds
     return seen, made
@@ -281,7 +281,7 @@ def test_a_tenth_of_the_time_finds_what_is_nearly_best(seed):
     budget = 0.1 * 6 * SECONDS[256]
     seen, made = asked(question(), budget, seed)
     assert sum(one.seconds for one in made) <= budget
-    assert all(one.samples >= LEAST_STEPS * one.batch for one in made)
+    assert all(one.samples >= LEAST_STEPS * one.arm.batch for one in made)
     assert {one.optimizer for one in made} == {"sgd", "muon"}
     model = fit_learning(seen, classes=CLASSES, optimizers=("sgd", "muon"))
     accuracies = {
@@ -309,5 +309,5 @@ def test_what_is_settled_takes_no_more_time():
 
 
 def test_one_candidate_needs_no_trial():
-    asks = question(arms=(Arm(64, 1, 10.0),), optimizers=("sgd",))
+    asks = question(arms=(Arm(64, 1, 64, 10.0),), optimizers=("sgd",))
     assert asks.next_trial([], budget=100, left=100) is None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, isfinite, sqrt
+from operator import le
 
 from batchwright.errors import PlanError
 from batchwright.planning.knees import Bend
@@ -26,29 +27,31 @@ _ADVICE = {
 }
 
 
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other is better than in both coordinates, rising.
+def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
+    """Indices of the points that no other is better than in all coordinates, rising.
 
-    A point is left out if another is at most as large in both and smaller in one; of equal points
+    A point is left out if another is at most as large in all and smaller in one; of equal points
     all stay.
 
     Example:
         >>> pareto([(1, 9), (2, 3), (3, 3), (4, 1)])
         [0, 1, 3]
     """
-    kept, least = [], float("inf")
-    before: tuple[float, float] | None = None
-    for index in sorted(range(len(points)), key=lambda i: points[i]):
-        if points[index] == before or points[index][1] < least:
+    kept: list[int] = []
+    edge: set[tuple[float, ...]] = set()
+    # In this order none that comes later is better than one before it.
+    for index in sorted(range(len(points)), key=points.__getitem__):
+        point = points[index]
+        if point in edge or not any(all(map(le, other, point)) for other in edge):
             kept.append(index)
-            before, least = points[index], points[index][1]
+            edge.add(point)
     return sorted(kept)
 
 
 def frontier(rows: Sequence[Row]) -> set[Row]:
-    """Rows within the limits that none of the same resolution beats in time and cost.
+    """Rows within the limits that none of the same resolution beats in time, cost and accuracy.
 
-    Under `target-accuracy` these are time and cost to the target.
+    Under `target-accuracy` these are time and cost to the target, and accuracy does not count.
     """
     found: set[Row] = set()
     for side in {row.resolution for row in rows}:
@@ -57,9 +60,14 @@ def frontier(rows: Sequence[Row]) -> set[Row]:
             for row in rows
             if row.resolution == side and not row.misses and isfinite(row.seconds)
         ]
-        indices = pareto([(row.seconds, row.expense) for row in allowed])
+        indices = pareto([(row.seconds, row.expense, _wrong(row)) for row in allowed])
         found |= {allowed[index] for index in indices}
     return found
+
+
+def _wrong(row: Row) -> float:
+    """Share of held-out images that it gets wrong in the end, where that is known and counts."""
+    return 0.0 if row.accuracy is None or row.target_seconds is not None else 1 - row.accuracy
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class Progress:
     planned: int
     learnt: Learnt | None = None
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
         """That of the optimizer which a batch is given."""
@@ -126,7 +135,9 @@ class Progress:
 
     def reached(self, batch: int) -> Estimate | None:
         """Held-out accuracy at the end of the training; `None` if nothing tells."""
-        return self.accuracy(batch, self.planned)
+        if batch not in self._reached:
+            self._reached[batch] = self.accuracy(batch, self.planned)
+        return self._reached[batch]
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
         """Epochs that the runs told of, where they are fewer; `None` if they are not."""
@@ -185,10 +196,15 @@ def settled_goal(goal: Goal, progress: Progress) -> Goal:
 
 
 def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
-    """The candidates with their time to the target, where that is the objective."""
-    if goal.objective != "target-accuracy":
-        return list(rows)
-    return [replace(row, target_seconds=target_seconds(row, progress)) for row in rows]
+    """The candidates with their accuracy, and their time to the target if that is the objective."""
+    found = []
+    for row in rows:
+        reached = progress.reached(row.batch)
+        told: dict[str, float] = {} if reached is None else {"accuracy": reached.value}
+        if goal.objective == "target-accuracy":
+            told["target_seconds"] = target_seconds(row, progress)
+        found.append(replace(row, **told) if told else row)
+    return found
 
 
 def choose(
@@ -233,7 +249,7 @@ def choose(
         free=_best(job.goal, job.goal.objective, free, bends, progress),
         sizes=tuple(_sizes(job.goal, allowed, bends, progress)),
         others={name: other for name, other in others.items() if other is not row},
-        level=_level_with(row, job.goal, allowed, bends, progress, error),
+        level=_level_with(row, job.goal, allowed, bends, error),
     )
 
 
@@ -242,14 +258,13 @@ def _level_with(
     goal: Goal,
     rows: Sequence[Row],
     bends: Sequence[Bend],
-    progress: Progress,
     error: RowError,
 ) -> tuple[Row, ...]:
     """Candidates that the objective may as well have chosen."""
     if goal.objective == "cost":
         return level_in_value(chosen, rows, bends, error, lambda row: row.cost or 0.0)
     if goal.objective == "auto":
-        rows = accurate(goal, rows, progress)
+        rows = accurate(goal, rows)
     if goal.objective != "knee":
         return level_in_value(chosen, rows, bends, error, lambda row: row.seconds)
     sizes = _size_rows(rows, bends)
@@ -284,7 +299,7 @@ def _best(
     goal: Goal, objective: str, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress
 ) -> Row:
     if objective == "auto":
-        return min(accurate(goal, rows, progress), key=_by_time)
+        return min(accurate(goal, rows), key=_by_time)
     if objective == "time":
         return min(rows, key=_by_time)
     if objective == "cost":
@@ -297,11 +312,10 @@ def _best(
     return _walk_up(sizes, goal.doubling_gain)
 
 
-def accurate(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
+def accurate(goal: Goal, rows: Sequence[Row]) -> list[Row]:
     """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`."""
-    reached = [found.value if (found := progress.reached(row.batch)) else 0.0 for row in rows]
-    least = max(reached) - goal.accuracy_tolerance
-    return [row for row, accuracy in zip(rows, reached, strict=True) if accuracy >= least]
+    most = min(map(_wrong, rows)) + goal.accuracy_tolerance
+    return [row for row in rows if _wrong(row) <= most]
 
 
 def _sizes(goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> list[Row]:

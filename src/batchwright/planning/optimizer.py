@@ -56,6 +56,11 @@ def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
     return ("sgd", "muon") if job.optimizer == "auto" else (job.optimizer,)
 
 
+def optimizers_to_try(job: Job) -> tuple[OptimizerName, ...]:
+    """The same without those that the job itself speaks against."""
+    return ("sgd",) if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
+
+
 def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) -> OptimizerName:
     """The optimizer for a global batch: as asked, as runs showed, or by the rule of `auto`.
 

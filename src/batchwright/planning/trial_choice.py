@@ -38,22 +38,38 @@ class Arm(NamedTuple):
     Attributes:
         batch: Global batch, in samples.
         workers: That train it quickest.
+        micro_batch: Most samples in one forward pass of theirs.
         epoch_seconds: Of training on all images once.
     """
 
     batch: int
     workers: int
+    micro_batch: int
     epoch_seconds: float
 
 
 class Wanted(NamedTuple):
-    """A trial to be made."""
+    """A trial to be made.
+
+    Attributes:
+        optimizer: To train with.
+        arm: Its batch and workers.
+        samples: To train on.
+        seconds: It should take.
+    """
 
     optimizer: OptimizerName
-    batch: int
-    workers: int
+    arm: Arm
     samples: int
     seconds: float
+
+    @property
+    def training(self) -> Candidate:
+        """As the law of learning sees it."""
+        return Candidate(self.optimizer, self.arm.batch, self.samples)
+
+    def __str__(self) -> str:
+        return f"{self.optimizer}, batch {self.arm.batch}, {self.samples:,} images"
 
 
 @dataclass(frozen=True)
@@ -115,10 +131,7 @@ class Question:
         return max(
             (one for one in self._affordable(budget) if one.seconds <= left),
             key=lambda one: (
-                model.would_tell(
-                    Candidate(one.optimizer, one.batch, one.samples), self.held_out, chosen, doubted
-                )
-                / one.seconds
+                model.would_tell(one.training, self.held_out, chosen, doubted) / one.seconds
             ),
             default=None,
         )
@@ -134,7 +147,7 @@ class Question:
                 if samples >= max(LEAST_SAMPLES, LEAST_STEPS * arm.batch):
                     seconds = samples * each + self.judging_seconds
                     for name in self.optimizers:
-                        yield Wanted(name, arm.batch, arm.workers, samples, seconds)
+                        yield Wanted(name, arm, samples, seconds)
 
 
 def _expected_above(mean: float, error: float, threshold: float) -> float:

@@ -46,6 +46,7 @@ from batchwright.probing.commands import (
     TimeUpdates,
     UpdatesTimed,
 )
+from batchwright.probing.learning import run_trials
 from batchwright.probing.visiting import Visitor
 from batchwright.records import (
     CollectiveTime,
@@ -145,6 +146,7 @@ class Controller:
         }
         self._refine()
         self._reconcile()
+        self._learn()
         return self._profile().model_copy(update={"load": visitor.load()})
 
     def _profile(self) -> Profile:
@@ -453,6 +455,15 @@ class Controller:
                 if self._left() < -_RECONCILING * self._budget:
                     return
                 self._visit(point)
+
+    def _learn(self) -> None:
+        """Trials, in time of their own."""
+        profile = self._profile()
+        with suppress(PlanError):  # no plan, nothing to choose
+            plan = make_plan(profile)
+            self._figures["trials"] = run_trials(
+                self._visitor, profile, plan, report=self._report, clock=self._clock
+            )
 
     def _left(self) -> float:
         """Seconds of the budget; starting the processes is not measuring."""

@@ -74,7 +74,9 @@ class Prediction(Record):
         False, description="Whether stated figures, not measured ones, went in: link or speed."
     )
     frontier: bool = Field(
-        False, description="Whether no candidate of its resolution is better in time and cost."
+        False,
+        description="Whether no candidate of its resolution is better in time, cost and, where "
+        "that is known, accuracy.",
     )
     level: bool = Field(
         False,
