@@ -10,8 +10,9 @@ from batchwright.planning.planner import make_plan
 from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.prediction.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.trainings import Candidate, Observed, of_trials
-from batchwright.records import Trial
-from samples import make_job, make_profile
+from batchwright.records import Estimate, RunSummary, Trial
+from batchwright.reporting.reading import compared_rows
+from samples import make_job, make_profile, make_summary
 from test_choice import chosen, reason
 
 CLASSES = 10
@@ -311,3 +312,26 @@ def test_what_is_settled_takes_no_more_time():
 def test_one_candidate_needs_no_trial():
     asks = question(arms=(Arm(64, 1, 64, 10.0),), optimizers=("sgd",))
     assert asks.next_trial([], budget=100, left=100) is None
+
+
+# ---------------------------------------------------------------------------------------- reports
+
+
+def expecting(summary: RunSummary, accuracy: Estimate) -> RunSummary:
+    """A run whose plan predicted so much for all candidates."""
+    plan = summary.plan
+    considered = tuple(one.model_copy(update={"accuracy": accuracy}) for one in plan.considered)
+    return summary.model_copy(update={"plan": plan.model_copy(update={"considered": considered})})
+
+
+def test_a_report_sets_predicted_accuracy_beside_what_was_reached():
+    summary = make_summary()
+    assert "held-out accuracy" not in {name for name, *_ in compared_rows(summary)}
+    close = Estimate(value=summary.accuracy - 0.01, low=0.9, high=0.99)
+    told = compared_rows(expecting(summary, close))
+    (row,) = [row for row in told if row[0] == "held-out accuracy"]
+    assert row[2] == f"{100 * summary.accuracy:.1f} %"
+    assert "too low, inside the interval" in row[3]
+    left = expecting(summary, close).model_copy(update={"epochs": summary.epochs[:-1]})
+    (row,) = [row for row in compared_rows(left) if row[0] == "held-out accuracy"]
+    assert row[2] == "not measured"
