@@ -13,7 +13,7 @@ from statistics import median
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.probing.commands import Point
-from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP
+from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP, in_turns
 
 FIRST_BATCH = 16
 """Smallest local batch measured where the data are large enough, and steps quick."""
@@ -77,6 +77,7 @@ def visit_seconds(
     timed = min(most_steps, max(LEAST_STEPS, int(VISIT_SECONDS / step_seconds)))
     warm_up = 1 if step_seconds >= LONG_STEP else 2
     if loaders is not None:
+        timed = in_turns(timed, loaders)
         warm_up += loaders + 1 + max(warm_up, loaders)
     return step_seconds * (timed + warm_up + (_FIRST_VISIT_STEPS if first else 0))
 
@@ -309,17 +310,27 @@ def is_enough(
     ledger: Ledger,
     *,
     error: Callable[[Point], float],
+    comparison_error: Callable[[Point], float],
     drift: float,
     target: float,
     choice: OpenChoice | None = None,
 ) -> bool:
     """Whether every candidate is known to ``target``, and every curve was looked at enough.
 
-    Where candidates are level with the chosen one, all of these must be known twice as well, the
-    drift of later measurements aside: what is still level then is so for all purposes.
+    Where candidates are level with the chosen one, all of these must be known twice as well beside
+    each other: what is still level then is so for all purposes.
 
     Enough is three batches that were visited again: one visit does not tell how repeatable the
     machine is.
+
+    Args:
+        candidates: New points and visited ones.
+        ledger: Visits so far.
+        error: Standard error of a point, as a share of its value.
+        comparison_error: The same beside others, without what all measurements have in common.
+        drift: Standard deviation of one visit's median about the long-run median.
+        target: Half width of a 95 % interval that is good enough, as a share.
+        choice: What a plan would rest on, if any.
     """
     revisited: dict[tuple[int, int], int] = {point[:2]: 0 for point in candidates}
     for point, visits in ledger.steps.items():
@@ -330,6 +341,6 @@ def is_enough(
         return False  # while there is time, a quiet moment may come
     if choice is not None and choice.level:
         between = [point for point in choice.used | choice.level if point in ledger.steps]
-        if any(half_width(error(point), 0.0) > target / 2 for point in between):
+        if any(half_width(comparison_error(point), 0.0) > target / 2 for point in between):
             return False
     return all(half_width(error(point), drift) <= target for point in candidates)

@@ -72,7 +72,7 @@ def visit_beside_loading(
         size: Samples in a step of each worker.
         resolution: Image side, in pixels.
         seconds: Time to spend on the timed steps.
-        most_steps: Most of them, at least 1.
+        most_steps: Most of them, at least 1; but each process loads one batch at least.
 
     Returns:
         The mean step, as often as one was timed, since batches come in bursts; and what loading had
@@ -88,9 +88,7 @@ def visit_beside_loading(
     batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
     alone = _warm(bench, lambda: first)
     each = _warm(bench, stream.__next__, least=meter.loaders)
-    steps = _affordable(bench, each, seconds, most_steps)
-    if 0 < meter.loaders <= most_steps:
-        steps = max(1, steps // meter.loaders) * meter.loaders
+    steps = in_turns(_affordable(bench, each, seconds, most_steps), meter.loaders)
     timed = [_fed_step(bench, stream) for _ in range(steps)]
     if not meter.loaders:  # nothing was loaded beside the steps: all batches tell
         batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
@@ -106,6 +104,16 @@ def visit_beside_loading(
         alone_seconds=alone,
         input_seconds=waited,
     )
+
+
+def in_turns(count: int, loaders: int) -> int:
+    """How many batches are timed of ``count`` so that each loader process loads equally many.
+
+    Example:
+        >>> in_turns(10, 0), in_turns(10, 4), in_turns(10, 16)
+        (10, 8, 16)
+    """
+    return max(1, count // loaders) * loaders if loaders else count
 
 
 def _warm(bench: Bench, supply: Callable[[], Batch], *, least: int = 1) -> float:

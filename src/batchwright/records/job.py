@@ -42,7 +42,11 @@ class ProbeSettings(Record):
         description="Stop earlier once every step time in question is known this well: half width "
         "of its 95 % interval, as a share of it.",
     )
-    steps: Count = Field(10, description="Most timed steps at one visit to a measured point.")
+    steps: Count = Field(
+        10,
+        description="Most timed steps at one visit to a measured point; more where each loader "
+        "process would not load a batch meanwhile.",
+    )
     kind: str = Field(
         "",
         description="Name of this kind of worker, by which `goal.kinds` refers to it; unset: the "
