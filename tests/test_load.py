@@ -14,7 +14,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller
 from batchwright.probing.visiting import Visitor
-from batchwright.records import MachineLoad, ProbeSettings
+from batchwright.records import MachineLoad, ProbeSettings, StepLoading
 from batchwright.records.load_words import BUSY_SHARE, busy_warning, load_words
 from batchwright.reporting.page_facts import profile_facts
 from batchwright.workload import load as load_module
@@ -300,6 +300,32 @@ def test_quiet_visits_replace_disturbed_ones():
     assert ledger.medians(point) == [1.0]
     ledger.disturb(1)
     assert ledger.medians(point) == [2.0, 1.0]
+
+
+def loaded_in(seconds):
+    return StepLoading(
+        loaders=2, batch_seconds=seconds, cpu_seconds=seconds, alone_seconds=1.0, input_seconds=0.1
+    )
+
+
+def test_loading_that_counts_is_that_of_the_visits_that_do():
+    machine, point = Machine(loaders=2), Point(1, 32, 16)
+    told = iter([9.0, 8.0, 1.0, 2.0])  # the first is that of the smallest step, no measurement
+    answered = machine._visit
+    machine._visit = lambda command: answered(command).model_copy(
+        update={"loading": loaded_in(next(told))}
+    )
+    visitor = Visitor(make_job(precision="float32"), machine, 1, lambda what: None)
+    visitor.prepare(seconds=1)
+    visitor.try_first(point)
+    visitor.visit(point)
+    assert visitor.step_times()[0].loading == loaded_in(8.0)
+    visitor.ledger.disturb(0)
+    assert visitor.step_times()[0].loading == loaded_in(8.0)  # the only one
+    visitor.visit(point)
+    assert visitor.step_times()[0].loading == loaded_in(1.0)
+    visitor.visit(point)
+    assert visitor.step_times()[0].loading.batch_seconds == 1.5
 
 
 def test_two_readings_close_together_tell_nothing():

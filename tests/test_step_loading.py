@@ -101,7 +101,7 @@ class Machine:
 
 
 def visited(monkeypatch, machine, most_steps):
-    bench = Machine(*machine)
+    bench = machine if isinstance(machine, Machine) else Machine(*machine)
     monkeypatch.setattr(step_time, "now", lambda device: bench.seconds)
     monkeypatch.setattr(step_time.time, "sleep", bench.sleep)
     monkeypatch.setattr(step_time, "follow", lambda group, number: number)
@@ -153,6 +153,13 @@ def test_the_parts_of_a_step_are_told_apart(monkeypatch):
 def test_all_loaders_load_equally_many_batches_in_a_visit(loaders, timed, monkeypatch):
     steps, _ = visited(monkeypatch, (32, 1, 1.0, loaders, 2.0), 10)
     assert len(steps) == timed
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_nothing_is_left_to_load_beside_what_is_measured_next(machine, monkeypatch):
+    bench = Machine(*machine)
+    visited(monkeypatch, bench, 10)
+    assert bench.batches == bench.asked
 
 
 def test_more_loaders_than_steps_tell_the_step_of_a_long_epoch(monkeypatch):

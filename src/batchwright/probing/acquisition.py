@@ -14,6 +14,7 @@ from statistics import median
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.probing.commands import Point
 from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP, in_turns
+from batchwright.records import StepLoading
 
 FIRST_BATCH = 16
 """Smallest local batch measured where the data are large enough, and steps quick."""
@@ -193,29 +194,37 @@ class Ledger:
     steps: dict[Point, list[Steps]] = field(default_factory=dict)
     turn: int = 0
     _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
+    _loading: dict[int, StepLoading] = field(default_factory=dict)
     _disturbed: set[int] = field(default_factory=set)
 
-    def add(self, point: Point, steps: Iterable[tuple[float, float]]) -> None:
-        """Book a visit."""
+    def add(
+        self, point: Point, steps: Iterable[tuple[float, float]], loading: StepLoading | None = None
+    ) -> None:
+        """Book a visit, and what loading had to do with its steps."""
         self.turn += 1
         self._visits.setdefault(point, {})[self.turn] = tuple(steps)
-        self._choose(point)
+        if loading is not None:
+            self._loading[self.turn] = loading
+        self.steps[point] = [self._visits[point][turn] for turn in self._counted(point)]
 
     def disturb(self, since: int) -> None:
         """Mark the visits after turn ``since``: others were using the machine."""
         self._disturbed.update(range(since + 1, self.turn + 1))
         for point, visits in self._visits.items():
             if max(visits) > since:
-                self._choose(point)
+                self.steps[point] = [visits[turn] for turn in self._counted(point)]
 
     def is_disturbed(self, point: Point) -> bool:
         """Whether all that is known of a point was measured beside others' work."""
         return point in self._visits and self._disturbed.issuperset(self._visits[point])
 
-    def _choose(self, point: Point) -> None:
+    def loading(self, point: Point) -> list[StepLoading]:
+        """That of the visits that count, where loading was beside them."""
+        return [self._loading[turn] for turn in self._counted(point) if turn in self._loading]
+
+    def _counted(self, point: Point) -> list[int]:
         visits = self._visits[point]
-        quiet = [steps for turn, steps in visits.items() if turn not in self._disturbed]
-        self.steps[point] = quiet or list(visits.values())
+        return [turn for turn in visits if turn not in self._disturbed] or list(visits)
 
     def medians(self, point: Point) -> list[float]:
         """Seconds of the whole step: the median of each visit."""

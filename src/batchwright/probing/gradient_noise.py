@@ -23,6 +23,7 @@ from torch.nn import functional
 from batchwright.group import Group
 from batchwright.prediction.noise_scale import estimate
 from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench
+from batchwright.probing.step_time import finish_loading
 from batchwright.probing.timing import follow, now
 from batchwright.records import GradientNoise
 
@@ -65,9 +66,13 @@ def measure_noise(
         return None
     parts = measured.split(size)[bench.group.rank :: bench.group.size][:most]
     seen = _warm_up(bench, trained, resolution, part_size, seconds=_WARM_UP_SHARE * seconds)
-    if seen < min(_FEWEST_WARM, len(trained) // 2):
-        return None
-    return _measured(bench, parts, resolution, seconds=(1 - _WARM_UP_SHARE) * seconds)
+    noise = None
+    if seen >= min(_FEWEST_WARM, len(trained) // 2):
+        noise = _measured(bench, parts, resolution, seconds=(1 - _WARM_UP_SHARE) * seconds)
+    feed = bench.feed(bench.group.size)
+    if feed is not None:
+        finish_loading(bench, feed)
+    return noise
 
 
 def _measured(

@@ -14,7 +14,7 @@ from batchwright.probing.bench import Batch, Bench
 from batchwright.probing.timing import follow, now
 from batchwright.records import StepLoading
 from batchwright.workload.feeding import Feed
-from batchwright.workload.loading import LoadingMeter, Totals
+from batchwright.workload.loading import Totals
 
 LONG_STEP = 0.1
 """Seconds; a step that takes longer is warm after one, shorter ones after two."""
@@ -79,17 +79,16 @@ def visit_beside_loading(
         to do with it.
     """
     meter = feed.loading
-    _wait(meter)  # for what the visit before has left
     before = meter.totals
     stream = bench.stream(feed, [size], resolution)
     first = next(stream)
-    _wait(meter)
-    follow(bench.group, 0)  # on all workers
+    finish_loading(bench, feed)
     batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
     alone = _warm(bench, lambda: first)
     each = _warm(bench, stream.__next__, least=meter.loaders)
     steps = in_turns(_affordable(bench, each, seconds, most_steps), meter.loaders)
     timed = [_fed_step(bench, stream) for _ in range(steps)]
+    finish_loading(bench, feed)
     if not meter.loaders:  # nothing was loaded beside the steps: all batches tell
         batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
     means = [fmean(parts) for parts in zip(*timed, strict=True)]
@@ -148,7 +147,11 @@ def _fed_step(bench: Bench, stream: Iterator[Batch]) -> tuple[float, float, floa
     return waited, *bench.step(lambda: batch)
 
 
-def _wait(meter: LoadingMeter) -> None:
-    """Until all that was asked for is loaded; what fails counts, and is raised with its batch."""
-    while meter.batches < meter.asked:
+def finish_loading(bench: Bench, feed: Feed) -> None:
+    """Wait until all that was asked for is loaded, on all workers: it would disturb what comes.
+
+    What fails counts, and is raised with its batch.
+    """
+    while feed.loading.batches < feed.loading.asked:
         time.sleep(_POLL_SECONDS)
+    follow(bench.group, 0)
