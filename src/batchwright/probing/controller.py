@@ -200,7 +200,7 @@ class Controller:
             self._visit(Point(workers, side, smallest))
         largest = self._visit_largest({})
         if self._job.probe.budget == "auto":
-            seconds = max(self._budget, min(self._training_seconds(), self._job.probe.most_budget))
+            seconds = self._job.probe.budget_for(self._training_seconds())
             if seconds > self._budget:
                 self._budget = seconds
                 largest = self._visit_largest(largest)

@@ -58,6 +58,10 @@ class ProbeSettings(Record):
         """Seconds that may be spent on measuring before anything is known."""
         return LEAST_BUDGET if self.budget == "auto" else self.budget
 
+    def budget_for(self, training_seconds: float) -> float:
+        """Seconds to spend on measuring for a training that takes as long as that."""
+        return max(self.first_budget, min(training_seconds, self.most_budget))
+
     @property
     def most_budget(self) -> float:
         """Seconds that may be spent on measuring, whatever becomes known."""
