@@ -144,10 +144,8 @@ class Bench:
         )
 
     def _resident(self, dataset: Any) -> Batch:
-        return self._loaded(dataset, range(min(len(dataset), _MOST_RESIDENT)))
-
-    def _loaded(self, dataset: Any, indices: Iterable[int]) -> Batch:
-        images, labels = default_collate([dataset[index] for index in indices])
+        first = range(min(len(dataset), _MOST_RESIDENT))
+        images, labels = default_collate([dataset[index] for index in first])
         images = images.to(self.device, memory_format=torch.channels_last)
         return images, labels.to(self.device)
 
@@ -252,12 +250,9 @@ class Bench:
             return None
         return balancing_weights(part.labels[indices])
 
-    def training_batch(self, indices: Tensor, resolution: int) -> Batch:
-        """These very samples, loaded here and now."""
-        if isinstance(self._train, ImagePipeline):
-            return self._train.training_batch(indices, epoch=0, resolution=resolution)
-        images, labels = self._loaded(self._data.train, indices.tolist())
-        return to_resolution(images, resolution), labels
+    def training_batches(self, batches: Iterable[Tensor], resolution: int) -> Iterator[Batch]:
+        """These very samples, batch by batch, as a training has them in its first epoch."""
+        return self.training_feed().training(batches, 0, resolution)
 
     def _random_indices(self, size: int, samples: int) -> Tensor:
         return torch.randint(samples, (size,), generator=self._random)
