@@ -284,6 +284,7 @@ def test_a_tenth_of_the_time_finds_what_is_nearly_best(seed):
     assert sum(one.seconds for one in made) <= budget
     assert all(one.samples >= LEAST_STEPS * one.arm.batch for one in made)
     assert {one.optimizer for one in made} == {"sgd", "muon"}
+    assert len({one.training for one in made}) == len(made)
     model = fit_learning(seen, classes=CLASSES, optimizers=("sgd", "muon"))
     accuracies = {
         (name, batch): model.accuracy(Candidate(name, batch, 6 * IMAGES)).value

@@ -128,8 +128,13 @@ class Question:
         doubted = max(losses, key=losses.__getitem__, default=None)
         if doubted is None or losses[doubted] < SETTLED:
             return None
+        made = {one[:3] for one in observed}  # the same again would end the same
         return max(
-            (one for one in self._affordable(budget) if one.seconds <= left),
+            (
+                one
+                for one in self._affordable(budget)
+                if one.seconds <= left and one.training not in made
+            ),
             key=lambda one: (
                 model.would_tell(one.training, self.held_out, chosen, doubted) / one.seconds
             ),
