@@ -8,6 +8,7 @@ from math import cos, pi
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional
 
@@ -20,6 +21,7 @@ from batchwright.probing.executor import Executor
 from batchwright.probing.trials import run_trial
 from batchwright.records import DataFacts, Job
 from batchwright.training.sampler import epoch_order
+from batchwright.workload.image_files import ImageFiles
 from batchwright.workload.image_store import ImageStore
 from batchwright.workload.sources import ImageData, open_data
 from batchwright.workload.task import build_network
@@ -306,6 +308,22 @@ def test_classes_are_balanced_where_the_training_balances_them():
     bench._train.training_batch = noted
     run_trial(bench, command_of(samples=400))
     assert 0.4 < sum(seen[:400]) / 400 < 0.6
+
+
+def test_images_that_stay_in_their_files_are_trained_on_and_judged(tmp_path):
+    labels = torch.arange(120) % CLASSES
+    names = [f"{number}.png" for number in range(len(labels))]
+    for name, label in zip(names, labels.tolist(), strict=True):
+        Image.new("RGB", (12, 10), [(200, 0, 0), (0, 200, 0), (0, 0, 200), (0, 0, 0)][label]).save(
+            tmp_path / name
+        )
+    normal = {"mean": (0.2,) * 3, "std": (0.3,) * 3}
+    files = ImageFiles(tmp_path, names, labels, side=SIDE, **normal)
+    facts = bench_of()[0]._data.facts.model_copy(update={"train_samples": len(files)})
+    bench = Bench(job_of(), ImageData(files, files, facts, **normal), Group(CPU))
+    trial = run_trial(bench, command_of(held_out=40, samples=200))
+    assert trial.accuracy == 1
+    bench.close()
 
 
 @pytest.mark.slow
