@@ -15,7 +15,7 @@ from batchwright.documents import change_job, load_job, one_line, write_record
 from batchwright.errors import ArgumentError, FileError, JobError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.planning.schedule import rate_schedule
-from batchwright.records import Check, Goal, Sweep, SweepCell, SweptKey
+from batchwright.records import Check, Goal, Job, Sweep, SweepCell, SweptKey
 from batchwright.records.job_keys import OTHER_WORDS, job_keys
 from batchwright.records.problems import described
 from samples import (
@@ -167,7 +167,7 @@ def test_a_job_goes_through_python_and_json_as_before():
 
 
 def test_words_that_people_try_are_no_job_keys_and_lead_to_one():
-    assert not set(OTHER_WORDS) & set(job_keys())
+    assert not set(OTHER_WORDS) & set(job_keys(Job))
     for form in set(OTHER_WORDS.values()):
         if not form.startswith("--"):
             load_job(None, [form.replace(",", " ").split()[0]])  # is accepted

@@ -54,12 +54,14 @@ class _Commands(TyperGroup):
 
 def _key_for(option: str) -> str:
     """What to write in place of an option; empty where it is like no job key."""
+    from batchwright.records import Job
     from batchwright.records.job_keys import OTHER_WORDS, job_keys, meaning
 
     word = option.lstrip("-").lower().replace("-", "_")
-    if word in job_keys():
+    known = job_keys(Job)
+    if word in known:
         return f"a job key has no dashes: write {word}=..."
-    return meaning(word) if word in OTHER_WORDS else ""
+    return meaning(word, known) if word in OTHER_WORDS else ""
 
 
 app = typer.Typer(

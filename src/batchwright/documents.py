@@ -406,8 +406,9 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 
 def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
-    if key not in job_keys():
-        raise JobError(unknown_key(key, place))
+    known = job_keys(Job)
+    if key not in known:
+        raise JobError(unknown_key(key, known, place))
     if isinstance(value, bool):  # would pass for 0 or 1
         raise JobError(f"job key {key} = {value}{place}: no key is a yes or no")
     *parents, last = key.split(".")

@@ -20,7 +20,6 @@ from datetime import datetime
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
@@ -72,12 +71,7 @@ class Lock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from batchwright.errors import ArgumentError
 from batchwright.files import write_whole
-from batchwright.records.problems import described
+from batchwright.records.problems import described, printable
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -73,18 +73,12 @@ def record_text(record: Record) -> str:
 def html_table(name: str, rows: list[tuple[str, str]]) -> str:
     """Names and values as a small table, for a notebook."""
     body = "".join(
-        f"<tr><th style='text-align:left'>{escape(_visible(name))}</th>"
-        f"<td style='text-align:left'>{escape(_visible(value))}</td></tr>"
+        f"<tr><th style='text-align:left'>{escape(printable(name))}</th>"
+        f"<td style='text-align:left'>{escape(printable(value))}</td></tr>"
         for name, value in rows
     )
     return f"<table><caption>{escape(name)}</caption>{body}</table>"
 
 
 def _in_a_line(facts: list[tuple[str, str]]) -> str:
-    return _visible(", ".join(f"{name} {value}" for name, value in facts))
-
-
-def _visible(text: str) -> str:
-    from batchwright.records.words import printable  # it imports this module
-
-    return printable(text)
+    return printable(", ".join(f"{name} {value}" for name, value in facts))

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchwright.records.words import local_batches, number, percent, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import local_batches, number, percent
 
 if TYPE_CHECKING:
     from rich.table import Table

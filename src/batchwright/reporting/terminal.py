@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from batchwright.records.words import column_blocks, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import column_blocks
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
