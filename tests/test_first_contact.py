@@ -130,6 +130,8 @@ def grid(**values):
         (lambda: bw.Job("job.yaml"), "a Job takes its keys by name, such as"),
         (lambda: bw.Job(epochz=1), "unknown job key 'epochz': did you mean 'epochs'"),
         (lambda: bw.Job(epochs="many"), "job key epochs = 'many': input should be a valid int"),
+        (lambda: bw.Job(epochs=True), "job key epochs = True: this key is no yes or no"),
+        (lambda: bw.Job(resolutions=[True]), "this key is no yes or no"),
         (
             lambda: bw.Job(probe={"budgt": 3}),
             "unknown job key 'probe.budgt': did you mean 'probe.b",
