@@ -59,6 +59,8 @@ def test_a_visit_takes_its_steps_and_those_that_warm_up():
     assert visit_seconds(3.0, 10) == pytest.approx(3.0 * (2 + 1))
     assert visit_seconds(3.0, 1) == pytest.approx(3.0 * (1 + 1))
     assert visit_seconds(3.0, 10, first=True) == pytest.approx(3.0 * (2 + 1 + 2))
+    assert visit_seconds(3.0, 10, loaders=4) == pytest.approx(3.0 * (4 + 1 + 5 + 4))
+    assert visit_seconds(0.01, 10, loaders=16) == pytest.approx(0.01 * (16 + 2 + 17 + 16))
 
 
 @given(st.floats(1e-5, 10), st.floats(0.1, 100), st.integers(0, 5000), st.integers(1, 2))
@@ -150,12 +152,18 @@ def test_level_candidates_must_be_known_better():
     ledger = Ledger()
     for point in POINTS * 2:
         ledger.add(point, STEP)
-    given = {"drift": 0.0, "target": 0.05}
+    given = {"error": lambda _: 0.02, "drift": 0.0, "target": 0.05}
     level = OpenChoice(frozenset({POINTS[0]}), frozenset({POINTS[5]}))
     decided = OpenChoice(frozenset({POINTS[0]}))
-    assert is_enough(POINTS, ledger, error=lambda _: 0.02, **given, choice=decided)
-    assert not is_enough(POINTS, ledger, error=lambda _: 0.02, **given, choice=level)
-    assert is_enough(POINTS, ledger, error=lambda _: 0.01, **given, choice=level)
+
+    def enough(choice, beside_others):
+        return is_enough(
+            POINTS, ledger, **given, comparison_error=lambda _: beside_others, choice=choice
+        )
+
+    assert enough(decided, 0.02)
+    assert not enough(level, 0.02)
+    assert enough(level, 0.01)  # though all measurements together may be off by more
 
 
 def test_no_point_is_visited_twice_in_a_row_and_all_come_up():
@@ -214,7 +222,14 @@ def test_enough_is_three_batches_seen_again_on_each_curve_and_every_interval_in_
     ledger = Ledger()
 
     def enough(error=0.01, drift=0.01, candidates=POINTS):
-        return is_enough(candidates, ledger, error=lambda _: error, drift=drift, target=0.05)
+        return is_enough(
+            candidates,
+            ledger,
+            error=lambda _: error,
+            comparison_error=lambda _: error,
+            drift=drift,
+            target=0.05,
+        )
 
     assert not enough()
     three = [point for point in POINTS if point.local_batch_size in SIZES[:3]]
@@ -228,7 +243,8 @@ def test_enough_is_three_batches_seen_again_on_each_curve_and_every_interval_in_
     assert not enough(error=0.05)
     assert not enough(drift=0.1)
     assert not enough(candidates=[*POINTS, Point(1, 64, 16)])  # a curve nobody looked at
-    assert not is_enough([], Ledger(), error=lambda _: 0, drift=0, target=1)
+    none = {"error": lambda _: 0, "comparison_error": lambda _: 0, "drift": 0, "target": 1}
+    assert not is_enough([], Ledger(), **none)
     ledger.add(Point(1, 32, 128), STEP)
     assert enough()
 

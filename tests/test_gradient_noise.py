@@ -41,8 +41,8 @@ def linear(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, num_classes))
 
 
-def bench_of(samples, *, group=None, **changes):
-    data = Noted(samples)
+def bench_of(samples, *, group=None, dataset=Noted, **changes):
+    data = dataset(samples)
     facts = DataFacts(
         name="noted",
         digest="0",
@@ -59,6 +59,7 @@ def bench_of(samples, *, group=None, **changes):
         "precision": "float32",
         "resolutions": (SIDE,),
         "learning_rate": 0.01,
+        "loaders": 0,
     }
     images = ImageData(data, data, facts, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     bench = Bench(Job(**{**plain, **changes}), images, group or Group(CPU))
@@ -120,15 +121,19 @@ def test_few_data_make_smaller_parts_and_too_few_no_estimate():
 )
 def test_the_time_taken_follows_what_is_known_by_then(monkeypatch, signal, shares):
     bench, _ = bench_of(20_000)
-    clock = iter(range(10_000))
+    seconds = 0.0
     random = torch.Generator().manual_seed(0)
+
+    def sketch(*args):
+        nonlocal seconds
+        seconds += 1 / 16
+        return signal + torch.randn(20, generator=random)
+
     monkeypatch.setattr(gradient_noise, "_KNOWN", 0.15)
     monkeypatch.setattr(gradient_noise, "_warm_up", lambda *args, **named: 2048)
-    monkeypatch.setattr(gradient_noise, "now", lambda device: next(clock))
-    monkeypatch.setattr(
-        gradient_noise, "_sketch", lambda *args: signal + torch.randn(20, generator=random)
-    )
-    noise = measure_noise(bench, SIDE, 16, seconds=16)  # 8 of them for 8 looks at the clock
+    monkeypatch.setattr(gradient_noise, "now", lambda device: seconds)
+    monkeypatch.setattr(gradient_noise, "_sketch", sketch)
+    noise = measure_noise(bench, SIDE, 16, seconds=16)  # 8 of them for 8 times 16 parts
     assert noise.parts / 16 == pytest.approx(8 * shares, abs=1)
 
 
@@ -137,7 +142,46 @@ def test_a_noise_of_the_starting_weights_is_not_told(monkeypatch):
     clock = iter(range(0, 10**9, 100))
     monkeypatch.setattr(gradient_noise, "now", lambda device: next(clock))
     assert measure_noise(bench, SIDE, 2, seconds=1) is None
-    assert len(data.asked) == 16 * 2
+    assert len(data.asked) == 2  # of one step
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.0, 20.0])
+def test_slow_data_take_no_more_time_than_there_is_where_too_little_is_known(monkeypatch, seconds):
+    """A sample takes 0.05 s to load, so 16 steps and 16 parts of 16 each would take 25 s."""
+    bench, data = bench_of(20_000)
+    monkeypatch.setattr(gradient_noise, "now", lambda device: 0.05 * len(data.asked))
+    noise = measure_noise(bench, SIDE, 16, seconds=seconds)
+    assert 0.05 * len(data.asked) <= gradient_noise._MOST_TIME * seconds + 4 * 16 * 0.05
+    assert (noise is None) == (seconds < 3)  # 128 samples take 6.4 s
+
+
+class Drawn(Noted):
+    """As a training set with augmentation: each image is changed at random."""
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image + torch.randn(image.shape), label
+
+
+def test_random_changes_are_those_that_the_jobs_seed_draws_in_a_training():
+    scales, own = [], torch.get_rng_state()
+    for seed, rest in ((0, 1), (0, 2), (1, 1)):
+        bench, _ = bench_of(500, seed=seed, dataset=Drawn)
+        torch.manual_seed(rest)
+        scales.append(measure_noise(bench, SIDE, 16, seconds=1000).noise_scale)
+    torch.set_rng_state(own)
+    assert scales[0] == scales[1] != scales[2]
+
+
+def test_loader_processes_load_what_the_noise_is_measured_on():
+    bench, data = bench_of(300, loaders=1)
+    alone, _ = bench_of(300)
+    try:
+        told = measure_noise(bench, SIDE, 16, seconds=1000)
+    finally:
+        bench.close()
+    assert not data.asked  # in this process
+    assert told == measure_noise(alone, SIDE, 16, seconds=1000)
 
 
 def test_images_of_a_store_are_drawn_in_the_same_way():

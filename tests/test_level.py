@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from batchwright.planning import level as level_module
 from batchwright.planning.planner import make_plan
+from batchwright.records import Estimate, GradientNoise
 from batchwright.records.explaining import candidate_words
 from samples import make_job, make_profile, make_step
 from test_choice import allowed, chosen, reason
@@ -77,6 +81,49 @@ def test_what_is_level_is_within_the_limits_and_not_the_chosen_one(goal):
         if one.level:
             assert one in allowed(plan)
             assert one != chosen(plan)
+
+
+def test_on_one_line_only_the_seconds_are_as_uncertain_as_its_fixed_part(monkeypatch):
+    """An epoch of the other takes twice as long or half, and as many epochs less or more."""
+    mix = object()
+    monkeypatch.setattr(level_module, "saving", lambda bend, batch: (0.5, 0.05))
+    bend = SimpleNamespace(mix=mix, line=(0.01, 0.001))
+
+    def found(seconds, epochs, doubt):
+        chosen = SimpleNamespace(mix=mix, batch=32, seconds=100.0)
+        other = SimpleNamespace(mix=mix, batch=64, seconds=100.0 * seconds * epochs)
+        return level_module.level_in_value(
+            chosen,
+            [chosen, other],
+            [bend],
+            lambda row: 0.01,
+            lambda row: row.seconds,
+            lambda row: Estimate(value=epochs, low=epochs * (1 - doubt), high=2 * epochs),
+        )
+
+    assert found(0.5, 2.1, 0.0)  # log 2 is 0.07 off, and 5 % are between them
+    assert not found(0.5, 2.4, 0.0)
+    assert not found(1.0, 1.05, 0.0)  # equal seconds are on one line for certain
+    assert found(1.0, 1.05, 0.1)
+    assert found(0.5, 2.4, 0.2)
+
+
+def test_batches_are_level_to_a_target_as_far_as_their_epochs_are_uncertain():
+    noise = GradientNoise(
+        noise_scale=30, trace=1, sqr_norm=0.01, relative_error=0.1, parts=20, repeats=1
+    )
+    goal = {"objective": "target-accuracy", "accuracy": 0.9}
+    plan = planned(profile_of(1.8, 0.001, noise=noise), **goal)
+    seconds = {
+        one.global_batch_size: one.target_seconds.value
+        for one in allowed(plan)
+        if one.workers == plan.workers
+    }
+    best = chosen(plan).global_batch_size
+    near = min(set(seconds) - {best}, key=seconds.__getitem__)
+    assert seconds[near] > 1.02 * seconds[best]  # much more than the times are off
+    assert (plan.workers, near) in level(plan)
+    assert "finished runs of several batches" in reason(plan, "global batch").why
 
 
 def test_batches_that_may_be_the_knee_are_level():

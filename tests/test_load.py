@@ -14,7 +14,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller
 from batchwright.probing.visiting import Visitor
-from batchwright.records import MachineLoad, ProbeSettings
+from batchwright.records import MachineLoad, ProbeSettings, StepLoading
 from batchwright.records.load_words import BUSY_SHARE, busy_warning, load_words
 from batchwright.reporting.page_facts import profile_facts
 from batchwright.workload import load as load_module
@@ -25,6 +25,7 @@ from test_probe_controller import Machine
 ME, WORKER, LOADER, OTHER, KERNEL, DISPLAY = 10, 11, 12, 20, 2, 13
 PARENTS = {1: 0, KERNEL: 0, ME: 1, WORKER: ME, LOADER: WORKER, DISPLAY: ME, OTHER: 1}
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+GROUP = "usage_usec {used}\nnr_periods 4\nnr_throttled 2\nthrottled_usec {throttled}\n"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 
 
@@ -62,6 +63,7 @@ def kernel(tmp_path, monkeypatch):
     monkeypatch.setattr(load_module.os, "getpid", lambda: ME)
     monkeypatch.setattr(load_module.os, "sched_getaffinity", lambda _: {0, 2})
     monkeypatch.setattr(load_module, "control_groups", lambda _: iter([tmp_path / "group"]))
+    monkeypatch.setattr(load_module, "usable_cores", lambda: 2)
     return Kernel(tmp_path)
 
 
@@ -81,7 +83,7 @@ def test_what_others_use_is_all_less_ours_and_the_kernels_threads(kernel, monkey
     kernel.cores[2][6] = 1.0  # interrupts are nobody's program
     group = kernel.folder / "group"
     group.mkdir()
-    (group / "cpu.stat").write_text("nr_periods 4\nnr_throttled 2\nthrottled_usec 2500000\n")
+    (group / "cpu.stat").write_text(GROUP.format(used=12_000_000, throttled=2_500_000))
     kernel.write()
     now[0] += 10
     load = watch.stretch()
@@ -94,6 +96,59 @@ def test_what_others_use_is_all_less_ours_and_the_kernels_threads(kernel, monkey
     assert load.throttled == pytest.approx(0.25)
     assert watch.whole() == load
     assert watch.stretch() is None
+
+
+def between(kernel, monkeypatch, *, used, throttled, version):
+    """The load of ten seconds in which ours ran for 9 of them, and its group for ``used``."""
+    now = [100.0]
+    monkeypatch.setattr(load_module.time, "monotonic", lambda: now[0])
+    kernel.write()
+    before = read_load(kernel.folder)
+    kernel.used |= {WORKER: 9.0}
+    for core in (0, 2):
+        kernel.cores[core][:4] = 4.5, 0.0, 0.0, 5.5
+    group = kernel.folder / "group"
+    group.mkdir()
+    if version == 2:
+        told = GROUP.format(used=round(1e6 * used), throttled=round(1e6 * throttled))
+    else:
+        told = f"nr_periods 4\nnr_throttled 2\nthrottled_time {round(1e9 * throttled)}\n"
+        (group / "cpuacct.usage").write_text(f"{round(1e9 * used)}\n")
+    (group / "cpu.stat").write_text(told)
+    kernel.write()
+    now[0] += 10
+    return load_between(before, read_load(kernel.folder))
+
+
+@linux
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_limit_that_only_our_own_work_reaches_disturbs_nothing(version, kernel, monkeypatch):
+    load = between(kernel, monkeypatch, used=9.0, throttled=7.0, version=version)
+    assert load.throttled == pytest.approx(0.0, abs=1e-9)
+    assert load_words(load) == ""
+
+
+@linux
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_limit_keeps_back_no_more_than_others_in_the_group_use(version, kernel, monkeypatch):
+    load = between(kernel, monkeypatch, used=12.0, throttled=7.0, version=version)
+    assert load.throttled == pytest.approx(0.3)
+    assert load.idle > 1  # cores that the limit leaves idle are no room for us
+    assert load_words(load) == "a control group's limit kept back 0.30 of 2 cores"
+
+
+@linux
+def test_cores_are_those_that_a_control_group_allows(kernel, monkeypatch):
+    monkeypatch.setattr(load_module, "usable_cores", lambda: 1)
+    kernel.write()
+    assert read_load(kernel.folder).cores == 1
+
+
+def test_others_on_a_larger_machine_than_we_may_use_are_told_where_no_core_is_left():
+    beside = {"cores": 2, "ours": 2.0, "others": 30.0}
+    assert load_words(make_load(**beside, idle=32.0)) == ""
+    told = load_words(make_load(**beside, idle=0.5))
+    assert "other programs used 30.00 cores, where we may use 2" in told
 
 
 @linux
@@ -203,7 +258,7 @@ class SharedMachine(Machine):
     def read(self):
         at = self.seconds - 100
         others = min(max(at - self.others_from, 0.0), self.others_until - self.others_from)
-        return Reading(at, 2, 1.2 * at + others, 0.8 * at - others, 0.0, 1.2 * at, 0.0, 0.0)
+        return Reading(at, 2, 1.2 * at + others, 0.8 * at - others, 0.0, 1.2 * at, 0.0)
 
 
 def measured_on(machine, budget=20.0):
@@ -278,8 +333,8 @@ def test_a_probe_waits_a_little_for_what_is_about_to_end():
 
 
 def test_idle_cores_do_not_hide_others_while_nobody_measures():
-    half = Reading(0.0, 2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    readings = [half, Reading(2.0, 2, 1.9, 2.1, 0.0, 0.0, 0.0, 0.0)] * 2
+    half = Reading(0.0, 2, 0.0, 0.0, 0.0, 0.0, 0.0)
+    readings = [half, Reading(2.0, 2, 1.9, 2.1, 0.0, 0.0, 0.0)] * 2
     for waiting in (True, False):
         given = iter(readings)
         watch = LoadWatch(lambda given=given: next(given), lambda: 2.0)
@@ -302,6 +357,32 @@ def test_quiet_visits_replace_disturbed_ones():
     assert ledger.medians(point) == [2.0, 1.0]
 
 
+def loaded_in(seconds):
+    return StepLoading(
+        loaders=2, batch_seconds=seconds, cpu_seconds=seconds, alone_seconds=1.0, input_seconds=0.1
+    )
+
+
+def test_loading_that_counts_is_that_of_the_visits_that_do():
+    machine, point = Machine(loaders=2), Point(1, 32, 16)
+    told = iter([9.0, 8.0, 1.0, 2.0])  # the first is that of the smallest step, no measurement
+    answered = machine._visit
+    machine._visit = lambda command: answered(command).model_copy(
+        update={"loading": loaded_in(next(told))}
+    )
+    visitor = Visitor(make_job(precision="float32"), machine, 1, lambda what: None)
+    visitor.prepare(seconds=1)
+    visitor.try_first(point)
+    visitor.visit(point)
+    assert visitor.step_times()[0].loading == loaded_in(8.0)
+    visitor.ledger.disturb(0)
+    assert visitor.step_times()[0].loading == loaded_in(8.0)  # the only one
+    visitor.visit(point)
+    assert visitor.step_times()[0].loading == loaded_in(1.0)
+    visitor.visit(point)
+    assert visitor.step_times()[0].loading.batch_seconds == 1.5
+
+
 def test_two_readings_close_together_tell_nothing():
-    one = Reading(0.0, 2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    one = Reading(0.0, 2, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert load_between(one, one) is None

@@ -18,6 +18,7 @@ from batchwright.probing.pairs import BUDGET, ENOUGH_VISITS, LEAST_VISITS, PairV
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import Job, MemoryParts, ProbeSettings, Profile
+from batchwright.records.job import LEAST_BUDGET
 from samples import make_data, make_job, make_network, make_profile
 from test_settling import make_pair
 
@@ -113,6 +114,12 @@ def test_noise_is_averaged_until_the_time_is_up():
     (time,) = measurer(machine).measure([PAIR])
     assert time.repeats > ENOUGH_VISITS
     assert machine.seconds <= BUDGET * 20
+
+
+def test_without_a_budget_of_ones_own_noise_is_averaged_for_half_of_the_least():
+    machine = Machine(noise=0.2)
+    measurer(machine, probe=ProbeSettings()).measure([PAIR])
+    assert machine.seconds <= BUDGET * LEAST_BUDGET
 
 
 def test_two_visits_are_made_however_long_they_take():

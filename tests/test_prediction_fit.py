@@ -1,6 +1,7 @@
 """`prediction.fit`: the line, its interval, and what it cannot tell."""
 
 import random
+from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given
@@ -160,3 +161,18 @@ def test_points_that_scatter_more_than_they_should_keep_a_line_that_predicts_cle
     scales = [0.02 * y for y in ys]
     line = fit_line(BATCHES, ys, scales)
     assert choose_line(line, len(ys), leave_one_out(BATCHES, ys, scales))
+
+
+def test_the_error_of_a_ratio_of_two_places_is_the_spread_of_such_ratios():
+    rng = random.Random(0)
+    truth = [0.02 + 0.001 * x for x in BATCHES]
+    ratios = []
+    for _ in range(1000):
+        ys = [y * (1 + 0.03 * rng.gauss(0, 1)) for y in truth]
+        line = fit_line(BATCHES, ys, truth)
+        ratios.append(line.at(400) / line.at(200))
+    told = 0.03 * fit_line(BATCHES, truth, truth).ratio_error(400, 200)
+    assert told == pytest.approx(stdev(ratios) / fmean(ratios), rel=0.1)
+    line = fit_line(BATCHES, truth, truth)
+    assert line.ratio_error(200, 200) == 0
+    assert line.ratio_error(200, 400) == pytest.approx(line.ratio_error(400, 200))

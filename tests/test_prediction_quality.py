@@ -47,6 +47,24 @@ def test_under_linear_scaling_epochs_are_polluxs_and_follow_the_noise_scale():
     assert model.relative_epochs(50).value == pytest.approx(350 / 400)
 
 
+def test_epochs_of_two_batches_are_compared_by_what_makes_them_differ():
+    def off(model, batch):
+        found = model.compared_epochs(batch, 100)
+        assert found.low <= found.value <= found.high
+        return found.high / found.low - 1
+
+    model = fit_progress(NOISE, base_batch=100, scaling="linear")
+    assert off(model, 100) == 0 < off(model, 110) < off(model, 200) < off(model, 800)
+    assert model.compared_epochs(200, 100) == model.relative_epochs(200)
+    assert fit_progress(None, base_batch=100, scaling="linear").compared_epochs(200, 100) is None
+    ran = [run_of(batch, 6 + batch / 50) for batch in (50, 100, 200, 400)]
+    model = fit_progress(NOISE, base_batch=100, target=HALF, runs=ran, scaling="linear")
+    more = fit_progress(NOISE, base_batch=100, target=HALF, runs=4 * ran, scaling="linear")
+    assert off(model, 100) == 0 < off(more, 200) < off(model, 200)
+    later = model.relative_epochs(200)
+    assert off(model, 200) < later.high / later.low - 1
+
+
 def test_without_a_noise_scale_nothing_is_said_of_other_batches():
     for noise in (None, NOISE.model_copy(update={"noise_scale": None})):
         model = fit_progress(noise, base_batch=100, target=0.9)

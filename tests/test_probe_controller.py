@@ -116,6 +116,7 @@ class Machine:
         warm_up = 1 if step >= 0.1 else 2
         if self.loaders is not None:  # they load first, and steps use that up
             warm_up += self.loaders + 1 + max(self.loaders, warm_up)
+            timed = max(timed // self.loaders, 1) * self.loaders if self.loaders else timed
         self.seconds += step * (timed + warm_up)
         return commands.Visited(steps=((step * 0.9, step * 0.1),) * timed)
 

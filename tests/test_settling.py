@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from batchwright.errors import PlanError
+from batchwright.probing import pairs
 from batchwright.probing.commands import Pair
-from batchwright.records import PairTime, Plan, Profile, ServerRule
+from batchwright.records import Estimate, PairTime, Plan, ProbeSettings, Profile, ServerRule
 from batchwright.settling import (
     AGREEMENT,
     CHOICE,
     MOST_TIMES,
     expected_difference,
+    pair_measurer_for,
     pairs_of,
     round_checks,
     settle,
@@ -339,3 +342,29 @@ def test_rows_of_one_resolution_share_a_pair_and_others_have_their_own():
     assert top.small_seconds == pytest.approx(0.06 * 10_625 / 83)
     assert top.large_seconds == pytest.approx(0.3 * 13_125 / 500)
     assert top.difference == pytest.approx(top.small_seconds / top.large_seconds - 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "epochs", "budget"),
+    [("auto", 1, 5.0), ("auto", 8, 8.0), ("auto", 100, 20.0), (3.0, 100, 3.0)],
+)
+def test_pairs_are_measured_by_the_budget_of_a_probe_of_this_training(
+    asked, epochs, budget, tmp_path, monkeypatch
+):
+    plan = dual_plan(40, 8)
+    epoch = Estimate(value=1.0, low=0.9, high=1.1)
+    (stage,) = plan.stages
+    stage = stage.model_copy(update={"epochs": epochs, "predicted_epoch_seconds": epoch})
+    job = plan.job.model_copy(update={"probe": ProbeSettings(budget=asked)})
+    plan = plan.model_copy(update={"stages": (stage,), "job": job})
+    seen = []
+
+    @contextmanager
+    def measurer(job, counts, folder, *, progress):
+        seen.append(job.probe.budget)
+        yield None
+
+    monkeypatch.setattr(pairs, "pair_measurer", measurer)
+    with pair_measurer_for(plan, tmp_path / "pairs"):
+        pass
+    assert seen == [budget]

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from batchwright.probing import step_time
+from batchwright.probing import evaluation, step_time
 from batchwright.probing.step_time import visit_beside_loading
 from batchwright.workload.loading import Totals
 
@@ -101,7 +101,7 @@ class Machine:
 
 
 def visited(monkeypatch, machine, most_steps):
-    bench = Machine(*machine)
+    bench = machine if isinstance(machine, Machine) else Machine(*machine)
     monkeypatch.setattr(step_time, "now", lambda device: bench.seconds)
     monkeypatch.setattr(step_time.time, "sleep", bench.sleep)
     monkeypatch.setattr(step_time, "follow", lambda group, number: number)
@@ -149,9 +149,42 @@ def test_the_parts_of_a_step_are_told_apart(monkeypatch):
     assert whole - waited == pytest.approx(2.0)
 
 
-def test_all_loaders_load_equally_many_batches_in_a_visit(monkeypatch):
-    steps, _ = visited(monkeypatch, MACHINES["there are cores for all"], 10)
-    assert len(steps) == 8
+@pytest.mark.parametrize(("loaders", "timed"), [(4, 8), (16, 16)])
+def test_all_loaders_load_equally_many_batches_in_a_visit(loaders, timed, monkeypatch):
+    steps, _ = visited(monkeypatch, (32, 1, 1.0, loaders, 2.0), 10)
+    assert len(steps) == timed
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_nothing_is_left_to_load_beside_what_is_measured_next(machine, monkeypatch):
+    bench = Machine(*machine)
+    visited(monkeypatch, bench, 10)
+    assert bench.batches == bench.asked
+
+
+def test_more_loaders_than_steps_tell_the_step_of_a_long_epoch(monkeypatch):
+    machine = (32, 1, 1.0, 12, 18.0)
+    steps, _ = visited(monkeypatch, machine, 10)
+    assert sum(steps[0]) == pytest.approx(step_of_an_epoch(machine, 480), rel=0.03)
+
+
+@pytest.mark.parametrize(("loaders", "timed"), [(0, 4), (2, 4), (5, 5), (16, 16)])
+def test_all_loaders_load_equally_many_batches_of_an_evaluation(loaders, timed, monkeypatch):
+    bench = Machine(32, 1, 1.0, loaders, 18.0)
+    ready, clock = [], []
+    monkeypatch.setattr(evaluation, "set_training", lambda network: None)
+    monkeypatch.setattr(evaluation, "now", lambda device: clock.append(0) or bench.seconds)
+    bench.network = bench.loading = bench
+    bench.eval = bench.close = lambda: None
+    bench.evaluation_feed = lambda: bench
+    bench.evaluation_stream = lambda feed, size, batches: ready.append(batches) or bench.stream()
+    bench.loss = lambda batch: bench.work(1.0)
+    seconds = evaluation.evaluation_seconds(bench, 1, repeats=4)
+    passes = 1 + loaders + timed
+    assert len(clock) == 2 * passes
+    assert ready == [passes + loaders]
+    if loaders:  # a batch every so often, however they come
+        assert seconds == pytest.approx(max(1.0, 18.0 / loaders), rel=0.1)
 
 
 def test_a_worker_that_loads_by_itself_waits_as_long_as_that_takes(monkeypatch):

@@ -21,7 +21,7 @@ from batchwright.errors import PlanError
 from batchwright.files import make_folder
 from batchwright.planning.measured_pairs import expected_ratio
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
-from batchwright.records import PairTime, Plan, Profile, Reason, RoundCheck, Stage
+from batchwright.records import Job, PairTime, Plan, Profile, Reason, RoundCheck, Stage
 from batchwright.records.words import counted, number, percent
 from batchwright.reporting.progress import steps
 
@@ -96,8 +96,20 @@ def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
 
     make_folder(folder)
     counts = {plan.workers, *(count for count in counts_of(plan.job) if count > 1)}
-    with steps() as show, pair_measurer(plan.job, counts, folder, progress=show) as measure:
+    with steps() as show, pair_measurer(_budgeted(plan), counts, folder, progress=show) as measure:
         yield measure
+
+
+def _budgeted(plan: Plan) -> Job:
+    """The plan's job with the seconds that a probe of this training may take."""
+    training = sum(
+        stage.epochs * stage.predicted_epoch_seconds.value
+        for stage in plan.stages
+        if stage.predicted_epoch_seconds is not None
+    )
+    settings = plan.job.probe
+    budget = settings.model_copy(update={"budget": settings.budget_for(training)})
+    return plan.job.model_copy(update={"probe": budget})
 
 
 def _groups(plan: Plan, stage: Stage) -> tuple[int, int]:

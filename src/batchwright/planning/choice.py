@@ -13,7 +13,7 @@ from batchwright.planning.level import RowError, level_batches, level_in_value, 
 from batchwright.planning.mixes import Mix
 from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.table import Row
-from batchwright.prediction.quality import ProgressModel
+from batchwright.prediction.quality import ProgressModel, product
 from batchwright.records import Estimate, Goal, Job
 
 _ADVICE = {
@@ -120,6 +120,16 @@ class Progress:
         """Epochs that the runs told of, where they are fewer; `None` if they are not."""
         return self.model(batch).accuracy_until(batch, epochs)
 
+    def compared_epochs(self, batch: int, other: int) -> Estimate | None:
+        """Epochs to the target with a batch over those with another; `None` if nothing tells."""
+        if self.optimizer(batch) == self.optimizer(other):
+            return self.model(batch).compared_epochs(batch, other)
+        own, others = self.to_target(batch), self.to_target(other)
+        if own is None or others is None:
+            return None
+        low, high = 1 / others.high, 1 / others.low
+        return product(own, Estimate(value=1 / others.value, low=low, high=high))
+
     def relative_epochs(self, batch: int) -> float | None:
         """The value of `to_target`, infinite where runs speak against such a batch."""
         epochs = self.to_target(batch)
@@ -213,18 +223,29 @@ def choose(
         free=_best(job.goal, job.goal.objective, free, bends, progress),
         sizes=tuple(_sizes(job.goal, allowed, bends, progress)),
         others={name: other for name, other in others.items() if other is not row},
-        level=_level_with(row, job.goal, allowed, bends, error),
+        level=_level_with(row, job.goal, allowed, bends, error, progress),
     )
 
 
 def _level_with(
-    chosen: Row, goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], error: RowError
+    chosen: Row,
+    goal: Goal,
+    rows: Sequence[Row],
+    bends: Sequence[Bend],
+    error: RowError,
+    progress: Progress,
 ) -> tuple[Row, ...]:
     """Candidates that the objective may as well have chosen."""
     if goal.objective == "cost":
         return level_in_value(chosen, rows, bends, error, lambda row: row.cost or 0.0)
-    if goal.objective != "knee":
+    if goal.objective == "time":
         return level_in_value(chosen, rows, bends, error, lambda row: row.seconds)
+    if goal.objective == "target-accuracy":
+
+        def epochs(row: Row) -> Estimate | None:
+            return progress.compared_epochs(row.batch, chosen.batch)
+
+        return level_in_value(chosen, rows, bends, error, lambda row: row.seconds, epochs)
     sizes = _size_rows(rows, bends)
     bend = next((bend for bend in bends if bend.mix is chosen.mix), None)
     batches = level_batches(chosen, rows, bend, goal.doubling_gain)

@@ -40,7 +40,7 @@ def workers(job: Job, choice: Choice, *, named: bool, mixing: str) -> Reason:
     row = choice.row
     why, source = _why_workers(job, choice)
     sizes = {one.mix.workers: None for one in choice.level if one.mix is not row.mix}
-    level = _level_words([counted(count, "worker") for count in sizes])
+    level = _level_words([counted(count, "worker") for count in sizes], job.goal)
     texts = [why, level, _exchange(row.mix), _stated(row.mix), mixing]
     return Reason(
         choice="workers",
@@ -77,16 +77,16 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
     return _why_size(choice, goal), "predicted"
 
 
-def _level_words(others: Sequence[str]) -> str:
+def _level_words(others: Sequence[str], goal: Goal) -> str:
     """What measurements cannot tell from the choice, in a sentence; empty if nothing."""
     if not others:
         return ""
     more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
     named = " and ".join([*others[:_FEW_LEVEL], *more])
-    return (
-        f"Level with {named}: what was measured does not tell which is better; a larger "
-        "probe.budget may."
-    )
+    mends = "a larger probe.budget may"
+    if goal.objective == "target-accuracy":
+        mends = "finished runs of several batches, or a larger probe.budget, may"
+    return f"Level with {named}: what was measured does not tell which is better; {mends}."
 
 
 def _why_size(choice: Choice, goal: Goal) -> str:
@@ -160,7 +160,7 @@ def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress
         why = (
             f"The least predicted {what} of the candidates within the limits ({_objective(goal)})."
         )
-    level = _level_words([str(one.batch) for one in choice.level if one.mix is row.mix])
+    level = _level_words([str(one.batch) for one in choice.level if one.mix is row.mix], goal)
     return Reason(
         choice="global batch",
         value=f"{row.batch} samples",

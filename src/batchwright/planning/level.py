@@ -12,8 +12,10 @@ from math import hypot, inf, log
 
 from batchwright.planning.knees import Bend, saving
 from batchwright.planning.table import Row
+from batchwright.records import Estimate
 
 _Z_975 = 1.96
+_AS_MANY = Estimate(value=1, low=1, high=1)
 
 RowError = Callable[[Row], float]
 """Standard error of a candidate's time beside others', as a share: `Table.error`."""
@@ -25,6 +27,7 @@ def level_in_value(
     bends: Sequence[Bend],
     error: RowError,
     value: Callable[[Row], float],
+    epochs: Callable[[Row], Estimate | None] = lambda _: None,
 ) -> tuple[Row, ...]:
     """Candidates whose value may be as small as the chosen one's.
 
@@ -34,6 +37,8 @@ def level_in_value(
         bends: The knee of each cluster.
         error: Of a candidate's time.
         value: What is to be small; in proportion to the candidate's time.
+        epochs: Where the value goes by different numbers of epochs, that of a candidate over the
+            chosen one's; `None` if nothing tells.
     """
     lines = {bend.mix: bend for bend in bends if bend.line is not None}
     found = []
@@ -41,12 +46,13 @@ def level_in_value(
         if row is chosen or value(row) in (0.0, inf):
             continue
         apart = log(value(row) / value(chosen))
+        ratio = epochs(row) or _AS_MANY
         off = hypot(error(row), error(chosen))
         if row.mix is chosen.mix and row.mix in lines:
             # Both are on one line, so both are off together: all hangs on its fixed part.
             saves, doubt = saving(lines[row.mix], min(row.batch, chosen.batch))
-            off = apart * doubt / saves if saves > 0 else off
-        if apart <= _Z_975 * off:
+            off = abs(apart - log(ratio.value)) * doubt / saves if saves > 0 else off
+        if apart <= hypot(_Z_975 * off, log(ratio.value / ratio.low)):
             found.append(row)
     return tuple(found)
 

@@ -90,6 +90,17 @@ class Line:
         """
         return sqrt(1 / self._mass + (x - self._center) ** 2 / self._spread) / self.at(x)
 
+    def ratio_error(self, x: float, other: float) -> float:
+        r"""Standard error of the ratio of the line at two places, relative to it.
+
+        The line is off at both places together, so it is less than their own errors make up. Scales
+        are taken as for `own_error`.
+        """
+        first, second = self.at(x), self.at(other)
+        level = (1 / first - 1 / second) ** 2 / self._mass
+        tilt = (x - self._center) / first - (other - self._center) / second
+        return sqrt(level + tilt**2 / self._spread)
+
     def standard_error(self, x: float) -> float:
         r"""Standard error of a new measurement at ``x``, relative to the line there.
 

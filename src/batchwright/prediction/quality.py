@@ -87,15 +87,22 @@ class _Law:
 
     def error(self, batch: int) -> float:
         """Half width of the 95 % interval, as a share."""
-        own = self.line.own_error(batch**self.power)
+        scatter, quantile = self._scatter()
+        return quantile * scatter * hypot(1.0, self.line.own_error(batch**self.power))
+
+    def ratio_error(self, first: int, second: int) -> float:
+        """Standard error of the ratio of the epochs with two batches, without a later run's own."""
+        return self._scatter()[0] * self.line.ratio_error(first**self.power, second**self.power)
+
+    def _scatter(self) -> tuple[float, float]:
+        """Standard error of one run, as a share, and what times it makes a 95 % interval.
+
+        The fit's scales are the epochs themselves, so its errors are per unit of this.
+        """
         if self.line.degrees >= _LEAST_DEGREES and self.line.relative_error is not None:
             scatter = hypot(self.line.relative_error, FORM_ERROR)
-            quantile = student_t_975(self.line.degrees)
-        else:
-            scatter = max(RUN_ERROR, self.line.relative_error or 0.0)
-            quantile = _Z_975
-        # The fit's scales are the epochs themselves, so its error is per unit of scatter.
-        return quantile * scatter * hypot(1.0, own)
+            return scatter, student_t_975(self.line.degrees)
+        return max(RUN_ERROR, self.line.relative_error or 0.0), _Z_975
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,16 @@ class ProgressModel:
         `None` if unknown. Where the rate follows the batch linearly, 1 / E(B) at most.
         """
         return self._epochs_ratio(self.base_batch, batch)
+
+    def compared_epochs(self, batch: int, other: int) -> Estimate | None:
+        """Epochs with ``batch`` over those with ``other``, whatever later runs scatter.
+
+        `None` if unknown.
+        """
+        if self._law is None or batch == other:
+            return self._epochs_ratio(other, batch)
+        error = _Z_975 * self._law.ratio_error(batch, other)
+        return interval_in_ratio(self._law.at(batch) / self._law.at(other), error)
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy after ``epochs`` epochs with ``batch``, a share.

@@ -13,7 +13,8 @@ from statistics import median
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.probing.commands import Point
-from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP
+from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP, in_turns
+from batchwright.records import StepLoading
 
 FIRST_BATCH = 16
 """Smallest local batch measured where the data are large enough, and steps quick."""
@@ -77,6 +78,7 @@ def visit_seconds(
     timed = min(most_steps, max(LEAST_STEPS, int(VISIT_SECONDS / step_seconds)))
     warm_up = 1 if step_seconds >= LONG_STEP else 2
     if loaders is not None:
+        timed = in_turns(timed, loaders)
         warm_up += loaders + 1 + max(warm_up, loaders)
     return step_seconds * (timed + warm_up + (_FIRST_VISIT_STEPS if first else 0))
 
@@ -192,29 +194,37 @@ class Ledger:
     steps: dict[Point, list[Steps]] = field(default_factory=dict)
     turn: int = 0
     _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
+    _loading: dict[int, StepLoading] = field(default_factory=dict)
     _disturbed: set[int] = field(default_factory=set)
 
-    def add(self, point: Point, steps: Iterable[tuple[float, float]]) -> None:
-        """Book a visit."""
+    def add(
+        self, point: Point, steps: Iterable[tuple[float, float]], loading: StepLoading | None = None
+    ) -> None:
+        """Book a visit, and what loading had to do with its steps."""
         self.turn += 1
         self._visits.setdefault(point, {})[self.turn] = tuple(steps)
-        self._choose(point)
+        if loading is not None:
+            self._loading[self.turn] = loading
+        self.steps[point] = [self._visits[point][turn] for turn in self._counted(point)]
 
     def disturb(self, since: int) -> None:
         """Mark the visits after turn ``since``: others were using the machine."""
         self._disturbed.update(range(since + 1, self.turn + 1))
         for point, visits in self._visits.items():
             if max(visits) > since:
-                self._choose(point)
+                self.steps[point] = [visits[turn] for turn in self._counted(point)]
 
     def is_disturbed(self, point: Point) -> bool:
         """Whether all that is known of a point was measured beside others' work."""
         return point in self._visits and self._disturbed.issuperset(self._visits[point])
 
-    def _choose(self, point: Point) -> None:
+    def loading(self, point: Point) -> list[StepLoading]:
+        """That of the visits that count, where loading was beside them."""
+        return [self._loading[turn] for turn in self._counted(point) if turn in self._loading]
+
+    def _counted(self, point: Point) -> list[int]:
         visits = self._visits[point]
-        quiet = [steps for turn, steps in visits.items() if turn not in self._disturbed]
-        self.steps[point] = quiet or list(visits.values())
+        return [turn for turn in visits if turn not in self._disturbed] or list(visits)
 
     def medians(self, point: Point) -> list[float]:
         """Seconds of the whole step: the median of each visit."""
@@ -309,17 +319,27 @@ def is_enough(
     ledger: Ledger,
     *,
     error: Callable[[Point], float],
+    comparison_error: Callable[[Point], float],
     drift: float,
     target: float,
     choice: OpenChoice | None = None,
 ) -> bool:
     """Whether every candidate is known to ``target``, and every curve was looked at enough.
 
-    Where candidates are level with the chosen one, all of these must be known twice as well, the
-    drift of later measurements aside: what is still level then is so for all purposes.
+    Where candidates are level with the chosen one, all of these must be known twice as well beside
+    each other: what is still level then is so for all purposes.
 
     Enough is three batches that were visited again: one visit does not tell how repeatable the
     machine is.
+
+    Args:
+        candidates: New points and visited ones.
+        ledger: Visits so far.
+        error: Standard error of a point, as a share of its value.
+        comparison_error: The same beside others, without what all measurements have in common.
+        drift: Standard deviation of one visit's median about the long-run median.
+        target: Half width of a 95 % interval that is good enough, as a share.
+        choice: What a plan would rest on, if any.
     """
     revisited: dict[tuple[int, int], int] = {point[:2]: 0 for point in candidates}
     for point, visits in ledger.steps.items():
@@ -330,6 +350,6 @@ def is_enough(
         return False  # while there is time, a quiet moment may come
     if choice is not None and choice.level:
         between = [point for point in choice.used | choice.level if point in ledger.steps]
-        if any(half_width(error(point), 0.0) > target / 2 for point in between):
+        if any(half_width(comparison_error(point), 0.0) > target / 2 for point in between):
             return False
     return all(half_width(error(point), drift) <= target for point in candidates)

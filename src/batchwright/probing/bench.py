@@ -16,7 +16,7 @@ from batchwright.group import Group
 from batchwright.probing.timing import now, on_any
 from batchwright.records import Job, MemoryParts, Precision
 from batchwright.reduction import Reducer, Tally, buffer_bytes
-from batchwright.workload.feeding import DatasetFeed, Feed, FileFeed
+from batchwright.workload.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.workload.host import autocast, is_out_of_memory
 from batchwright.workload.image_files import FilePipeline, ImageFiles
 from batchwright.workload.image_store import ImageStore
@@ -122,10 +122,8 @@ class Bench:
         )
 
     def _resident(self, dataset: Any) -> Batch:
-        return self._loaded(dataset, range(min(len(dataset), _MOST_RESIDENT)))
-
-    def _loaded(self, dataset: Any, indices: Iterable[int]) -> Batch:
-        images, labels = default_collate([dataset[index] for index in indices])
+        first = range(min(len(dataset), _MOST_RESIDENT))
+        images, labels = default_collate([dataset[index] for index in first])
         images = images.to(self.device, memory_format=torch.channels_last)
         return images, labels.to(self.device)
 
@@ -211,12 +209,13 @@ class Bench:
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(self.job.seed))
         return order[samples // 2 :], order[: samples // 2]
 
-    def training_batch(self, indices: Tensor, resolution: int) -> Batch:
-        """These very samples, loaded here and now."""
-        if isinstance(self._train, ImagePipeline):
-            return self._train.training_batch(indices, epoch=0, resolution=resolution)
-        images, labels = self._loaded(self._data.train, indices.tolist())
-        return to_resolution(images, resolution), labels
+    def training_batches(self, batches: Iterable[Tensor], resolution: int) -> Iterator[Batch]:
+        """These very samples, batch by batch, as a training has them in its first epoch."""
+        feed = self.feed(self.group.size)
+        if feed is None:
+            assert isinstance(self._train, ImagePipeline)  # noqa: S101 - others have a feed
+            feed = PipelineFeed(self._train)
+        return feed.training(batches, 0, resolution)
 
     def _random_indices(self, size: int, samples: int) -> Tensor:
         return torch.randint(samples, (size,), generator=self._random)

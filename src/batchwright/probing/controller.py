@@ -46,6 +46,7 @@ from batchwright.probing.commands import (
     TimeUpdates,
     UpdatesTimed,
 )
+from batchwright.probing.evaluation import passes
 from batchwright.probing.visiting import Visitor
 from batchwright.records import (
     CollectiveTime,
@@ -199,7 +200,7 @@ class Controller:
             self._visit(Point(workers, side, smallest))
         largest = self._visit_largest({})
         if self._job.probe.budget == "auto":
-            seconds = max(self._budget, min(self._training_seconds(), self._job.probe.most_budget))
+            seconds = self._job.probe.budget_for(self._training_seconds())
             if seconds > self._budget:
                 self._budget = seconds
                 largest = self._visit_largest(largest)
@@ -304,7 +305,8 @@ class Controller:
     def _evaluation(self) -> float:
         self._report("evaluation")
         curve = self._curves[-1]
-        affordable = _EVALUATION * self._budget / (_EVALUATION_REPEATS + 1)
+        each = passes(_EVALUATION_REPEATS, self._visitor.prepared.loaders or 0)
+        affordable = _EVALUATION * self._budget / sum(each)
         size = max(1, min(_EVALUATION_BATCH, int(affordable / self._sample_seconds[curve])))
         while True:
             command = Evaluate(workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS)
@@ -339,6 +341,7 @@ class Controller:
                 candidates,
                 ledger,
                 error=errors.__getitem__,
+                comparison_error=lambda point: self._error(model, point, compared=True),  # noqa: B023
                 drift=model.drift,
                 target=settings.error,
                 choice=choice,
@@ -502,11 +505,17 @@ class Controller:
             loaders=self._visitor.prepared.loaders,
         )
 
-    def _error(self, model: StepTimeModel | None, point: Point) -> float:
-        """Standard error of the model there; without one, as if visits were all that counts."""
+    def _error(self, model: StepTimeModel | None, point: Point, *, compared: bool = False) -> float:
+        """Standard error of the model there; without one, as if visits were all that counts.
+
+        If ``compared``, without what all measurements have in common.
+        """
+        workers, side, size = point
         if model is not None:
             with suppress(PlanError):  # as above
-                return model.standard_error(*point)
+                if compared:
+                    return model.comparison_error(workers, side, [size])
+                return model.standard_error(workers, side, size)
         return 1 / (1 + len(self._visitor.ledger.steps.get(point, ())))
 
 

@@ -13,6 +13,7 @@ trained on, since what two parts share, or the weights know by heart, passes for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import sqrt
 
 import torch
@@ -21,7 +22,8 @@ from torch.nn import functional
 
 from batchwright.group import Group
 from batchwright.prediction.noise_scale import estimate
-from batchwright.probing.bench import SMALLEST_BATCH, Bench
+from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench
+from batchwright.probing.step_time import finish_loading
 from batchwright.probing.timing import follow, now
 from batchwright.records import GradientNoise
 
@@ -34,7 +36,7 @@ _FEWEST_WARM = (
 )
 _WARM_SAMPLES = 512  # trained on even if that takes longer than it should
 _WARM_UP_SHARE = 0.5  # of the time
-_LEAST = 16  # steps of the warm-up, and parts measured of all workers, whatever time they take
+_LEAST = 16  # parts measured of all workers before one looks how well the scale is known
 _MOST = 320  # parts measured, of all workers
 _KNOWN, _VAGUE = 0.15, 0.5  # relative errors: below, time is saved; above, more is taken
 _MOST_TIME = 4.0  # times the time there is, where there were too few samples or all is vague
@@ -64,9 +66,13 @@ def measure_noise(
         return None
     parts = measured.split(size)[bench.group.rank :: bench.group.size][:most]
     seen = _warm_up(bench, trained, resolution, part_size, seconds=_WARM_UP_SHARE * seconds)
-    if seen < min(_FEWEST_WARM, len(trained) // 2):
-        return None
-    return _measured(bench, parts, resolution, seconds=(1 - _WARM_UP_SHARE) * seconds)
+    noise = None
+    if seen >= min(_FEWEST_WARM, len(trained) // 2):
+        noise = _measured(bench, parts, resolution, seconds=(1 - _WARM_UP_SHARE) * seconds)
+    feed = bench.feed(bench.group.size)
+    if feed is not None:
+        finish_loading(bench, feed)
+    return noise
 
 
 def _measured(
@@ -74,21 +80,26 @@ def _measured(
 ) -> GradientNoise | None:
     """The estimate from as many of this worker's ``parts``, and of the others', as it takes."""
     group, signs = bench.group, _random_signs(bench)
-    began = now(bench.device)
+    batches = bench.training_batches(parts, resolution)
+    began, time, late = now(bench.device), _MOST_TIME * seconds, 0
     rows: list[Tensor] = []
     noise: GradientNoise | None = None
     each = _least(group)
     for first in range(0, len(parts), each):
-        some = parts[first : first + each]
-        own = torch.stack([_sketch(bench, part, resolution, signs) for part in some])
+        sketches: list[Tensor] = []
+        for _ in parts[first : first + each]:
+            sketches.append(_sketch(bench, next(batches), signs))
+            late = follow(group, int(now(bench.device) - began > time))
+            if late:
+                break
+        own = torch.stack(sketches)
         everyone = own.new_zeros(group.size, *own.shape)
         everyone[group.rank] = own
         rows.append(group.sum(everyone).flatten(0, 1))
         noise = noise_of(torch.cat(rows), part_size=len(parts[0]))
         error = noise.relative_error if noise else None
         time = seconds * (_MOST_TIME if error is None or error > _VAGUE else 1)
-        known = error is not None and error <= _KNOWN
-        if follow(group, int(known or now(bench.device) - began > time)):
+        if late or follow(group, int(error is not None and error <= _KNOWN)):
             break
     return noise
 
@@ -147,19 +158,19 @@ def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, secon
     group = bench.group
     bench.start_over()
     step = size * group.size
-    batches = iter(indices[:WARM_UP_SAMPLES].split(step))
     steps = min(len(indices), WARM_UP_SAMPLES) // step
-
-    def own() -> tuple[Tensor, Tensor]:
-        return bench.training_batch(next(batches)[group.rank :: group.size], resolution)
-
+    if not steps:
+        return 0
+    own = [one[group.rank :: group.size] for one in indices[: steps * step].split(step)]
+    stream = bench.training_batches(own, resolution)
+    batches = chain([next(stream)], stream)  # before the clock runs: loader processes start
     began = now(bench.device)
     for done in range(steps):
         spent = (now(bench.device) - began) / seconds
         late = spent > (1 if done * step >= _WARM_SAMPLES else _MOST_TIME)
-        if done % _LEAST == 0 and follow(group, int(done > 0 and late)):
+        if follow(group, int(done > 0 and late)):
             return done * step
-        bench.step(own)
+        bench.step(batches.__next__)
     return steps * step
 
 
@@ -177,14 +188,14 @@ def _random_signs(bench: Bench) -> Tensor:
     )
 
 
-def _sketch(bench: Bench, indices: Tensor, resolution: int, signs: Tensor) -> Tensor:
+def _sketch(bench: Bench, batch: Batch, signs: Tensor) -> Tensor:
     """The gradient of one part, folded into `_COLUMNS` numbers.
 
     With random signs this keeps inner products, to within 1 / sqrt(columns) of the lengths (Alon,
     Matias and Szegedy 1996): far less than the parts scatter, and gradients of large networks need
     not all be kept.
     """
-    loss = bench.loss(bench.training_batch(indices, resolution))
+    loss = bench.loss(batch)
     gradients = torch.autograd.grad(loss, bench.trained, materialize_grads=True)
     flat = torch.cat([gradient.float().flatten() for gradient in gradients])
     flat *= signs

@@ -24,7 +24,7 @@ from batchwright.records import Job, PairTime
 
 BUDGET = 0.5
 """Of `probe.budget`, the most time for one measurement of all pairs: as a rule two or three are
-needed, so that settling takes about as long as the probe did."""
+needed, so that settling takes about as long as the probe did. Of its least, where it is `auto`."""
 
 LEAST_VISITS, ENOUGH_VISITS = 2, 5
 """Visits to each pair however long they take; visits after which their scatter can be trusted."""
@@ -109,7 +109,7 @@ class PairVisits:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._visitor, self._progress, self._clock = visitor, progress, clock
-        self._budget = BUDGET * visitor.job.probe.most_budget
+        self._budget = BUDGET * visitor.job.probe.first_budget
 
     def measure(self, pairs: Sequence[Pair]) -> tuple[PairTime, ...]:
         """Visit the pairs until all are well known, or the time is up.

@@ -14,7 +14,7 @@ from batchwright.probing.bench import Batch, Bench
 from batchwright.probing.timing import follow, now
 from batchwright.records import StepLoading
 from batchwright.workload.feeding import Feed
-from batchwright.workload.loading import LoadingMeter, Totals
+from batchwright.workload.loading import Totals
 
 LONG_STEP = 0.1
 """Seconds; a step that takes longer is warm after one, shorter ones after two."""
@@ -72,26 +72,23 @@ def visit_beside_loading(
         size: Samples in a step of each worker.
         resolution: Image side, in pixels.
         seconds: Time to spend on the timed steps.
-        most_steps: Most of them, at least 1.
+        most_steps: Most of them, at least 1; but each process loads one batch at least.
 
     Returns:
         The mean step, as often as one was timed, since batches come in bursts; and what loading had
         to do with it.
     """
     meter = feed.loading
-    _wait(meter)  # for what the visit before has left
     before = meter.totals
     stream = bench.stream(feed, [size], resolution)
     first = next(stream)
-    _wait(meter)
-    follow(bench.group, 0)  # on all workers
+    finish_loading(bench, feed)
     batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
     alone = _warm(bench, lambda: first)
     each = _warm(bench, stream.__next__, least=meter.loaders)
-    steps = _affordable(bench, each, seconds, most_steps)
-    if 0 < meter.loaders <= most_steps:
-        steps = max(1, steps // meter.loaders) * meter.loaders
+    steps = in_turns(_affordable(bench, each, seconds, most_steps), meter.loaders)
     timed = [_fed_step(bench, stream) for _ in range(steps)]
+    finish_loading(bench, feed)
     if not meter.loaders:  # nothing was loaded beside the steps: all batches tell
         batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
     means = [fmean(parts) for parts in zip(*timed, strict=True)]
@@ -106,6 +103,16 @@ def visit_beside_loading(
         alone_seconds=alone,
         input_seconds=waited,
     )
+
+
+def in_turns(count: int, loaders: int) -> int:
+    """How many batches are timed of ``count`` so that each loader process loads equally many.
+
+    Example:
+        >>> in_turns(10, 0), in_turns(10, 4), in_turns(10, 16)
+        (10, 8, 16)
+    """
+    return max(1, count // loaders) * loaders if loaders else count
 
 
 def _warm(bench: Bench, supply: Callable[[], Batch], *, least: int = 1) -> float:
@@ -140,7 +147,11 @@ def _fed_step(bench: Bench, stream: Iterator[Batch]) -> tuple[float, float, floa
     return waited, *bench.step(lambda: batch)
 
 
-def _wait(meter: LoadingMeter) -> None:
-    """Until all that was asked for is loaded; what fails counts, and is raised with its batch."""
-    while meter.batches < meter.asked:
+def finish_loading(bench: Bench, feed: Feed) -> None:
+    """Wait until all that was asked for is loaded, on all workers: it would disturb what comes.
+
+    What fails counts, and is raised with its batch.
+    """
+    while feed.loading.batches < feed.loading.asked:
         time.sleep(_POLL_SECONDS)
+    follow(bench.group, 0)

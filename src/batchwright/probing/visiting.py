@@ -37,7 +37,6 @@ from batchwright.records import (
     OutOfMemory,
     PrecisionRatio,
     PrecisionTime,
-    StepLoading,
     StepTime,
 )
 from batchwright.records.load_words import disturbances, load_words
@@ -84,7 +83,6 @@ class Visitor:
         self.precisions: tuple[PrecisionTime, ...] = ()
         self.precision_ratio: PrecisionRatio | None = None
         self.ledger = Ledger()
-        self._loading: dict[Point, list[StepLoading]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
         self.out_of_memory: list[Point] = []
         self.restart_seconds = 0.0
@@ -167,12 +165,12 @@ class Visitor:
         many times as long.
         """
         self._report(str(point))
-        steps = self._steps(point)
-        if steps is None:
+        visited = self._visited(point)
+        if visited is None:
             return None
-        self.ledger.add(point, steps)
+        self.ledger.add(point, visited.steps, visited.loading)
         self.is_disturbed()
-        return min(map(sum, steps))
+        return min(map(sum, visited.steps))
 
     def is_disturbed(self, *, waiting: bool = False) -> bool:
         """Whether others use the machine, as far as it is seen; marks the visits meanwhile.
@@ -212,9 +210,9 @@ class Visitor:
             guessed = self.ask(command, Guessed, "guessing the memory")
             peak = guessed.peak_bytes if guessed else None
         if peak is None or peak <= self.limit:
-            steps = self._steps(point)
-            if steps is not None:
-                return min(map(sum, steps))
+            visited = self._visited(point)
+            if visited is not None:
+                return min(map(sum, visited.steps))
         told = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
         raise JobError(
             f"{point}: a step takes {told}, and a worker may use {self.limit / 2**20:.0f} MiB: "
@@ -289,20 +287,17 @@ class Visitor:
             step_high=high,
             repeats=len(steps),
             visits=tuple(medians),
-            loading=pooled_loading(self._loading.get(point, ())),
+            loading=pooled_loading(self.ledger.loading(point)),
         )
 
-    def _steps(self, point: Point) -> tuple[tuple[float, float], ...] | None:
+    def _visited(self, point: Point) -> Visited | None:
         if not self.weigh(point):
             return None
         command = Visit(**_named(point), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps)
         visited = self.ask(command, Visited, str(point))
         if visited is None:
             self.out_of_memory.append(point)
-            return None
-        if visited.loading is not None:
-            self._loading.setdefault(point, []).append(visited.loading)
-        return visited.steps
+        return visited
 
     def _restart(self, what: str) -> None:
         self._restarts += 1

@@ -43,7 +43,11 @@ class ProbeSettings(Record):
         description="Stop earlier once every step time in question is known this well: half width "
         "of its 95 % interval, as a share of it.",
     )
-    steps: Count = Field(10, description="Most timed steps at one visit to a measured point.")
+    steps: Count = Field(
+        10,
+        description="Most timed steps at one visit to a measured point; more where each loader "
+        "process would not load a batch meanwhile.",
+    )
     kind: str = Field(
         "",
         description="Name of this kind of worker, by which `goal.kinds` refers to it; unset: the "
@@ -54,6 +58,10 @@ class ProbeSettings(Record):
     def first_budget(self) -> float:
         """Seconds that may be spent on measuring before anything is known."""
         return LEAST_BUDGET if self.budget == "auto" else self.budget
+
+    def budget_for(self, training_seconds: float) -> float:
+        """Seconds to spend on measuring for a training that takes as long as that."""
+        return max(self.first_budget, min(training_seconds, self.most_budget))
 
     @property
     def most_budget(self) -> float:

@@ -30,24 +30,33 @@ def load_words(load: MachineLoad | None) -> str:
     """
     if load is None:
         return ""
-    found = disturbances(load) if load.idle <= IDLE_SHARE * load.cores else []
+    found = disturbances(load, room=load.idle > IDLE_SHARE * load.cores)
     if load.scatter is not None and (found or load.scatter >= UNSTEADY):
         found.append(f"the same step scattered by {percent(load.scatter)}")
     return ", and ".join(found)
 
 
-def disturbances(load: MachineLoad) -> list[str]:
-    """Who takes a good share of the cores besides us, each in words."""
-    told = (
-        ("other programs used", load.others),
-        ("the host of this virtual machine took", load.stolen),
-        ("a control group's limit kept back", load.throttled),
-    )
+def disturbances(load: MachineLoad, *, room: bool = False) -> list[str]:
+    """Who takes a good share of the cores besides us, each in words.
+
+    Args:
+        load: What was seen.
+        room: Cores were idle beside all that ran, so only a limit can have kept us from them.
+    """
+    told = [("a control group's limit kept back", load.throttled)]
+    if not room:
+        others = ("other programs used", load.others)
+        told = [others, ("the host of this virtual machine took", load.stolen), *told]
     return [
-        f"{who} {used:.2f} of {counted(load.cores, 'core')}"
-        for who, used in told
-        if used >= BUSY_SHARE * load.cores
+        f"{who} {_of(used, load.cores)}" for who, used in told if used >= BUSY_SHARE * load.cores
     ]
+
+
+def _of(used: float, cores: int) -> str:
+    """Cores that are used, among those that we may use or on a machine that has more."""
+    if used > cores:
+        return f"{used:.2f} cores, where we may use {cores}"
+    return f"{used:.2f} of {counted(cores, 'core')}"
 
 
 def busy_warning(load: MachineLoad | None) -> str:

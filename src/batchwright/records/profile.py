@@ -226,14 +226,18 @@ class MachineLoad(Record):
     loader processes included. The kernel's own threads are neither.
     """
 
-    cores: Count = Field(description="CPU cores that the workers may use, and that were looked at.")
+    cores: Count = Field(
+        description="CPU cores that the workers may use at once: those that were looked at, or "
+        "fewer by a control group's limit."
+    )
     seconds: Positive = Field(description="How long, in seconds.")
     ours: NonNegative = Field(description="Cores that we used.")
     others: NonNegative = Field(description="Cores that other programs used.")
     stolen: NonNegative = Field(description="Cores that the host of this virtual machine took.")
     idle: NonNegative = Field(description="Cores that had nothing to do.")
     throttled: NonNegative = Field(
-        description="Cores that a control group's limit kept us from using."
+        description="Cores that a control group's limit kept us from using, because others in the "
+        "group used them."
     )
     scatter: NonNegative | None = Field(
         None,

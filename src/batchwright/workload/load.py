@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.records import MachineLoad
-from batchwright.workload.host import control_groups, read_text
+from batchwright.workload.host import control_groups, read_text, usable_cores
 
 LEAST_SECONDS = 1.0
 """A shorter look tells little: the kernel counts in hundredths of a second, for each process."""
@@ -34,13 +34,15 @@ class Reading:
 
     Attributes:
         at: Wall clock.
-        cores: CPU cores that this process may use, and whose counters these are.
+        cores: CPU cores that this process may use at once: those whose counters these are, or fewer
+            by its control group's limit.
         busy: Processor time spent in programs and in the kernel for them.
         idle: Processor time in which a core had nothing to do.
         stolen: Processor time that the host of a virtual machine gave to others.
         ours: Processor time of this process and all below it, those that have ended included.
         kernel: Processor time of the kernel's own threads, as far as they are seen.
-        throttled: Time in which the control group's limit kept its processes from running.
+        groups: Of each control group that this process is in, time in which its limit kept its
+            processes from running, and processor time of all of them.
     """
 
     at: float
@@ -50,7 +52,7 @@ class Reading:
     stolen: float
     ours: float
     kernel: float
-    throttled: float
+    groups: tuple[tuple[float, float], ...] = ()
 
 
 def read_load(proc: Path = Path("/proc")) -> Reading | None:
@@ -70,13 +72,13 @@ def read_load(proc: Path = Path("/proc")) -> Reading | None:
     ours, kernel = _processes(proc)
     return Reading(
         at=time.monotonic(),
-        cores=len(cores),
+        cores=min(len(cores), usable_cores()),
         busy=user + nice + system,
         idle=idle + waiting,
         stolen=stolen,
         ours=tick * ours,
         kernel=tick * kernel,
-        throttled=_throttled(),
+        groups=tuple(_group(folder) for folder in control_groups("cpu")),
     )
 
 
@@ -110,15 +112,14 @@ def _stats(proc: Path) -> Iterator[tuple[int, list[str]]]:
                 yield int(folder.name), fields
 
 
-def _throttled() -> float:
-    """Of all control groups that this process is in; as a rule one of them has a limit."""
-    seconds = 0.0
-    for folder in control_groups("cpu"):
-        words = read_text(folder / "cpu.stat").split()
-        told = dict(zip(words[::2], words[1::2], strict=False))
-        seconds += _MICROSECOND * int(told.get("throttled_usec", 0))  # version 2
-        seconds += _NANOSECOND * int(told.get("throttled_time", 0))  # version 1
-    return seconds
+def _group(folder: Path) -> tuple[float, float]:
+    """Seconds in which a control group was kept from running, and those that it ran."""
+    words = read_text(folder / "cpu.stat").split()
+    told = {name: int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+    if "usage_usec" in told:  # version 2
+        return _MICROSECOND * told.get("throttled_usec", 0), _MICROSECOND * told["usage_usec"]
+    used = read_text(folder / "cpuacct.usage").strip()  # version 1
+    return _NANOSECOND * told.get("throttled_time", 0), _NANOSECOND * int(used or 0)
 
 
 def load_between(first: Reading, last: Reading) -> MachineLoad | None:
@@ -126,6 +127,12 @@ def load_between(first: Reading, last: Reading) -> MachineLoad | None:
     seconds = last.at - first.at
     if seconds < LEAST_SECONDS:
         return None
+    # Without others in its group a process is throttled for its own work, in a training as in a
+    # probe; others take no more of the limit than they run.
+    kept_back = [
+        min(throttled - before, (used - used_before) - (last.ours - first.ours))
+        for (before, used_before), (throttled, used) in zip(first.groups, last.groups, strict=False)
+    ]
     ours = (last.ours - first.ours) / seconds
     kernel = (last.kernel - first.kernel) / seconds
     busy = (last.busy - first.busy) / seconds
@@ -136,7 +143,7 @@ def load_between(first: Reading, last: Reading) -> MachineLoad | None:
         others=max(0.0, busy - ours - kernel),
         stolen=max(0.0, (last.stolen - first.stolen) / seconds),
         idle=max(0.0, (last.idle - first.idle) / seconds),
-        throttled=max(0.0, (last.throttled - first.throttled) / seconds),
+        throttled=max([0.0, *kept_back]) / seconds,
     )
 
 
