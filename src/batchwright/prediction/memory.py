@@ -238,7 +238,8 @@ class MemoryModel:
             buffers = self._reduction()
             return value + buffers, low, high + buffers
         if workers == 1 and measured > 1:
-            return value, max(0.0, low - self._reduction()), high
+            likely = value - self.parts.reduction if self.parts else value
+            return likely, max(0.0, low - self._reduction()), high
         return value, low, high
 
     def _nearest_workers(self, workers: int, resolution: int) -> int:

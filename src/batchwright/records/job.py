@@ -17,6 +17,7 @@ from batchwright.records.base import (
     Record,
     html_table,
 )
+from batchwright.records.job_keys import job_keys, job_problem
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
@@ -526,9 +527,7 @@ class Job(Record):
             try:
                 super().__init__(**keys)
             except ValidationError as error:
-                from batchwright.records.job_keys import job_problem  # it imports this module
-
-                raise JobError(job_problem(error)) from None
+                raise JobError(job_problem(error, job_keys(type(self)))) from None
 
         __init__.__pydantic_base_init__ = True  # pydantic itself need not call it for JSON
 
