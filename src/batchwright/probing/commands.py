@@ -262,7 +262,7 @@ Command = (
     | Evaluate
     | TimeUpdates
 )
-_COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)  # `do` tells them apart
+_COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 
 
 def read_command(line: str | bytes) -> Command:

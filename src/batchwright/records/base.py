@@ -29,6 +29,18 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+
+class Estimate(Record):
+    """A value with an interval that should hold the truth 95 times in 100."""
+
+    value: float = Field(description="Best guess, in the unit of the field that holds it.")
+    low: float = Field(description="Lower end, same unit.")
+    high: float = Field(description="Upper end, same unit.")
+
+
+class Keys(Record):
+    """Base of what people fill in: a job and its parts."""
+
     @field_validator("*", mode="before")
     @classmethod
     def _number_is_no_yes_or_no(cls, value: Any, field: ValidationInfo) -> Any:
@@ -49,14 +61,6 @@ def _is_number(record: type[BaseModel], name: str | None) -> bool:
 def _kinds_in(annotation: Any) -> list[Any]:
     parts = get_args(annotation)
     return [kind for part in parts for kind in _kinds_in(part)] if parts else [annotation]
-
-
-class Estimate(Record):
-    """A value with an interval that should hold the truth 95 times in 100."""
-
-    value: float = Field(description="Best guess, in the unit of the field that holds it.")
-    low: float = Field(description="Lower end, same unit.")
-    high: float = Field(description="Upper end, same unit.")
 
 
 class Document(Record):

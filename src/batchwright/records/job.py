@@ -11,10 +11,10 @@ from batchwright.records.base import (
     Augmentation,
     Count,
     Index,
+    Keys,
     Method,
     NonNegative,
     Positive,
-    Record,
     html_table,
 )
 from batchwright.records.job_keys import job_keys, job_problem
@@ -27,7 +27,7 @@ LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
 
 
-class ProbeSettings(Record):
+class ProbeSettings(Keys):
     """How much to measure before planning (job keys ``probe.*``)."""
 
     budget: Literal["auto"] | Positive = Field(
@@ -69,7 +69,7 @@ class ProbeSettings(Record):
         return MOST_BUDGET if self.budget == "auto" else self.budget
 
 
-class WorkerKind(Record):
+class WorkerKind(Keys):
     """Some workers of one kind that a plan may use (an item of job key ``goal.kinds``)."""
 
     kind: str = Field(min_length=1, description="Name; that of a profile, or one of your own.")
@@ -82,7 +82,7 @@ class WorkerKind(Record):
     speed: Positive = Field(1.0, description="How many times as fast as `like`; assumed.")
 
 
-class Link(Record):
+class Link(Keys):
     """The network between workers that were not measured together (job keys ``link.*``)."""
 
     latency: NonNegative | None = Field(None, description="Time of an empty message, in seconds.")
@@ -94,7 +94,7 @@ VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
 Ethernet of 1 Gb/s of the dual-batch paper's experiments."""
 
 
-class DualBatch(Record):
+class DualBatch(Keys):
     """Two batch sizes at once, for `dual-batch` and `hybrid` (job keys ``dual.*``)."""
 
     small_workers: Literal["auto"] | Index = Field(
@@ -119,7 +119,7 @@ class DualBatch(Record):
     )
 
 
-class Server(Record):
+class Server(Keys):
     """The parameter server of `dual-batch` and `hybrid` (job keys ``server.*``)."""
 
     consistency: Literal["asp", "bsp", "ssp"] = Field(
@@ -146,7 +146,7 @@ class Server(Record):
     )
 
 
-class Ags(Record):
+class Ags(Keys):
     """Adaptive gradient scaling (job keys ``ags.*``)."""
 
     mode: Literal["auto", "off", "norm", "gain"] = Field(
@@ -178,7 +178,7 @@ class Ags(Record):
         return "off" if self.mode == "auto" else self.mode
 
 
-class Cycle(Record):
+class Cycle(Keys):
     """Resolutions and rates over the training, for `cyclic` and `hybrid` (job keys ``cycle.*``)."""
 
     preset: Literal["none", "cifar100", "imagenet"] = Field(
@@ -222,7 +222,7 @@ class Cycle(Record):
     )
 
 
-class Disturbance(Record):
+class Disturbance(Keys):
     """A virtual worker slower for a while (an item of job key ``virtual.disturbances``)."""
 
     worker: Index = Field(description="Its rank.")
@@ -231,7 +231,7 @@ class Disturbance(Record):
     slowdown: Positive = Field(description="How many times as long it computes.")
 
 
-class Virtual(Record):
+class Virtual(Keys):
     """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
 
     sample_seconds: Positive | None = Field(
@@ -285,7 +285,7 @@ class Virtual(Record):
         return tuple(zip(speeds, overheads, strict=True))
 
 
-class Goal(Record):
+class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 
     objective: Literal["knee", "time", "cost", "target-accuracy"] = Field(
@@ -333,7 +333,7 @@ class Goal(Record):
     )
 
 
-class Job(Record):
+class Job(Keys):
     """What to train, and on what. Every key that changes the result is here."""
 
     data: str = Field(
