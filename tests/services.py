@@ -1,8 +1,6 @@
 """A service in the test's own process, over a SQLite file; for all tests of the service.
 
-from services import service  # a fixture: what a test names, it gets
-
-def test_something(service):
+def test_something(service):  # a fixture of conftest.py
     assert service.get("read", "/v1/runs").json() == []
 """
 
@@ -15,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
 from batchwright.records.service import RecordBatch, RunIntroduction
@@ -183,13 +180,3 @@ def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
     made.app.state.adviser.close()
     made.app.state.remover.close()
     store.close()
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def service(tmp_path, clock: HandClock) -> Iterator[Service]:
-    yield from serving_from(tmp_path, clock)
