@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 
 from batchwright.records.service import RecordBatch, RunIntroduction
 from batchwright.service.access import COOKIE
@@ -167,14 +168,20 @@ def template() -> tuple[bytes, dict[str, str]]:
         return (Path(folder) / "service.sqlite").read_bytes(), tokens
 
 
+def _leave_unsynced(connection: Any, _: Any) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
 def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
     """A service over a new database in ``folder``, for a fixture of any scope; with limits that no
-    test meets by accident."""
+    test meets by accident. Its disk is not synced: nobody pulls the plug of a test."""
     content, tokens = template()
     (folder / "service.sqlite").write_bytes(content)
     limits = Limits(requests_per_second=100_000.0, burst=100_000)
     settings = Settings(database=f"sqlite:///{folder}/service.sqlite", limits=limits)
     store = Store.open(settings, clock)
+    event.listen(store.database.engine, "connect", _leave_unsynced)
+    store.database.engine.dispose()  # connections that are there already
     made = Service(store, settings, clock, tokens)
     yield made
     made.app.state.adviser.close()

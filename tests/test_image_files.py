@@ -243,6 +243,7 @@ def test_damage_behind_the_header_is_named_when_it_is_met(
         one = FilePipeline(files, device=CPU, augmentation="none", seed=0, loaders=loaders)
         with pytest.raises(DataError, match=rf"{said}.*\Z"):
             next(one.batches([torch.arange(1)], epoch=0, resolution=24))
+        one.close()
     with pytest.raises(DataError, match=said):
         one.single(torch.arange(1), epoch=0, resolution=24)
 
