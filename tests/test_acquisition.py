@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
@@ -182,6 +182,7 @@ def test_a_point_that_is_never_certain_does_not_take_all_visits():
     assert order.count(POINTS[0]) <= 16
 
 
+@settings(max_examples=30)  # of up to thousands of visits each
 @given(
     st.floats(1, 60),
     st.lists(st.floats(0.001, 3), min_size=len(POINTS), max_size=len(POINTS)),
