@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -169,6 +170,7 @@ def within(name: str, allowed: str) -> bool:
     return name == allowed or name.startswith(f"{allowed}.")
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 

@@ -26,7 +26,13 @@ from batchwright.sweeping.runner import Runner, Watcher, command_of, run_folder_
 from batchwright.sweeping.slots import Machine, Slots, width_of
 from samples import make_epoch, make_job, make_plan, make_profile, make_summary
 
-SHORT = {"epochs": 2, "global_batch": 512, "launch": "in-process", "device": "cpu"}
+SHORT = {
+    "epochs": 2,
+    "global_batch": 512,
+    "launch": "in-process",
+    "device": "cpu",
+    "precision": "float32",  # or each sweep would compare the formats
+}
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -113,7 +114,7 @@ class MemoryModel:
     _bounds: Mapping[tuple[int, int], _Bounds]
     _resident: Mapping[tuple[int, int], Line] = field(repr=False)
 
-    @property
+    @cached_property
     def resolutions(self) -> tuple[int, ...]:
         """Measured resolutions, rising."""
         return tuple(sorted({side for _, side in self._bounds}))
