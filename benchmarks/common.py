@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -215,7 +215,7 @@ def interval_figure(
     """Mean, and Student's 95 % interval as spread, none for one value; the goal is on the mean."""
     mean, count, half = fmean(values), len(values), 0.0
     if count > 1:
-        half = float(student.ppf(0.975, count - 1)) * stdev(values) / math.sqrt(count)
+        half = float(stdtrit(count - 1, 0.975)) * stdev(values) / math.sqrt(count)
     goal, met = _held(mean, at_least, at_most)
     return Figure(name, mean, unit, mean - half, mean + half, count, goal, met)
 

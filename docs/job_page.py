@@ -260,7 +260,7 @@ What the verbs do: [verbs](verbs.md). A [loop of your own](loop.md) takes the ke
 def page() -> str:
     """The whole page."""
     lines = [HEAD]
-    for key in job_keys():
+    for key in job_keys(Job):
         if key in SECTIONS:
             lines += [
                 f"\n## {SECTIONS[key]}\n",

@@ -1,30 +1,83 @@
-"""What tests of several modules share."""
+"""What tests of several modules share.
+
+What takes long to import is imported by the fixtures that want it: the process that hands out tests
+reads this file, too, before it starts the others.
+"""
 
 from __future__ import annotations
 
+import functools
+import gc
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
-from batchwright import cli
-from gloo import Crew
-from postgres import postgres
-from services import clock, service
+if TYPE_CHECKING:
+    from gloo import Crew
+    from services import HandClock, Service
 
-settings.register_profile("untimed", deadline=None)  # on a busy machine anything takes long
-settings.load_profile("untimed")
 
-__all__ = ["clock", "crew", "postgres", "service"]
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up Hypothesis, torch and the garbage collector in a process that runs tests."""
+    if config.getoption("numprocesses", None):
+        return  # others run them
+    gc.disable()  # until all tests are imported
+    import torch
+    from hypothesis import settings
+
+    from batchwright.workload import host
+
+    settings.register_profile("untimed", deadline=None)  # on a busy machine anything takes long
+    settings.load_profile("untimed")
+    # Processes that each compute with all cores wait for one another most of the time.
+    if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+        share = host.worker_threads(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+        os.environ[host.THREADS] = str(share)
+        torch.set_num_threads(share)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not go through it again and again."""
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(10_000, 10, 10)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    """A clock that goes when a test says so."""
+    from services import HandClock
+
+    return HandClock()
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: HandClock) -> Iterator[Service]:
+    """A service in this process, with a database of its own."""
+    from services import serving_from
+
+    yield from serving_from(tmp_path, clock)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Callable[[], str]]:
+    """A PostgreSQL server for all tests; each call makes an empty database and gives its URL."""
+    from postgres import databases
+
+    yield from databases()
 
 
 @pytest.fixture(scope="session")
 def crew() -> Iterator[Crew]:
-    """Four worker processes for all modules: starting them takes longer than most of their work."""
-    crew = Crew(4)
+    """Worker processes for all modules: starting them takes longer than most of their work."""
+    from gloo import Crew
+
+    crew = Crew()
     yield crew
     crew.close()
 
@@ -40,6 +93,12 @@ def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Runs ``batchwright WORDS`` in this process: exit code, stdout, stderr."""
+    import typer
+
+    from batchwright import cli
+
+    # A process has one command line; to make it again for each takes as long as most commands.
+    monkeypatch.setattr(typer.main, "get_command", _command_line)
 
     def call(*words: object, stdin: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["batchwright", *map(str, words)])
@@ -53,3 +112,10 @@ def command(
         return code, done.out, done.err
 
     return call
+
+
+@functools.cache
+def _command_line(app: object) -> object:
+    from typer.main import get_group
+
+    return get_group(app)

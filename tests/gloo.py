@@ -20,17 +20,22 @@ SECONDS = 90  # until processes that hang are ended
 class Crew:
     """Worker processes that stay, for many short pieces of work: starting them takes the time.
 
+    Each piece of work is done by the first few, or by all of them; more start as they are wanted.
+
     Args:
-        most: Processes; each piece of work is done by the first few, or by all of them.
         start: How `multiprocessing` starts them.
     """
 
-    def __init__(self, most: int, start: str = "spawn") -> None:
-        self._most, self._context = most, multiprocessing.get_context(start)
-        self._start()
+    def __init__(self, start: str = "forkserver") -> None:
+        self._context = multiprocessing.get_context(start)
+        if start == "forkserver":
+            self._context.set_forkserver_preload([__name__])  # with torch, once for all
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
 
     def together(self, work: Callable[..., Any], *args: Any, workers: int) -> list[Any]:
         """What ``work(rank, *args)`` returns in each of the first ``workers``, in rank order."""
+        self._start(workers - len(self._pipes))
         order = pickle.dumps((work, workers, free_port(), args))
         for pipe in self._pipes[:workers]:
             pipe.send_bytes(order)
@@ -38,7 +43,6 @@ class Crew:
             return self._answers(work.__name__, workers)
         except BaseException:
             self.close()  # some may still be at it
-            self._start()
             raise
 
     def close(self) -> None:
@@ -46,17 +50,16 @@ class Crew:
         for process in self._processes:
             process.kill()
             process.join()
+        self._pipes, self._processes = [], []
 
-    def _start(self) -> None:
-        pairs = [self._context.Pipe() for _ in range(self._most)]
-        self._pipes = [ours for ours, _ in pairs]
-        self._processes = [
-            self._context.Process(target=_serve, args=(rank, theirs))
-            for rank, (_, theirs) in enumerate(pairs)
-        ]
-        for process, (_, theirs) in zip(self._processes, pairs, strict=True):
+    def _start(self, more: int) -> None:
+        for _ in range(more):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(len(self._pipes), theirs))
             process.start()
             theirs.close()  # or the end of a process would not be the end of its pipe
+            self._pipes.append(ours)
+            self._processes.append(process)
 
     def _answers(self, what: str, workers: int) -> list[Any]:
         end = time.monotonic() + SECONDS

@@ -41,8 +41,7 @@ def _user() -> pwd.struct_passwd:
         return pwd.getpwnam("nobody")
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Callable[[], str]]:
+def databases() -> Iterator[Callable[[], str]]:
     """A server for all tests; each call makes an empty database and gives its URL."""
     import psycopg
 

@@ -1,8 +1,6 @@
 """A service in the test's own process, over a SQLite file; for all tests of the service.
 
-from services import service  # a fixture: what a test names, it gets
-
-def test_something(service):
+def test_something(service):  # a fixture of conftest.py
     assert service.get("read", "/v1/runs").json() == []
 """
 
@@ -15,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 
 from batchwright.records.service import RecordBatch, RunIntroduction
 from batchwright.service.access import COOKIE
@@ -170,26 +168,22 @@ def template() -> tuple[bytes, dict[str, str]]:
         return (Path(folder) / "service.sqlite").read_bytes(), tokens
 
 
+def _leave_unsynced(connection: Any, _: Any) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
 def serving_from(folder: Path, clock: HandClock) -> Iterator[Service]:
     """A service over a new database in ``folder``, for a fixture of any scope; with limits that no
-    test meets by accident."""
+    test meets by accident. Its disk is not synced: nobody pulls the plug of a test."""
     content, tokens = template()
     (folder / "service.sqlite").write_bytes(content)
     limits = Limits(requests_per_second=100_000.0, burst=100_000)
     settings = Settings(database=f"sqlite:///{folder}/service.sqlite", limits=limits)
     store = Store.open(settings, clock)
+    event.listen(store.database.engine, "connect", _leave_unsynced)
+    store.database.engine.dispose()  # connections that are there already
     made = Service(store, settings, clock, tokens)
     yield made
     made.app.state.adviser.close()
     made.app.state.remover.close()
     store.close()
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def service(tmp_path, clock: HandClock) -> Iterator[Service]:
-    yield from serving_from(tmp_path, clock)

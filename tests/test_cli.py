@@ -439,7 +439,13 @@ def test_the_same_profile_gives_the_same_plan(command, place):
     assert command("plan", "profile.json")[1] == (place / "plan.json").read_text()
 
 
-def test_a_report_is_written_where_the_run_is_found(command, place):
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Files of figures stay empty: to draw them takes most of a report's time."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+
+
+def test_a_report_is_written_where_the_run_is_found(command, place, undrawn):
     """Also after the folder has moved."""
     write_record(make_summary(run_folder="runs/gone"), place / "summary.json")
     code, out, err = command("report", place, "--json")
@@ -450,7 +456,7 @@ def test_a_report_is_written_where_the_run_is_found(command, place):
     assert json.loads(out)["run_folder"] == str(place)
 
 
-def test_a_command_to_copy_has_its_path_in_quotes(command, place):
+def test_a_command_to_copy_has_its_path_in_quotes(command, place, undrawn):
     folder = place / "my runs"
     folder.mkdir()
     write_record(make_summary(), folder / "summary.json")
@@ -922,7 +928,7 @@ def test_a_plan_without_a_profile_or_with_a_figure_of_another_kind_is_refused(
 
 
 def test_a_run_that_missed_its_prediction_says_what_a_new_fit_would_choose(
-    command, place, plan_of_digits
+    command, place, plan_of_digits, undrawn
 ):
     plan, profile = plan_of_digits
     seconds = 1.5 * plan.stages[0].predicted_epoch_seconds.value
@@ -937,7 +943,9 @@ def test_a_run_that_missed_its_prediction_says_what_a_new_fit_would_choose(
     assert "Fitted again with what was measured" in (place / "report.html").read_text()
 
 
-def test_a_refit_that_comes_to_nothing_does_not_harm_the_report(command, place, plan_of_digits):
+def test_a_refit_that_comes_to_nothing_does_not_harm_the_report(
+    command, place, plan_of_digits, undrawn
+):
     plan, profile = plan_of_digits
     far = 1e-4 * plan.stages[0].predicted_epoch_seconds.value
     epochs = tuple(make_epoch(e, training_seconds=far) for e in range(5))

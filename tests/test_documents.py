@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from batchwright.documents import (
     change_job,
@@ -39,6 +41,7 @@ from batchwright.records import (
     Virtual,
     WorkerKind,
 )
+from batchwright.records.base import Keys
 from batchwright.records.job_keys import job_keys
 from samples import make_job, make_plan, make_profile, make_summary
 
@@ -158,7 +161,7 @@ def as_override(value) -> str:
 
 
 def test_the_sample_changes_every_key():
-    same = {key for key in job_keys() if value_at(OTHER_VALUES, key) == value_at(Job(), key)}
+    same = {key for key in job_keys(Job) if value_at(OTHER_VALUES, key) == value_at(Job(), key)}
     assert not same
 
 
@@ -169,7 +172,7 @@ def test_every_key_goes_through_yaml_and_back(tmp_path):
     assert load_job(yaml_file(tmp_path, job_yaml(Job()))) == Job()
 
 
-@pytest.mark.parametrize("key", job_keys())
+@pytest.mark.parametrize("key", job_keys(Job))
 def test_every_key_can_be_set_on_the_command_line(key):
     value = value_at(OTHER_VALUES, key)
     assert value_at(load_job(None, [f"{key}={as_override(value)}"]), key) == value
@@ -241,7 +244,7 @@ def test_kinds_of_workers_stand_in_yaml_as_they_come(tmp_path, text):
 @pytest.mark.parametrize("word", ["true", "True", "false", "FALSE"])
 def test_true_and_false_alone_are_a_yes_or_no(tmp_path, word):
     assert load_job(yaml_file(tmp_path, "ags: {mode: off}")).ags.mode == "off"
-    with pytest.raises(JobError, match=r"epochs = (True|False) in .*: no key is a yes or no"):
+    with pytest.raises(JobError, match=r"epochs = (True|False) in .*: this key is no yes or no"):
         load_job(yaml_file(tmp_path, f"epochs: {word}"))
     with pytest.raises(JobError, match=r"job key epochs = 'yes' in .*: input should be"):
         load_job(yaml_file(tmp_path, "epochs: yes"))
@@ -261,7 +264,7 @@ def test_kinds_of_workers_may_be_given_as_records():
         ("goal.kinds=[{kind: t4, count: 2024-13-45}]", "not a list of items"),
         ("goal.kinds=[{kind: t4}]", r"goal\.kinds\.0\.count is missing"),
         ("goal.kinds=[{kind: t4, count: 0}]", r"goal\.kinds\.0\.count = 0: .*greater"),
-        ("goal.kinds=[{kind: t4, count: true}]", r"goal\.kinds\.0\.count = True: no key is"),
+        ("goal.kinds=[{kind: t4, count: true}]", r"goal\.kinds\.0\.count = True: this key is no"),
         ("goal.kinds=[{kind: t4, count: 2, price: 0}]", r"goal\.kinds\.0\.price = 0: .*greater"),
         ("goal.kinds=[{kind: t4, count: 2, price: .nan}]", r"goal\.kinds\.0\.price = nan"),
         ("goal.kinds=[{kind: t4, count: 2, cost: 1}]", r"goal\.kinds\.0\.cost is unknown"),
@@ -594,3 +597,16 @@ def test_what_cannot_be_written_leaves_nothing_aside(tmp_path):
     with pytest.raises(FileError, match=r"cannot write .*no/file: No such file"):
         write_whole(tmp_path / "no" / "file", b"x")
     assert [one.name for one in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("record", Keys.__subclasses__())
+def test_no_number_of_a_job_takes_a_yes_or_no(record):
+    numbers = [
+        name
+        for name, field in record.model_fields.items()
+        if re.search(r"\b(int|float)\b", str(field.annotation))
+    ]
+    for name in numbers:
+        with pytest.raises(ValidationError) as refusal:
+            record.model_validate({name: True})
+        assert any(name in problem["loc"] for problem in refusal.value.errors(include_url=False))

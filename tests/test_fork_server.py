@@ -203,6 +203,30 @@ def test_all_end_with_the_process_that_started_them(tmp_path):
     wait_for(lambda: not is_there(pid) and not is_there(server))
 
 
+COMPUTING = """
+import ctypes, sys, torch
+libraries = {line.split()[-1] for line in open("/proc/self/maps") if "scipy_openblas" in line}
+names = ("scipy_openblas_get_num_threads64_", "scipy_openblas_get_num_threads")
+found = [
+    getattr(ctypes.CDLL(path), name)()
+    for path in libraries for name in names if hasattr(ctypes.CDLL(path), name)
+]
+sys.exit(10 * found[0] if found else 0)
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="OpenBLAS takes no more threads than cores")
+def test_numpy_computes_with_a_workers_threads(tmp_path, monkeypatch):
+    (tmp_path / "computing.py").write_text(COMPUTING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with imported_once(), (tmp_path / "log").open("ab") as log:
+        environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+        told = start("computing", [], environment=environment, log=log).wait()
+    if told == 0:
+        pytest.skip("this NumPy brings no OpenBLAS")
+    assert told == 20
+
+
 def test_elsewhere_workers_are_started_as_usual(program, tmp_path, monkeypatch):
     monkeypatch.setattr(fork_server.sys, "platform", "darwin")
     with imported_once():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,7 @@ def within(name: str, allowed: str) -> bool:
     return name == allowed or name.startswith(f"{allowed}.")
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -243,3 +245,29 @@ def test_torch_is_not_loaded_by(code):
     loaded = set(json.loads(done.stdout))
     assert "batchwright" in loaded
     assert not loaded & {"torch", "torchvision", "timm"}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = {name_of(path).removesuffix(".__init__"): path for path in MODULES}
+    ahead = {
+        name: {
+            found
+            for _, imported in imports_in(parse(path))
+            for found in [file_of(imported.removeprefix("batchwright."), files)]
+            if imported.startswith("batchwright.") and found not in {None, name}
+        }
+        for name, path in files.items()
+    }
+    while ends := {
+        name
+        for name, others in ahead.items()
+        if not others & ahead.keys() or not any(name in others for others in ahead.values())
+    }:
+        ahead = {name: others for name, others in ahead.items() if name not in ends}
+    assert not ahead
+
+
+def file_of(imported: str, files: Container[str]) -> str | None:
+    """The file of a module or of what is imported from it; `None` of the package itself."""
+    home = imported.rpartition(".")[0]
+    return next((name for name in (imported, home) if name in files), None)

@@ -21,7 +21,6 @@ from batchwright.errors import FileError
 from batchwright.locks import LOCK_FILE, take, writing
 from batchwright.records import Plan
 from batchwright.server_child import ServerChild
-from batchwright.training import session
 from samples import make_dual_plan
 from test_recovery import (
     check_whole,
@@ -231,11 +230,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 # ---------------------------------------------------------------------------------------- own loops
 
 
-def test_a_second_session_in_a_folder_is_refused_also_in_one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "WAIT_SECONDS", 0.0)
+def test_a_second_session_in_one_process_is_refused_at_once(tmp_path, capsys):
     with make_session(run_folder=tmp_path) as first:
-        with pytest.raises(FileError, match=r"being written by .* name another run_folder"):
+        with pytest.raises(FileError, match=r"by this process already: .* name another run_folder"):
             make_session(run_folder=tmp_path, resume=True)
+        assert "waiting" not in capsys.readouterr().err
         for _ in first.epochs():
             for features, labels in first.batches():
                 first.step(first.model(features).mean() + 0 * labels.sum())

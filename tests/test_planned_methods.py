@@ -6,6 +6,7 @@ import pytest
 
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.prediction.memory import fit_memory
 from batchwright.records import (
     Cluster,
     CollectiveTime,
@@ -164,6 +165,15 @@ def test_the_round_is_predicted_from_computing_alone_and_one_exchange():
     assert ratio == pytest.approx(1.05, abs=0.01)
     assert stage.predicted_epoch_seconds.low < stage.predicted_epoch_seconds.value
     assert (stage.sample_seconds, stage.step_seconds) == pytest.approx((0.0005, FIXED))
+
+
+def test_a_worker_of_a_server_has_no_buffers_to_exchange_gradients():
+    (stage,) = planned("dual-batch").stages
+    profile = profile_of()
+    memory = fit_memory(profile.memory, profile.memory_parts)
+    alone, together = (memory.predict(32, stage.micro_batch_size, workers=k) for k in (1, 4))
+    assert stage.predicted_bytes == alone
+    assert alone.value < together.value
 
 
 def test_what_is_asked_of_groups_and_server_is_kept():

@@ -99,6 +99,9 @@ def test_several_workers_need_buffers_to_exchange_gradients():
     assert measured.predict(32, 64, workers=2).value == straight(64) + 300_000
     assert measured.predict(32, 64, workers=8).value == straight(64) + 300_000
     assert measured.predict(32, 64).value == straight(64)
+    together = fit_memory(both[:1], PARTS).predict(32, 64)
+    assert together.value == straight(64)
+    assert together.low < straight(64) < straight(64) + 300_000 < together.high
 
 
 @pytest.mark.parametrize("resolution", [16, 24, 40, 48, 96])

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,27 @@ def test_waiting_threads_soon_sleep_unless_the_user_says_otherwise():
     assert spinning_shortly({"HOME": "/"}) == {"HOME": "/", "GOMP_SPINCOUNT": "1000"}
     for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         assert spinning_shortly({variable: "active"}) == {variable: "active"}
+
+
+LEAVING = """
+import gzip, io
+from batchwright.processes import leave
+held = [open("text", "w"), open("bytes", "wb"), gzip.open("packed", "wt")]
+held[0].write("the last line")
+held[1].write(b"the last byte")
+held[2].write("the last word")
+odd = io.TextIOWrapper.__new__(io.TextIOWrapper), io.BytesIO(), io.BufferedWriter(io.BytesIO())
+leave(3)
+"""
+
+
+def test_files_that_nobody_closed_are_whole_at_the_end(tmp_path):
+    done = subprocess.run([sys.executable, "-c", LEAVING], cwd=tmp_path, timeout=500, check=False)
+    assert done.returncode == 3
+    assert (tmp_path / "text").read_text() == "the last line"
+    assert (tmp_path / "bytes").read_bytes() == b"the last byte"
+    unpacked = zlib.decompressobj(wbits=31).decompress((tmp_path / "packed").read_bytes())
+    assert unpacked == b"the last word"
 
 
 def _alive(pid: int) -> bool:

@@ -144,25 +144,38 @@ def test_of_more_workers_than_have_room_the_slowest_rounds_are_shown():
 
 
 @pytest.mark.parametrize(
-    ("width", "columns"),
-    [(80, 6), (60, 6), (50, 5), (40, 4), (30, 3)],
+    ("width", "columns", "left_out"),
+    [
+        (80, 6, ""),
+        (60, 6, ""),
+        (50, 5, "samples"),
+        (40, 4, "samples, lead"),
+        (30, 3, "samples, lead, wait"),
+    ],
 )
-def test_a_narrow_table_of_rounds_loses_columns_not_letters(width, columns):
+def test_a_narrow_table_of_rounds_loses_columns_not_letters(width, columns, left_out):
     head, *rows = table_of(live_of(make_hybrid_plan()), most=9, width=width)
     assert len(head.split()) == columns
     assert all("…" not in row for row in (head, *rows))
+    told = " ".join(" ".join(rows).split()).partition("no room for ")[2]
+    assert told == left_out
     assert max(len(row.rstrip()) for row in (head, *rows)) <= width
 
 
-def test_a_narrow_table_of_workers_loses_the_places_and_no_letters():
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (60, "worker local batch share compute/step wait/step no room for place"),
+        (50, "worker local batch compute/step wait/step no room for place, share"),
+        (40, "worker local batch compute/step no room for place, share, wait/step"),
+    ],
+)
+def test_a_narrow_table_of_workers_loses_columns_and_says_which(width, columns):
     live = LiveWorkers()
     live.take(step_line(10, [8500, 43], places=True))
-    console = Console(file=io.StringIO(), force_terminal=False, width=60)
-    console.print(live.table(most=9, width=60))
-    text = console.file.getvalue()
-    assert "…" not in text
-    assert "place" not in text
-    assert "wait/step" in text
+    head, *rows = table_of(live, most=9, width=width)
+    assert all("…" not in row and len(row.rstrip()) <= width for row in (head, *rows))
+    assert " ".join(" ".join([head, *rows[2:]]).split()) == columns
 
 
 @pytest.mark.parametrize("width", [80, 60])

@@ -61,6 +61,12 @@ def test_all_that_was_waited_for_is_told():
     simulated = summary.model_copy(update={"simulated": True})
     assert whole_accounting(simulated) == accounting(simulated)
 
+    continued = summary.model_copy(update={"resumed": 1})  # earlier commands' parts are not kept
+    names = [name for name, _ in whole_accounting(continued)]
+    assert names[:2] == ["start (last command)", "probe (last command)"]
+    assert names[-1] == "report (last command)"
+    assert names[2:-1] == [name for name, _ in accounting(summary)]
+
 
 def test_the_parts_of_the_time_sum_to_the_wall_time():
     summary = make_summary()

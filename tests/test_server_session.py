@@ -49,7 +49,7 @@ def own_environment():
 
 @pytest.fixture(scope="module")
 def crew():
-    crew = Crew(2)
+    crew = Crew()
     yield crew
     crew.close()
 

@@ -315,13 +315,14 @@ def test_rules_are_checked_and_code_is_named_again():
     assert code_words(JOB) == []
 
 
-def test_a_folder_has_one_agent(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.0)
+def test_a_folder_has_one_agent(tmp_path):
     introduction = AgentIntroduction(name="second", allow=())
     agent = Agent(None, "", tmp_path, introduction, tell=print)
     with (
         locks.take(tmp_path, "another --folder"),
-        pytest.raises(FileError, match=r"is being written by process .* name another --folder"),
+        pytest.raises(
+            FileError, match=r"is being written by this process .* name another --folder"
+        ),
     ):
         agent.work()
 

@@ -44,7 +44,7 @@ def test_a_yaml_list_holds_values_with_commas():
         ({"learning_rate": "0.1,-1"}, "job key learning_rate = '-1'"),
         ({"learning_rate": "0"}, "job key learning_rate = '0'"),
         ({"scaling": "log"}, "job key scaling = 'log'"),
-        ({"epochs": [True]}, "no key is a yes or no"),
+        ({"epochs": [True]}, "this key is no yes or no"),
         ({"epochs": 3}, r"epochs = 3 is no list of values: write \[3\]"),
         ({"resolutions": "[32"}, "is no YAML list"),
         ({"resolutions": "[2024-13-45]"}, "is no YAML list"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -285,9 +286,15 @@ def test_a_users_images_are_trained_and_scored_at_the_plans_resolutions(
 # ------------------------------------------------------------------------------ always the same
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """What comes of a run of some kind that nothing stops; each is trained once."""
+    return functools.cache(lambda kind: train(plan_of(kind), tmp_path_factory.mktemp("whole")))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_job_gives_the_same_weights_and_records(tmp_path, kind):
-    (one, first), (two, second) = (train(plan_of(kind), tmp_path / name) for name in "ab")
+def test_the_same_job_gives_the_same_weights_and_records(tmp_path, kind, whole_run):
+    (one, first), (two, second) = whole_run(kind), train(plan_of(kind), tmp_path / "run")
     assert same(first, second)
     assert told(one) == told(two)
     assert one.simulated
@@ -295,8 +302,8 @@ def test_the_same_job_gives_the_same_weights_and_records(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["plain", *SERVERS, "plain scaled", "asp scaled"])
 @pytest.mark.parametrize("part", [0.3, 0.7])
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, part):
-    whole, weights = train(plan_of(kind), tmp_path / "whole")
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, part, whole_run):
+    whole, weights = whole_run(kind)
     deadline = part * sum(record.training_seconds for record in whole.epochs)
     early = plan_of(kind, goal={"deadline": deadline})
     with pytest.raises(DeadlineReached, match=r"goal\.deadline=.* reached at epoch"):
@@ -319,7 +326,7 @@ def test_shares_go_on_following_after_a_stop(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["plain", "asp"])
-def test_a_stop_signal_leaves_a_checkpoint(tmp_path, kind, monkeypatch):
+def test_a_stop_signal_leaves_a_checkpoint(tmp_path, kind, monkeypatch, whole_run):
     plan, calls = plan_of(kind), []
 
     def pulled(*args):
@@ -335,7 +342,7 @@ def test_a_stop_signal_leaves_a_checkpoint(tmp_path, kind, monkeypatch):
         train(plan, tmp_path / "run")
     monkeypatch.undo()
     _, weights = train(plan, tmp_path / "run", resume=True)
-    assert same(weights, train(plan, tmp_path / "whole")[1])
+    assert same(weights, whole_run(kind)[1])
 
 
 # ------------------------------------------------------------------------------------------- time

@@ -185,17 +185,21 @@ def _is_none(node: ast.AST) -> bool:
 # Any counterexample will do, and what was found for one mutant is nothing to the next. Two workers
 # that are forked are there at once.
 QUICK = """
-from hypothesis import Phase
 
-settings.register_profile(
-    "first", deadline=None, database=None, phases=[Phase.explicit, Phase.generate]
-)
-settings.load_profile("first")
+def pytest_sessionstart():
+    from hypothesis import Phase, settings
+
+    settings.register_profile(
+        "first", deadline=None, database=None, phases=[Phase.explicit, Phase.generate]
+    )
+    settings.load_profile("first")
 
 
 @pytest.fixture(scope="session")
 def crew():
-    crew = Crew(2, start="fork")
+    from gloo import Crew
+
+    crew = Crew(start="fork")
     yield crew
     crew.close()
 """

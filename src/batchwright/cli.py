@@ -9,9 +9,12 @@ Everything heavy is imported inside the command that needs it.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,36 +33,57 @@ from batchwright.cli_words import (
     show,
     write,
 )
-from batchwright.errors import BatchwrightError, JobError, PlanError, TrainingError
+from batchwright.errors import ArgumentError, BatchwrightError, PlanError, TrainingError
 
 if TYPE_CHECKING:
     from batchwright.records import Plan
 
 
 class _Commands(TyperGroup):
-    """Says of a job key that was written as an option how it is written."""
+    """Answers an unknown command or option in one line, with what was probably meant."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        with _unknown_options_refused():
+            return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _unknown_options_refused():
             return super().invoke(ctx)
-        except Exception as error:
-            # Typer brings a click of its own, or takes the one that is installed.
-            known = type(error).__name__ != "NoSuchOption"
-            name = "" if known else str(getattr(error, "option_name", ""))
-            hint = _key_for(name)
-            if not hint:
-                raise
-            raise JobError(f"there is no option {name}: {hint}") from None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.commands)}"
+            raise ArgumentError(f"there is no command {args[0]!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _unknown_options_refused() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Typer brings a click of its own, or takes the one that is installed.
+        if type(error).__name__ != "NoSuchOption":
+            raise
+        missing: Any = error
+        hint = _key_for(missing.option_name)
+        if not hint and missing.possibilities:
+            hint = f"did you mean {missing.possibilities[0]}?"
+        hint = hint or f"{missing.ctx.command_path} --help lists them"
+        raise ArgumentError(f"there is no option {missing.option_name}: {hint}") from None
 
 
 def _key_for(option: str) -> str:
     """What to write in place of an option; empty where it is like no job key."""
+    from batchwright.records import Job
     from batchwright.records.job_keys import OTHER_WORDS, job_keys, meaning
 
     word = option.lstrip("-").lower().replace("-", "_")
-    if word in job_keys():
+    known = job_keys(Job)
+    if word in known:
         return f"a job key has no dashes: write {word}=..."
-    return meaning(word) if word in OTHER_WORDS else ""
+    return meaning(word, known) if word in OTHER_WORDS else ""
 
 
 app = typer.Typer(

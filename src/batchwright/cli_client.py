@@ -168,6 +168,6 @@ def _reached(server: str, token_file: Path | None) -> tuple[str, str]:
 
 
 def _tell(line: str) -> None:
-    from batchwright.records.words import printable
+    from batchwright.records.problems import printable
 
     print(printable(line), file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.inputs import SERVED, least_local
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Job, Plan, Profile, RunSummary
-from batchwright.records.words import printable
+from batchwright.records.problems import printable
 from batchwright.refitting import refit
 from batchwright.reporting.following import Tail, following
 from batchwright.reporting.progress import RunProgress, progress

@@ -386,10 +386,6 @@ def _as_table(key: str, value: Any, place: str) -> Any:
                 f"job key {key}.{number} = {shorten(item)}{place}: an item has keys: write "
                 f"{key}='{_TABLES[key]}'"
             )
-        for name, part in dict(item).items():
-            if isinstance(part, bool):  # would pass for 0 or 1
-                where = f"{key}.{number}.{name} = {part}{place}"
-                raise JobError(f"job key {where}: no key is a yes or no")
     return items
 
 
@@ -406,10 +402,9 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 
 def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
-    if key not in job_keys():
-        raise JobError(unknown_key(key, place))
-    if isinstance(value, bool):  # would pass for 0 or 1
-        raise JobError(f"job key {key} = {value}{place}: no key is a yes or no")
+    known = job_keys(Job)
+    if key not in known:
+        raise JobError(unknown_key(key, known, place))
     *parents, last = key.split(".")
     for parent in parents:
         values = values[parent]

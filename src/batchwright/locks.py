@@ -20,7 +20,6 @@ from datetime import datetime
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
@@ -72,12 +71,7 @@ class Lock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -137,12 +131,22 @@ def take(
 
     seconds = WAIT_SECONDS if seconds is None else seconds
 
+    def is_ours() -> bool:
+        return any(_is_at(path, lock.descriptor) for lock in list(_ours))
+
     def waiting(holder: str) -> None:
         tell(f"{folder} is being written by {holder}: waiting {seconds:g} s for it to end")
 
     try:
-        return lock_file(path, seconds=seconds, unless=unless, waiting=waiting)
+        return lock_file(
+            path, seconds=seconds, unless=lambda: is_ours() or unless(), waiting=waiting
+        )
     except Busy as holder:
+        if is_ours():
+            raise FileError(
+                f"{folder} is being written by this process already: close what does, a session by "
+                f"leaving its with block, or name {instead}"
+            ) from None
         raise FileError(
             f"{folder} is being written by {holder}: wait until that has ended, stop it, or name "
             f"{instead}{_if_it_is_down(str(holder))}"

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
+import io
 import multiprocessing.process
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -37,6 +40,7 @@ STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix
 SHORT_SPIN = "1000"  # turns that a waiting OpenMP thread spins before it sleeps
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # its agents set it for their workers
 _IMPORTED_BY = os.getpid(), os.getppid()  # process and parent, for whoever has forked since
+_FILE = io.IOBase.__base__  # of all of Python's own files, those in C among them
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
@@ -112,10 +116,13 @@ def leave(code: int) -> NoReturn:
     """End this process as `sys.exit` does, but let the kernel take it apart.
 
     Python would unload PyTorch's modules one by one, which takes 0.7 s. Exit functions are called,
-    and threads that are not daemons waited for.
+    threads that are not daemons waited for, and files that nobody has closed written to their end.
+    What else Python does with objects that are left, such as to remove a `NamedTemporaryFile`, it
+    does not do here.
     """
     threading._shutdown()  # type: ignore[attr-defined] # idle pools are let go first, then joined
     atexit._run_exitfuncs()
+    _flush_files()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -128,6 +135,23 @@ def leave(code: int) -> NoReturn:
         sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # what libraries have printed
     os._exit(code)
+
+
+def _flush_files() -> None:
+    """Write what is still in the buffers of open files; pipes are left, a write may wait there."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if _FILE in kind.__mro__}
+    for one in objects:
+        if type(one) not in kinds:
+            continue
+        try:
+            if not one.closed and stat.S_ISREG(os.fstat(one.fileno()).st_mode):
+                one.flush()
+        except Exception as error:  # noqa: BLE001 - it may be of a class of the user's
+            if isinstance(error, OSError) and not isinstance(error, io.UnsupportedOperation):
+                with suppress(OSError, ValueError):
+                    name = getattr(one, "name", "a file")
+                    print(f"error: cannot write {name}: {error}", file=sys.stderr)  # noqa: T201
 
 
 def worker_main(work: Callable[[], None]) -> None:

@@ -9,7 +9,6 @@ import ipaddress
 import json
 import random
 import ssl
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -103,12 +102,7 @@ class Service:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -88,6 +88,7 @@ class Progress:
     planned: int
     learnt: Learnt | None = None
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
@@ -111,10 +112,12 @@ class Progress:
         `None` if nothing tells, where only runs with another optimizer reached the target, and
         where those with such a batch missed it.
         """
-        epochs = self.epochs(batch)
-        if epochs is not None or self._misses(batch):
-            return epochs
-        return self.model(batch).relative_epochs(batch)
+        if batch not in self._to_target:
+            epochs = self.epochs(batch)
+            if epochs is None and not self._misses(batch):
+                epochs = self.model(batch).relative_epochs(batch)
+            self._to_target[batch] = epochs
+        return self._to_target[batch]
 
     def _misses(self, batch: int) -> bool:
         told = any(model.tells_epochs for model in self.models.values())

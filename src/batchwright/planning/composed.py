@@ -266,7 +266,8 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
                 side,
                 micro_batch=micro,
                 ends=pace.spread(side, batch),
-                peak=kind.memory.predict(side, micro, workers=workers, accumulates=micro < most),
+                # Each steps for itself, without buffers to exchange gradients.
+                peak=kind.memory.predict(side, micro, workers=1, accumulates=micro < most),
             )
         )
     rule = rate_rule(job, large[-1], kind.profile.network)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from batchwright.errors import PlanError
 from batchwright.planning.inputs import shown
@@ -21,7 +22,7 @@ class Mix:
 
     members: tuple[tuple[Kind, int], ...]
 
-    @property
+    @cached_property
     def workers(self) -> int:
         """Workers over all kinds."""
         return sum(count for _, count in self.members)

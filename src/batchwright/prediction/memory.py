@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -113,7 +114,7 @@ class MemoryModel:
     _bounds: Mapping[tuple[int, int], _Bounds]
     _resident: Mapping[tuple[int, int], Line] = field(repr=False)
 
-    @property
+    @cached_property
     def resolutions(self) -> tuple[int, ...]:
         """Measured resolutions, rising."""
         return tuple(sorted({side for _, side in self._bounds}))
@@ -238,7 +239,8 @@ class MemoryModel:
             buffers = self._reduction()
             return value + buffers, low, high + buffers
         if workers == 1 and measured > 1:
-            return value, max(0.0, low - self._reduction()), high
+            likely = value - self.parts.reduction if self.parts else value
+            return likely, max(0.0, low - self._reduction()), high
         return value, low, high
 
     def _nearest_workers(self, workers: int, resolution: int) -> int:

@@ -230,7 +230,7 @@ class Bench:
 
     def close(self) -> None:
         """Let the loader processes end."""
-        while self._feeds:  # those of files end with their pipeline, so nothing may hold it
+        while self._feeds:
             self._feeds.popitem()[1].close()
 
     def halves(self) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from batchwright.errors import JobError, WorkerError
 from batchwright.prediction.drift import pooled_drift
 from batchwright.prediction.loading import pooled_loading
-from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, expected_peak
+from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
 from batchwright.probing.commands import (
     Command,
     Compare,
@@ -83,6 +83,7 @@ class Visitor:
         self.precisions: tuple[PrecisionTime, ...] = ()
         self.precision_ratio: PrecisionRatio | None = None
         self.ledger = Ledger()
+        self._told: dict[Point, tuple[list[Steps], StepTime]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
         self.out_of_memory: list[Point] = []
         self.restart_seconds = 0.0
@@ -274,7 +275,14 @@ class Visitor:
         )
 
     def _step_time(self, point: Point) -> StepTime:
+        """What the visits of one point showed; made once for each list of them."""
         visits = self.ledger.steps[point]
+        told = self._told.get(point)
+        if told is None or told[0] is not visits:
+            told = self._told[point] = visits, self._summed_up(point, visits)
+        return told[1]
+
+    def _summed_up(self, point: Point, visits: Sequence[Steps]) -> StepTime:
         medians = self.ledger.medians(point)
         steps = [step for visit in visits for step in visit]
         low, _, high = spread([compute + sync for compute, sync in steps])

@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from batchwright import fork_server
@@ -113,12 +112,7 @@ class Workers:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def ask(self, command: Command, answer: type[Answer]) -> Answer:

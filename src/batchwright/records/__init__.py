@@ -47,14 +47,14 @@ from batchwright.records.job import (
     Virtual,
     WorkerKind,
 )
-from batchwright.records.plan import (
+from batchwright.records.plan import Plan
+from batchwright.records.plan_fields import (
     AgsRule,
     Alternative,
     HeldOut,
     KindCount,
     Knee,
     LearningRateRule,
-    Plan,
     Prediction,
     Reason,
     ServerRule,

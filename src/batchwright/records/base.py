@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from batchwright.errors import ArgumentError
 from batchwright.files import write_whole
-from batchwright.records.problems import described
+from batchwright.records.problems import described, printable
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -35,6 +36,31 @@ class Estimate(Record):
     value: float = Field(description="Best guess, in the unit of the field that holds it.")
     low: float = Field(description="Lower end, same unit.")
     high: float = Field(description="Upper end, same unit.")
+
+
+class Keys(Record):
+    """Base of what people fill in: a job and its parts."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number_is_no_yes_or_no(cls, value: Any, field: ValidationInfo) -> Any:
+        """Refuse true and false for a number; Python takes them for 1 and 0."""
+        several = type(value) is tuple or type(value) is list
+        found = any(type(part) is bool for part in value) if several else type(value) is bool
+        if found and _is_number(cls, field.field_name):
+            raise PydanticCustomError("yes_or_no", "this key is no yes or no")
+        return value
+
+
+def _is_number(record: type[BaseModel], name: str | None) -> bool:
+    """Whether a field takes numbers, and no yes or no beside them."""
+    kinds = _kinds_in(record.model_fields[name].annotation) if name is not None else []
+    return bool not in kinds and (int in kinds or float in kinds)
+
+
+def _kinds_in(annotation: Any) -> list[Any]:
+    parts = get_args(annotation)
+    return [kind for part in parts for kind in _kinds_in(part)] if parts else [annotation]
 
 
 class Document(Record):
@@ -73,18 +99,12 @@ def record_text(record: Record) -> str:
 def html_table(name: str, rows: list[tuple[str, str]]) -> str:
     """Names and values as a small table, for a notebook."""
     body = "".join(
-        f"<tr><th style='text-align:left'>{escape(_visible(name))}</th>"
-        f"<td style='text-align:left'>{escape(_visible(value))}</td></tr>"
+        f"<tr><th style='text-align:left'>{escape(printable(name))}</th>"
+        f"<td style='text-align:left'>{escape(printable(value))}</td></tr>"
         for name, value in rows
     )
     return f"<table><caption>{escape(name)}</caption>{body}</table>"
 
 
 def _in_a_line(facts: list[tuple[str, str]]) -> str:
-    return _visible(", ".join(f"{name} {value}" for name, value in facts))
-
-
-def _visible(text: str) -> str:
-    from batchwright.records.words import printable  # it imports this module
-
-    return printable(text)
+    return printable(", ".join(f"{name} {value}" for name, value in facts))

@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
+from batchwright.records.base import Estimate
+from batchwright.records.plan_fields import (
+    KindCount,
+    Knee,
+    PlanFields,
+    Prediction,
+    Reason,
+    ServerRule,
+)
+from batchwright.records.problems import printable
 from batchwright.records.words import (
     between,
     column_blocks,
@@ -19,30 +28,18 @@ from batchwright.records.words import (
     local_batches,
     number,
     percent,
-    printable,
     size,
     source,
 )
-
-if TYPE_CHECKING:
-    from batchwright.records.base import Estimate
-    from batchwright.records.plan import (
-        KindCount,
-        Knee,
-        Plan,
-        Prediction,
-        Reason,
-        ServerRule,
-    )
 
 MOST_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
 
 WIDTH = 100  # of the text, in characters; tables may be wider
 
-Cluster = tuple[int, "tuple[KindCount, ...]"]
+Cluster = tuple[int, tuple[KindCount, ...]]
 
 
-def explain(plan: Plan, width: int | None = None) -> str:
+def explain(plan: PlanFields, width: int | None = None) -> str:
     """The plan as text for a person.
 
     Args:
@@ -69,12 +66,12 @@ def cluster_words(workers: int, kinds: Sequence[KindCount]) -> str:
     return " + ".join(f"{one.count:,} {one.kind}" for one in kinds) or counted(workers, "worker")
 
 
-def local_batch_word(plan: Plan) -> str:
+def local_batch_word(plan: PlanFields) -> str:
     """What the planned local batches are: those of the run, or only its first."""
     return "local batch at first" if plan.method == "dynamic-batch" else "local batch"
 
 
-def method_words(plan: Plan) -> str:
+def method_words(plan: PlanFields) -> str:
     """How the workers share the batch."""
     if plan.server is not None:
         return f"{plan.method}: {_server_words(plan.server)}"
@@ -101,7 +98,7 @@ def _server_words(rule: ServerRule) -> str:
     )
 
 
-def is_chosen(plan: Plan, one: Prediction) -> bool:
+def is_chosen(plan: PlanFields, one: Prediction) -> bool:
     """Whether a candidate is what one of the plan's stages does."""
     return any(
         (one.workers, one.resolution) == (stage.workers, stage.resolution)
@@ -111,7 +108,7 @@ def is_chosen(plan: Plan, one: Prediction) -> bool:
     )
 
 
-def rivals(plan: Plan) -> tuple[Prediction, ...]:
+def rivals(plan: PlanFields) -> tuple[Prediction, ...]:
     """The candidates that differ from a planned stage in the batch alone."""
     return tuple(
         one
@@ -121,7 +118,7 @@ def rivals(plan: Plan) -> tuple[Prediction, ...]:
     )
 
 
-def candidate_words(plan: Plan, one: Prediction) -> str:
+def candidate_words(plan: PlanFields, one: Prediction) -> str:
     """What there is to say of a candidate: chosen, level with that, a knee, not measured."""
     knee = any(
         (knee.workers, knee.kinds, knee.resolution, knee.global_batch_size)
@@ -140,7 +137,7 @@ def candidate_words(plan: Plan, one: Prediction) -> str:
     return ", ".join(word for word, applies in words if applies)
 
 
-def kept_candidates(plan: Plan) -> tuple[Prediction, ...]:
+def kept_candidates(plan: PlanFields) -> tuple[Prediction, ...]:
     """The candidates worth showing, in the plan's order, `MOST_ROWS` at most."""
     considered = plan.considered
     if len(considered) <= MOST_ROWS:
@@ -150,7 +147,7 @@ def kept_candidates(plan: Plan) -> tuple[Prediction, ...]:
     return tuple(considered[index] for index in kept)
 
 
-def _rank(plan: Plan, one: Prediction) -> int:
+def _rank(plan: PlanFields, one: Prediction) -> int:
     """What to show first where there is no room for all."""
     words = candidate_words(plan, one).split(", ")
     cluster = (one.workers, one.resolution) == (plan.workers, plan.top_resolution)
@@ -158,7 +155,7 @@ def _rank(plan: Plan, one: Prediction) -> int:
     return next((rank for rank, applies in enumerate(order) if applies), len(order))
 
 
-def knee_rows(plan: Plan) -> list[list[str]]:
+def knee_rows(plan: PlanFields) -> list[list[str]]:
     """The knees as rows: head first, then a row for each cluster and resolution.
 
     Of many, those of the candidates that are shown.
@@ -187,7 +184,7 @@ def _knee_row(knee: Knee) -> list[str]:
 # ------------------------------------------------------------------------------------ the parts
 
 
-def _header_lines(plan: Plan) -> list[str]:
+def _header_lines(plan: PlanFields) -> list[str]:
     data, network = plan.data, plan.network
     kinds = f" ({cluster_words(plan.workers, plan.kinds)})" if plan.kinds else ""
     return [
@@ -200,7 +197,7 @@ def _header_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _batch_words(plan: Plan) -> str:
+def _batch_words(plan: PlanFields) -> str:
     """The batch of all rows in few words."""
     if plan.server is not None:
         return f"local batches {local_batches(plan.stages[-1].local_batch_sizes)}"
@@ -208,7 +205,7 @@ def _batch_words(plan: Plan) -> str:
     return f"global batch {', '.join(map(str, found))}"
 
 
-def _stage_lines(plan: Plan, width: int | None) -> list[str]:
+def _stage_lines(plan: PlanFields, width: int | None) -> list[str]:
     if plan.server is None and len(plan.stages) == 1:
         return _aligned(_plain_rows(plan), width, keys=1)
     columns = _stage_columns(plan)
@@ -219,7 +216,7 @@ def _stage_lines(plan: Plan, width: int | None) -> list[str]:
     return [*table, *notes]
 
 
-def _plain_rows(plan: Plan) -> list[list[str]]:
+def _plain_rows(plan: PlanFields) -> list[list[str]]:
     local, stage = local_batch_word(plan), plan.stages[0]
     return [
         ["stage", "epochs", "side", local, "micro-batch", "rate", "s / epoch (95 %)"],
@@ -235,7 +232,7 @@ def _plain_rows(plan: Plan) -> list[list[str]]:
     ]
 
 
-def _stage_columns(plan: Plan) -> dict[str, list[str]]:
+def _stage_columns(plan: PlanFields) -> dict[str, list[str]]:
     """The table of stages, column by column; samples and factors where there is a server."""
     stages = plan.stages
     ends = list(accumulate(stage.epochs for stage in stages))
@@ -265,7 +262,7 @@ def _factors(factors: tuple[float, ...]) -> str:
     return ", ".join(f"{one:g}" if one == 1 else f"{one:.3f}" for one in dict.fromkeys(factors))
 
 
-def _reason_lines(plan: Plan, width: int | None) -> list[str]:
+def _reason_lines(plan: PlanFields, width: int | None) -> list[str]:
     lines = ["why"] if plan.reasons else []
     for reason in plan.reasons:
         told = f"{reason.choice} = {reason.value}   [{source(reason.source, reason.reference)}]"
@@ -290,7 +287,7 @@ def _alternative_lines(reason: Reason) -> list[str]:
     return [f"or {one.value:<{width}}  {one.loss}" for one in reason.alternatives]
 
 
-def _knee_lines(plan: Plan, width: int | None) -> list[str]:
+def _knee_lines(plan: PlanFields, width: int | None) -> list[str]:
     if not plan.knees:
         return []
     gain = percent(plan.job.goal.doubling_gain)
@@ -298,7 +295,7 @@ def _knee_lines(plan: Plan, width: int | None) -> list[str]:
     return [title, *_indented(_aligned(knee_rows(plan), width and width - 4, keys=2))]
 
 
-def _candidate_lines(plan: Plan, width: int | None) -> list[str]:
+def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
     """A table for each cluster and resolution, those of most interest if there are many."""
     if not plan.considered:
         return []
@@ -333,7 +330,7 @@ def _order(one: Prediction) -> tuple[int, int, str, int]:
     return one.resolution, one.workers, kinds, one.global_batch_size
 
 
-def _columns_of(plan: Plan) -> list[str]:
+def _columns_of(plan: PlanFields) -> list[str]:
     """The quantities that the plan's candidates have."""
     having = {
         "s / epoch": True,
@@ -348,7 +345,7 @@ def _columns_of(plan: Plan) -> list[str]:
     return [name for name, there in having.items() if there]
 
 
-def _candidate_row(plan: Plan, one: Prediction, columns: Iterable[str]) -> list[str]:
+def _candidate_row(plan: PlanFields, one: Prediction, columns: Iterable[str]) -> list[str]:
     values = {
         "s / epoch": between(one.epoch_seconds),
         "training": _or_dash(one.train_seconds, duration),

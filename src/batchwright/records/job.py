@@ -11,12 +11,13 @@ from batchwright.records.base import (
     Augmentation,
     Count,
     Index,
+    Keys,
     Method,
     NonNegative,
     Positive,
-    Record,
     html_table,
 )
+from batchwright.records.job_keys import job_keys, job_problem
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
@@ -26,7 +27,7 @@ LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
 
 
-class ProbeSettings(Record):
+class ProbeSettings(Keys):
     """How much to measure before planning (job keys ``probe.*``)."""
 
     budget: Literal["auto"] | Positive = Field(
@@ -48,7 +49,7 @@ class ProbeSettings(Record):
         "process would not load a batch meanwhile.",
     )
     learning: NonNegative = Field(
-        0.0,
+        0.1,
         description="Time to spend on trials, short trainings that show how the network learns: "
         "below 1 a share of the planned training's time, from 1 on seconds; 0: none.",
     )
@@ -73,7 +74,7 @@ class ProbeSettings(Record):
         return MOST_BUDGET if self.budget == "auto" else self.budget
 
 
-class WorkerKind(Record):
+class WorkerKind(Keys):
     """Some workers of one kind that a plan may use (an item of job key ``goal.kinds``)."""
 
     kind: str = Field(min_length=1, description="Name; that of a profile, or one of your own.")
@@ -86,7 +87,7 @@ class WorkerKind(Record):
     speed: Positive = Field(1.0, description="How many times as fast as `like`; assumed.")
 
 
-class Link(Record):
+class Link(Keys):
     """The network between workers that were not measured together (job keys ``link.*``)."""
 
     latency: NonNegative | None = Field(None, description="Time of an empty message, in seconds.")
@@ -98,7 +99,7 @@ VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
 Ethernet of 1 Gb/s of the dual-batch paper's experiments."""
 
 
-class DualBatch(Record):
+class DualBatch(Keys):
     """Two batch sizes at once, for `dual-batch` and `hybrid` (job keys ``dual.*``)."""
 
     small_workers: Literal["auto"] | Index = Field(
@@ -123,7 +124,7 @@ class DualBatch(Record):
     )
 
 
-class Server(Record):
+class Server(Keys):
     """The parameter server of `dual-batch` and `hybrid` (job keys ``server.*``)."""
 
     consistency: Literal["asp", "bsp", "ssp"] = Field(
@@ -150,7 +151,7 @@ class Server(Record):
     )
 
 
-class Ags(Record):
+class Ags(Keys):
     """Adaptive gradient scaling (job keys ``ags.*``)."""
 
     mode: Literal["auto", "off", "norm", "gain"] = Field(
@@ -182,7 +183,7 @@ class Ags(Record):
         return "off" if self.mode == "auto" else self.mode
 
 
-class Cycle(Record):
+class Cycle(Keys):
     """Resolutions and rates over the training, for `cyclic` and `hybrid` (job keys ``cycle.*``)."""
 
     preset: Literal["none", "cifar100", "imagenet"] = Field(
@@ -226,7 +227,7 @@ class Cycle(Record):
     )
 
 
-class Disturbance(Record):
+class Disturbance(Keys):
     """A virtual worker slower for a while (an item of job key ``virtual.disturbances``)."""
 
     worker: Index = Field(description="Its rank.")
@@ -235,7 +236,7 @@ class Disturbance(Record):
     slowdown: Positive = Field(description="How many times as long it computes.")
 
 
-class Virtual(Record):
+class Virtual(Keys):
     """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
 
     sample_seconds: Positive | None = Field(
@@ -289,7 +290,7 @@ class Virtual(Record):
         return tuple(zip(speeds, overheads, strict=True))
 
 
-class Goal(Record):
+class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 
     objective: Literal["auto", "knee", "time", "cost", "target-accuracy"] = Field(
@@ -345,7 +346,7 @@ class Goal(Record):
     )
 
 
-class Job(Record):
+class Job(Keys):
     """What to train, and on what. Every key that changes the result is here."""
 
     data: str = Field(
@@ -539,9 +540,7 @@ class Job(Record):
             try:
                 super().__init__(**keys)
             except ValidationError as error:
-                from batchwright.records.job_keys import job_problem  # it imports this module
-
-                raise JobError(job_problem(error)) from None
+                raise JobError(job_problem(error, job_keys(type(self)))) from None
 
         __init__.__pydantic_base_init__ = True  # pydantic itself need not call it for JSON
 

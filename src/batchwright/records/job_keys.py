@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ValidationError
 
-from batchwright.records.job import Job
 from batchwright.records.problems import first_problem, shorten
 
 _WORDS = {
@@ -73,8 +73,8 @@ OTHER_WORDS = {word: form for form, words in _WORDS.items() for word in words.sp
 """By such a word what to write in its place."""
 
 
-def job_keys(model: type[BaseModel] = Job, prefix: str = "") -> list[str]:
-    """Every job key in order, nested ones with a dot, such as ``probe.budget``."""
+def job_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every key of a job in order, nested ones with a dot, such as ``probe.budget``."""
     keys = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -84,43 +84,39 @@ def job_keys(model: type[BaseModel] = Job, prefix: str = "") -> list[str]:
     return keys
 
 
-def meaning(word: str) -> str:
-    """What to write in place of a word that is no job key; empty if nothing is like it."""
+def meaning(word: str, known: Sequence[str]) -> str:
+    """What to write in place of a word that is no job key; empty if none of them is like it."""
     plain = word.strip().lstrip("-").lower().replace("-", "_")
-    known = job_keys()
     if plain in OTHER_WORDS:
         return f"write {OTHER_WORDS[plain]}"
     if any(key.startswith(f"{plain}.") for key in known):
-        return _of_its_own(plain)
+        return _of_its_own(plain, known)
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
-def unknown_key(word: str, place: str = "") -> str:
+def unknown_key(word: str, known: Sequence[str], place: str = "") -> str:
     """The message for a word that is no job key; ``place`` says where it stands."""
-    return f"unknown job key {word!r}{place}: {meaning(word) or f'known are {_listed()}'}"
+    hint = meaning(word, known) or f"known are {', '.join(known)}"
+    return f"unknown job key {word!r}{place}: {hint}"
 
 
-def job_problem(error: ValidationError) -> str:
+def job_problem(error: ValidationError, known: Sequence[str]) -> str:
     """What is wrong with a job, in a line."""
     problem = error.errors()[0]
     parts = problem["loc"]
     key = ".".join(map(str, parts))
     if problem["type"] == "model_type":
-        return f"job key {key} = {shorten(problem['input'])}: {_of_its_own(key)}"
+        return f"job key {key} = {shorten(problem['input'])}: {_of_its_own(key, known)}"
     if problem["type"] != "extra_forbidden" or any(isinstance(part, int) for part in parts):
         return first_problem(error, "job key ")
-    if key in job_keys():
+    if key in known:
         section, _, name = key.partition(".")
         return f"job key {key!r}: write {section}={{{name!r}: ...}}"
-    return unknown_key(key)
+    return unknown_key(key, known)
 
 
-def _of_its_own(section: str) -> str:
+def _of_its_own(section: str, known: Sequence[str]) -> str:
     """Which keys a part of the job has."""
-    own = ", ".join(key for key in job_keys() if key.startswith(f"{section}."))
+    own = ", ".join(key for key in known if key.startswith(f"{section}."))
     return f"it has keys of its own: {own}"
-
-
-def _listed() -> str:
-    return ", ".join(job_keys())

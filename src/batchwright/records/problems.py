@@ -66,3 +66,14 @@ def described(value: Any) -> str:
     if isinstance(value, int | float | bytes | list | tuple | dict):
         return f"the {type(value).__name__} {shorten(value)}"
     return f"a {type(value).__name__}"  # its own words may be many lines
+
+
+def printable(text: str) -> str:
+    r"""``text`` with control and direction characters made visible, so that names cannot act.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )

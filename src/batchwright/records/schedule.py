@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from batchwright.records.base import Count, Document, Index, NonNegative, Positive, Record
-from batchwright.records.plan import AgsRule, LearningRateRule, Reason
+from batchwright.records.plan_fields import AgsRule, LearningRateRule, Reason
 
 
 class ScheduleRow(Record):

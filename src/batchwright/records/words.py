@@ -160,14 +160,3 @@ def column_blocks(
 def source(kind: str, reference: str) -> str:
     """Where a reason comes from, with its reference if it has one."""
     return f"{kind}: {reference}" if reference else kind
-
-
-def printable(text: str) -> str:
-    r"""``text`` with control and direction characters made visible, so that names cannot act.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )

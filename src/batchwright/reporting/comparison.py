@@ -10,7 +10,8 @@ from statistics import fmean
 
 from batchwright.errors import FileError
 from batchwright.records import RunSummary
-from batchwright.records.words import duration, percent, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import duration, percent
 from batchwright.reporting.plan_words import local_range, range_words
 from batchwright.reporting.reading import training_clock, training_words
 

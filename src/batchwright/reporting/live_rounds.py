@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from batchwright.records import Plan
 from batchwright.records.words import number
 from batchwright.reporting.round_curves import large_workers
+from batchwright.reporting.terminal import note_left_out, without_room
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLUMNS = ("worker", "batch", "samples", "round", "wait", "lead")
-_WIDTHS = (8, 6, 9, 9, 8, 4)  # with which all columns fit 60 characters
+_WIDTHS = {"worker": 8, "batch": 6, "samples": 9, "round": 9, "wait": 8, "lead": 4}
+_GIVING_WAY = ("samples", "lead", "wait")  # the least important column first
 _GAPS = 2
 
 
@@ -47,15 +48,20 @@ class LiveRounds:
     def table(self, *, most: int, width: int) -> Table | None:
         """A row for each worker, of more than ``most`` the slowest; columns as ``width`` allows.
 
+        A line below names the columns that are left out.
+
         ``None`` for fewer than two workers, and where there is no room for two.
         """
+        left_out = without_room(_WIDTHS, _GIVING_WAY, width, gap=_GAPS)
+        most -= bool(left_out)
         last = dict(self._last)  # another thread may take a line meanwhile
         if len(last) < 2 or most < 2:
             return None
         slowest = sorted(last, key=lambda rank: -last[rank]["time/compute_s"])
         shown = slowest if len(slowest) <= most else slowest[: most - 1]
-        kept = _kept(width)
+        kept = [name for name in _WIDTHS if name not in left_out]
         table = _empty_table(kept)
+        note_left_out(table, left_out)
         for rank in sorted(shown):
             cells = self._cells(rank, last[rank])
             table.add_row(*(cells[name] for name in kept))
@@ -73,16 +79,6 @@ class LiveRounds:
             "wait": f"{number(line['time/wait_s'])} s",
             "lead": str(line["lead"]),
         }
-
-
-def _kept(width: int) -> list[str]:
-    """The columns that fit, the least important ones left out."""
-    kept = list(_COLUMNS)
-    for name in ("samples", "lead", "wait"):
-        needed = sum(_WIDTHS[_COLUMNS.index(one)] + _GAPS for one in kept)
-        if needed > width:
-            kept.remove(name)
-    return kept
 
 
 def _empty_table(names: list[str]) -> Table:

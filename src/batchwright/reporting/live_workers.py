@@ -7,14 +7,25 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchwright.records.words import local_batches, number, percent, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import local_batches, number, percent
+from batchwright.reporting.terminal import note_left_out, without_room
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_LISTED = 8  # workers whose numbers stand one by one in a line
 
-WITH_PLACES = 70  # characters of a terminal that has room for places
+_WIDTHS = {
+    "worker": 6,
+    "place": 15,
+    "local batch": 11,
+    "share": 7,
+    "compute/step": 12,
+    "wait/step": 9,
+}
+_GIVING_WAY = ("place", "share", "wait/step")  # the least important column first
+_GAPS = 2
 
 _KINDS = ("place", "compute_s", "wait_s")
 _KEY = re.compile(
@@ -55,30 +66,34 @@ class LiveWorkers:
     def table(self, *, most: int, width: int = 80) -> Table | None:
         """A row for each worker; of more than ``most`` those that others wait for.
 
-        A terminal narrower than `WITH_PLACES` has no room for places.
+        A line below names the columns for which ``width`` has no room.
 
         ``None`` for fewer than two workers, and where there is no room for two.
         """
+        left_out = without_room(_WIDTHS, _GIVING_WAY, width, gap=_GAPS)
+        most -= bool(left_out)
         sizes, told = self._sizes, self._told  # another thread may take a line meanwhile
         if len(sizes) < 2 or most < 2:
             return None
         busy = told["compute_s"]
         slowest = sorted(range(len(sizes)), key=lambda rank: -busy.get(rank, 0.0))
         shown = slowest if len(slowest) <= most else slowest[: most - 1]
-        places = width >= WITH_PLACES
-        table = _empty_table(("place" if told["place"] else "") if places else None)
+        kept = [name for name in _WIDTHS if name not in left_out]
+        table = _empty_table(kept, known_places=bool(told["place"]))
+        note_left_out(table, left_out)
         for rank in sorted(shown):
-            seconds = (told[kind].get(rank) for kind in ("compute_s", "wait_s"))
-            table.add_row(
-                str(rank),
-                *([printable(str(told["place"].get(rank, "")))] if places else []),
-                f"{sizes[rank]:,}",
-                percent(sizes[rank] / (sum(sizes) or 1)),
-                *("-" if value is None else f"{number(1000 * value)} ms" for value in seconds),
-            )
+            cells = {
+                "worker": str(rank),
+                "place": printable(str(told["place"].get(rank, ""))),
+                "local batch": f"{sizes[rank]:,}",
+                "share": percent(sizes[rank] / (sum(sizes) or 1)),
+                "compute/step": _milliseconds(busy.get(rank)),
+                "wait/step": _milliseconds(told["wait_s"].get(rank)),
+            }
+            table.add_row(*(cells[name] for name in kept))
         if len(shown) < len(slowest):
             words = f"and {len(slowest) - len(shown):,} others"
-            table.add_row(*([""] if places else []), words)
+            table.add_row(*([""] if "place" in kept else []), words)
         return table
 
 
@@ -116,15 +131,17 @@ def _sizes_words(sizes: Sequence[int]) -> str:
     return " + ".join(f"{size:,}" for size in sizes)
 
 
-def _empty_table(place: str | None) -> Table:
-    """The columns; ``place`` heads the one of places, ``None`` leaves it out."""
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{number(1000 * seconds)} ms"
+
+
+def _empty_table(names: Sequence[str], *, known_places: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
-    columns = ("worker", *(() if place is None else (place,)))
-    for name in (*columns, "local batch", "share", "compute/step", "wait/step"):
-        if name == place:  # the one that gives way on a narrow terminal
-            table.add_column(name, no_wrap=True)
+    for name in names:
+        if name == "place":  # the one that is cut on a narrow terminal
+            table.add_column(name if known_places else "", no_wrap=True)
         else:
             table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     return table

@@ -8,7 +8,8 @@ from hashlib import sha256
 from html import escape
 from importlib.metadata import version
 
-from batchwright.records.words import number, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import number
 from batchwright.reporting.axes import Axis
 from batchwright.reporting.charts import Band, Series, swatch, xy_chart
 from batchwright.reporting.style import STYLE

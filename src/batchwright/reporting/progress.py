@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from textwrap import wrap
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from batchwright.records import Plan
-from batchwright.records.words import percent, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import percent
 from batchwright.reporting.live_rounds import LiveRounds
 from batchwright.reporting.live_words import Pace, Word, epoch_words, joined, left_words, step_words
 from batchwright.reporting.live_workers import LiveWorkers
@@ -79,12 +79,7 @@ class RunProgress:
             self._task = self._bar.add_task("starting the workers", total=None, text="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 
@@ -222,12 +217,7 @@ class StepsProgress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
 

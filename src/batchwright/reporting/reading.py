@@ -97,13 +97,16 @@ def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[t
 def whole_accounting(summary: RunSummary) -> list[tuple[str, float]]:
     """`accounting`, and around it what the command did besides training: all that was waited for.
 
-    Of a simulated cluster the same as `accounting`.
+    Of a run that was continued that is only what the last command did, and its parts say so. Of a
+    simulated cluster the same as `accounting`.
     """
     parts = accounting(summary)
     if summary.simulated:
         return parts
+    whose = " (last command)" if summary.resumed else ""
     before, after = (
-        [(one.name, one.seconds) for one in told] for told in (summary.before, summary.after)
+        [(one.name + whose, one.seconds) for one in told]
+        for told in (summary.before, summary.after)
     )
     return [*before, *parts, *after]
 

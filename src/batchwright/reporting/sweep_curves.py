@@ -11,7 +11,8 @@ from statistics import fmean, stdev
 from pydantic import JsonValue
 
 from batchwright.records import Sweep, SweptKey
-from batchwright.records.words import job_value, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import job_value
 
 MOST_PANELS = 12
 MOST_LINES = 10

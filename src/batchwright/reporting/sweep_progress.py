@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from batchwright.records import SweepCell
-from batchwright.records.words import counted, percent, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import counted, percent
 from batchwright.reporting.live_words import Pace, left_words
 from batchwright.reporting.progress import (
     BAR_WIDTH,
@@ -65,12 +65,7 @@ class SweepProgress:
             self._say(f"{counted(self._before, 'run')} of {self._total} done before")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 

@@ -5,10 +5,11 @@ Nothing is cut: text wraps, and columns for which a terminal has no room stand i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from batchwright.records.words import column_blocks, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import column_blocks
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -55,6 +56,31 @@ def add(table: Table, *cells: str, style: str | None = None) -> None:
     from rich.text import Text
 
     table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+
+
+def without_room(
+    widths: Mapping[str, int], giving_way: Sequence[str], room: int, *, gap: int
+) -> list[str]:
+    """The columns of ``giving_way`` to leave out, first to last, until the others fit ``room``.
+
+    >>> without_room({"worker": 6, "place": 9, "wait": 4}, ["place", "wait"], 14, gap=2)
+    ['place']
+    """
+    left_out: list[str] = []
+    needed = sum(widths.values()) + gap * (len(widths) - 1)
+    for name in giving_way:
+        if needed > room and name in widths:
+            left_out.append(name)
+            needed -= widths[name] + gap
+    return left_out
+
+
+def note_left_out(table: Table, names: Sequence[str]) -> None:
+    """Say below a table which columns it would have on a wider terminal."""
+    from rich.text import Text
+
+    if names:
+        table.caption, table.caption_justify = Text(f"no room for {', '.join(names)}"), "left"
 
 
 class _Fitted:

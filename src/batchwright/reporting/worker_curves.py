@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from batchwright.records import EpochRecord, LocalBatches, RunSummary, WorkerTime
-from batchwright.records.words import printable
+from batchwright.records.problems import printable
 
 Part = Literal["input", "compute", "wait", "communication"]
 PARTS: tuple[Part, ...] = ("input", "compute", "wait", "communication")

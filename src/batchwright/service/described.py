@@ -6,9 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-RUN = "5f0c2d1e-8a44-4a0b-9d0e-2f6f7c1f0a11"
-JOB = "b7f7a1de-0c55-4a52-8d2e-6f6d1b1c9a22"
-PROFILE = "0d9b1c7a-5e7f-4b59-a7b2-1f0e3c5d7b33"
+from batchwright.service.examples import JOB, PROFILE, RUN, examples
+
 _PARAMETERS: dict[str, Any] = {
     "run": RUN,
     "job": JOB,
@@ -29,8 +28,6 @@ def described(app: FastAPI) -> dict[str, Any]:
     """The description; made once for each app."""
     made: dict[str, Any] | None = getattr(app.state, "description", None)
     if made is None:
-        from batchwright.service.examples import examples  # the planner makes some of them
-
         made = app.openapi()
         known = examples()
         for path in made["paths"].values():

@@ -22,8 +22,10 @@ from batchwright.records import (
     WorkerTime,
 )
 from batchwright.records.base import Record
-from batchwright.service.described import JOB, PROFILE, RUN
 
+RUN = "5f0c2d1e-8a44-4a0b-9d0e-2f6f7c1f0a11"
+JOB = "b7f7a1de-0c55-4a52-8d2e-6f6d1b1c9a22"
+PROFILE = "0d9b1c7a-5e7f-4b59-a7b2-1f0e3c5d7b33"
 KEY = "c1a5e0f2-3b4d-4c6e-8f90-a1b2c3d4e544"
 THEN = 1790000000.0  # Unix time in seconds
 

@@ -102,8 +102,9 @@ def read_grid(job: Job, grid: Grid) -> tuple[SweptKey, ...]:
 
 
 def _values(job: Job, key: str, given: str | Sequence[Any]) -> tuple[JsonValue, ...]:
-    if key not in job_keys():
-        raise JobError(unknown_key(key))
+    known = job_keys(Job)
+    if key not in known:
+        raise JobError(unknown_key(key, known))
     if key in _UNCHANGING:
         raise JobError(f"{key} cannot vary in a sweep: {_UNCHANGING[key]}")
     found: list[JsonValue] = []

@@ -27,7 +27,8 @@ from batchwright.errors import Interrupted, JobError
 from batchwright.planning.schedule import rate_schedule
 from batchwright.preparing import TRAINING_KEYS, code_keys, job_of, refuse_unconfirmed_code
 from batchwright.records import Job, Plan, Sweep, SweptKey
-from batchwright.records.words import counted, printable
+from batchwright.records.problems import printable
+from batchwright.records.words import counted
 from batchwright.reporting.page_sweep import write_sweep_page
 from batchwright.reporting.sweep_figure import write_sweep_figures
 from batchwright.reporting.sweep_progress import SweepProgress

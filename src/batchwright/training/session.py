@@ -17,7 +17,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -32,8 +31,7 @@ from batchwright.group import Group, loss_behind
 from batchwright.locks import WAIT_SECONDS, Lock, take
 from batchwright.processes import die_with_agent, refuse_unguarded_script
 from batchwright.records import Plan, Stage
-from batchwright.records.problems import described
-from batchwright.records.words import printable
+from batchwright.records.problems import described, printable
 from batchwright.server_child import SERVER
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.evaluation import Forward, Metric, outputs_and_labels
@@ -410,12 +408,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         ended = error
         try:
             if error is None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -115,12 +114,7 @@ class VirtualRun:
         self.recorder.training_begins()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             if error is None:
                 self.recorder.finish(**self.fields)

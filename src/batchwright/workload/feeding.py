@@ -139,7 +139,8 @@ class FileFeed:
         return self._pipeline.batches(batches, epoch=None, resolution=side)
 
     def close(self) -> None:
-        """The loader processes are the pipeline's."""
+        """Let the loader processes end."""
+        self._pipeline.close()
 
 
 class DatasetFeed:

@@ -137,7 +137,8 @@ class FilePipeline:
         self._keys = _Keys()
         self._cut = _Squares(files)
         metered = MeteredItems(self._cut, _together, loading)
-        self._loader = DataLoader(
+        self._make_loader = partial(
+            DataLoader,
             metered,
             batch_sampler=self._keys,
             num_workers=loaders,
@@ -147,9 +148,17 @@ class FilePipeline:
             persistent_workers=loaders > 0,
             generator=torch.Generator(),  # or each epoch would draw from the global one
         )
+        self._loader = self._make_loader()
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def close(self) -> None:
+        """Let the loader processes end; whoever asks for batches again starts others.
+
+        They end with the loader, unless it goes in a circle: see `DatasetFeed.close`.
+        """
+        self._loader = self._make_loader()
 
     def batches(
         self, batches: Iterable[Tensor], *, epoch: int | None, resolution: int

@@ -54,7 +54,12 @@ def _highest_sum(seen: profile) -> int:
 
 @contextmanager
 def _without_its_lines() -> Iterator[None]:
-    """Keep the profiler's own lines, written below Python, out of the user's terminal."""
+    """Keep the profiler's own lines, written below Python, out of the user's terminal.
+
+    All the while: it writes one as it starts, one as it stops, and a warning in between, where a
+    block from before is released. Other lines are passed on in the end. Only a signal that kills
+    the process inside loses them.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     with TemporaryFile() as told:

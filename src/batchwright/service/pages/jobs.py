@@ -9,8 +9,9 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.documents import job_yaml
 from batchwright.records import Job
+from batchwright.records.problems import printable
 from batchwright.records.service import AgentInfo, Identifier, JobInfo, JobState, RunInfo
-from batchwright.records.words import counted, printable
+from batchwright.records.words import counted
 from batchwright.reporting.live_page import Part, plan_parts
 from batchwright.service.access import check_form, csrf_of, need_page, own, settings_of, store_of
 from batchwright.service.caller import Caller

@@ -7,8 +7,8 @@ from pydantic import TypeAdapter, ValidationError
 from batchwright.documents import one_line, parse_record
 from batchwright.errors import BatchwrightError
 from batchwright.records import Profile
+from batchwright.records.problems import printable
 from batchwright.records.service import Identifier
-from batchwright.records.words import printable
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 

@@ -17,8 +17,8 @@ from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, 
 
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.allowing import DEFAULTS
+from batchwright.records.problems import printable
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
-from batchwright.records.words import printable
 from batchwright.service import job_states
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs
