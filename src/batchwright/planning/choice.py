@@ -210,14 +210,15 @@ def settled_goal(goal: Goal, progress: Progress) -> Goal:
 
 def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
     """The candidates with their accuracy, and their time to the target if that is the objective."""
-    found = []
-    for row in rows:
-        reached = progress.reached(row.batch)
-        told: dict[str, float] = {} if reached is None else {"accuracy": reached.value}
-        if goal.objective == "target-accuracy":
-            told["target_seconds"] = target_seconds(row, progress)
-        found.append(replace(row, **told) if told else row)
-    return found
+    to_target = goal.objective == "target-accuracy"
+    return [
+        replace(
+            row,
+            accuracy=reached.value if (reached := progress.reached(row.batch)) else None,
+            target_seconds=target_seconds(row, progress) if to_target else None,
+        )
+        for row in rows
+    ]
 
 
 def choose(

@@ -52,7 +52,7 @@ def run_trials(
             trials.append(trial)
             continue
         # It was too much for the memory, whatever the visits said.
-        arms = tuple(arm for arm in question.arms if arm.batch < wanted.batch)
+        arms = tuple(arm for arm in question.arms if arm.batch < wanted.arm.batch)
         if not arms:
             return tuple(trials)
         question = replace(question, arms=arms)
