@@ -266,7 +266,7 @@ def measured_on(machine, budget=20.0):
         workers="auto",
         precision="float32",
         resolutions=(32,),
-        probe=ProbeSettings(budget=budget),
+        probe=ProbeSettings(budget=budget, learning=0),
     )
     watch = LoadWatch(machine.read, lambda: machine.seconds - 100)
     visitor = Visitor(job, machine, 1, lambda what: None, watch)

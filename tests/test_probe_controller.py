@@ -23,11 +23,13 @@ from batchwright.records import (
     MemoryParts,
     PrecisionTime,
     ProbeSettings,
+    Trial,
     UpdateTime,
 )
 from samples import make_data, make_job, make_network
 
 MIB = 2**20
+TRIAL_FIELDS = {"optimizer", "global_batch_size", "resolution", "samples", "held_out"}
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Machine:
         memory: Bytes a worker may use.
         deadly: Bytes at which a worker is killed.
         loaders: Loader processes that feed each worker.
+        trial_room: Most samples in a forward pass of a trial.
     """
 
     latency: float = 0.004
@@ -50,6 +53,7 @@ class Machine:
     deadly: float = float("inf")
     seconds: float = 100.0
     loaders: int | None = None
+    trial_room: int = 10**6
     restarts: int = 0
     asked: list[commands.Command] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -143,6 +147,24 @@ class Machine:
         self.seconds += seconds * command.batch_size * (command.repeats + 1)
         return commands.Evaluated(seconds_per_image=seconds)
 
+    def _trial(self, command):
+        if command.micro_batch > self.trial_room:
+            return commands.TrialRun(trial=None)
+        seconds = command.samples * self.sample_seconds / command.workers
+        self.seconds += seconds
+        steps = command.samples // command.global_batch_size
+        learnt = steps if command.optimizer == "sgd" else 4 * steps
+        trial = Trial(
+            **command.model_dump(include=TRIAL_FIELDS),
+            rate=0.1,
+            usual_rate=0.1,
+            steps=steps,
+            accuracy=0.1 + 0.9 * learnt / (learnt + 2000),
+            loss=1.0,
+            seconds=seconds,
+        )
+        return commands.TrialRun(trial=trial)
+
     def _updates(self, command):
         self.seconds += 2 * command.seconds
         times = {"sgd": 1e-4, "muon": 5e-3}
@@ -174,14 +196,15 @@ class SlowStretch(Machine):
         return super().step(command)
 
 
-def measured_on(machine, counts=(1, 2), **changes):
+def measured_on(machine, counts=(1, 2), learning=0.0, **changes):
+    probe = changes.pop("probe", ProbeSettings(budget=30))
     job = make_job(
         **{
             "device": "cpu",
             "workers": "auto",
             "precision": "float32",
             "resolutions": (24, 32),
-            "probe": ProbeSettings(budget=30),
+            "probe": probe.model_copy(update={"learning": learning}),
             **changes,
         }
     )
@@ -387,6 +410,54 @@ def test_optimizers_are_timed_where_the_plan_is_to_choose_one():
 
 
 # ------------------------------------------------------------------- where the choice is still open
+
+
+def taught(machine, **changes):
+    """A profile with trials of SGD and Muon; others' seconds are the machine's own."""
+    open_ = {"optimizer": "auto", "learning_rate": "auto", "resolutions": (32,), "epochs": 20}
+    return measured_on(machine, **(open_ | changes))
+
+
+@pytest.mark.parametrize("learning", [0.02, 0.1, 20.0])
+def test_trials_take_their_time_beyond_the_budget_and_no_more(learning):
+    machine = Machine(drift=0.02, sample_seconds=0.0005)
+    profile = taught(machine, learning=learning)
+    blind = make_plan(profile.model_copy(update={"trials": ()}))
+    size = blind.workers, blind.stages[0].global_batch_size
+    (planned,) = [
+        one.train_seconds.value
+        for one in blind.considered
+        if (one.workers, one.global_batch_size) == size
+    ]
+    spent = sum(one.seconds for one in profile.trials)
+    assert profile.trials
+    assert spent <= (learning if learning >= 1 else learning * planned) * 1.05
+    assert profile.probe_seconds - spent <= 30 * 1.1
+
+
+def test_trials_of_an_invented_task_decide():
+    """There Muon makes of a step what SGD makes of four."""
+    profile = taught(Machine(drift=0.02, sample_seconds=0.0005), learning=0.1)
+    assert {one.optimizer for one in profile.trials} == {"sgd", "muon"}
+    plan = make_plan(profile)
+    assert plan.update == "muon"
+    assert plan.predicted_accuracy is not None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"learning": 0.0}, {"learning": 0.1, "epochs": 1}, {"method": "dual-batch"}]
+)
+def test_no_trials_without_time_or_for_another_method(changes):
+    machine = Machine(drift=0.02, sample_seconds=0.00005)
+    assert taught(machine, **({"learning": 0.1} | changes)).trials == ()
+
+
+def test_what_is_too_large_for_a_trial_leaves_the_smaller():
+    machine = Machine(drift=0.02, sample_seconds=0.0005, trial_room=64)
+    profile = taught(machine, learning=0.1)
+    asked = [one for one in machine.asked if isinstance(one, commands.RunTrial)]
+    assert len(profile.trials) < len(asked)
+    assert profile.trials
 
 
 def stages_of(profile):

@@ -19,7 +19,7 @@ from batchwright.probing import commands
 from batchwright.probing.executor import Executor
 from batchwright.probing.probe import measure_points, probe
 from batchwright.probing.visiting import MOST_RESTARTS
-from batchwright.probing.workers import Workers
+from batchwright.probing.workers import Killed, Workers
 from batchwright.records import Job, ProbeSettings
 from test_launch import processes_naming, wait_until
 
@@ -219,6 +219,25 @@ def test_a_worker_that_is_killed_while_idle_ends_nothing(folder):
     measured = measure_points(job_of(), points, folder, visits=2, progress=kill_once)
     assert killed
     assert {one.workers for one in measured.steps} == {1, 2}
+
+
+def test_a_trial_ends_with_a_worker_that_is_killed_and_another_may_follow(folder, monkeypatch):
+    monkeypatch.setenv("DEADLY_BATCH", "32")
+    prepare = commands.Prepare(workers=2, precision="float32")
+    plain = {"workers": 2, "resolution": 8, "optimizer": "sgd", "samples": 200, "held_out": 100}
+    with Workers(job_of(network="probed_networks:Deadly"), folder, [1, 2], []) as workers:
+        workers.ask(prepare, commands.Prepared)
+        with pytest.raises(Killed):
+            workers.ask(
+                commands.RunTrial(global_batch_size=80, micro_batch=64, **plain), commands.TrialRun
+            )
+        workers.restart()
+        workers.ask(prepare, commands.Prepared)
+        run = workers.ask(
+            commands.RunTrial(global_batch_size=80, micro_batch=30, **plain), commands.TrialRun
+        )
+    assert run.trial is not None
+    assert run.trial.steps == 3
 
 
 # ---------------------------------------------------------------------- two workers by themselves

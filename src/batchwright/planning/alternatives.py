@@ -11,6 +11,7 @@ from batchwright.planning.knees import Bend
 from batchwright.planning.table import Row
 from batchwright.records import Alternative
 
+_LEAST_POINTS = 0.05  # hundredths of a share
 _MOST_SIZES = 8  # of a long list of clusters, those nearest to the chosen one
 
 
@@ -33,9 +34,18 @@ def compared(other: Row, chosen: Row) -> str:
             texts.append(_share(other.expense, chosen.expense, f"cost{aim}"))
         elif other.mix.workers != chosen.mix.workers:
             texts.append(_share(other.expense, chosen.expense, f"worker-hours{aim}"))
+    if chosen.target_seconds is None and None not in (other.accuracy, chosen.accuracy):
+        texts.append(_points(other, chosen))
     if other.misses:
         texts.append("but " + " and ".join(miss.text for miss in other.misses))
     return ", ".join(texts)
+
+
+def _points(other: Row, chosen: Row) -> str:
+    apart = 100 * ((other.accuracy or 0.0) - (chosen.accuracy or 0.0))
+    if abs(apart) < _LEAST_POINTS:
+        return "the same accuracy"
+    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy"
 
 
 def _share(other: float, chosen: float, what: str) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, isfinite, sqrt
+from operator import le
 
 from batchwright.errors import PlanError
 from batchwright.planning.knees import Bend
+from batchwright.planning.learnt import Learnt
 from batchwright.planning.level import RowError, level_batches, level_in_value, level_sizes
 from batchwright.planning.mixes import Mix
 from batchwright.planning.optimizer import OptimizerName
@@ -25,29 +27,31 @@ _ADVICE = {
 }
 
 
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other is better than in both coordinates, rising.
+def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
+    """Indices of the points that no other is better than in all coordinates, rising.
 
-    A point is left out if another is at most as large in both and smaller in one; of equal points
+    A point is left out if another is at most as large in all and smaller in one; of equal points
     all stay.
 
     Example:
         >>> pareto([(1, 9), (2, 3), (3, 3), (4, 1)])
         [0, 1, 3]
     """
-    kept, least = [], float("inf")
-    before: tuple[float, float] | None = None
-    for index in sorted(range(len(points)), key=lambda i: points[i]):
-        if points[index] == before or points[index][1] < least:
+    kept: list[int] = []
+    edge: set[tuple[float, ...]] = set()
+    # In this order none that comes later is better than one before it.
+    for index in sorted(range(len(points)), key=points.__getitem__):
+        point = points[index]
+        if point in edge or not any(all(map(le, other, point)) for other in edge):
             kept.append(index)
-            before, least = points[index], points[index][1]
+            edge.add(point)
     return sorted(kept)
 
 
 def frontier(rows: Sequence[Row]) -> set[Row]:
-    """Rows within the limits that none of the same resolution beats in time and cost.
+    """Rows within the limits that none of the same resolution beats in time, cost and accuracy.
 
-    Under `target-accuracy` these are time and cost to the target.
+    Under `target-accuracy` these are time and cost to the target, and accuracy does not count.
     """
     found: set[Row] = set()
     for side in {row.resolution for row in rows}:
@@ -56,9 +60,14 @@ def frontier(rows: Sequence[Row]) -> set[Row]:
             for row in rows
             if row.resolution == side and not row.misses and isfinite(row.seconds)
         ]
-        indices = pareto([(row.seconds, row.expense) for row in allowed])
+        indices = pareto([(row.seconds, row.expense, _wrong(row)) for row in allowed])
         found |= {allowed[index] for index in indices}
     return found
+
+
+def _wrong(row: Row) -> float:
+    """Share of held-out images that it gets wrong in the end, where that is known and counts."""
+    return 0.0 if row.accuracy is None or row.target_seconds is not None else 1 - row.accuracy
 
 
 @dataclass(frozen=True)
@@ -69,13 +78,18 @@ class Progress:
         models: Fitted, by optimizer.
         optimizer: The one that a batch is given.
         base_batch: Global batch whose progress per sample counts as 1.
+        planned: Epochs of the training.
+        learnt: What trials tell; `None` without any.
     """
 
     models: Mapping[OptimizerName, ProgressModel]
     optimizer: Callable[[int], OptimizerName]
     base_batch: int
+    planned: int
+    learnt: Learnt | None = None
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
         """That of the optimizer which a batch is given."""
@@ -116,8 +130,17 @@ class Progress:
         return self._epochs[batch]
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
-        """Held-out accuracy after so many epochs; `None` if nothing tells."""
-        return self.model(batch).accuracy(batch, epochs)
+        """Held-out accuracy after so many epochs, by runs or else by trials; `None` without."""
+        found = self.model(batch).accuracy(batch, epochs)
+        if found is None and self.learnt is not None:
+            return self.learnt.accuracy(self.optimizer(batch), batch, epochs)
+        return found
+
+    def reached(self, batch: int) -> Estimate | None:
+        """Held-out accuracy at the end of the training; `None` if nothing tells."""
+        if batch not in self._reached:
+            self._reached[batch] = self.accuracy(batch, self.planned)
+        return self._reached[batch]
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
         """Epochs that the runs told of, where they are fewer; `None` if they are not."""
@@ -177,11 +200,25 @@ def check_progress(job: Job, progress: Progress) -> None:
         )
 
 
+def settled_goal(goal: Goal, progress: Progress) -> Goal:
+    """The goal, with the knee as objective of `auto` where nothing tells accuracy."""
+    base = progress.base_batch
+    if goal.objective != "auto" or None not in (progress.reached(base), progress.reached(2 * base)):
+        return goal
+    return goal.model_copy(update={"objective": "knee"})
+
+
 def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
-    """The candidates with their time to the target, where that is the objective."""
-    if goal.objective != "target-accuracy":
-        return list(rows)
-    return [replace(row, target_seconds=target_seconds(row, progress)) for row in rows]
+    """The candidates with their accuracy, and their time to the target if that is the objective."""
+    to_target = goal.objective == "target-accuracy"
+    return [
+        replace(
+            row,
+            accuracy=reached.value if (reached := progress.reached(row.batch)) else None,
+            target_seconds=target_seconds(row, progress) if to_target else None,
+        )
+        for row in rows
+    ]
 
 
 def choose(
@@ -241,7 +278,9 @@ def _level_with(
     """Candidates that the objective may as well have chosen."""
     if goal.objective == "cost":
         return level_in_value(chosen, rows, bends, error, lambda row: row.cost or 0.0)
-    if goal.objective == "time":
+    if goal.objective == "auto":
+        rows = accurate(goal, rows)
+    if goal.objective in ("auto", "time"):
         return level_in_value(chosen, rows, bends, error, lambda row: row.seconds)
     if goal.objective == "target-accuracy":
 
@@ -268,6 +307,8 @@ def _as_asked(row: Row, job: Job) -> bool:
 
 def _other_objectives(job: Job, rows: Sequence[Row], progress: Progress) -> list[str]:
     names = ["knee", "time"]
+    if settled_goal(Goal(), progress).objective == "auto":
+        names.append("auto")
     if all(row.cost is not None for row in rows):
         names.append("cost")
     if progress.relative_epochs(2 * job.base_batch) is not None:
@@ -278,6 +319,8 @@ def _other_objectives(job: Job, rows: Sequence[Row], progress: Progress) -> list
 def _best(
     goal: Goal, objective: str, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress
 ) -> Row:
+    if objective == "auto":
+        return min(accurate(goal, rows), key=_by_time)
     if objective == "time":
         return min(rows, key=_by_time)
     if objective == "cost":
@@ -288,6 +331,12 @@ def _best(
     if all(row.cost is not None for row in sizes):
         return _priced_knee(sizes)
     return _walk_up(sizes, goal.doubling_gain)
+
+
+def accurate(goal: Goal, rows: Sequence[Row]) -> list[Row]:
+    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`."""
+    most = min(map(_wrong, rows)) + goal.accuracy_tolerance
+    return [row for row in rows if _wrong(row) <= most]
 
 
 def _sizes(goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> list[Row]:

@@ -88,7 +88,7 @@ def prediction(
         efficiency=progress.efficiency(row.batch),
         epochs=progress.epochs(row.batch),
         target_seconds=_target(row, step, progress),
-        accuracy=progress.accuracy(row.batch, table.job.epochs),
+        accuracy=progress.reached(row.batch),
         train_seconds=train,
         cost=_cost(row, train),
         extrapolated=any(

@@ -57,6 +57,7 @@ class Row:
         misses: Limits that it misses.
         target_seconds: Training to the target accuracy, where that is the objective: the seconds of
             an epoch over the progress that it makes (`choice.target_seconds`).
+        accuracy: Held out at the end of the training, a share; `None` if nothing tells.
     """
 
     mix: Mix
@@ -71,6 +72,7 @@ class Row:
     asked: bool = False
     misses: tuple[Miss, ...] = ()
     target_seconds: float | None = None
+    accuracy: float | None = None
 
     @property
     def seconds(self) -> float:

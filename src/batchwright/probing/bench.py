@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +15,11 @@ from torch.utils.data import default_collate
 
 from batchwright.errors import JobError
 from batchwright.group import Group
-from batchwright.probing.timing import now, on_any
+from batchwright.planning.optimizer import OptimizerName
+from batchwright.probing.timing import now
 from batchwright.records import Job, MemoryParts, Precision
 from batchwright.reduction import Reducer, Tally, buffer_bytes
+from batchwright.training.sampler import balancing_weights
 from batchwright.workload.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.workload.host import autocast, is_out_of_memory
 from batchwright.workload.image_files import FilePipeline, ImageFiles
@@ -42,6 +46,21 @@ SMALLEST_BATCH = 2
 _MOST_RESIDENT = 64  # samples of a user's data set that are loaded
 
 Batch = tuple[Tensor, Tensor]
+Result = TypeVar("Result")
+
+
+class Taken(NamedTuple):
+    """A step that was tried.
+
+    Attributes:
+        fits: Whether there was memory for it on all workers; else the weights are as they were.
+        finite: Whether the gradient was; else the weights are the starting ones.
+        exchanged: When the exchange of gradients was over.
+    """
+
+    fits: bool = True
+    finite: bool = True
+    exchanged: float = 0.0
 
 
 class Bench:
@@ -60,13 +79,14 @@ class Bench:
         network: In training mode, on the device.
         optimizer: Of the network's trained parameters.
         trained: These parameters.
+        classes: Number of classes.
         group: As given, or as joined since.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
         self.job, self.device = job, group.device
-        self.side = max(sides_of(job))
-        self.network = self._network(len(data.facts.classes)).to(self.device)
+        self.side, self.classes = max(sides_of(job)), len(data.facts.classes)
+        self.network = self._network(self.classes).to(self.device)
         set_training(self.network)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
         rate = PROBE_RATES[job.optimizer] if job.learning_rate == "auto" else job.learning_rate
@@ -76,21 +96,23 @@ class Bench:
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train = self._source(data, data.train)
         self._data, self._feeds = data, dict[int, Feed]()
+        group.share(self._weights())  # or each would start over with its own
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self.join(group)
 
     def join(self, group: Group) -> None:
-        """From now on take steps with the workers of ``group``, with the same weights on all.
-
-        One step is taken, so that the optimizer's state is there when memory is measured.
-        """
+        """From now on take steps with the workers of ``group``, with the same weights on all."""
         if self._reducer is not None:
             self._reducer.close()
         self.group = group
         group.share(self._weights())
         self.optimizer.state.clear()  # that of workers which have sat idle would be out of date
         self._reducer = Reducer(self.trained, group, per_tensor=False)
+        self._take_first_step()
+
+    def _take_first_step(self) -> None:
+        """So that the optimizer's state is there when memory is measured."""
         self.step(self.supply(SMALLEST_BATCH, min(sides_of(self.job))))
 
     def _weights(self) -> tuple[Tensor, ...]:
@@ -158,6 +180,14 @@ class Bench:
             self._feeds[loaders] = self._make_feed(part, loaders)
         return self._feeds[loaders]
 
+    def training_feed(self) -> Feed:
+        """Makes the batches of a training on the workers of the group."""
+        if isinstance(self._train, ImagePipeline):
+            return PipelineFeed(self._train)
+        feed = self.feed(self.group.size)
+        assert feed is not None  # noqa: S101 - others have one
+        return feed
+
     def evaluation_feed(self) -> Feed | None:
         """The same for held-out images; the caller closes it."""
         part = self._data.val
@@ -205,26 +235,38 @@ class Bench:
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """Indices of the training samples in random order, the same on all workers, in halves."""
-        samples = self._data.facts.train_samples
-        order = torch.randperm(samples, generator=torch.Generator().manual_seed(self.job.seed))
-        return order[samples // 2 :], order[: samples // 2]
+        order = self.shuffled()
+        return order[len(order) // 2 :], order[: len(order) // 2]
+
+    def shuffled(self) -> Tensor:
+        """Indices of the training samples in random order, the same on all workers."""
+        random = torch.Generator().manual_seed(self.job.seed)
+        return torch.randperm(self._data.facts.train_samples, generator=random)
+
+    def sampling_weights(self, indices: Tensor) -> Tensor | None:
+        """How often a training takes each of these samples; `None`: once per epoch."""
+        part = self._data.train
+        if self.job.sampling == "shuffle" or not isinstance(part, ImageStore | ImageFiles):
+            return None
+        return balancing_weights(part.labels[indices])
 
     def training_batches(self, batches: Iterable[Tensor], resolution: int) -> Iterator[Batch]:
         """These very samples, batch by batch, as a training has them in its first epoch."""
-        feed = self.feed(self.group.size)
-        if feed is None:
-            assert isinstance(self._train, ImagePipeline)  # noqa: S101 - others have a feed
-            feed = PipelineFeed(self._train)
-        return feed.training(batches, 0, resolution)
+        return self.training_feed().training(batches, 0, resolution)
 
     def _random_indices(self, size: int, samples: int) -> Tensor:
         return torch.randint(samples, (size,), generator=self._random)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean loss of a batch, in the job's precision."""
+        return self.outputs_and_loss(batch)[1]
+
+    def outputs_and_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The same, and the network's outputs (n, classes)."""
         images, labels = batch
         with autocast(self._precision, self.device):
-            return self._loss(self.network(images), labels)
+            outputs = self.network(images)
+            return outputs, self._loss(outputs, labels)
 
     def step(self, *supplies: Callable[[], Batch]) -> tuple[float, float]:
         """One whole training step, of a micro-batch from each of ``supplies``.
@@ -235,56 +277,106 @@ class Bench:
         """
         start = now(self.device)
         share = 1 / (self.group.size * len(supplies))
-        for supply in supplies[:-1]:
-            self._backward(supply(), len(supplies))
-            self._reduction.take(share)
-        self._reduction.arm()
-        own = self._backward(supplies[-1](), len(supplies))
+        own = self._backward(supplies, [share] * len(supplies))
+        self._set_rates(own)
         computed = now(self.device)
-        exchanged = self._finish(own, share)
+        exchanged = self._finish(own, share).exchanged
         end = now(self.device)
         return (computed - start) + (end - exchanged), exchanged - computed
 
     def try_step(self, supply: Callable[[], Batch]) -> bool:
         """One training step, if it fits into memory on all workers; else nothing is changed."""
-        own: Tally | None = None
-        try:
-            own = self._backward(supply())
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        if on_any(self.group, own is None) or own is None:
-            self._clear()
-            return False
-        self._finish(own, 1 / self.group.size)
-        return True
+        share = 1 / self.group.size
+        own = self._backward_if_it_fits([supply], [share])
+        self._set_rates(own)
+        return self._finish(own, share).fits
 
-    def _backward(self, batch: Batch, parts: int = 1) -> Tally:
+    def train(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Taken:
+        """One step of a training, if it fits, at the rate that the optimizer has.
+
+        Args:
+            supplies: Make this worker's micro-batches.
+            shares: Of each of them in the samples of the step, over all workers.
+        """
+        return self._finish(self._backward_if_it_fits(supplies, shares), shares[-1])
+
+    @contextmanager
+    def training(self, optimizer: OptimizerName, rate: float) -> Iterator[torch.optim.Optimizer]:
+        """Inside, the starting weights and a new optimizer; after, the starting weights again.
+
+        Nothing is put back after an error, with which the worker ends.
+
+        Args:
+            optimizer: Which one.
+            rate: Its learning rate.
+
+        Raises:
+            JobError: The network has nothing for this optimizer to do.
+        """
+        usual = self.optimizer
+        self.optimizer = build_optimizer(self.network, self.job, rate, name=optimizer)
+        usual.state.clear()  # a training would not have it in memory either
+        self.start_over()
+        yield self.optimizer
+        self.optimizer = usual
+        self._clear()
+        self._take_first_step()
+        self.start_over()
+
+    def _backward_if_it_fits(
+        self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]
+    ) -> Tally:
+        own = if_it_fits(partial(self._backward, supplies, shares))
+        return own or Tally(weight=0.0, loss=0.0, out_of_memory=1.0)
+
+    def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
+        """Forward and backward passes of the micro-batches, each with its share of the step."""
+        weight = loss = 0.0
+        for place, (supply, share) in enumerate(zip(supplies, shares, strict=True)):
+            last = place == len(shares) - 1
+            if last:
+                self._reduction.arm()
+            samples, mean = self._pass(supply(), share)
+            weight, loss = weight + samples, loss + samples * mean
+            if not last:
+                self._reduction.take(share)
+        return Tally(weight=weight, loss=loss)
+
+    def _pass(self, batch: Batch, share: float) -> tuple[int, float]:
+        """One of them; its samples and their mean loss."""
         loss = self.loss(batch)
         with torch.autocast(self.device.type, enabled=False):
-            (loss / (self.group.size * parts)).backward()
-        samples = len(batch[1])
-        # Batches here may be tiny, and at the base batch's rate the weights would soon be infinite.
-        share = min(1.0, samples * self.group.size / self.job.base_batch)
+            (loss * share).backward()
+        return len(batch[1]), float(loss.detach())
+
+    def _set_rates(self, own: Tally) -> None:
+        """Of measured steps, which are to tell of no training.
+
+        Batches may be tiny, and at the base batch's rate the weights would soon be infinite.
+        """
+        share = min(1.0, own.weight * self.group.size / self.job.base_batch)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = share * parameters.setdefault("initial_lr", parameters["lr"])
-        return Tally(weight=samples, loss=float(loss.detach()) * samples)
 
-    def _finish(self, own: Tally, share: float) -> float:
-        """Exchange and update, as `Session` does; returns when the exchange was over."""
+    def _finish(self, own: Tally, share: float) -> Taken:
+        """Exchange and update, as `Session` does."""
         tally = self._reduction.finish(own, share)
         assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
         exchanged = now(self.device)
+        if tally.out_of_memory:
+            self._clear()
+            return Taken(fits=False, exchanged=exchanged)
         norm = math.sqrt(float(tally.sqr_norms.sum()))
+        finite = math.isfinite(norm)
         gradients = [p.grad for p in self.trained if p.grad is not None]
         clip = self.job.clip_norm
-        if not math.isfinite(norm):
+        if not finite:
             self.start_over()
         elif clip is not None and norm > clip:
             torch._foreach_mul_(gradients, clip / norm)
         self.optimizer.step()
         self._clear()
-        return exchanged
+        return Taken(finite=finite, exchanged=exchanged)
 
     def start_over(self) -> None:
         """Back to the first weights: a diverged network computes with NaN and never updates."""
@@ -327,6 +419,16 @@ def sides_of(job: Job) -> tuple[int, ...]:
     if job.resolutions == "auto":
         raise JobError("resolutions=auto must be resolved before measuring")
     return job.resolutions
+
+
+def if_it_fits(work: Callable[[], Result]) -> Result | None:
+    """What ``work`` returns; `None` where memory runs out."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
 
 
 def _repeated(resident: Batch, size: int, resolution: int) -> Batch:

@@ -24,6 +24,7 @@ from batchwright.records import (
     PrecisionTime,
     Record,
     StepLoading,
+    Trial,
     UpdateTime,
 )
 
@@ -250,6 +251,29 @@ class UpdatesTimed(Record):
     times: tuple[UpdateTime, ...]
 
 
+class RunTrial(Record):
+    """Train from the starting weights for a little, and judge; answered by `TrialRun`.
+
+    Weights, statistics and the optimizer's state are the starting ones afterwards.
+    """
+
+    do: Literal["trial"] = "trial"
+    workers: Count
+    resolution: Count
+    optimizer: Literal["sgd", "adamw", "muon"]
+    global_batch_size: Count
+    rate_scale: Positive = Field(1.0, description="Multiple of the usual learning rate.")
+    samples: Count = Field(description="To train on, over all workers.")
+    held_out: Count = Field(description="Training images that are kept to judge on.")
+    micro_batch: Count = Field(description="Most samples in a forward pass of a worker.")
+
+
+class TrialRun(Record):
+    """Null where memory ran out."""
+
+    trial: Trial | None
+
+
 Command = (
     Compare
     | Prepare
@@ -261,6 +285,7 @@ Command = (
     | MeasureNoise
     | Evaluate
     | TimeUpdates
+    | RunTrial
 )
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 

@@ -47,6 +47,7 @@ from batchwright.probing.commands import (
     UpdatesTimed,
 )
 from batchwright.probing.evaluation import passes
+from batchwright.probing.learning import run_trials
 from batchwright.probing.visiting import Visitor
 from batchwright.records import (
     CollectiveTime,
@@ -146,6 +147,7 @@ class Controller:
         }
         self._refine()
         self._reconcile()
+        self._learn()
         return self._profile().model_copy(update={"load": visitor.load()})
 
     def _profile(self) -> Profile:
@@ -456,6 +458,15 @@ class Controller:
                 if self._left() < -_RECONCILING * self._budget:
                     return
                 self._visit(point)
+
+    def _learn(self) -> None:
+        """Trials, in time of their own."""
+        profile = self._profile()
+        with suppress(PlanError):  # no plan, nothing to choose
+            plan = make_plan(profile)
+            self._figures["trials"] = run_trials(
+                self._visitor, profile, plan, report=self._report, clock=self._clock
+            )
 
     def _left(self) -> float:
         """Seconds of the budget; starting the processes is not measuring."""

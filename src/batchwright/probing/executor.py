@@ -20,6 +20,7 @@ from batchwright.probing.pair_time import visit_pair
 from batchwright.probing.precision import choose_precision
 from batchwright.probing.step_time import visit, visit_beside_loading
 from batchwright.probing.timing import on_any
+from batchwright.probing.trials import run_trial
 from batchwright.probing.update_time import update_times
 from batchwright.records import Job, Record
 from batchwright.workload.host import free_memory, worker_threads
@@ -98,6 +99,8 @@ class Executor:
             case commands.TimeUpdates():
                 times = update_times(self._joined(command.workers), seconds=command.seconds)
                 return commands.UpdatesTimed(times=times)
+            case commands.RunTrial():
+                return commands.TrialRun(trial=run_trial(self._joined(command.workers), command))
 
     def _compare(self, command: commands.Compare) -> commands.Compared:
         group = self._part(command.workers)

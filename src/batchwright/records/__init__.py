@@ -76,6 +76,7 @@ from batchwright.records.profile import (
     Profile,
     StepLoading,
     StepTime,
+    Trial,
     UpdateTime,
 )
 from batchwright.records.run import (
@@ -157,6 +158,7 @@ __all__ = [
     "SweepCell",
     "SweepSetting",
     "SweptKey",
+    "Trial",
     "UpdateTime",
     "Virtual",
     "WorkerKind",

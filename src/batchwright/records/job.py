@@ -48,6 +48,11 @@ class ProbeSettings(Keys):
         description="Most timed steps at one visit to a measured point; more where each loader "
         "process would not load a batch meanwhile.",
     )
+    learning: NonNegative = Field(
+        0.1,
+        description="Time to spend on trials, short trainings that show how the network learns: "
+        "below 1 a share of the planned training's time, from 1 on seconds; 0: none.",
+    )
     kind: str = Field(
         "",
         description="Name of this kind of worker, by which `goal.kinds` refers to it; unset: the "
@@ -288,11 +293,13 @@ class Virtual(Keys):
 class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 
-    objective: Literal["knee", "time", "cost", "target-accuracy"] = Field(
-        "knee",
-        description="`knee`: the smallest global batch, and the fewest workers, after which more "
-        "pay little; `time`: the least time; `cost`: the least cost; `target-accuracy`: the least "
-        "time to `goal.accuracy`.",
+    objective: Literal["auto", "knee", "time", "cost", "target-accuracy"] = Field(
+        "auto",
+        description="`auto`: the least time of the candidates that are as accurate as the best, "
+        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; `knee`: the "
+        "smallest global batch, and the fewest workers, after which more pay little; `time`: the "
+        "least time; `cost`: the least cost; `target-accuracy`: the least time to "
+        "`goal.accuracy`.",
     )
     doubling_gain: float = Field(
         0.05,
@@ -321,6 +328,12 @@ class Goal(Keys):
     )
     accuracy: float | None = Field(
         None, gt=0, lt=1, description="Held-out accuracy that `target-accuracy` aims for: share."
+    )
+    accuracy_tolerance: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="Held-out accuracy that `auto` gives up for time: share.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (), description="Kinds of workers to choose from; unset: those that were measured."

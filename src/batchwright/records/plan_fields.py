@@ -74,7 +74,9 @@ class Prediction(Record):
         False, description="Whether stated figures, not measured ones, went in: link or speed."
     )
     frontier: bool = Field(
-        False, description="Whether no candidate of its resolution is better in time and cost."
+        False,
+        description="Whether no candidate of its resolution is better in time, cost and, where "
+        "that is known, accuracy.",
     )
     level: bool = Field(
         False,
@@ -311,6 +313,21 @@ class PlanFields(Document):
     def top_resolution(self) -> int:
         """Largest training resolution, in pixels; evaluation uses it."""
         return max(stage.resolution for stage in self.stages)
+
+    @property
+    def predicted_accuracy(self) -> Estimate | None:
+        """Held-out accuracy that a plan of one row expects at its end; `None` if nothing told."""
+        if len(self.stages) > 1:
+            return None
+        (stage,) = self.stages
+        size = self.workers, stage.global_batch_size, stage.resolution
+        chosen = (
+            one
+            for one in self.considered
+            if (one.workers, one.global_batch_size, one.resolution) == size
+            and one.kinds == self.kinds
+        )
+        return next((one.accuracy for one in chosen), None)
 
     def stage_of(self, epoch: int) -> int:
         """Index of the stage that holds the zero-based ``epoch``; `IndexError` past the end."""

@@ -219,6 +219,30 @@ class GradientNoise(Record):
     repeats: Count = Field(description="Estimates averaged before dividing.")
 
 
+class Trial(Record):
+    """A short training, its rate come down to its end, and what it had learnt by then.
+
+    It began with the job's starting weights and was judged on images held out from the training
+    set, which no trial was trained on; the job's own held-out images were not looked at.
+    """
+
+    optimizer: Literal["sgd", "adamw", "muon"] = Field(description="As in a job.")
+    global_batch_size: Count = Field(description="Samples per step over all workers.")
+    rate: Positive = Field(description="Highest learning rate, per step.")
+    usual_rate: Positive = Field(
+        description="That which a plan gives a training of this length and batch."
+    )
+    resolution: Count = Field(description="Image side, in pixels.")
+    samples: Count = Field(description="Trained on, over all workers; a sample twice counts twice.")
+    steps: Count = Field(description="Updates of the weights.")
+    accuracy: float = Field(ge=0, le=1, description="Of the held-out images: share.")
+    loss: NonNegative | None = Field(
+        description="Mean loss of the held-out images; null where it was infinite."
+    )
+    held_out: Count = Field(description="Images that this is over.")
+    seconds: Positive = Field(description="Wall time of training and judging.")
+
+
 class MachineLoad(Record):
     """What else the machine did while it was looked at, in cores' worth of processor time.
 
@@ -276,6 +300,9 @@ class Profile(Document):
         "`sgd` then.",
     )
     noise: GradientNoise | None = Field(description="Gradient noise; null if not measurable.")
+    trials: tuple[Trial, ...] = Field(
+        (), description="Short trainings, which show how the network learns from these images."
+    )
     load: MachineLoad | None = Field(
         None, description="What else the machine did meanwhile; null where nothing tells."
     )

@@ -182,6 +182,13 @@ def memory_comparisons(summary: RunSummary) -> list[Comparison]:
     return found
 
 
+def accuracy_comparison(summary: RunSummary) -> Comparison:
+    """Held-out accuracy after the last epoch of a run that trained all of them."""
+    ended = len(summary.epochs) == summary.plan.epochs
+    reached = summary.accuracy if ended else None
+    return Comparison(0, summary.plan.predicted_accuracy, reached, None, None)
+
+
 def memory_measured(summary: RunSummary) -> bool:
     """Whether a step of any stage was weighed."""
     return any(one.measured for one in memory_comparisons(summary))
@@ -230,7 +237,7 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
 
 
 def compared_rows(summary: RunSummary) -> list[list[str]]:
-    """Seconds per epoch, and peak memory if measured, by stage: head first, then a row for each.
+    """Seconds per epoch, accuracy if predicted, peak memory if measured: head first, then rows.
 
     Of a simulated cluster nothing is said of how right the prediction was: it is what it goes by.
     """
@@ -251,6 +258,10 @@ def compared_rows(summary: RunSummary) -> list[list[str]]:
         row("seconds per epoch", one, in_seconds(one.predicted), number)
         for one in comparisons(summary)
     ]
+    learnt = accuracy_comparison(summary)
+    if (told := learnt.predicted) is not None:
+        shown = f"{percent(told.value)} ({percent(told.low)} to {percent(told.high)})"
+        times.append(row("held-out accuracy", learnt, shown, percent))
     if summary.simulated:
         return [cells[:-1] for cells in (head, *times)]
     peaks = [

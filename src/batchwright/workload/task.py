@@ -125,9 +125,14 @@ def network_facts(name: str, network: nn.Module, side: int) -> NetworkFacts:
         name=name,
         parameters=sum(p.numel() for p in parameters),
         trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
-        batch_norm=any(isinstance(module, _BatchNorm) for module in network.modules()),
+        batch_norm=has_batch_norm(network),
         least_side=NETWORKS[name][1] if name in NETWORKS else _find_least_side(name, network, side),
     )
+
+
+def has_batch_norm(network: nn.Module) -> bool:
+    """Whether any layer is batch normalization, which takes two samples at least."""
+    return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
 def check_sides(name: str, network: nn.Module, sides: Sequence[int]) -> None:
