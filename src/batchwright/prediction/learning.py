@@ -44,6 +44,8 @@ REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 
 _LEAST_LEARNT = 0.01  # less than this above guessing is not told from nothing
 _ROUNDS, _SMALL = 50, 1e-6
+_FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
+_MOST_LOG = 60.0  # of samples: more than anybody has
 
 
 class Normal(NamedTuple):
@@ -110,6 +112,23 @@ class LearningModel:
         off = Z_975 * sqrt(float(row @ self._covariance @ row) + self._seed**2)
         value, low, high = (self._share(at) for at in (middle, middle - off, middle + off))
         return Estimate(value=value, low=low, high=high)
+
+    def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
+        """Samples of the training whose accuracy at its end is this; `None` below guessing.
+
+        Beyond all that was observed it is a guess, and the interval says so: it may span decades.
+        """
+        unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
+        if not 0 < unit < 1:
+            return None
+        first = 3 * self._names.index(optimizer)
+        slope = max(float(self._mean[first + 1]), _FLATTEST)
+        start, _ = self._at(Candidate(optimizer, batch, 1))
+        samples = exp(min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope))
+        _, row = self._at(Candidate(optimizer, batch, samples))
+        error = sqrt(float(row @ self._covariance @ row) + self._seed**2) / slope
+        off = exp(min(_MOST_LOG, Z_975 * error))
+        return Estimate(value=samples, low=samples / off, high=samples * off)
 
     def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
         """Accuracy of one training less that of another, and the standard error of that.
