@@ -113,7 +113,7 @@ OTHER_VALUES = Job(
         links=(1.0, 0.25),
         disturbances=(Disturbance(worker=1, start=3, end=9, slowdown=2.5),),
     ),
-    probe=ProbeSettings(budget=3, error=0.1, steps=4, kind="t4"),
+    probe=ProbeSettings(budget=3, error=0.1, steps=4, kind="t4", learning=0.2),
     goal=Goal(
         objective="time",
         doubling_gain=0.1,
@@ -124,6 +124,7 @@ OTHER_VALUES = Job(
         max_workers=8,
         price=0.4,
         accuracy=0.9,
+        accuracy_tolerance=0.02,
         kinds=(
             WorkerKind(kind="t4", count=4, price=0.35),
             WorkerKind(kind="a100", count=2, price=3.1, memory=2**34, like="t4", speed=5),

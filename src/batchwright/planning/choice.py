@@ -9,6 +9,7 @@ from math import inf, isfinite, sqrt
 
 from batchwright.errors import PlanError
 from batchwright.planning.knees import Bend
+from batchwright.planning.learnt import Learnt
 from batchwright.planning.level import RowError, level_batches, level_in_value, level_sizes
 from batchwright.planning.mixes import Mix
 from batchwright.planning.optimizer import OptimizerName
@@ -69,11 +70,15 @@ class Progress:
         models: Fitted, by optimizer.
         optimizer: The one that a batch is given.
         base_batch: Global batch whose progress per sample counts as 1.
+        planned: Epochs of the training.
+        learnt: What trials tell; `None` without any.
     """
 
     models: Mapping[OptimizerName, ProgressModel]
     optimizer: Callable[[int], OptimizerName]
     base_batch: int
+    planned: int
+    learnt: Learnt | None = None
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
@@ -113,8 +118,15 @@ class Progress:
         return self._epochs[batch]
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
-        """Held-out accuracy after so many epochs; `None` if nothing tells."""
-        return self.model(batch).accuracy(batch, epochs)
+        """Held-out accuracy after so many epochs, by runs or else by trials; `None` without."""
+        found = self.model(batch).accuracy(batch, epochs)
+        if found is None and self.learnt is not None:
+            return self.learnt.accuracy(self.optimizer(batch), batch, epochs)
+        return found
+
+    def reached(self, batch: int) -> Estimate | None:
+        """Held-out accuracy at the end of the training; `None` if nothing tells."""
+        return self.accuracy(batch, self.planned)
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
         """Epochs that the runs told of, where they are fewer; `None` if they are not."""
@@ -162,6 +174,14 @@ def check_progress(job: Job, progress: Progress) -> None:
             "the profile holds no gradient noise scale and no run was given: probe again with a "
             "larger probe.budget, or give a finished run"
         )
+
+
+def settled_goal(goal: Goal, progress: Progress) -> Goal:
+    """The goal, with the knee as objective of `auto` where nothing tells accuracy."""
+    base = progress.base_batch
+    if goal.objective != "auto" or None not in (progress.reached(base), progress.reached(2 * base)):
+        return goal
+    return goal.model_copy(update={"objective": "knee"})
 
 
 def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
@@ -213,16 +233,23 @@ def choose(
         free=_best(job.goal, job.goal.objective, free, bends, progress),
         sizes=tuple(_sizes(job.goal, allowed, bends, progress)),
         others={name: other for name, other in others.items() if other is not row},
-        level=_level_with(row, job.goal, allowed, bends, error),
+        level=_level_with(row, job.goal, allowed, bends, progress, error),
     )
 
 
 def _level_with(
-    chosen: Row, goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], error: RowError
+    chosen: Row,
+    goal: Goal,
+    rows: Sequence[Row],
+    bends: Sequence[Bend],
+    progress: Progress,
+    error: RowError,
 ) -> tuple[Row, ...]:
     """Candidates that the objective may as well have chosen."""
     if goal.objective == "cost":
         return level_in_value(chosen, rows, bends, error, lambda row: row.cost or 0.0)
+    if goal.objective == "auto":
+        rows = accurate(goal, rows, progress)
     if goal.objective != "knee":
         return level_in_value(chosen, rows, bends, error, lambda row: row.seconds)
     sizes = _size_rows(rows, bends)
@@ -244,6 +271,8 @@ def _as_asked(row: Row, job: Job) -> bool:
 
 def _other_objectives(job: Job, rows: Sequence[Row], progress: Progress) -> list[str]:
     names = ["knee", "time"]
+    if settled_goal(Goal(), progress).objective == "auto":
+        names.append("auto")
     if all(row.cost is not None for row in rows):
         names.append("cost")
     if progress.relative_epochs(2 * job.base_batch) is not None:
@@ -254,6 +283,8 @@ def _other_objectives(job: Job, rows: Sequence[Row], progress: Progress) -> list
 def _best(
     goal: Goal, objective: str, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress
 ) -> Row:
+    if objective == "auto":
+        return min(accurate(goal, rows, progress), key=_by_time)
     if objective == "time":
         return min(rows, key=_by_time)
     if objective == "cost":
@@ -264,6 +295,13 @@ def _best(
     if all(row.cost is not None for row in sizes):
         return _priced_knee(sizes)
     return _walk_up(sizes, goal.doubling_gain)
+
+
+def accurate(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
+    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`."""
+    reached = [found.value if (found := progress.reached(row.batch)) else 0.0 for row in rows]
+    least = max(reached) - goal.accuracy_tolerance
+    return [row for row, accuracy in zip(rows, reached, strict=True) if accuracy >= least]
 
 
 def _sizes(goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> list[Row]:

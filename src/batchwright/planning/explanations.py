@@ -11,6 +11,7 @@ from math import inf
 from batchwright.planning import alternatives
 from batchwright.planning.choice import Choice, Progress
 from batchwright.planning.knees import Bend
+from batchwright.planning.learnt import Learnt
 from batchwright.planning.mixes import Mix
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
@@ -66,7 +67,7 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
         return f"Asked for.{_instead(choice)}", "asked"
     if len(choice.sizes) == 1:
         return "The only number of workers there is to choose within the limits.", "measured"
-    if goal.objective in ("time", "cost", "target-accuracy"):
+    if goal.objective != "knee":
         return f"That of the best candidate ({_objective(goal)}).", "predicted"
     if all(one.cost is not None for one in choice.sizes):
         return (
@@ -155,6 +156,8 @@ def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress
         why = _why_knee(row, bend, goal)
     elif goal.objective == "target-accuracy":
         why = _why_target(row, goal, progress)
+    elif goal.objective == "auto":
+        why = _why_accurate(row, goal, progress)
     else:
         what = "time" if goal.objective == "time" else "cost"
         why = (
@@ -167,6 +170,16 @@ def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress
         why=f"{why} {level}".rstrip(),
         source=source,
         alternatives=alternatives.batches(row, bend),
+    )
+
+
+def _why_accurate(row: Row, goal: Goal, progress: Progress) -> str:
+    reached = progress.reached(row.batch)
+    told = "" if reached is None else f": {reached.value:.1%}"
+    return (
+        "The least predicted time of the candidates within the limits that are as accurate as the "
+        f"best, to within {100 * goal.accuracy_tolerance:g} points{told} held out "
+        f"({_objective(goal)})."
     )
 
 
@@ -477,16 +490,30 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
     return (Reason(choice="epochs to target", value=value, why=why, source="predicted"),)
 
 
+def _by_trials(job: Job, learnt: Learnt) -> str:
+    trials = learnt.model.observed
+    return (
+        f"Held out, after {job.epochs} epochs: {counted(len(trials), 'trial')}, short trainings of "
+        f"up to {learnt.longest:,} images, continued by the law of learning and by what other "
+        "tasks showed. The interval is for one seed."
+    )
+
+
 def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
     accuracy = progress.accuracy(batch, job.epochs)
     if accuracy is None:
         return Reason(
             choice="accuracy",
             value="not known",
-            why="No finished run of this task was given, and a probe does not tell it.",
+            why="No finished run of this task was given, and the probe had no trials: "
+            "probe.learning gives it time for them.",
             source="assumed",
         )
-    why = f"Held out, after {job.epochs} epochs, by the runs given at equal progress."
+    by_runs = progress.model(batch).accuracy(batch, job.epochs) is not None
+    if not by_runs and progress.learnt is not None:
+        why = _by_trials(job, progress.learnt)
+    else:
+        why = f"Held out, after {job.epochs} epochs, by the runs given at equal progress."
     until = progress.accuracy_until(batch, job.epochs)
     if until is not None:
         why += (

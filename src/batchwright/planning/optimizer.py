@@ -27,14 +27,14 @@ OptimizerName = Literal["sgd", "adamw", "muon"]
 
 @dataclass(frozen=True)
 class Compared:
-    """A batch with which runs of the task had SGD, and others Muon.
+    """A batch with which runs of the task had SGD, and others Muon; or would, as trials say.
 
     Attributes:
         batch: Global batch, in samples.
         sgd: Mean held-out accuracy at the end with SGD, a share.
         muon: The same with Muon.
         error: Standard error of their difference.
-        runs: How many, of both.
+        runs: How many, of both; 0: a prediction, in which all is that is known beforehand.
     """
 
     batch: int
@@ -45,8 +45,8 @@ class Compared:
 
     @property
     def better(self) -> Literal["sgd", "muon"] | None:
-        """The one that reached more; `None` if that may be chance."""
-        if abs(self.muon - self.sgd) <= Z_975 * self.error:
+        """The one that reached more; `None` if runs differ by no more than chance."""
+        if self.runs and abs(self.muon - self.sgd) <= Z_975 * self.error:
             return None
         return "muon" if self.muon > self.sgd else "sgd"
 
@@ -82,6 +82,8 @@ def optimizer_reason(
     name = chosen_optimizer(asked, batch, compared)
     against, near = _against_muon(asked), _near(batch, compared)
     if near and not against:
+        if not near.runs:
+            return (_predicted(near, name),)
         measured = (
             f"In the {near.runs} runs given with batch {near.batch}, SGD reached {near.sgd:.1%} "
             f"held out and Muon {near.muon:.1%}"
@@ -109,6 +111,16 @@ def optimizer_reason(
         )
     why = against or f"{ratio} {_KEPT}"
     return (Reason(choice="optimizer", value="sgd", why=why, source="assumed"),)
+
+
+def _predicted(near: Compared, name: OptimizerName) -> Reason:
+    """Why, where trials decide."""
+    doubt = Z_975 * near.error
+    why = (
+        f"By the trials, this training would reach {near.sgd:.1%} held out with SGD and "
+        f"{near.muon:.1%} with Muon, give or take {100 * doubt:.1f} points between them."
+    )
+    return Reason(choice="optimizer", value=name, why=why, source="predicted")
 
 
 def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:

@@ -19,7 +19,14 @@ from dataclasses import replace
 from batchwright.errors import PlanError
 from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
 from batchwright.planning.assembly import assemble, stage_of
-from batchwright.planning.choice import Choice, Progress, aimed, check_progress, choose
+from batchwright.planning.choice import (
+    Choice,
+    Progress,
+    aimed,
+    check_progress,
+    choose,
+    settled_goal,
+)
 from batchwright.planning.composed import COMPOSED, compose, searched
 from batchwright.planning.experience import Experience, experience_of
 from batchwright.planning.gradient_scaling import unmeasured_noise
@@ -38,6 +45,7 @@ from batchwright.planning.inputs import (
 from batchwright.planning.kinds import Kind, kinds_of, link_given
 from batchwright.planning.knees import Bend, bends_of, knee_record
 from batchwright.planning.learning_rate import rule_for
+from batchwright.planning.learnt import Learnt, learnt_of
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
 from batchwright.planning.optimizer import (
@@ -102,15 +110,17 @@ def make_plan(
     check_goal(job)
     asked, job = job, searched(job, merged[0].data)
     told = experience_of(merged[0], job, runs)
-    compared = told.compared()
+    learnt = learnt_of(merged, job)
+    compared = told.compared() or (learnt.compared(job.epochs) if learnt else ())
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
     kinds = kinds_of(merged, job)
     mixes = mixes_of(kinds, job)
+    progress = _progress(merged, told, compared, learnt)
+    check_progress(job, progress)
+    job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
     table = Table(job=job, data=merged[0].data, mixes=mixes, compared=compared)
     table.check_asked()
-    progress = _progress(merged, told, compared)
-    check_progress(job, progress)
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, bends, choice)
@@ -246,12 +256,19 @@ def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> St
 
 
 def _progress(
-    profiles: Sequence[Profile], told: Experience, compared: Sequence[Compared]
+    profiles: Sequence[Profile],
+    told: Experience,
+    compared: Sequence[Compared],
+    learnt: Learnt | None,
 ) -> Progress:
+    job = told.job
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
-    models = {name: told.progress(noise, name) for name in optimizers_of(told.job)}
     return Progress(
-        models, lambda batch: chosen_optimizer(told.job, batch, compared), told.job.base_batch
+        models={name: told.progress(noise, name) for name in optimizers_of(job)},
+        optimizer=lambda batch: chosen_optimizer(job, batch, compared),
+        base_batch=job.base_batch,
+        planned=job.epochs,
+        learnt=learnt,
     )
 
 

@@ -284,11 +284,13 @@ class Virtual(Record):
 class Goal(Record):
     """What the plan should aim for (job keys ``goal.*``)."""
 
-    objective: Literal["knee", "time", "cost", "target-accuracy"] = Field(
-        "knee",
-        description="`knee`: the smallest global batch, and the fewest workers, after which more "
-        "pay little; `time`: the least time; `cost`: the least cost; `target-accuracy`: the least "
-        "time to `goal.accuracy`.",
+    objective: Literal["auto", "knee", "time", "cost", "target-accuracy"] = Field(
+        "auto",
+        description="`auto`: the least time of the candidates that are as accurate as the best, "
+        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; `knee`: the "
+        "smallest global batch, and the fewest workers, after which more pay little; `time`: the "
+        "least time; `cost`: the least cost; `target-accuracy`: the least time to "
+        "`goal.accuracy`.",
     )
     doubling_gain: float = Field(
         0.05,
@@ -317,6 +319,12 @@ class Goal(Record):
     )
     accuracy: float | None = Field(
         None, gt=0, lt=1, description="Held-out accuracy that `target-accuracy` aims for: share."
+    )
+    accuracy_tolerance: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="Held-out accuracy that `auto` gives up for time: share.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (), description="Kinds of workers to choose from; unset: those that were measured."

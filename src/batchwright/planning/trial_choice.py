@@ -1,0 +1,146 @@
+"""Which short training comes next: the one that tells most, a second, of what is to be decided.
+
+The decision is the planner's: of the candidates as accurate as the best, the quickest. What it may
+lose is, for each other candidate, by how much more accurate that one may be than the chosen one. A
+trial is worth what it takes off that doubt, and costs its seconds; where it lies matters, not what
+comes of it, so it can be judged before it is made (Chaloner and Verdinelli 1995, Bayesian
+experimental design).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import erf, exp, pi, sqrt
+from typing import NamedTuple
+
+from batchwright.planning.optimizer import OptimizerName
+from batchwright.prediction.learning import fit_learning
+from batchwright.prediction.trainings import Candidate, Observed
+
+LEAST_STEPS = 20
+"""A training of fewer has no schedule worth the name."""
+LEAST_SAMPLES = 512
+HELD_OUT = 1000
+"""Most images that a trial is judged on."""
+HELD_OUT_SHARE = 0.1
+"""Most of the training images that are held out for that."""
+SETTLED = 0.002
+"""Expected loss of accuracy, a share, below which no further trial pays."""
+
+_LONGEST = 1 / 3  # of the budget: three trials tell of slope and level, one of neither
+_SHORTER = (1, 2, 4)  # a trial may be so many times shorter than the longest
+
+
+class Arm(NamedTuple):
+    """A batch that a plan may choose.
+
+    Attributes:
+        batch: Global batch, in samples.
+        workers: That train it quickest.
+        epoch_seconds: Of training on all images once.
+    """
+
+    batch: int
+    workers: int
+    epoch_seconds: float
+
+
+class Wanted(NamedTuple):
+    """A trial to be made."""
+
+    optimizer: OptimizerName
+    batch: int
+    workers: int
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be decided.
+
+    Attributes:
+        arms: Batches to choose from.
+        optimizers: To choose from.
+        epochs: Of the planned training.
+        samples: Training images.
+        classes: Of the data.
+        tolerance: Accuracy that is given up for time, a share.
+        judging_seconds: What judging a trial takes.
+    """
+
+    arms: tuple[Arm, ...]
+    optimizers: tuple[OptimizerName, ...]
+    epochs: int
+    samples: int
+    classes: int
+    tolerance: float
+    judging_seconds: float
+
+    @property
+    def held_out(self) -> int:
+        """Images that trials are judged on."""
+        return min(HELD_OUT, int(HELD_OUT_SHARE * self.samples))
+
+    def next_trial(
+        self, observed: Sequence[Observed], *, budget: float, left: float
+    ) -> Wanted | None:
+        """The trial to make next; `None` if all is settled or no time is left for one.
+
+        Args:
+            observed: What trials have shown so far.
+            budget: Seconds for all of them.
+            left: Seconds of it that are left.
+        """
+        model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
+        trainings = {
+            Candidate(name, arm.batch, self.epochs * self.samples): arm.epoch_seconds
+            for arm in self.arms
+            for name in self.optimizers
+        }
+        accuracies = {one: model.accuracy(one).value for one in trainings}
+        least = max(accuracies.values()) - self.tolerance
+        chosen = min(
+            (one for one in trainings if accuracies[one] >= least), key=trainings.__getitem__
+        )
+        losses = {
+            one: _expected_above(*model.apart(one, chosen), self.tolerance)
+            for one in trainings
+            if one != chosen
+        }
+        doubted = max(losses, key=losses.__getitem__, default=None)
+        if doubted is None or losses[doubted] < SETTLED:
+            return None
+        return max(
+            (one for one in self._affordable(budget) if one.seconds <= left),
+            key=lambda one: (
+                model.would_tell(
+                    Candidate(one.optimizer, one.batch, one.samples), self.held_out, chosen, doubted
+                )
+                / one.seconds
+            ),
+            default=None,
+        )
+
+    def _affordable(self, budget: float) -> Iterator[Wanted]:
+        for arm in self.arms:
+            each = arm.epoch_seconds / self.samples
+            most = min(
+                (_LONGEST * budget - self.judging_seconds) / each, self.epochs * self.samples
+            )
+            for times in _SHORTER:
+                samples = int(most / times) // arm.batch * arm.batch
+                if samples >= max(LEAST_SAMPLES, LEAST_STEPS * arm.batch):
+                    seconds = samples * each + self.judging_seconds
+                    for name in self.optimizers:
+                        yield Wanted(name, arm.batch, arm.workers, samples, seconds)
+
+
+def _expected_above(mean: float, error: float, threshold: float) -> float:
+    """Expected excess of a normal variable over a threshold."""
+    if error <= 0:
+        return max(0.0, mean - threshold)
+    z = (mean - threshold) / error
+    density = exp(-(z**2) / 2) / sqrt(2 * pi)
+    return error * (density + z * (1 + erf(z / sqrt(2))) / 2)

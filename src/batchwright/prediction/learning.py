@@ -1,0 +1,249 @@
+r"""How a network learns from its images: held-out accuracy against optimizer, batch and samples.
+
+A training that sees S samples in steps of B is worth as many steps of noiseless gradients as
+
+.. math:: \tau = \frac{S}{B + K}
+
+with the optimizer's critical batch K (McCandlish et al. 2018, arXiv 1812.06162, who find
+:math:`(S / S_{min} - 1)^{-1} = B / K`, which is the same with :math:`S_{min} = K \tau`): well below
+K samples count, well above it steps. Accuracy p on held-out images of C classes, freed of guessing,
+follows
+
+.. math::
+
+    \operatorname{logit} u = a + \beta \ln \frac{\tau}{\tau_0}, \qquad
+    u = \frac{p - 1 / C}{1 - 1 / C}
+
+so the share still to be learnt falls as a power of the steps once it is small, as learning curves
+do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing; :math:`\tau_0` is of
+a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
+it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower.
+
+Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer. What is known of
+them beforehand (`PRIOR`) and what was observed are brought together by Bayes' rule: normal errors,
+the curvature of the posterior at its peak (Laplace). So few short trainings already tell something,
+many tell nearly all, and the interval says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from batchwright.prediction.trainings import Candidate, Observed
+from batchwright.records import Estimate
+
+Z_975 = 1.96
+
+REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
+"""Training after which the level is read; around it tasks and optimizers are compared."""
+
+_LEAST_LEARNT = 0.01  # less than this above guessing is not told from nothing
+_ROUNDS, _SMALL = 50, 1e-6
+
+
+class Normal(NamedTuple):
+    """What is known of a number."""
+
+    mean: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of a task before anything of it was observed; logarithms are natural.
+
+    Attributes:
+        level: Logit u after the training of reference.
+        slope: Of it against the logarithm of steps of noiseless gradients.
+        critical: Logarithm of the critical batch, in samples.
+        level_apart: Level of an optimizer less that of SGD.
+        slope_apart: The same of slopes.
+        critical_apart: The same of critical batches.
+        seed: Scatter of logit u from seed to seed and around the law.
+    """
+
+    level: Normal
+    slope: Normal
+    critical: Normal
+    level_apart: dict[str, Normal]
+    slope_apart: dict[str, Normal]
+    critical_apart: dict[str, Normal]
+    seed: float
+
+
+PRIOR = Prior(
+    level=Normal(-0.5, 3.0),
+    slope=Normal(0.8, 0.25),
+    critical=Normal(5.0, 1.0),
+    level_apart={"muon": Normal(0.5, 0.4), "adamw": Normal(0.0, 0.5)},
+    slope_apart={"muon": Normal(-0.1, 0.15), "adamw": Normal(0.0, 0.2)},
+    critical_apart={"muon": Normal(1.5, 0.8), "adamw": Normal(0.5, 0.8)},
+    seed=0.12,
+)
+"""From the curves of `benchmarks/results/learning-curves.jsonl`; see docs/log.md."""
+
+
+@dataclass(frozen=True)
+class LearningModel:
+    """Accuracy of trainings of one task, with its error.
+
+    Attributes:
+        classes: Of the data.
+        observed: What it rests on.
+    """
+
+    classes: int
+    observed: tuple[Observed, ...]
+    _names: tuple[str, ...]
+    _mean: np.ndarray  # level, slope and log critical batch of each optimizer, one after the other
+    _covariance: np.ndarray
+    _seed: float
+
+    def accuracy(self, candidate: Candidate) -> Estimate:
+        """Held-out accuracy at the end, a share; the interval is for a single seed."""
+        middle, row = self._at(candidate)
+        off = Z_975 * sqrt(float(row @ self._covariance @ row) + self._seed**2)
+        value, low, high = (self._share(at) for at in (middle, middle - off, middle + off))
+        return Estimate(value=value, low=low, high=high)
+
+    def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
+        """Accuracy of one training less that of another, and the standard error of that.
+
+        What both have in common, such as the level of the task, is not in the error.
+        """
+        at, row = self._at(one)
+        off, from_row = self._at(other)
+        slopes = self._slope(at) * row - self._slope(off) * from_row
+        error = sqrt(max(0.0, float(slopes @ self._covariance @ slopes)))
+        return self._share(at) - self._share(off), error
+
+    def would_tell(
+        self, trial: Candidate, held_out: int, one: Candidate, other: Candidate
+    ) -> float:
+        """By how much a trial would lower the standard error of `apart`.
+
+        As a share of that error, 0 to 1. It depends on where a trial is, not on what comes of it.
+        """
+        at, row = self._at(trial)
+        first, second = self._at(one), self._at(other)
+        slopes = self._slope(first[0]) * first[1] - self._slope(second[0]) * second[1]
+        noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
+        shared = float(slopes @ self._covariance @ row) ** 2
+        before = float(slopes @ self._covariance @ slopes)
+        if before <= 0:
+            return 0.0
+        left = max(0.0, before - shared / (float(row @ self._covariance @ row) + noise))
+        return 1 - sqrt(left / before)
+
+    def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
+        """Logit u, and its derivatives by the parameters."""
+        return _logit(self._mean, self._names, candidate)
+
+    def _share(self, logit: float) -> float:
+        """Accuracy at a logit, guessing included."""
+        return 1 / self.classes + (1 - 1 / self.classes) * _unit(logit)
+
+    def _slope(self, logit: float) -> float:
+        """Accuracy gained per unit of the logit."""
+        return (1 - 1 / self.classes) * _unit(logit) * (1 - _unit(logit))
+
+
+def fit_learning(
+    observed: Sequence[Observed],
+    *,
+    classes: int,
+    optimizers: Iterable[str] = (),
+    prior: Prior = PRIOR,
+) -> LearningModel:
+    """The law for a task.
+
+    Args:
+        observed: Trainings of it; without any, the prior alone speaks.
+        classes: Of the data, at least 2.
+        optimizers: To predict for, beside those observed.
+        prior: What is known of tasks.
+    """
+    names = tuple(dict.fromkeys(("sgd", *optimizers, *(one.optimizer for one in observed))))
+    weights, wanted = _prior_rows(names, prior)
+    mean = np.linalg.solve(weights, wanted)  # as many rows as parameters
+    targets = [_target(one, classes, prior.seed) for one in observed]
+    precision = weights.T @ weights
+    for _ in range(_ROUNDS):
+        rows, off = [], []
+        for one, (target, error) in zip(observed, targets, strict=True):
+            value, row = _logit(mean, names, Candidate(one.optimizer, one.batch, one.samples))
+            rows.append(row / error)
+            off.append((target - value) / error)
+        jacobian = np.vstack([weights, *rows])
+        residual = np.concatenate([wanted - weights @ mean, off])
+        precision = jacobian.T @ jacobian
+        step = np.linalg.solve(precision, jacobian.T @ residual)
+        # A long step leaves the range where the law is nearly straight in its parameters.
+        step *= min(1.0, 2.0 / max(float(np.abs(step).max()), _SMALL))
+        mean = mean + step
+        if float(np.abs(step).max()) < _SMALL:
+            break
+    return LearningModel(
+        classes, tuple(observed), names, mean, np.linalg.inv(precision), prior.seed
+    )
+
+
+def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndarray]:
+    """The prior as equations in the parameters, each over its error: matrix and right side."""
+    rows, wanted = [], []
+    parts = (
+        (prior.level, prior.level_apart),
+        (prior.slope, prior.slope_apart),
+        (prior.critical, prior.critical_apart),
+    )
+    for index, name in enumerate(names):
+        for part, (known, apart) in enumerate(parts):
+            row = np.zeros(3 * len(names))
+            row[3 * index + part] = 1.0
+            if name == "sgd":
+                mean, error = known
+            else:
+                mean, error = apart[name]
+                row[part] = -1.0  # the others are known by how far they are from SGD
+            rows.append(row / error)
+            wanted.append(mean / error)
+    return np.array(rows), np.array(wanted)
+
+
+def _logit(
+    mean: np.ndarray, names: Sequence[str], candidate: Candidate
+) -> tuple[float, np.ndarray]:
+    """Logit u of a training, and its derivatives by the parameters."""
+    first = 3 * names.index(candidate.optimizer)
+    level, slope, critical = mean[first : first + 3]
+    size = exp(critical)
+    batch = candidate.batch
+    steps = log(candidate.samples / REFERENCE_SAMPLES * (REFERENCE_BATCH + size) / (batch + size))
+    row = np.zeros_like(mean)
+    by_size = size / (REFERENCE_BATCH + size) - size / (batch + size)
+    row[first : first + 3] = 1.0, steps, slope * by_size
+    return float(level + slope * steps), row
+
+
+def _target(one: Observed, classes: int, seed: float) -> tuple[float, float]:
+    """Logit u of what was observed, and its standard error."""
+    unit = (one.accuracy - 1 / classes) / (1 - 1 / classes)
+    unit = min(1 - 0.5 / one.held_out, max(_LEAST_LEARNT, unit))
+    return log(unit / (1 - unit)), _noise(unit, one.held_out, classes, seed)
+
+
+def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:
+    """Standard error of logit u: of counting right answers, and from seed to seed."""
+    unit = min(1 - 0.5 / held_out, max(_LEAST_LEARNT, unit))
+    share = 1 / classes + (1 - 1 / classes) * unit
+    counted = sqrt(share * (1 - share) / held_out) / ((1 - 1 / classes) * unit * (1 - unit))
+    return sqrt(counted**2 + seed**2)
+
+
+def _unit(logit: float) -> float:
+    return 1 / (1 + exp(-logit))

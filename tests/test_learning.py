@@ -1,0 +1,313 @@
+"""The law of learning, the plans that follow it, and which trial comes next."""
+
+import random
+from math import exp, log
+
+import numpy as np
+import pytest
+
+from batchwright.planning.planner import make_plan
+from batchwright.prediction.learning import PRIOR, Prior, fit_learning
+from batchwright.prediction.trainings import Candidate, Observed, of_trials
+from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
+from batchwright.records import Trial
+from samples import make_job, make_profile
+from test_choice import chosen, reason
+
+CLASSES = 10
+IMAGES = 20_000
+
+# Measured: 20,000 images of 10 classes at 32 px, resnet8, held-out accuracy in percent after 6
+# epochs, by batch; and after fewer, by batch and epochs.
+SGD = {16: 66.8, 32: 65.9, 64: 63.5, 128: 59.6, 256: 54.0}
+MUON = {32: 74.0, 64: 73.1, 128: 71.5, 256: 70.0, 512: 68.7, 1024: 65.9, 2000: 59.0}
+SHORTER = {(128, 2): 59.7, (512, 2): 52.9, (512, 3): 59.4}
+SECONDS = {16: 15.3, 32: 12.4, 64: 10.3, 128: 8.8, 256: 8.0, 512: 7.7, 1024: 7.5, 2000: 7.4}
+
+
+def measured() -> list[Observed]:
+    """The table above."""
+    rows = [("sgd", batch, 6, share) for batch, share in SGD.items()]
+    rows += [("muon", batch, 6, share) for batch, share in MUON.items()]
+    rows += [("muon", batch, epochs, share) for (batch, epochs), share in SHORTER.items()]
+    return [
+        Observed(name, batch, epochs * IMAGES, share / 100, 10_000)
+        for name, batch, epochs, share in rows
+    ]
+
+
+def truth():
+    return fit_learning(measured(), classes=CLASSES)
+
+
+def made_up(
+    level: float, slope: float, critical: float, batch: int, samples: float, classes: int = CLASSES
+) -> float:
+    """Accuracy by the law, written out anew."""
+    ideal = samples / (batch + critical)
+    reference = 50_000 / (128 + critical)
+    unit = 1 / (1 + exp(-(level + slope * log(ideal / reference))))
+    return 1 / classes + (1 - 1 / classes) * unit
+
+
+def test_the_law_meets_measured_trainings_within_a_point_and_a_half():
+    model = truth()
+    off = [model.accuracy(Candidate(*one[:3])).value - one.accuracy for one in measured()]
+    assert max(map(abs, off)) < 0.015
+    assert np.mean(np.abs(off)) < 0.007
+
+
+@pytest.mark.parametrize("left_out", [("sgd", 256), ("muon", 2000), ("muon", 64), ("sgd", 16)])
+def test_a_training_left_out_is_within_its_interval(left_out):
+    kept = [one for one in measured() if one[:2] != left_out]
+    (gone,) = [one for one in measured() if one[:2] == left_out]
+    found = fit_learning(kept, classes=CLASSES).accuracy(Candidate(*gone[:3]))
+    assert found.low < gone.accuracy < found.high
+    assert abs(found.value - gone.accuracy) < 0.03
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_parameters_come_back_from_many_trainings(classes):
+    level, slope, critical = -0.3, 0.6, 300.0
+    seen = [
+        Observed("sgd", batch, size, made_up(level, slope, critical, batch, size, classes), 10**6)
+        for batch in (8, 64, 512, 4096)
+        for size in (2_000, 20_000, 200_000)
+    ]
+    model = fit_learning(seen, classes=classes, prior=sharp(PRIOR))
+    for batch, size in ((32, 50_000), (1024, 500_000)):
+        found = model.accuracy(Candidate("sgd", batch, size))
+        assert found.value == pytest.approx(
+            made_up(level, slope, critical, batch, size, classes), abs=0.01
+        )
+
+
+def sharp(prior: Prior) -> Prior:
+    """With next to no scatter, so that observations decide."""
+    return Prior(**{**prior.__dict__, "seed": 0.01})
+
+
+def test_without_observations_the_prior_speaks_and_says_how_little_it_knows():
+    found = fit_learning([], classes=CLASSES, optimizers=("muon",)).accuracy(
+        Candidate("muon", 128, 100_000)
+    )
+    assert found.low < 0.2
+    assert found.high > 0.95
+
+
+def test_more_samples_smaller_batches_and_more_classes_do_as_they_should():
+    model = truth()
+
+    def at(name, batch, samples):
+        return model.accuracy(Candidate(name, batch, samples)).value
+
+    for name in ("sgd", "muon"):
+        assert at(name, 64, 10**5) < at(name, 64, 10**6) < 1
+        assert at(name, 1024, 10**5) < at(name, 64, 10**5)
+        assert at(name, 64, 1) == pytest.approx(1 / CLASSES, abs=0.02)
+
+
+def test_what_both_have_in_common_is_not_in_the_error_of_their_difference():
+    model = fit_learning(
+        [Observed("sgd", 128, 5000, 0.3, 1000)], classes=CLASSES, optimizers=("muon",)
+    )
+    one, other = Candidate("sgd", 64, 10**5), Candidate("sgd", 128, 10**5)
+    apart, error = model.apart(one, other)
+    assert apart == pytest.approx(-model.apart(other, one)[0])
+    width = model.accuracy(one)
+    assert error < (width.high - width.low) / 1.96 / 2
+    assert model.apart(one, one) == (0.0, 0.0)
+
+
+def test_a_trial_lowers_the_error_by_as_much_as_was_said_before():
+    seen = [Observed("sgd", 128, 5000, 0.3, 1000)]
+    model = fit_learning(seen, classes=CLASSES, optimizers=("muon",))
+    one, other = Candidate("sgd", 64, 10**5), Candidate("muon", 64, 10**5)
+    trial = Candidate("muon", 64, 5000)
+    told = model.would_tell(trial, 1000, one, other)
+    expected = model.accuracy(trial).value
+    after = fit_learning(
+        [*seen, Observed(*trial, expected, 1000)], classes=CLASSES, optimizers=("muon",)
+    )
+    before, left = model.apart(one, other)[1], after.apart(one, other)[1]
+    assert 0 < told < 1
+    assert left == pytest.approx((1 - told) * before, rel=0.02)
+
+
+def test_guessing_is_no_end_of_the_law():
+    """A training that diverged is near guessing, however many images agree on that."""
+    seen = [Observed("sgd", 128, 5000, 0.1, 10**6), Observed("sgd", 256, 5000, 0.07, 1000)]
+    found = fit_learning(seen, classes=CLASSES).accuracy(Candidate("sgd", 128, 5000))
+    assert found.value < 0.2
+
+
+# ------------------------------------------------------------------------------------------ plans
+
+
+def trial(name: str, batch: int, samples: int, accuracy: float, **changes) -> Trial:
+    given = {
+        "optimizer": name,
+        "global_batch_size": batch,
+        "rate": 0.1,
+        "usual_rate": 0.1,
+        "resolution": 32,
+        "samples": samples,
+        "steps": samples // batch,
+        "accuracy": accuracy,
+        "loss": 1.0,
+        "held_out": 1000,
+        "seconds": 1.0,
+    }
+    return Trial(**(given | changes))
+
+
+def trials_of(model, sizes=(3000, 12_000)) -> tuple[Trial, ...]:
+    """What short trainings would show of a task that follows a law exactly."""
+    return tuple(
+        trial(name, batch, size, model.accuracy(Candidate(name, batch, size)).value)
+        for name in ("sgd", "muon")
+        for batch in (32, 128)
+        for size in sizes
+    )
+
+
+def taught(model=None, **changes):
+    """A profile with trials."""
+    job = make_job(optimizer="auto", learning_rate="auto", workers="auto")
+    return make_profile(job=job, trials=trials_of(model or truth()), **changes)
+
+
+def test_trials_decide_optimizer_and_batch():
+    plan = make_plan(taught())
+    without = make_plan(taught().model_copy(update={"trials": ()}))
+    assert reason(plan, "optimizer").source == "predicted"
+    assert "By the trials" in reason(plan, "optimizer").why
+    row = chosen(plan)
+    reached = {one.global_batch_size: one.accuracy.value for one in plan.considered}
+    assert row.accuracy.value >= max(reached.values()) - 0.01
+    quicker = [
+        one
+        for one in plan.considered
+        if not one.refused
+        and one.accuracy.value >= max(reached.values()) - 0.01
+        and one.train_seconds.value < row.train_seconds.value
+    ]
+    assert not quicker
+    assert all(one.accuracy is None for one in without.considered)
+    assert reason(without, "accuracy").value == "not known"
+
+
+def test_the_tolerance_buys_time():
+    profile = taught()
+    goal = profile.job.goal
+
+    def seconds(tolerance):
+        job = profile.job.model_copy(
+            update={"goal": goal.model_copy(update={"accuracy_tolerance": tolerance})}
+        )
+        row = chosen(make_plan(profile, job))
+        return row.train_seconds.value, row.accuracy.value
+
+    strict, loose = seconds(0.0), seconds(0.2)
+    assert loose[0] < strict[0]
+    assert loose[1] < strict[1]
+
+
+def test_another_objective_stays_as_it_was():
+    profile = taught()
+    bare = profile.model_copy(update={"trials": ()})
+    for objective in ("knee", "time"):
+        goal = profile.job.goal.model_copy(update={"objective": objective})
+        job = profile.job.model_copy(update={"goal": goal, "optimizer": "sgd"})
+        assert make_plan(profile, job).stages == make_plan(bare, job).stages
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rate": 0.3}, {"resolution": 4}, {"optimizer": "adamw"}],
+    ids=["other rate", "other resolution", "other optimizer"],
+)
+def test_trials_of_another_training_count_for_nothing(changes):
+    job = make_job(optimizer="auto", learning_rate="auto")
+    profile = make_profile(job=job, trials=(trial("sgd", 32, 3000, 0.4, **changes),))
+    plan = make_plan(profile)
+    assert all(one.accuracy is None for one in plan.considered)
+
+
+def test_other_methods_are_not_judged_by_trials():
+    profile = taught()
+    job = profile.job.model_copy(update={"method": "dual-batch", "optimizer": "sgd"})
+    assert all(one.accuracy is None for one in make_plan(profile, job).considered)
+
+
+def test_trials_at_another_rate_are_left_out():
+    kept = trial("sgd", 32, 3000, 0.4)
+    assert len(of_trials([kept, trial("sgd", 32, 3000, 0.4, rate=0.3)])) == 1
+
+
+# ------------------------------------------------------------------------------------ next trial
+
+
+def question(epochs: int = 6, **changes) -> Question:
+    given = {
+        "arms": tuple(Arm(batch, 2, seconds) for batch, seconds in SECONDS.items()),
+        "optimizers": ("sgd", "muon"),
+        "epochs": epochs,
+        "samples": IMAGES,
+        "classes": CLASSES,
+        "tolerance": 0.01,
+        "judging_seconds": 0.3,
+    }
+    return Question(**(given | changes))
+
+
+def asked(asks: Question, budget: float, seed: int = 0):
+    """Trials of the measured task, each off by as much as seeds are, until there is no next."""
+    model, off = truth(), random.Random(seed)
+    left, seen, made = budget, [], []
+    while (wanted := asks.next_trial(seen, budget=budget, left=left)) is not None:
+        share = model.accuracy(Candidate(wanted.optimizer, wanted.batch, wanted.samples)).value
+        unit = (share - 0.1) / 0.9
+        logit = log(unit / (1 - unit)) + off.gauss(0, PRIOR.seed)
+        share = 0.1 + 0.9 / (1 + exp(-logit))
+        seen.append(Observed(wanted.optimizer, wanted.batch, wanted.samples, share, asks.held_out))
+        made.append(wanted)
+        left -= wanted.seconds
+    return seen, made
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tenth_of_the_time_finds_what_is_nearly_best(seed):
+    budget = 0.1 * 6 * SECONDS[256]
+    seen, made = asked(question(), budget, seed)
+    assert sum(one.seconds for one in made) <= budget
+    assert all(one.samples >= LEAST_STEPS * one.batch for one in made)
+    assert {one.optimizer for one in made} == {"sgd", "muon"}
+    model = fit_learning(seen, classes=CLASSES, optimizers=("sgd", "muon"))
+    accuracies = {
+        (name, batch): model.accuracy(Candidate(name, batch, 6 * IMAGES)).value
+        for name in ("sgd", "muon")
+        for batch in SECONDS
+    }
+    least = max(accuracies.values()) - 0.01
+    best = min((one for one in accuracies if accuracies[one] >= least), key=lambda k: SECONDS[k[1]])
+    real = {one: truth().accuracy(Candidate(*one, 6 * IMAGES)).value for one in accuracies}
+    assert real[best] > max(real.values()) - 0.03
+
+
+def test_no_time_no_trial():
+    assert question().next_trial([], budget=0.4, left=0.4) is None
+    assert question().next_trial([], budget=10, left=0.2) is None
+
+
+def test_what_is_settled_takes_no_more_time():
+    asks = question()
+    sure = [
+        Observed(one.optimizer, one.batch, one.samples, one.accuracy, 10**6) for one in measured()
+    ] * 30
+    assert asks.next_trial(sure, budget=100, left=100) is None
+
+
+def test_one_candidate_needs_no_trial():
+    asks = question(arms=(Arm(64, 1, 10.0),), optimizers=("sgd",))
+    assert asks.next_trial([], budget=100, left=100) is None
