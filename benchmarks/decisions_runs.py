@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from batchwright.documents import change_job
 from batchwright.planning.planner import plan_without_profile
 from batchwright.preparing import resolve
 from batchwright.records import Job, Plan
@@ -78,8 +79,9 @@ class Task:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Those that leave `LEAST_STEPS` steps an epoch."""
-        return tuple(batch for batch in BATCHES if batch * LEAST_STEPS <= self.images)
+        """Those that leave `LEAST_STEPS` steps an epoch, and the largest that does."""
+        most = min(self.images // LEAST_STEPS, BATCHES[-1])
+        return (*(batch for batch in BATCHES if batch < most), most)
 
     @property
     def look_batches(self) -> tuple[int, ...]:
@@ -253,26 +255,27 @@ class Cell:
         return f"{self.optimizer}-{self.batch}-rate{self.rate_scale:.3g}-epochs{self.epochs}"
 
 
+def job_keys(task: Task, opened: Opened, epochs: int) -> dict[str, Any]:
+    """Keys of a job for a task; a command line takes them too."""
+    return {
+        "data": opened.data,
+        "network": task.network,
+        "precision": quick_precision(),
+        "device": "cpu",
+        "launch": "in-process",
+        "workers": 1,
+        "resolutions": task.side,
+        "augment": "crop" if task.data == "digits" else "crop-flip",
+        "epochs": epochs,
+        "evaluate_epochs": epochs,
+    }
+
+
 def plan_of(cell: Cell, seed: int, opened: Opened) -> Plan:
     """The plan of a training: what the job leaves open is as a plan has it, but for the rate."""
     task = TASKS[cell.task]
-    job = Job.model_validate(
-        {
-            "data": opened.data,
-            "network": task.network,
-            "precision": quick_precision(),
-            "device": "cpu",
-            "launch": "in-process",
-            "workers": 1,
-            "resolutions": (task.side,),
-            "augment": "crop" if task.data == "digits" else "crop-flip",
-            "epochs": cell.epochs,
-            "evaluate_epochs": cell.epochs,
-            "global_batch": cell.batch,
-            "optimizer": cell.optimizer,
-            "seed": seed,
-        }
-    )
+    asked = {"global_batch": cell.batch, "optimizer": cell.optimizer, "seed": seed}
+    job = change_job(Job(), {**job_keys(task, opened, cell.epochs), **asked})
     plan = plan_without_profile(resolve(job, opened.facts), opened.facts, opened.network)
     return with_rates(plan, cell.rate_scale) if cell.rate_scale != 1 else plan
 
