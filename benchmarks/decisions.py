@@ -416,12 +416,14 @@ def _profile(name: str, data: Path, folder: Path) -> Profile:
     task, made = TASKS[name], folder / f"{name}.json"
     keys = {
         **job_keys(task, open_images(task, data, folder), max(task.epochs)),
+        "goal.least_steps": LEAST_STEPS,
         "probe.learning": LEARNING,
     }
     words = [f"{key}={value}" for key, value in keys.items()]
     process = subprocess.Popen(
         [sys.executable, "-m", "batchwright.cli", "probe", *words, "--out", str(made)],
         cwd=ROOT,
+        stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})  # before it has any threads
