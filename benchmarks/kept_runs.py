@@ -14,17 +14,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from batchwright.documents import read_record, write_record
 from batchwright.records import Plan, RunSummary
 from batchwright.workload.host import computes_in_bfloat16
-from benchmarks.common import ROOT, say
+from benchmarks.common import ROOT, commit, say
 
 AT_A_TIME = 2
 POLL_SECONDS = 0.5
@@ -42,12 +43,14 @@ class Wanted:
         plan: What is trained.
         words: Module, and what its command line begins with; the plan's file and ``--out FOLDER``
             follow.
+        facts: What a line of `RunLines` says of it besides.
     """
 
     name: str
     seed: int
     plan: Plan
     words: tuple[str, ...] = TRAIN
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -71,12 +74,14 @@ class Run:
         batches: Local batches in the last row.
         diverged: Whether training gave up because gradients stayed infinite; the accuracy is then
             that of guessing.
+        noise_scale: Gradient noise scale when it was last measured, in samples; ``None``: never.
     """
 
     accuracy: float
     seconds: float
     batches: tuple[int, ...]
     diverged: bool = False
+    noise_scale: float | None = None
 
 
 def quick_precision() -> Literal["float32", "bfloat16"]:
@@ -174,19 +179,24 @@ class KeptRuns:
             summary = read_record(self._run(one) / "summary.json", RunSummary)
             assert summary.accuracy is not None
             seconds = sum(epoch.training_seconds for epoch in summary.epochs)
-            run = Run(100 * summary.accuracy, seconds, batches)
+            scales = [epoch.noise_scale for epoch in summary.epochs if epoch.noise_scale]
+            noise = scales[-1] if scales else None
+            run = Run(100 * summary.accuracy, seconds, batches, noise_scale=noise)
         elif DIVERGED in log:
             run = Run(100 / len(one.plan.data.classes), 0.0, batches, diverged=True)
         else:
             raise SystemExit(
                 f"{one.name}, seed {one.seed}, ended with exit code {code}:\n{log[-2000:]}"
             )
+        self._store(one, run)
+        words = "diverged" if run.diverged else f"{run.accuracy:.2f} % in {run.seconds:.0f} s"
+        say(f"{one.name}, seed {one.seed}: {words}")
+
+    def _store(self, one: Wanted, run: Run) -> None:
         aside = self._keep / f".{one.title}.writing"
         values = {"plan": one.digest, **asdict(run)}
         aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         aside.replace(self._file(one))
-        words = "diverged" if run.diverged else f"{run.accuracy:.2f} % in {run.seconds:.0f} s"
-        say(f"{one.name}, seed {one.seed}: {words}")
 
     def _file(self, one: Wanted) -> Path:
         return self._keep / f"{one.title}.json"
@@ -196,3 +206,57 @@ class KeptRuns:
 
     def _run(self, one: Wanted) -> Path:
         return self._folder / f"run-{one.title}"
+
+
+class RunLines(KeptRuns):
+    """Runs kept as lines of one file, which can stand in the repository.
+
+    Args:
+        lines: JSON lines, one a run, in the order in which they ended.
+        folder: Takes run folders.
+    """
+
+    def __init__(self, lines: Path, folder: Path) -> None:
+        super().__init__(lines.parent, folder)
+        self._lines, self._commit = lines, commit()
+        self._found = {values["digest"]: values for values in read_lines(lines)}
+
+    def gather(self, wanted: Iterable[Wanted], until: float) -> None:
+        """Make the runs that are not kept, and start none after ``until`` (`time.monotonic`)."""
+        todo = (one for one in wanted if self.kept(one) is None)
+        self._carry_out(takewhile(lambda _: time.monotonic() < until, todo))
+
+    def kept(self, one: Wanted) -> Run | None:
+        """The run if a line tells of it and it was made by this very plan."""
+        values = self._found.get(one.digest)
+        if values is None:
+            return None
+        return Run(
+            values["accuracy"],
+            values["seconds"],
+            one.plan.stages[-1].local_batch_sizes,
+            values.get("diverged", False),
+            values.get("noise_scale"),
+        )
+
+    def _store(self, one: Wanted, run: Run) -> None:
+        noise = run.noise_scale
+        values = {
+            **one.facts,
+            "accuracy": round(run.accuracy, 4),
+            "seconds": round(run.seconds, 3),
+            **({"diverged": True} if run.diverged else {}),
+            **({"noise_scale": float(f"{noise:.4g}")} if noise is not None else {}),
+            "commit": self._commit,
+            "digest": one.digest,
+        }
+        with self._lines.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+        self._found[one.digest] = values
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """What lines of `RunLines` say; nothing without the file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

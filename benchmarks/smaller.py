@@ -36,7 +36,7 @@ def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | N
     original, copy = cifar.find_folder(edition, data), folder / edition.folder
     copy.mkdir(parents=True)
     for name in edition.names:
-        _link(original / name, copy / name)
+        link(original / name, copy / name)
     classes = len(cifar.read_classes(edition, original))
     parts: tuple[tuple[Part, str, int | None], ...] = (
         *(("train", name, images) for name in edition.train),
@@ -44,10 +44,10 @@ def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | N
     )
     for part, name, wanted in parts:
         if wanted is None:
-            _link(original / name, copy / name)
+            link(original / name, copy / name)
             continue
         pixels, labels = cifar.read_part(edition, original, part, classes)
-        chosen = _evenly(len(labels), wanted)
+        chosen = evenly(len(labels), wanted)
         planes = np.ascontiguousarray(pixels[chosen].transpose(0, 3, 1, 2))  # as the files hold it
         content = {
             "data": planes.reshape(len(chosen), -1),
@@ -73,21 +73,21 @@ def smaller_folder(data: Path, images: int, folder: Path) -> Path:
         for one in classes:
             files = sorted(path for path in one.iterdir() if path.is_file())
             if part == "train":
-                files = [files[index] for index in _evenly(len(files), images // len(classes))]
+                files = [files[index] for index in evenly(len(files), images // len(classes))]
             (folder / part / one.name).mkdir(parents=True)
             for file in files:
-                _link(file, folder / part / one.name / file.name)
+                link(file, folder / part / one.name / file.name)
     return folder
 
 
-def _evenly(count: int, wanted: int) -> list[int]:
+def evenly(count: int, wanted: int) -> list[int]:
     """So many indices below ``count``, evenly spaced."""
     if wanted > count:
         raise ValueError(f"{wanted} images wanted of {count}")
     return [index * count // wanted for index in range(wanted)]
 
 
-def _link(file: Path, copy: Path) -> None:
+def link(file: Path, copy: Path) -> None:
     """The same file once more, or, on another file system, a copy of it."""
     with suppress(OSError):
         os.link(file.resolve(), copy)

@@ -142,6 +142,20 @@ def test_guessing_is_no_end_of_the_law():
     assert found.value < 0.2
 
 
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+@pytest.mark.parametrize("accuracy", [0.2, 0.6, 0.9])
+def test_samples_to_an_accuracy_are_those_that_reach_it(name, accuracy):
+    model = truth()
+    found = model.samples_to(name, 128, accuracy)
+    assert found.low < found.value < found.high
+    assert model.accuracy(Candidate(name, 128, found.value)).value == pytest.approx(accuracy)
+
+
+def test_guessing_takes_no_samples():
+    assert truth().samples_to("sgd", 128, 0.1) is None
+    assert truth().samples_to("sgd", 128, 0.05) is None
+
+
 # ------------------------------------------------------------------------------------------ plans
 
 
@@ -212,6 +226,20 @@ def test_the_tolerance_buys_time():
     strict, loose = seconds(0.0), seconds(0.2)
     assert loose[0] < strict[0]
     assert loose[1] < strict[1]
+
+
+def test_a_target_is_planned_for_by_trials():
+    profile = taught()
+    goal = profile.job.goal.model_copy(update={"objective": "target-accuracy", "accuracy": 0.5})
+    plan = make_plan(profile, profile.job.model_copy(update={"goal": goal}))
+    told = reason(plan, "epochs to target")
+    assert "as the trials tell" in told.why
+    row = chosen(plan)
+    others = [one.target_seconds.value for one in plan.considered if not one.refused]
+    assert row.target_seconds.value == min(others)
+    assert row.epochs.value == pytest.approx(
+        row.target_seconds.value / row.epoch_seconds.value, rel=1e-6
+    )
 
 
 def test_another_objective_stays_as_it_was():

@@ -79,6 +79,7 @@ class Progress:
         optimizer: The one that a batch is given.
         base_batch: Global batch whose progress per sample counts as 1.
         planned: Epochs of the training.
+        target: Held-out accuracy to reach, a share; `None` if none is given.
         learnt: What trials tell; `None` without any.
     """
 
@@ -86,6 +87,7 @@ class Progress:
     optimizer: Callable[[int], OptimizerName]
     base_batch: int
     planned: int
+    target: float | None = None
     learnt: Learnt | None = None
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
@@ -126,8 +128,16 @@ class Progress:
     def epochs(self, batch: int) -> Estimate | None:
         """Epochs to the target accuracy; `None` if nothing tells."""
         if batch not in self._epochs:
-            self._epochs[batch] = self.model(batch).epochs(batch)
+            found = self.model(batch).epochs(batch)
+            if found is None and self.by_trials(batch) and self.target is not None:
+                assert self.learnt is not None  # noqa: S101 - trials tell
+                found = self.learnt.epochs_to(self.optimizer(batch), batch, self.target)
+            self._epochs[batch] = found
         return self._epochs[batch]
+
+    def by_trials(self, batch: int) -> bool:
+        """Whether trials tell of a target with such a batch, as no run does."""
+        return self.learnt is not None and not self._misses(batch)
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy after so many epochs, by runs or else by trials; `None` without."""

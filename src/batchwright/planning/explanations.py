@@ -178,7 +178,7 @@ def _why_accurate(row: Row, goal: Goal, progress: Progress) -> str:
     told = "" if reached is None else f": {reached.value:.1%}"
     return (
         "The least predicted time of the candidates within the limits that are as accurate as the "
-        f"best, to within {100 * goal.accuracy_tolerance:g} points{told} held out "
+        f"best within goal.accuracy_tolerance={goal.accuracy_tolerance:g}{told} held out "
         f"({_objective(goal)})."
     )
 
@@ -483,7 +483,8 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
     epochs = progress.epochs(batch)
     if epochs is None:
         return ()
-    why = f"To goal.accuracy={job.goal.accuracy:g}, from the runs given."
+    whence = "as the trials tell" if progress.by_trials(batch) else "from the runs given"
+    why = f"To goal.accuracy={job.goal.accuracy:g}, {whence}."
     if epochs.value > job.epochs:
         why += f" The job trains only {job.epochs}: give epochs={-(-epochs.value // 1):.0f}."
     value = f"{epochs.value:.3g} ({epochs.low:.3g} to {epochs.high:.3g})"

@@ -44,6 +44,14 @@ class Learnt:
             self._known[key] = self.model.accuracy(self.candidate(*key))
         return self._known[key]
 
+    def epochs_to(self, optimizer: OptimizerName, batch: int, accuracy: float) -> Estimate | None:
+        """Epochs of the shortest training that reaches an accuracy; `None` below guessing."""
+        found = self.model.samples_to(optimizer, batch, accuracy)
+        if found is None:
+            return None
+        values = {end: getattr(found, end) / self.train_samples for end in ("value", "low", "high")}
+        return Estimate(**values)
+
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
         """A training as the law sees it."""
         return Candidate(optimizer, batch, epochs * self.train_samples)

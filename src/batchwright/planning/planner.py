@@ -268,6 +268,7 @@ def _progress(
         optimizer=lambda batch: chosen_optimizer(job, batch, compared),
         base_batch=job.base_batch,
         planned=job.epochs,
+        target=job.goal.accuracy,
         learnt=learnt,
     )
 

@@ -42,8 +42,14 @@ Z_975 = 1.96
 REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 """Training after which the level is read; around it tasks and optimizers are compared."""
 
+FORM_ERROR = 0.25
+"""Standard error of logit u for each e-fold beyond the longest training that was observed, by which
+the line may bend. Without it the intervals of trainings four times as long held 28 of 42."""
+
 _LEAST_LEARNT = 0.01  # less than this above guessing is not told from nothing
 _ROUNDS, _SMALL = 50, 1e-6
+_FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
+_MOST_LOG = 60.0  # of samples: more than anybody has
 
 
 class Normal(NamedTuple):
@@ -77,12 +83,12 @@ class Prior:
 
 
 PRIOR = Prior(
-    level=Normal(-0.5, 2.5),
-    slope=Normal(0.75, 0.35),
-    critical=Normal(4.8, 0.8),
-    level_apart={"muon": Normal(1.0, 0.7), "adamw": Normal(0.0, 0.7)},
-    slope_apart={"muon": Normal(0.0, 0.15), "adamw": Normal(0.0, 0.2)},
-    critical_apart={"muon": Normal(1.0, 1.0), "adamw": Normal(0.5, 1.0)},
+    level=Normal(-0.1, 2.4),
+    slope=Normal(0.75, 0.4),
+    critical=Normal(4.9, 0.6),
+    level_apart={"muon": Normal(0.9, 0.5), "adamw": Normal(0.0, 0.7)},
+    slope_apart={"muon": Normal(-0.1, 0.2), "adamw": Normal(0.0, 0.2)},
+    critical_apart={"muon": Normal(1.2, 1.0), "adamw": Normal(0.5, 1.0)},
     seed=0.06,
 )
 """Means and spreads over seven tasks, of SGD and Muon (docs/log.md); AdamW was not among them."""
@@ -107,9 +113,26 @@ class LearningModel:
     def accuracy(self, candidate: Candidate) -> Estimate:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
         middle, row = self._at(candidate)
-        off = Z_975 * sqrt(float(row @ self._covariance @ row) + self._seed**2)
+        off = Z_975 * self._error(row, candidate.samples)
         value, low, high = (self._share(at) for at in (middle, middle - off, middle + off))
         return Estimate(value=value, low=low, high=high)
+
+    def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
+        """Samples of the training whose accuracy at its end is this; `None` below guessing.
+
+        Beyond all that was observed it is a guess, and the interval says so: it may span decades.
+        """
+        unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
+        if not 0 < unit < 1:
+            return None
+        first = 3 * self._names.index(optimizer)
+        slope = max(float(self._mean[first + 1]), _FLATTEST)
+        start, _ = self._at(Candidate(optimizer, batch, 1))
+        samples = exp(min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope))
+        _, row = self._at(Candidate(optimizer, batch, samples))
+        error = self._error(row, samples) / slope
+        off = exp(min(_MOST_LOG, Z_975 * error))
+        return Estimate(value=samples, low=samples / off, high=samples * off)
 
     def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
         """Accuracy of one training less that of another, and the standard error of that.
@@ -139,6 +162,12 @@ class LearningModel:
             return 0.0
         left = max(0.0, before - shared / (float(row @ self._covariance @ row) + noise))
         return 1 - sqrt(left / before)
+
+    def _error(self, row: np.ndarray, samples: float) -> float:
+        """Standard error of logit u of one training, from its derivatives by the parameters."""
+        longest = max((one.samples for one in self.observed), default=samples)
+        bent = FORM_ERROR * max(0.0, log(samples / longest))
+        return sqrt(float(row @ self._covariance @ row) + self._seed**2 + bent**2)
 
     def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
         """Logit u, and its derivatives by the parameters."""

@@ -86,6 +86,7 @@ _MOST_OF_LEFT = 0.8  # of the time left, for visits to batches that a plan is ch
 _PLANNING = 10  # times as long as the planner takes, it is left alone
 _FAR = 2  # times the largest batch measured: a plan says so, and it is measured first
 
+_PART = 16  # samples whose gradient is taken for the noise scale
 _EVALUATION_BATCH = 256
 _EVALUATION_REPEATS = 4
 
@@ -298,11 +299,16 @@ class Controller:
         command = MeasureNoise(
             workers=curve[0],
             resolution=curve[1],
-            part_size=self._smallest[curve],
+            part_size=self._part_size(curve),
             seconds=_NOISE * self._budget,
         )
         answer = self._visitor.ask(command, NoiseMeasured, "measuring gradient noise")
         return answer.noise if answer else None
+
+    def _part_size(self, curve: Curve) -> int:
+        """Samples of a part: larger ones take hardly longer, and tell of as many more samples."""
+        visited = [p.local_batch_size for p in self._visitor.ledger.steps if p[:2] == curve]
+        return max(self._smallest[curve], min(_PART, max(visited)))
 
     def _evaluation(self) -> float:
         self._report("evaluation")

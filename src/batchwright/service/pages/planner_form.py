@@ -25,6 +25,7 @@ MOST_KEYS = 40
 
 OBJECTIVES = (
     ("", "as the profile's job says"),
+    ("auto", "quickest of the most accurate"),
     ("knee", "knee: until more pays little"),
     ("time", "least time"),
     ("cost", "least cost"),
