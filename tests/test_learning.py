@@ -151,6 +151,17 @@ def test_samples_to_an_accuracy_are_those_that_reach_it(name, accuracy):
     assert model.accuracy(Candidate(name, 128, found.value)).value == pytest.approx(accuracy)
 
 
+@pytest.mark.parametrize(("one", "other"), [("sgd", "sgd"), ("muon", "sgd"), ("sgd", "muon")])
+def test_as_many_samples_as_the_ratio_says_reach_the_same(one, other):
+    model = truth()
+    known = Candidate(other, 128, 120_000)
+    ratio = model.samples_ratio(one, 512, known)
+    assert ratio.low < ratio.value < ratio.high
+    longer = Candidate(one, 512, ratio.value * known.samples)
+    assert model.accuracy(longer).value == pytest.approx(model.accuracy(known).value)
+    assert model.samples_ratio(other, 128, known) == Estimate(value=1, low=1, high=1)
+
+
 def test_guessing_takes_no_samples():
     assert truth().samples_to("sgd", 128, 0.1) is None
     assert truth().samples_to("sgd", 128, 0.05) is None
@@ -210,6 +221,15 @@ def test_trials_decide_optimizer_and_batch():
     assert not quicker
     assert all(one.accuracy is None for one in without.considered)
     assert reason(without, "accuracy").value == "not known"
+
+
+def test_what_an_image_is_worth_is_by_the_trials():
+    """Not by the noise scale, which speaks of SGD's gradient."""
+    plan = make_plan(taught(noise=None))
+    told = {one.global_batch_size: one.efficiency for one in plan.considered}
+    assert None not in told.values()
+    assert told[128].value == pytest.approx(1)
+    assert told[16].value > told[64].value > 1 > told[256].value
 
 
 def test_the_tolerance_buys_time():

@@ -117,9 +117,17 @@ class Progress:
         if batch not in self._to_target:
             epochs = self.epochs(batch)
             if epochs is None and not self._misses(batch):
-                epochs = self.model(batch).relative_epochs(batch)
+                if self.learnt is not None:
+                    epochs = self._by_law(self.learnt, batch, self.base_batch)
+                else:
+                    epochs = self.model(batch).relative_epochs(batch)
             self._to_target[batch] = epochs
         return self._to_target[batch]
+
+    def _by_law(self, learnt: Learnt, batch: int, other: int) -> Estimate:
+        """Epochs with a batch over those with another, each with its optimizer."""
+        own, others = self.optimizer(batch), self.optimizer(other)
+        return learnt.relative_epochs(own, batch, others, other, self.planned)
 
     def _misses(self, batch: int) -> bool:
         told = any(model.tells_epochs for model in self.models.values())
@@ -129,14 +137,14 @@ class Progress:
         """Epochs to the target accuracy; `None` if nothing tells."""
         if batch not in self._epochs:
             found = self.model(batch).epochs(batch)
-            if found is None and self.by_trials(batch) and self.target is not None:
-                assert self.learnt is not None  # noqa: S101 - trials tell
-                found = self.learnt.epochs_to(self.optimizer(batch), batch, self.target)
+            told = None if self._misses(batch) else self.learnt  # runs tell better
+            if found is None and told is not None and self.target is not None:
+                found = told.epochs_to(self.optimizer(batch), batch, self.target)
             self._epochs[batch] = found
         return self._epochs[batch]
 
     def by_trials(self, batch: int) -> bool:
-        """Whether trials tell of a target with such a batch, as no run does."""
+        """Whether trials tell of such a batch, and no run does."""
         return self.learnt is not None and not self._misses(batch)
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
@@ -158,6 +166,8 @@ class Progress:
 
     def compared_epochs(self, batch: int, other: int) -> Estimate | None:
         """Epochs to the target with a batch over those with another; `None` if nothing tells."""
+        if self.learnt is not None and not (self._misses(batch) or self._misses(other)):
+            return self._by_law(self.learnt, batch, other)
         if self.optimizer(batch) == self.optimizer(other):
             return self.model(batch).compared_epochs(batch, other)
         own, others = self.to_target(batch), self.to_target(other)

@@ -52,6 +52,12 @@ class Learnt:
         values = {end: getattr(found, end) / self.train_samples for end in ("value", "low", "high")}
         return Estimate(**values)
 
+    def relative_epochs(
+        self, optimizer: OptimizerName, batch: int, other: OptimizerName, base: int, epochs: float
+    ) -> Estimate:
+        """Epochs with a batch over those with another, as many as it would train, equally good."""
+        return self.model.samples_ratio(optimizer, batch, self.candidate(other, base, epochs))
+
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
         """A training as the law sees it."""
         return Candidate(optimizer, batch, epochs * self.train_samples)

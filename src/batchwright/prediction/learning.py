@@ -134,6 +134,23 @@ class LearningModel:
         off = exp(min(_MOST_LOG, Z_975 * error))
         return Estimate(value=samples, low=samples / off, high=samples * off)
 
+    def samples_ratio(self, optimizer: str, batch: int, other: Candidate) -> Estimate:
+        """Samples with an optimizer and a batch over those of another training, equally accurate.
+
+        What both have in common is not in the error.
+        """
+        first = 3 * self._names.index(optimizer) + 1
+        slope = max(float(self._mean[first]), _FLATTEST)
+        at, row = self._at(Candidate(optimizer, batch, other.samples))
+        wanted, from_row = self._at(other)
+        ratio = (wanted - at) / slope
+        off_by = from_row - row
+        off_by[first] -= ratio
+        error = sqrt(float(off_by @ self._covariance @ off_by)) / slope
+        ends = (ratio, ratio - Z_975 * error, ratio + Z_975 * error)
+        value, low, high = (exp(max(-_MOST_LOG, min(_MOST_LOG, end))) for end in ends)
+        return Estimate(value=value, low=low, high=high)
+
     def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
         """Accuracy of one training less that of another, and the standard error of that.
 
