@@ -8,6 +8,7 @@ import pytest
 
 from batchwright.planning.planner import make_plan
 from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
+from batchwright.prediction import learning
 from batchwright.prediction.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.trainings import Candidate, Observed, of_trials
 from batchwright.records import Estimate, RunSummary, Trial
@@ -140,6 +141,21 @@ def test_guessing_is_no_end_of_the_law():
     seen = [Observed("sgd", 128, 5000, 0.1, 10**6), Observed("sgd", 256, 5000, 0.07, 1000)]
     found = fit_learning(seen, classes=CLASSES).accuracy(Candidate("sgd", 128, 5000))
     assert found.value < 0.2
+
+
+@pytest.mark.parametrize(
+    "accuracies", [(0.01, 1.0), (0.01, 0.6), (0.5, 0.01)], ids=["reached", "better", "worse"]
+)
+def test_a_trial_that_diverged_beside_another_leaves_one_law(accuracies, monkeypatch):
+    """Steps of Gauss and Newton alone go to and fro between two laws for ever."""
+    lengths = ((64, 3200), (1024, 51_200))
+    seen = [Observed("muon", *one, a, 1000) for one, a in zip(lengths, accuracies, strict=True)]
+    found = []
+    for rounds in (50, 51):
+        monkeypatch.setattr(learning, "_ROUNDS", rounds)
+        model = fit_learning(seen, classes=100, optimizers=("muon",))
+        found.append(model.accuracy(Candidate("muon", 256, 10**6)).value)
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["sgd", "muon"])

@@ -201,22 +201,32 @@ def fit_learning(
     weights, wanted = _prior_rows(names, prior)
     mean = np.linalg.solve(weights, wanted)  # as many rows as parameters
     targets = [_target(one, classes, prior.seed) for one in observed]
-    precision = weights.T @ weights
-    for _ in range(_ROUNDS):
+
+    def linear_at(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Derivatives of all that is to be met, each over its error, and what is left of it."""
         rows, off = [], []
         for one, (target, error) in zip(observed, targets, strict=True):
             value, row = _logit(mean, names, Candidate(one.optimizer, one.batch, one.samples))
             rows.append(row / error)
             off.append((target - value) / error)
-        jacobian = np.vstack([weights, *rows])
-        residual = np.concatenate([wanted - weights @ mean, off])
-        precision = jacobian.T @ jacobian
-        step = np.linalg.solve(precision, jacobian.T @ residual)
+        return np.vstack([weights, *rows]), np.concatenate([wanted - weights @ mean, off])
+
+    jacobian, residual = linear_at(mean)
+    for _ in range(_ROUNDS):
+        step = np.linalg.solve(jacobian.T @ jacobian, jacobian.T @ residual)
         # A long step leaves the range where the law is nearly straight in its parameters.
         step *= min(1.0, 2.0 / max(float(np.abs(step).max()), _SMALL))
-        mean = mean + step
-        if float(np.abs(step).max()) < _SMALL:
+        before = float(residual @ residual)
+        while float(np.abs(step).max()) >= _SMALL:
+            jacobian, residual = linear_at(mean + step)
+            if float(residual @ residual) <= before:
+                break
+            step /= 2  # observations that contradict each other would make it go to and fro
+        else:
             break
+        mean = mean + step
+    jacobian, _ = linear_at(mean)
+    precision = jacobian.T @ jacobian
     return LearningModel(
         classes, tuple(observed), names, mean, np.linalg.inv(precision), prior.seed
     )
