@@ -346,6 +346,12 @@ def test_no_time_no_trial():
     assert question().next_trial([], budget=10, left=0.2) is None
 
 
+def test_a_handful_of_images_leaves_none_to_judge_on():
+    arms = (Arm(2, 1, 2, 1e-3), Arm(4, 1, 4, 1e-3))
+    few = question(samples=9, epochs=1000, arms=arms)
+    assert few.next_trial([], budget=100, left=100) is None
+
+
 def test_what_is_settled_takes_no_more_time():
     asks = question()
     sure = [

@@ -79,8 +79,9 @@ def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
 
     Trials at another resolution than the job's highest count for nothing, nor do those with an
     optimizer that it cannot come to, or if its rate or its rule for rates is not the usual one.
+    Where a job scales rate or gradients by gradient noise, there are none.
     """
-    if job.method not in TAUGHT:
+    if not teaches(job):
         return None
     profile = profiles[0]
     names, side = optimizers_of(job), max(sides(job))
@@ -98,6 +99,12 @@ def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
 
     model = fit_learning(observed, classes=len(profile.data.classes), optimizers=names)
     return Learnt(model, names, profile.data.train_samples, max(one.samples for one in trials))
+
+
+def teaches(job: Job) -> bool:
+    """Whether a job's trainings are like trials, in which nothing is scaled by gradient noise."""
+    factors = job.ags.factors != "off" or job.rate_scaling == "gain"
+    return job.method in TAUGHT and not factors
 
 
 def _same_rates(measured: Job, planned: Job) -> bool:
