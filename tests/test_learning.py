@@ -1,17 +1,21 @@
 """The law of learning, the plans that follow it, and which trial comes next."""
 
 import random
+from dataclasses import replace
 from math import exp, log
 
 import numpy as np
 import pytest
 
+from batchwright.planning.choice import accurate
+from batchwright.planning.mixes import Mix
 from batchwright.planning.planner import make_plan
+from batchwright.planning.table import Row
 from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.prediction import learning
 from batchwright.prediction.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.trainings import Candidate, Observed, of_trials
-from batchwright.records import Estimate, RunSummary, Trial
+from batchwright.records import Estimate, Goal, RunSummary, Trial
 from batchwright.reporting.reading import compared_rows
 from samples import make_job, make_profile, make_summary
 from test_choice import chosen, reason
@@ -265,6 +269,44 @@ def test_another_objective_stays_as_it_was():
         goal = profile.job.goal.model_copy(update={"objective": objective})
         job = profile.job.model_copy(update={"goal": goal, "optimizer": "sgd"})
         assert make_plan(profile, job).stages == make_plan(bare, job).stages
+
+
+def test_trials_of_all_profiles_count_each_once():
+    profile = taught()
+    bare = profile.model_copy(update={"trials": ()})
+    whole = make_plan(profile)
+    halves = [profile.model_copy(update={"trials": profile.trials[k::2]}) for k in (0, 1)]
+    assert chosen(make_plan([bare, profile])).accuracy == chosen(whole).accuracy
+    assert chosen(make_plan([profile, profile])).accuracy == chosen(whole).accuracy
+    for one, other in zip(
+        make_plan(halves).considered, make_plan([profile, bare]).considered, strict=True
+    ):
+        assert one.accuracy.value == pytest.approx(other.accuracy.value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"sampling": "balanced"}, {"clip_norm": 0.1}, {"label_smoothing": 0.2}, {"decay": "none"}],
+)
+def test_trials_count_for_nothing_where_training_is_another(keys):
+    profile = taught()
+    plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
+    assert all(one.accuracy is None for one in plan.considered)
+
+
+def row_of(accuracy):
+    """A candidate; all that counts is how accurate it is."""
+    size = {"mix": Mix(()), "resolution": 32, "totals": (), "batch": 64, "steps": 10, "cost": None}
+    times = dict.fromkeys(("step_seconds", "epoch_seconds", "train_seconds"), 1.0)
+    return Row(**size, **times, accuracy=accuracy)
+
+
+def test_what_is_not_known_to_be_accurate_is_not_chosen_for_it():
+    known, worse, unknown = (row_of(one) for one in (0.8, 0.7, None))
+    assert accurate(Goal(), [known, worse, unknown]) == [known]
+    assert accurate(Goal(), [unknown]) == [unknown]
+    to_target = [replace(row, target_seconds=1.0) for row in (known, worse)]
+    assert accurate(Goal(), to_target) == to_target[:1]
 
 
 @pytest.mark.parametrize(

@@ -344,9 +344,13 @@ def _best(
 
 
 def accurate(goal: Goal, rows: Sequence[Row]) -> list[Row]:
-    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`."""
-    most = min(map(_wrong, rows)) + goal.accuracy_tolerance
-    return [row for row in rows if _wrong(row) <= most]
+    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`.
+
+    One of which nothing is told is not; all are where nothing is told of any.
+    """
+    told = {row: row.accuracy for row in rows if row.accuracy is not None}
+    least = max(told.values(), default=0.0) - goal.accuracy_tolerance
+    return [row for row, accuracy in told.items() if accuracy >= least] or list(rows)
 
 
 def _sizes(goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> list[Row]:
