@@ -171,7 +171,19 @@ def test_samples_to_an_accuracy_are_those_that_reach_it(name, accuracy):
     assert model.accuracy(Candidate(name, 128, found.value)).value == pytest.approx(accuracy)
 
 
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+def test_samples_of_two_batches_are_compared_by_what_sets_them_apart(name):
+    model = truth()
+    small, large = (model.samples_to(name, batch, 0.6) for batch in (64, 512))
+    ratio = model.samples_compared((name, 512), (name, 64), 0.6)
+    assert ratio.value == pytest.approx(large.value / small.value)
+    assert ratio.low < ratio.value < ratio.high < large.high / small.low
+    same = model.samples_compared((name, 64), (name, 64), 0.6)
+    assert (same.low, same.value, same.high) == pytest.approx((1, 1, 1))
+
+
 def test_guessing_takes_no_samples():
+    assert truth().samples_compared(("sgd", 64), ("muon", 64), 0.1) is None
     assert truth().samples_to("sgd", 128, 0.1) is None
     assert truth().samples_to("sgd", 128, 0.05) is None
 
@@ -255,6 +267,9 @@ def test_a_target_is_planned_for_by_trials():
     told = reason(plan, "epochs to target")
     assert "as the trials tell" in told.why
     row = chosen(plan)
+    for one in plan.considered:
+        # Seconds tell apart what the trials tell apart, whatever the noise scale says.
+        assert not one.level or one.target_seconds.value < 1.5 * row.target_seconds.value
     others = [one.target_seconds.value for one in plan.considered if not one.refused]
     assert row.target_seconds.value == min(others)
     assert row.epochs.value == pytest.approx(

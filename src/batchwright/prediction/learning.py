@@ -122,17 +122,43 @@ class LearningModel:
 
         Beyond all that was observed it is a guess, and the interval says so: it may span decades.
         """
+        found = self._reaching(optimizer, batch, accuracy)
+        if found is None:
+            return None
+        samples, row, slope = found
+        off = exp(min(_MOST_LOG, Z_975 * self._error(row, samples) / slope))
+        return Estimate(value=samples, low=samples / off, high=samples * off)
+
+    def samples_compared(
+        self, one: tuple[str, int], other: tuple[str, int], accuracy: float
+    ) -> Estimate | None:
+        """`samples_to` of one optimizer and batch over that of others, by what sets them apart.
+
+        Scatter from seed to seed is not in it.
+        """
+        found, others = (self._reaching(*pair, accuracy) for pair in (one, other))
+        if found is None or others is None:
+            return None
+        apart = found[1] / found[2] - others[1] / others[2]
+        error = sqrt(max(0.0, float(apart @ self._covariance @ apart)))
+        ratio, off = found[0] / others[0], exp(min(_MOST_LOG, Z_975 * error))
+        return Estimate(value=ratio, low=ratio / off, high=ratio * off)
+
+    def _reaching(
+        self, optimizer: str, batch: int, accuracy: float
+    ) -> tuple[float, np.ndarray, float] | None:
+        """Samples to an accuracy, derivatives of the logit there, and its slope in their logarithm.
+
+        `None` below guessing.
+        """
         unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
         if not 0 < unit < 1:
             return None
-        first = 3 * self._names.index(optimizer)
-        slope = max(float(self._mean[first + 1]), _FLATTEST)
+        slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
         start, _ = self._at(Candidate(optimizer, batch, 1))
         samples = exp(min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope))
         _, row = self._at(Candidate(optimizer, batch, samples))
-        error = self._error(row, samples) / slope
-        off = exp(min(_MOST_LOG, Z_975 * error))
-        return Estimate(value=samples, low=samples / off, high=samples * off)
+        return samples, row, slope
 
     def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
         """Accuracy of one training less that of another, and the standard error of that.
