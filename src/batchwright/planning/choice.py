@@ -160,8 +160,8 @@ class Progress:
         """Epochs to the target with a batch over those with another; `None` if nothing tells."""
         if self.by_trials(batch) and self.by_trials(other) and self.target is not None:
             assert self.learnt is not None  # noqa: S101 - trials tell
-            pairs = ((self.optimizer(one), one) for one in (batch, other))
-            told = self.learnt.model.samples_compared(*pairs, self.target)
+            one, another = ((self.optimizer(size), size) for size in (batch, other))
+            told = self.learnt.model.samples_compared(one, another, self.target)
             if told is not None:
                 return told
         if self.optimizer(batch) == self.optimizer(other):
