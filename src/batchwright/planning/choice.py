@@ -117,17 +117,18 @@ class Progress:
         if batch not in self._to_target:
             epochs = self.epochs(batch)
             if epochs is None and not self._misses(batch):
-                if self.learnt is not None:
-                    epochs = self._by_law(self.learnt, batch, self.base_batch)
-                else:
-                    epochs = self.model(batch).relative_epochs(batch)
+                by_law = self._by_law(batch, self.base_batch)
+                epochs = by_law or self.model(batch).relative_epochs(batch)
             self._to_target[batch] = epochs
         return self._to_target[batch]
 
-    def _by_law(self, learnt: Learnt, batch: int, other: int) -> Estimate:
-        """Epochs with a batch over those with another, each with its optimizer."""
-        own, others = self.optimizer(batch), self.optimizer(other)
-        return learnt.relative_epochs(own, batch, others, other, self.planned)
+    def _by_law(self, batch: int, other: int) -> Estimate | None:
+        """Epochs with a batch over those with another, for as much accuracy, as trials tell."""
+        if self.learnt is None or self._misses(batch) or self._misses(other):
+            return None
+        one, another = ((self.optimizer(size), size) for size in (batch, other))
+        accuracy = self.target or self.learnt.accuracy(*another, self.planned).value
+        return self.learnt.model.samples_compared(one, another, accuracy)
 
     def _misses(self, batch: int) -> bool:
         told = any(model.tells_epochs for model in self.models.values())
@@ -166,8 +167,9 @@ class Progress:
 
     def compared_epochs(self, batch: int, other: int) -> Estimate | None:
         """Epochs to the target with a batch over those with another; `None` if nothing tells."""
-        if self.learnt is not None and not (self._misses(batch) or self._misses(other)):
-            return self._by_law(self.learnt, batch, other)
+        told = self._by_law(batch, other)
+        if told is not None:
+            return told
         if self.optimizer(batch) == self.optimizer(other):
             return self.model(batch).compared_epochs(batch, other)
         own, others = self.to_target(batch), self.to_target(other)
@@ -354,9 +356,13 @@ def _best(
 
 
 def accurate(goal: Goal, rows: Sequence[Row]) -> list[Row]:
-    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`."""
-    most = min(map(_wrong, rows)) + goal.accuracy_tolerance
-    return [row for row in rows if _wrong(row) <= most]
+    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`.
+
+    One of which nothing is told is not; all are where nothing is told of any.
+    """
+    told = {row: row.accuracy for row in rows if row.accuracy is not None}
+    least = max(told.values(), default=0.0) - goal.accuracy_tolerance
+    return [row for row, accuracy in told.items() if accuracy >= least] or list(rows)
 
 
 def _sizes(goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> list[Row]:
