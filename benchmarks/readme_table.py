@@ -22,24 +22,12 @@ NOTHING = "No result has been kept yet."
 HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
 
 HEADLINES = (
-    ("main_job", "over_lightning", "our loop over Lightning's as started by default, images/s"),
-    (
-        "uneven",
-        "two_workers_over_ddp_images",
-        "our loop over a plain DDP loop, two workers, images/s",
-    ),
-    ("main_job", "digits_accuracy", "accuracy of `batchwright run` with its defaults (digits)"),
-    ("predict", "step_seconds_median_error", "error of a predicted step time, median"),
-    ("predict", "interval_coverage", "steps inside the predicted 95 % interval"),
-    ("predict", "memory_median_error", "error of predicted peak memory, median"),
-    (
-        "uneven",
-        "dynamic_over_equal_shares",
-        "`dynamic-batch`, one of two workers slowed down: epoch time over equal shares",
-    ),
-    ("uneven", "kills_recovered", "killed workers after which a run went on"),
-    ("uneven", "samples_lost_or_repeated", "samples lost or repeated in these runs"),
-    ("dual_batch", "round_over_large_k105", "`dual-batch` planned for 1.05: round time over plain"),
+    ("first_contact", "own_data_epoch_error", "data and network of one's own: error of an epoch"),
+    ("first_contact", "own_data_coverage", "such epochs inside the predicted 95 % interval"),
+    ("first_contact", "precision_regret", "chosen number format's time over the other's, worst"),
+    ("first_contact", "first_command_seconds", "`batchwright run` with its defaults (digits)"),
+    ("first_contact", "explained_share", "share of it that its table of times explains"),
+    ("first_contact", "busy_told", "probes beside busy programs that say so"),
     ("cyclic", "cifar_time_saved", "`cyclic`, CIFAR-100: training time saved"),
     ("cyclic", "cifar_accuracy", "accuracy less that of the top resolution throughout"),
     ("cyclic", "folder_time_saved", "`cyclic`, photographs up to 160 px: training time saved"),
@@ -63,7 +51,6 @@ HEADLINES = (
         "picked_under_best_small_points",
         "small batches with the better optimizer: accuracy less the plan's choice",
     ),
-    ("gradient_overhead", "ags_overhead", "gradient scaling: what it adds to a step"),
     ("service", "records_lost", "records that the service lost in 20 kills"),
     ("service", "page_seconds_million_records", "page of a run with a million records"),
 )

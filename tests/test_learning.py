@@ -1,16 +1,21 @@
 """The law of learning, the plans that follow it, and which trial comes next."""
 
 import random
+from dataclasses import replace
 from math import exp, log
 
 import numpy as np
 import pytest
 
+from batchwright.planning.choice import accurate
+from batchwright.planning.mixes import Mix
 from batchwright.planning.planner import make_plan
+from batchwright.planning.table import Row
 from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
+from batchwright.prediction import learning
 from batchwright.prediction.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.trainings import Candidate, Observed, of_trials
-from batchwright.records import Estimate, RunSummary, Trial
+from batchwright.records import Estimate, Goal, RunSummary, Trial
 from batchwright.reporting.reading import compared_rows
 from samples import make_job, make_profile, make_summary
 from test_choice import chosen, reason
@@ -142,6 +147,21 @@ def test_guessing_is_no_end_of_the_law():
     assert found.value < 0.2
 
 
+@pytest.mark.parametrize(
+    "accuracies", [(0.01, 1.0), (0.01, 0.6), (0.5, 0.01)], ids=["reached", "better", "worse"]
+)
+def test_a_trial_that_diverged_beside_another_leaves_one_law(accuracies, monkeypatch):
+    """Steps of Gauss and Newton alone go to and fro between two laws for ever."""
+    lengths = ((64, 3200), (1024, 51_200))
+    seen = [Observed("muon", *one, a, 1000) for one, a in zip(lengths, accuracies, strict=True)]
+    found = []
+    for rounds in (50, 51):
+        monkeypatch.setattr(learning, "_ROUNDS", rounds)
+        model = fit_learning(seen, classes=100, optimizers=("muon",))
+        found.append(model.accuracy(Candidate("muon", 256, 10**6)).value)
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
+
+
 @pytest.mark.parametrize("name", ["sgd", "muon"])
 @pytest.mark.parametrize("accuracy", [0.2, 0.6, 0.9])
 def test_samples_to_an_accuracy_are_those_that_reach_it(name, accuracy):
@@ -151,7 +171,19 @@ def test_samples_to_an_accuracy_are_those_that_reach_it(name, accuracy):
     assert model.accuracy(Candidate(name, 128, found.value)).value == pytest.approx(accuracy)
 
 
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+def test_samples_of_two_batches_are_compared_by_what_sets_them_apart(name):
+    model = truth()
+    small, large = (model.samples_to(name, batch, 0.6) for batch in (64, 512))
+    ratio = model.samples_compared((name, 512), (name, 64), 0.6)
+    assert ratio.value == pytest.approx(large.value / small.value)
+    assert ratio.low < ratio.value < ratio.high < large.high / small.low
+    same = model.samples_compared((name, 64), (name, 64), 0.6)
+    assert (same.low, same.value, same.high) == pytest.approx((1, 1, 1))
+
+
 def test_guessing_takes_no_samples():
+    assert truth().samples_compared(("sgd", 64), ("muon", 64), 0.1) is None
     assert truth().samples_to("sgd", 128, 0.1) is None
     assert truth().samples_to("sgd", 128, 0.05) is None
 
@@ -212,6 +244,15 @@ def test_trials_decide_optimizer_and_batch():
     assert reason(without, "accuracy").value == "not known"
 
 
+def test_what_an_image_is_worth_is_by_the_trials():
+    """Not by the noise scale, which speaks of SGD's gradient."""
+    plan = make_plan(taught(noise=None))
+    told = {one.global_batch_size: one.efficiency for one in plan.considered}
+    assert None not in told.values()
+    assert told[128].value == pytest.approx(1)
+    assert told[16].value > told[64].value > 1 > told[256].value
+
+
 def test_the_tolerance_buys_time():
     profile = taught()
     goal = profile.job.goal
@@ -235,6 +276,9 @@ def test_a_target_is_planned_for_by_trials():
     told = reason(plan, "epochs to target")
     assert "as the trials tell" in told.why
     row = chosen(plan)
+    for one in plan.considered:
+        # Seconds tell apart what the trials tell apart, whatever the noise scale says.
+        assert not one.level or one.target_seconds.value < 1.5 * row.target_seconds.value
     others = [one.target_seconds.value for one in plan.considered if not one.refused]
     assert row.target_seconds.value == min(others)
     assert row.epochs.value == pytest.approx(
@@ -249,6 +293,44 @@ def test_another_objective_stays_as_it_was():
         goal = profile.job.goal.model_copy(update={"objective": objective})
         job = profile.job.model_copy(update={"goal": goal, "optimizer": "sgd"})
         assert make_plan(profile, job).stages == make_plan(bare, job).stages
+
+
+def test_trials_of_all_profiles_count_each_once():
+    profile = taught()
+    bare = profile.model_copy(update={"trials": ()})
+    whole = make_plan(profile)
+    halves = [profile.model_copy(update={"trials": profile.trials[k::2]}) for k in (0, 1)]
+    assert chosen(make_plan([bare, profile])).accuracy == chosen(whole).accuracy
+    assert chosen(make_plan([profile, profile])).accuracy == chosen(whole).accuracy
+    for one, other in zip(
+        make_plan(halves).considered, make_plan([profile, bare]).considered, strict=True
+    ):
+        assert one.accuracy.value == pytest.approx(other.accuracy.value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"sampling": "balanced"}, {"clip_norm": 0.1}, {"label_smoothing": 0.2}, {"decay": "none"}],
+)
+def test_trials_count_for_nothing_where_training_is_another(keys):
+    profile = taught()
+    plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
+    assert all(one.accuracy is None for one in plan.considered)
+
+
+def row_of(accuracy):
+    """A candidate; all that counts is how accurate it is."""
+    size = {"mix": Mix(()), "resolution": 32, "totals": (), "batch": 64, "steps": 10, "cost": None}
+    times = dict.fromkeys(("step_seconds", "epoch_seconds", "train_seconds"), 1.0)
+    return Row(**size, **times, accuracy=accuracy)
+
+
+def test_what_is_not_known_to_be_accurate_is_not_chosen_for_it():
+    known, worse, unknown = (row_of(one) for one in (0.8, 0.7, None))
+    assert accurate(Goal(), [known, worse, unknown]) == [known]
+    assert accurate(Goal(), [unknown]) == [unknown]
+    to_target = [replace(row, target_seconds=1.0) for row in (known, worse)]
+    assert accurate(Goal(), to_target) == to_target[:1]
 
 
 @pytest.mark.parametrize(
@@ -328,6 +410,12 @@ def test_a_tenth_of_the_time_finds_what_is_nearly_best(seed):
 def test_no_time_no_trial():
     assert question().next_trial([], budget=0.4, left=0.4) is None
     assert question().next_trial([], budget=10, left=0.2) is None
+
+
+def test_a_handful_of_images_leaves_none_to_judge_on():
+    arms = (Arm(2, 1, 2, 1e-3), Arm(4, 1, 4, 1e-3))
+    few = question(samples=9, epochs=1000, arms=arms)
+    assert few.next_trial([], budget=100, left=100) is None
 
 
 def test_what_is_settled_takes_no_more_time():

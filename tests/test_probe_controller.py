@@ -11,7 +11,7 @@ import pytest
 from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
-from batchwright.probing import commands
+from batchwright.probing import commands, visiting
 from batchwright.probing import controller as controller_module
 from batchwright.probing.commands import Point
 from batchwright.probing.controller import Controller
@@ -44,6 +44,7 @@ class Machine:
         deadly: Bytes at which a worker is killed.
         loaders: Loader processes that feed each worker.
         trial_room: Most samples in a forward pass of a trial.
+        optimizers: Seconds of an update with each that the network has something for.
     """
 
     latency: float = 0.004
@@ -54,6 +55,7 @@ class Machine:
     seconds: float = 100.0
     loaders: int | None = None
     trial_room: int = 10**6
+    optimizers: dict[str, float] = field(default_factory=lambda: {"sgd": 1e-4, "muon": 5e-3})
     restarts: int = 0
     asked: list[commands.Command] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -167,7 +169,7 @@ class Machine:
 
     def _updates(self, command):
         self.seconds += 2 * command.seconds
-        times = {"sgd": 1e-4, "muon": 5e-3}
+        times = self.optimizers
         return commands.UpdatesTimed(
             times=tuple(
                 UpdateTime(optimizer=name, seconds=one, low=one, high=one, repeats=9)
@@ -450,6 +452,40 @@ def test_trials_of_an_invented_task_decide():
 def test_no_trials_without_time_or_for_another_method(changes):
     machine = Machine(drift=0.02, sample_seconds=0.00005)
     assert taught(machine, **({"learning": 0.1} | changes)).trials == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": 2, "warmup_epochs": 5},
+        {"launch": "virtual", "workers": 8, "goal": {"deadline": 300}},
+        {"ags": {"mode": "norm"}, "micro_batch": 16},
+        {"scaling": "gain", "micro_batch": 16},
+    ],
+    ids=["no plan", "none of the candidates is here", "factors", "gain"],
+)
+def test_a_probe_ends_well_where_trials_would_tell_nothing(changes):
+    counts = (1,) if "launch" in changes else (1, 2)
+    assert taught(Machine(drift=0.02), counts=counts, learning=60, **changes).trials == ()
+
+
+def test_no_trial_of_an_optimizer_that_the_network_has_nothing_for(monkeypatch):
+    machine = Machine(drift=0.02)
+    monkeypatch.setattr(machine, "optimizers", {"sgd": 1e-4})
+    trials = taught(machine, learning=0.1).trials
+    assert {one.optimizer for one in trials} == {"sgd"}
+
+
+def test_trials_end_before_workers_were_killed_too_often(monkeypatch):
+    machine = Machine(drift=0.02)
+
+    def deadly(command):
+        raise Killed
+
+    monkeypatch.setattr(machine, "_trial", deadly)
+    monkeypatch.setattr(visiting, "MOST_RESTARTS", 1)
+    assert taught(machine, learning=0.1).trials == ()
+    assert machine.restarts == 1
 
 
 def test_what_is_too_large_for_a_trial_leaves_the_smaller():

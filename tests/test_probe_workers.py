@@ -240,6 +240,17 @@ def test_a_trial_ends_with_a_worker_that_is_killed_and_another_may_follow(folder
     assert run.trial.steps == 3
 
 
+def test_a_long_trial_is_waited_for(folder, monkeypatch):
+    """A tenth of a training of a day, in three trials."""
+    waited = []
+    workers = Workers(job_of(), folder, [1], [])
+    monkeypatch.setattr(workers, "_read", lambda _, seconds: waited.append(seconds))
+    plain = {"workers": 1, "resolution": 8, "optimizer": "sgd", "samples": 200, "held_out": 100}
+    trial = commands.RunTrial(global_batch_size=80, micro_batch=64, seconds=2900, **plain)
+    workers.ask(trial, commands.TrialRun)
+    assert waited[0] > 2 * 2900
+
+
 # ---------------------------------------------------------------------- two workers by themselves
 
 

@@ -192,3 +192,16 @@ def test_a_worker_that_loads_by_itself_waits_as_long_as_that_takes(monkeypatch):
     assert told.loaders == 0
     assert told.input_seconds == told.batch_seconds == pytest.approx(0.7)
     assert sum(steps[0]) == pytest.approx(1.7)
+
+
+class ColdMachine(Machine):
+    """Its first steps take ten times as long, as where memory is touched first."""
+
+    def step(self, supply):
+        self.step_seconds = 10.0 if self.seconds < 20 else 1.0
+        return super().step(supply)
+
+
+def test_without_loaders_a_step_with_its_images_at_hand_is_what_timed_steps_are(monkeypatch):
+    _, told = visited(monkeypatch, ColdMachine(2, 2, 1.0, 0, 0.7), 4)
+    assert told.alone_seconds == pytest.approx(1.0)

@@ -27,7 +27,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
-from pathlib import Path
 from typing import IO, Protocol
 
 from batchwright.processes import PARENT_PID, die_with_parent, spinning_shortly
@@ -339,21 +338,14 @@ def _become(order: _Order, files: list[int], parent: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # else all workers would draw the same numbers until they are seeded
         numpy.random.seed()
-        _let_numpy_compute(int(order.environment.get("OMP_NUM_THREADS", "0")))
+        threads = int(order.environment.get("OMP_NUM_THREADS", "0"))
+        if threads:  # its BLAS has read the server's number as it was loaded
+            from threadpoolctl import threadpool_limits
+
+            threadpool_limits(threads, user_api="blas")
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.seed()
-
-
-def _let_numpy_compute(threads: int) -> None:
-    """Give the OpenBLAS of NumPy's own packages its threads: it has read the server's number."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "scipy_openblas" in line:  # its functions end in 64_ where its integers have 64 bits
-            library = ctypes.CDLL(line.split(maxsplit=5)[-1])
-            for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads"):
-                if threads > 0 and hasattr(library, name):
-                    getattr(library, name)(threads)
-            return
 
 
 def _moved(descriptor: int, above: int) -> int:

@@ -117,9 +117,18 @@ class Progress:
         if batch not in self._to_target:
             epochs = self.epochs(batch)
             if epochs is None and not self._misses(batch):
-                epochs = self.model(batch).relative_epochs(batch)
+                by_law = self._by_law(batch, self.base_batch)
+                epochs = by_law or self.model(batch).relative_epochs(batch)
             self._to_target[batch] = epochs
         return self._to_target[batch]
+
+    def _by_law(self, batch: int, other: int) -> Estimate | None:
+        """Epochs with a batch over those with another, for as much accuracy, as trials tell."""
+        if self.learnt is None or self._misses(batch) or self._misses(other):
+            return None
+        one, another = ((self.optimizer(size), size) for size in (batch, other))
+        accuracy = self.target or self.learnt.accuracy(*another, self.planned).value
+        return self.learnt.model.samples_compared(one, another, accuracy)
 
     def _misses(self, batch: int) -> bool:
         told = any(model.tells_epochs for model in self.models.values())
@@ -129,14 +138,14 @@ class Progress:
         """Epochs to the target accuracy; `None` if nothing tells."""
         if batch not in self._epochs:
             found = self.model(batch).epochs(batch)
-            if found is None and self.by_trials(batch) and self.target is not None:
-                assert self.learnt is not None  # noqa: S101 - trials tell
-                found = self.learnt.epochs_to(self.optimizer(batch), batch, self.target)
+            told = None if self._misses(batch) else self.learnt  # runs tell better
+            if found is None and told is not None and self.target is not None:
+                found = told.epochs_to(self.optimizer(batch), batch, self.target)
             self._epochs[batch] = found
         return self._epochs[batch]
 
     def by_trials(self, batch: int) -> bool:
-        """Whether trials tell of a target with such a batch, as no run does."""
+        """Whether trials tell of such a batch, and no run does."""
         return self.learnt is not None and not self._misses(batch)
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
@@ -158,6 +167,9 @@ class Progress:
 
     def compared_epochs(self, batch: int, other: int) -> Estimate | None:
         """Epochs to the target with a batch over those with another; `None` if nothing tells."""
+        told = self._by_law(batch, other)
+        if told is not None:
+            return told
         if self.optimizer(batch) == self.optimizer(other):
             return self.model(batch).compared_epochs(batch, other)
         own, others = self.to_target(batch), self.to_target(other)
@@ -344,9 +356,13 @@ def _best(
 
 
 def accurate(goal: Goal, rows: Sequence[Row]) -> list[Row]:
-    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`."""
-    most = min(map(_wrong, rows)) + goal.accuracy_tolerance
-    return [row for row in rows if _wrong(row) <= most]
+    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`.
+
+    One of which nothing is told is not; all are where nothing is told of any.
+    """
+    told = {row: row.accuracy for row in rows if row.accuracy is not None}
+    least = max(told.values(), default=0.0) - goal.accuracy_tolerance
+    return [row for row, accuracy in told.items() if accuracy >= least] or list(rows)
 
 
 def _sizes(goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> list[Row]:

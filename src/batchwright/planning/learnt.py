@@ -78,19 +78,20 @@ def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
     """What the profiles' trials tell of a job; `None` if there are none that train as it does.
 
     Trials at another resolution than the job's highest count for nothing, nor do those with an
-    optimizer that it cannot come to, or if its rate or its rule for rates is not the usual one.
+    optimizer that it cannot come to, or with other rates, clipping, labels or sampling.
+    Where a job scales rate or gradients by gradient noise, there are none.
     """
-    if job.method not in TAUGHT:
+    if not teaches(job):
         return None
     profile = profiles[0]
     names, side = optimizers_of(job), max(sides(job))
     trials = [
         one
-        for kind in profiles
-        for one in kind.trials
-        if one.optimizer in names and one.resolution == side and _same_rates(kind.job, job)
+        for measured in profiles
+        for one in measured.trials
+        if one.optimizer in names and one.resolution == side and _alike(measured.job, job)
     ]
-    observed = of_trials(trials)
+    observed = [*dict.fromkeys(of_trials(trials))]  # the same again tells nothing more
     if not observed:
         return None
     # It loads NumPy, which no plan without trials needs.
@@ -100,9 +101,19 @@ def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
     return Learnt(model, names, profile.data.train_samples, max(one.samples for one in trials))
 
 
-def _same_rates(measured: Job, planned: Job) -> bool:
-    """Whether two jobs have the same rates for the same training."""
-    return all(getattr(measured, key) == getattr(planned, key) for key in _RATE_KEYS)
+def teaches(job: Job) -> bool:
+    """Whether a job's trainings are like trials, in which nothing is scaled by gradient noise."""
+    factors = job.ags.factors != "off" or job.rate_scaling == "gain"
+    return job.method in TAUGHT and not factors
 
 
-_RATE_KEYS = ("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs", "momentum")
+def _alike(measured: Job, planned: Job) -> bool:
+    """Whether two jobs of one workload train alike for as long."""
+    return all(getattr(measured, key) == getattr(planned, key) for key in _TRAINING_KEYS)
+
+
+_TRAINING_KEYS = (
+    *("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs"),
+    *("clip_norm", "label_smoothing", "sampling"),
+)
+"""Of those that may change after measuring, what a trial is trained with."""

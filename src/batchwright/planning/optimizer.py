@@ -56,9 +56,15 @@ def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
     return ("sgd", "muon") if job.optimizer == "auto" else (job.optimizer,)
 
 
-def optimizers_to_try(job: Job) -> tuple[OptimizerName, ...]:
-    """The same without those that the job itself speaks against."""
-    return ("sgd",) if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
+def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[OptimizerName, ...]:
+    """The same without those that the job speaks against, or that the network has nothing for.
+
+    Args:
+        job: Resolved.
+        updates: Of the optimizers that `auto` may come to, where they were timed.
+    """
+    names = ("sgd",) if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
+    return tuple(name for name in names if not updates or _of(updates, name))
 
 
 def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) -> OptimizerName:

@@ -110,6 +110,8 @@ class Question:
             budget: Seconds for all of them.
             left: Seconds of it that are left.
         """
+        if not self.held_out:
+            return None
         model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
         trainings = {
             Candidate(name, arm.batch, self.epochs * self.samples): arm.epoch_seconds

@@ -122,17 +122,43 @@ class LearningModel:
 
         Beyond all that was observed it is a guess, and the interval says so: it may span decades.
         """
+        found = self._reaching(optimizer, batch, accuracy)
+        if found is None:
+            return None
+        samples, row, slope = found
+        off = exp(min(_MOST_LOG, Z_975 * self._error(row, samples) / slope))
+        return Estimate(value=samples, low=samples / off, high=samples * off)
+
+    def samples_compared(
+        self, one: tuple[str, int], other: tuple[str, int], accuracy: float
+    ) -> Estimate | None:
+        """`samples_to` of one optimizer and batch over that of others, by what sets them apart.
+
+        Scatter from seed to seed is not in it.
+        """
+        found, others = (self._reaching(*pair, accuracy) for pair in (one, other))
+        if found is None or others is None:
+            return None
+        apart = found[1] / found[2] - others[1] / others[2]
+        error = sqrt(max(0.0, float(apart @ self._covariance @ apart)))
+        ratio, off = found[0] / others[0], exp(min(_MOST_LOG, Z_975 * error))
+        return Estimate(value=ratio, low=ratio / off, high=ratio * off)
+
+    def _reaching(
+        self, optimizer: str, batch: int, accuracy: float
+    ) -> tuple[float, np.ndarray, float] | None:
+        """Samples to an accuracy, derivatives of the logit there, and its slope in their logarithm.
+
+        `None` below guessing.
+        """
         unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
         if not 0 < unit < 1:
             return None
-        first = 3 * self._names.index(optimizer)
-        slope = max(float(self._mean[first + 1]), _FLATTEST)
+        slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
         start, _ = self._at(Candidate(optimizer, batch, 1))
         samples = exp(min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope))
         _, row = self._at(Candidate(optimizer, batch, samples))
-        error = self._error(row, samples) / slope
-        off = exp(min(_MOST_LOG, Z_975 * error))
-        return Estimate(value=samples, low=samples / off, high=samples * off)
+        return samples, row, slope
 
     def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
         """Accuracy of one training less that of another, and the standard error of that.
@@ -201,22 +227,32 @@ def fit_learning(
     weights, wanted = _prior_rows(names, prior)
     mean = np.linalg.solve(weights, wanted)  # as many rows as parameters
     targets = [_target(one, classes, prior.seed) for one in observed]
-    precision = weights.T @ weights
-    for _ in range(_ROUNDS):
+
+    def linear_at(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Derivatives of all that is to be met, each over its error, and what is left of it."""
         rows, off = [], []
         for one, (target, error) in zip(observed, targets, strict=True):
             value, row = _logit(mean, names, Candidate(one.optimizer, one.batch, one.samples))
             rows.append(row / error)
             off.append((target - value) / error)
-        jacobian = np.vstack([weights, *rows])
-        residual = np.concatenate([wanted - weights @ mean, off])
-        precision = jacobian.T @ jacobian
-        step = np.linalg.solve(precision, jacobian.T @ residual)
+        return np.vstack([weights, *rows]), np.concatenate([wanted - weights @ mean, off])
+
+    jacobian, residual = linear_at(mean)
+    for _ in range(_ROUNDS):
+        step = np.linalg.solve(jacobian.T @ jacobian, jacobian.T @ residual)
         # A long step leaves the range where the law is nearly straight in its parameters.
         step *= min(1.0, 2.0 / max(float(np.abs(step).max()), _SMALL))
-        mean = mean + step
-        if float(np.abs(step).max()) < _SMALL:
+        before = float(residual @ residual)
+        while float(np.abs(step).max()) >= _SMALL:
+            jacobian, residual = linear_at(mean + step)
+            if float(residual @ residual) <= before:
+                break
+            step /= 2  # observations that contradict each other would make it go to and fro
+        else:
             break
+        mean = mean + step
+    jacobian, _ = linear_at(mean)
+    precision = jacobian.T @ jacobian
     return LearningModel(
         classes, tuple(observed), names, mean, np.linalg.inv(precision), prior.seed
     )

@@ -266,6 +266,7 @@ class RunTrial(Record):
     samples: Count = Field(description="To train on, over all workers.")
     held_out: Count = Field(description="Training images that are kept to judge on.")
     micro_batch: Count = Field(description="Most samples in a forward pass of a worker.")
+    seconds: NonNegative = Field(0.0, description="What it should take.")
 
 
 class TrialRun(Record):

@@ -468,11 +468,13 @@ class Controller:
     def _learn(self) -> None:
         """Trials, in time of their own."""
         profile = self._profile()
-        with suppress(PlanError):  # no plan, nothing to choose
+        try:
             plan = make_plan(profile)
-            self._figures["trials"] = run_trials(
-                self._visitor, profile, plan, report=self._report, clock=self._clock
-            )
+        except BatchwrightError:  # no plan, nothing to choose
+            return
+        self._figures["trials"] = run_trials(
+            self._visitor, profile, plan, report=self._report, clock=self._clock
+        )
 
     def _left(self) -> float:
         """Seconds of the budget; starting the processes is not measuring."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from batchwright.planning.learnt import TAUGHT
+from batchwright.planning.learnt import teaches
 from batchwright.planning.optimizer import optimizers_to_try
 from batchwright.planning.trial_choice import Arm, Question, Wanted
 from batchwright.prediction.trainings import of_trials
@@ -36,16 +36,15 @@ def run_trials(
         In the order in which they were made; none where `probe.learning` leaves no time for one,
         where there is nothing to choose, and for methods that do not train as trials do.
     """
-    job, budget = profile.job, _seconds(profile, plan)
-    if budget == 0 or job.method not in TAUGHT:
-        return ()
-    question = _question(profile, plan)
+    budget, question = _seconds(profile, plan), _question(profile, plan)
     began, trials = clock(), list[Trial]()
-    while True:
+    if budget == 0 or not question.arms or not teaches(profile.job):
+        return ()
+    while visitor.may_restart:  # or a worker that is killed would end the probe
         left = budget - (clock() - began)
         wanted = question.next_trial(of_trials(trials), budget=budget, left=left)
         if wanted is None:
-            return tuple(trials)
+            break
         report(f"learning: {wanted}")
         trial = _made(visitor, plan, wanted, question.held_out)
         if trial is not None:
@@ -54,8 +53,9 @@ def run_trials(
         # It was too much for the memory, whatever the visits said.
         arms = tuple(arm for arm in question.arms if arm.batch < wanted.arm.batch)
         if not arms:
-            return tuple(trials)
+            break
         question = replace(question, arms=arms)
+    return tuple(trials)
 
 
 def _seconds(profile: Profile, plan: Plan) -> float:
@@ -83,7 +83,7 @@ def _question(profile: Profile, plan: Plan) -> Question:
             for batch, one in sorted(quickest.items())
             if job.global_batch in ("auto", batch)
         ),
-        optimizers=optimizers_to_try(job),
+        optimizers=optimizers_to_try(job, profile.updates),
         epochs=job.epochs,
         samples=data.train_samples,
         classes=len(data.classes),
@@ -115,6 +115,7 @@ def _made(visitor: Visitor, plan: Plan, wanted: Wanted, held_out: int) -> Trial 
         samples=wanted.samples,
         held_out=held_out,
         micro_batch=arm.micro_batch,
+        seconds=wanted.seconds,
     )
     answer = visitor.ask(command, TrialRun, str(wanted))
     return answer.trial if answer else None

@@ -89,9 +89,10 @@ def visit_beside_loading(
     steps = in_turns(_affordable(bench, each, seconds, most_steps), meter.loaders)
     timed = [_fed_step(bench, stream) for _ in range(steps)]
     finish_loading(bench, feed)
-    if not meter.loaders:  # nothing was loaded beside the steps: all batches tell
-        batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
     means = [fmean(parts) for parts in zip(*timed, strict=True)]
+    if not meter.loaders:  # nothing was loaded beside the steps: all of them tell
+        batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
+        alone = means[1] + means[2]
     everyone = bench.group.gather((*means, alone, batch_seconds, cpu_seconds))
     waited, computing, sync, alone, batch_seconds, cpu_seconds = (
         fmean(parts) for parts in zip(*everyone, strict=True)

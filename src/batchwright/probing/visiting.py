@@ -131,6 +131,11 @@ class Visitor:
             self._restart(what)
             return None
 
+    @property
+    def may_restart(self) -> bool:
+        """Whether workers that are killed are replaced once more."""
+        return self._restarts < MOST_RESTARTS
+
     def weigh(self, point: Point) -> bool:
         """Measure the memory of a step there, unless that was done; whether it fits."""
         if point in self.memory:

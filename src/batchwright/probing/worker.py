@@ -23,9 +23,6 @@ from batchwright.processes import worker_main
 from batchwright.records import Job, Record
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
 
-IDLE_SECONDS = 3600.0
-"""A worker that hears nothing for so long ends; its parent's end reaches it at once."""
-
 
 class Ready(Record):
     """What rank 0 says once all workers have met."""
@@ -38,7 +35,6 @@ def _main() -> None:
     allocator = prepare_process(worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])))
     device = resolve_device(job.device, int(os.environ["LOCAL_RANK"]))
     with socket.socket(fileno=int(descriptor)) as line:
-        line.settimeout(IDLE_SECONDS)
         group = Group(device, job.timeout, meeting=Path(meeting))
         executor = Executor(job, group, [int(count) for count in counts.split(",")], allocator)
         _answer(line, group, Ready())

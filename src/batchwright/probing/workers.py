@@ -33,6 +33,8 @@ from batchwright.workload.host import prepare_process, resolve_device, worker_th
 ANSWER_SECONDS = 900.0
 """Silence after which a command is given up: a step that takes so long is no use to anybody."""
 
+_SLOWER = 4  # times as long as expected a command with a time of its own may take besides
+
 START_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _END_SECONDS = 5.0  # for the others to leave their own reports once one has failed
@@ -123,7 +125,8 @@ class Workers:
                 line.sendall(text)
             except OSError:  # the process is gone, which `_read` will find
                 break
-        return self._read(answer, ANSWER_SECONDS)
+        expected = getattr(command, "seconds", 0.0)  # a trial of a long training takes many minutes
+        return self._read(answer, ANSWER_SECONDS + _SLOWER * expected)
 
     def restart(self) -> None:
         """As `Measuring` says."""
