@@ -19,7 +19,7 @@ from batchwright.service.serving import GRACE_SECONDS
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
-WITHOUT = {"torch", "scikit-learn", "pillow", "matplotlib"}
+WITHOUT = {"torch", "scikit-learn", "threadpoolctl", "pillow", "matplotlib"}
 
 
 def name_of(requirement):
