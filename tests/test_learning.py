@@ -444,11 +444,11 @@ def expecting(summary: RunSummary, accuracy: Estimate) -> RunSummary:
 def test_a_report_sets_predicted_accuracy_beside_what_was_reached():
     summary = make_summary()
     assert "held-out accuracy" not in {name for name, *_ in compared_rows(summary)}
-    close = Estimate(value=summary.accuracy - 0.01, low=0.9, high=0.99)
+    close = Estimate(value=summary.accuracy + 0.01, low=0.9, high=0.99)
     told = compared_rows(expecting(summary, close))
     (row,) = [row for row in told if row[0] == "held-out accuracy"]
     assert row[2] == f"{100 * summary.accuracy:.1f} %"
-    assert "too low, inside the interval" in row[3]
+    assert row[3] == "1.0 points too high, inside the interval"
     left = expecting(summary, close).model_copy(update={"epochs": summary.epochs[:-1]})
     (row,) = [row for row in compared_rows(left) if row[0] == "held-out accuracy"]
     assert row[2] == "not measured"

@@ -425,12 +425,7 @@ def test_trials_take_their_time_beyond_the_budget_and_no_more(learning):
     machine = Machine(drift=0.02, sample_seconds=0.0005)
     profile = taught(machine, learning=learning)
     blind = make_plan(profile.model_copy(update={"trials": ()}))
-    size = blind.workers, blind.stages[0].global_batch_size
-    (planned,) = [
-        one.train_seconds.value
-        for one in blind.considered
-        if (one.workers, one.global_batch_size) == size
-    ]
+    planned = blind.chosen.train_seconds.value
     spent = sum(one.seconds for one in profile.trials)
     assert profile.trials
     assert spent <= (learning if learning >= 1 else learning * planned) * 1.05
@@ -443,7 +438,8 @@ def test_trials_of_an_invented_task_decide():
     assert {one.optimizer for one in profile.trials} == {"sgd", "muon"}
     plan = make_plan(profile)
     assert plan.update == "muon"
-    assert plan.predicted_accuracy is not None
+    assert plan.chosen is not None
+    assert plan.chosen.accuracy is not None
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,8 @@ def _predicted(near: Compared, name: OptimizerName) -> Reason:
     """Why, where trials decide."""
     doubt = Z_975 * near.error
     why = (
-        f"By the trials, this training would reach {near.sgd:.1%} held out with SGD and "
+        "By the trials, and what other tasks showed where these say nothing, this training would "
+        f"reach {near.sgd:.1%} held out with SGD and "
         f"{near.muon:.1%} with Muon, give or take {100 * doubt:.1f} points between them."
     )
     return Reason(choice="optimizer", value=name, why=why, source="predicted")

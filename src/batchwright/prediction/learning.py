@@ -114,8 +114,7 @@ class LearningModel:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
         middle, row = self._at(candidate)
         off = Z_975 * self._error(row, candidate.samples)
-        value, low, high = (self._share(at) for at in (middle, middle - off, middle + off))
-        return Estimate(value=value, low=low, high=high)
+        return _estimate(*(self._share(at) for at in (middle, middle - off, middle + off)))
 
     def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
         """Samples of the training whose accuracy at its end is this; `None` below guessing.
@@ -127,7 +126,7 @@ class LearningModel:
             return None
         samples, row, slope = found
         off = exp(min(_MOST_LOG, Z_975 * self._error(row, samples) / slope))
-        return Estimate(value=samples, low=samples / off, high=samples * off)
+        return _estimate(samples, samples / off, samples * off)
 
     def samples_compared(
         self, one: tuple[str, int], other: tuple[str, int], accuracy: float
@@ -142,7 +141,7 @@ class LearningModel:
         apart = found[1] / found[2] - others[1] / others[2]
         error = sqrt(max(0.0, float(apart @ self._covariance @ apart)))
         ratio, off = found[0] / others[0], exp(min(_MOST_LOG, Z_975 * error))
-        return Estimate(value=ratio, low=ratio / off, high=ratio * off)
+        return _estimate(ratio, ratio / off, ratio * off)
 
     def _reaching(
         self, optimizer: str, batch: int, accuracy: float
@@ -165,11 +164,8 @@ class LearningModel:
 
         What both have in common, such as the level of the task, is not in the error.
         """
-        at, row = self._at(one)
-        off, from_row = self._at(other)
-        slopes = self._slope(at) * row - self._slope(off) * from_row
-        error = sqrt(max(0.0, float(slopes @ self._covariance @ slopes)))
-        return self._share(at) - self._share(off), error
+        apart, slopes = self._difference(one, other)
+        return apart, sqrt(max(0.0, float(slopes @ self._covariance @ slopes)))
 
     def would_tell(
         self, trial: Candidate, held_out: int, one: Candidate, other: Candidate
@@ -179,8 +175,7 @@ class LearningModel:
         As a share of that error, 0 to 1. It depends on where a trial is, not on what comes of it.
         """
         at, row = self._at(trial)
-        first, second = self._at(one), self._at(other)
-        slopes = self._slope(first[0]) * first[1] - self._slope(second[0]) * second[1]
+        _, slopes = self._difference(one, other)
         noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
         shared = float(slopes @ self._covariance @ row) ** 2
         before = float(slopes @ self._covariance @ slopes)
@@ -188,6 +183,13 @@ class LearningModel:
             return 0.0
         left = max(0.0, before - shared / (float(row @ self._covariance @ row) + noise))
         return 1 - sqrt(left / before)
+
+    def _difference(self, one: Candidate, other: Candidate) -> tuple[float, np.ndarray]:
+        """Accuracy of one training less that of another, and its derivatives by the parameters."""
+        at, row = self._at(one)
+        off, from_row = self._at(other)
+        slopes = self._slope(at) * row - self._slope(off) * from_row
+        return self._share(at) - self._share(off), slopes
 
     def _error(self, row: np.ndarray, samples: float) -> float:
         """Standard error of logit u of one training, from its derivatives by the parameters."""
@@ -308,6 +310,12 @@ def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:
     share = 1 / classes + (1 - 1 / classes) * unit
     counted = sqrt(share * (1 - share) / held_out) / ((1 - 1 / classes) * unit * (1 - unit))
     return sqrt(counted**2 + seed**2)
+
+
+def _estimate(value: float, low: float, high: float) -> Estimate:
+    """To nine digits: the last ones depend on the machine's linear algebra, and plans must not."""
+    value, low, high = (float(f"{one:.9g}") for one in (value, low, high))
+    return Estimate(value=value, low=low, high=high)
 
 
 def _unit(logit: float) -> float:

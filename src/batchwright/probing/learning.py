@@ -63,7 +63,7 @@ def _seconds(profile: Profile, plan: Plan) -> float:
     asked = profile.job.probe.learning
     if asked >= 1:
         return asked
-    chosen = next((one for one in _candidates(plan) if _is_chosen(plan, one)), None)
+    chosen = plan.chosen
     if chosen is None or chosen.train_seconds is None:
         return 0.0
     return asked * chosen.train_seconds.value
@@ -97,11 +97,6 @@ def _candidates(plan: Plan) -> list[Prediction]:
     """Those at the highest resolution that are within the limits and were measured so."""
     measured = [one for one in plan.considered if not one.assumed and not one.refused]
     return [one for one in measured if one.resolution == plan.top_resolution]
-
-
-def _is_chosen(plan: Plan, one: Prediction) -> bool:
-    batch = plan.stages[0].global_batch_size
-    return (one.workers, one.global_batch_size) == (plan.workers, batch)
 
 
 def _made(visitor: Visitor, plan: Plan, wanted: Wanted, held_out: int) -> Trial | None:

@@ -315,19 +315,19 @@ class PlanFields(Document):
         return max(stage.resolution for stage in self.stages)
 
     @property
-    def predicted_accuracy(self) -> Estimate | None:
-        """Held-out accuracy that a plan of one row expects at its end; `None` if nothing told."""
+    def chosen(self) -> Prediction | None:
+        """The candidate that a plan of one row trains; `None` with several, or if not listed."""
         if len(self.stages) > 1:
             return None
         (stage,) = self.stages
         size = self.workers, stage.global_batch_size, stage.resolution
-        chosen = (
+        found = (
             one
             for one in self.considered
             if (one.workers, one.global_batch_size, one.resolution) == size
             and one.kinds == self.kinds
         )
-        return next((one.accuracy for one in chosen), None)
+        return next(found, None)
 
     def stage_of(self, epoch: int) -> int:
         """Index of the stage that holds the zero-based ``epoch``; `IndexError` past the end."""

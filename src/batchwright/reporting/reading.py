@@ -127,13 +127,17 @@ def _mean_seconds(summary: RunSummary, part: Part, worker: WorkerCurve | None) -
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was predicted for a stage beside what was measured: seconds an epoch, or bytes."""
+    """What was predicted for a stage beside what was measured: seconds an epoch, or bytes.
+
+    With `is_share` an accuracy in [0, 1], whose error is told in points.
+    """
 
     stage: int
     predicted: Estimate | None
     measured: float | None
     fastest: float | None
     slowest: float | None
+    is_share: bool = False
 
     @property
     def error_percent(self) -> float | None:
@@ -160,10 +164,13 @@ class Comparison:
         error = self.error_percent
         if self.predicted is None:
             return "nothing was predicted"
+        if self.is_share and self.measured is not None:
+            error = 100 * (self.predicted.value - self.measured)
         if error is None:
             return "nothing was measured"
+        off = f"{abs(error):.1f} {'points' if self.is_share else '%'}"
         where = "inside" if self.inside else "outside"
-        return f"{abs(error):.1f} % {self.direction}, {where} the 95 % interval"
+        return f"{off} {self.direction}, {where} the 95 % interval"
 
 
 def memory_comparisons(summary: RunSummary) -> list[Comparison]:
@@ -186,7 +193,8 @@ def accuracy_comparison(summary: RunSummary) -> Comparison:
     """Held-out accuracy after the last epoch of a run that trained all of them."""
     ended = len(summary.epochs) == summary.plan.epochs
     reached = summary.accuracy if ended else None
-    return Comparison(0, summary.plan.predicted_accuracy, reached, None, None)
+    chosen = summary.plan.chosen
+    return Comparison(0, chosen.accuracy if chosen else None, reached, None, None, is_share=True)
 
 
 def memory_measured(summary: RunSummary) -> bool:
