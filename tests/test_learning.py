@@ -320,17 +320,17 @@ def test_trials_count_for_nothing_where_training_is_another(keys):
 
 def row_of(accuracy):
     """A candidate; all that counts is how accurate it is."""
-    size = {"mix": Mix(()), "resolution": 32, "totals": (), "batch": 64, "steps": 10, "cost": None}
+    size = {"mix": Mix(()), "epochs": 1, "resolution": 32, "totals": (), "batch": 64, "steps": 10, "cost": None}
     times = dict.fromkeys(("step_seconds", "epoch_seconds", "train_seconds"), 1.0)
     return Row(**size, **times, accuracy=accuracy)
 
 
 def test_what_is_not_known_to_be_accurate_is_not_chosen_for_it():
     known, worse, unknown = (row_of(one) for one in (0.8, 0.7, None))
-    assert accurate(Goal(), [known, worse, unknown]) == [known]
-    assert accurate(Goal(), [unknown]) == [unknown]
+    assert accurate([known, worse, unknown], 0.01) == [known]
+    assert accurate([unknown], 0.01) == [unknown]
     to_target = [replace(row, target_seconds=1.0) for row in (known, worse)]
-    assert accurate(Goal(), to_target) == to_target[:1]
+    assert accurate(to_target, 0.01) == to_target[:1]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -51,6 +52,25 @@ class Learnt:
             return None
         values = {end: getattr(found, end) / self.train_samples for end in ("value", "low", "high")}
         return Estimate(**values)
+
+    def needed(
+        self, optimizer: OptimizerName, batch: int, accuracy: float, confidence: float, most: int
+    ) -> int | None:
+        """Fewest whole epochs that reach an accuracy with this probability; `None` beyond ``most``.
+
+        What is reached so rises with the epochs or, as the error grows with them, rises and falls
+        once: so the first doubling that reaches it has the fewest below it.
+        """
+
+        def reached(epochs: int) -> bool:
+            training = self.candidate(optimizer, batch, epochs)
+            return self.model.surely(training, confidence) >= accuracy
+
+        doublings = (min(2**power, most) for power in range(most.bit_length() + 1))
+        longest = next(filter(reached, doublings), None)
+        if longest is None:
+            return None
+        return 1 + bisect_left(range(1, longest), True, key=reached)
 
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
         """A training as the law sees it."""

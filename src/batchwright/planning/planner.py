@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 from batchwright.errors import PlanError
 from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
@@ -45,7 +46,7 @@ from batchwright.planning.inputs import (
 from batchwright.planning.kinds import Kind, kinds_of, link_given
 from batchwright.planning.knees import Bend, bends_of, knee_record
 from batchwright.planning.learning_rate import rule_for
-from batchwright.planning.learnt import Learnt, learnt_of
+from batchwright.planning.learnt import TAUGHT, Learnt, learnt_of
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
 from batchwright.planning.optimizer import (
@@ -119,7 +120,9 @@ def make_plan(
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
     job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
-    table = Table(job=job, data=merged[0].data, mixes=mixes, compared=compared)
+    table = Table(
+        job=job, data=merged[0].data, mixes=mixes, compared=compared, epochs=progress.trained
+    )
     table.check_asked()
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
@@ -128,7 +131,8 @@ def make_plan(
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
-    by_runs = {"scaling": job.scaling, "ags": job.ags}
+    job = job.model_copy(update={"epochs": choice.row.epochs})
+    by_runs = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_counts(settled)
     explained: tuple[Reason, ...] = (
@@ -269,8 +273,20 @@ def _progress(
         base_batch=job.base_batch,
         planned=job.epochs,
         target=job.goal.accuracy,
+        confidence=job.goal.confidence,
+        least=_least_epochs(job),
         learnt=learnt,
     )
+
+
+def _least_epochs(job: Job) -> int | None:
+    """Fewest that the plan may choose: those of the warm-up; `None` where it chooses none.
+
+    Cycles and two batch sizes are laid out over the epochs that are stated.
+    """
+    if job.goal.target is None or job.method not in TAUGHT:
+        return None
+    return 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
 
 
 def _mixing(kinds: Sequence[Kind], job: Job) -> str:
