@@ -76,16 +76,26 @@ class Learnt:
         """A training as the law sees it."""
         return Candidate(optimizer, batch, epochs * self.train_samples)
 
-    def compared(self, epochs: float) -> tuple[Compared, ...]:
+    def compared(self, job: Job) -> tuple[Compared, ...]:
         """What a training would reach with SGD and with Muon, by powers of two of the batch.
 
-        Nothing where the job leaves no choice.
+        After the job's epochs or, if the plan chooses them, the fewest that reach the target with
+        either. Nothing where the job leaves no choice.
         """
         if len(self.optimizers) < 2:
             return ()
-        return tuple(
-            self._both(2**power, epochs) for power in range(self.train_samples.bit_length())
-        )
+        batches = [2**power for power in range(self.train_samples.bit_length())]
+        return tuple(self._both(batch, self._length(batch, job)) for batch in batches)
+
+    def _length(self, batch: int, job: Job) -> int:
+        goal = job.goal
+        if goal.target is None:
+            return job.epochs
+        needed = [
+            self.needed(name, batch, goal.target, goal.confidence, job.epochs)
+            for name in self.optimizers
+        ]
+        return min((one for one in needed if one is not None), default=job.epochs)
 
     def _both(self, batch: int, epochs: float) -> Compared:
         muon, sgd = (self.candidate(name, batch, epochs) for name in ("muon", "sgd"))

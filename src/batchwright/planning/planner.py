@@ -112,7 +112,7 @@ def make_plan(
     asked, job = job, searched(job, merged[0].data)
     told = experience_of(merged[0], job, runs)
     learnt = learnt_of(given, job)
-    compared = told.compared() or (learnt.compared(job.epochs) if learnt else ())
+    compared = told.compared() or (learnt.compared(job) if learnt else ())
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
     kinds = kinds_of(merged, job)
