@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from batchwright.documents import read_record, write_record
 from batchwright.errors import PlanError
+from batchwright.planning.inputs import idle_keys
 from batchwright.planning.learnt import Learnt
-from batchwright.planning.planner import make_plan
-from batchwright.records import Goal, RunSummary
+from batchwright.planning.planner import make_plan, plan_to_measure
+from batchwright.records import Goal, Job, RunSummary
 from samples import make_job, make_profile, make_summary
 from test_choice import allowed, chosen, reason
 from test_learning import CLASSES, IMAGES, taught, truth
@@ -262,3 +263,25 @@ def test_training_ends_with_the_first_evaluation_that_reaches_the_target(
     assert code == 0, err
     assert "finished already" in err
     assert read_record(folder / "summary.json", RunSummary).epochs == summary.epochs
+
+
+# ------------------------------------------------------------------------ before there are trials
+
+
+@pytest.mark.parametrize("goal", [{"objective": "accuracy"}, {"accuracy": 0.5, "deadline": 20.0}])
+def test_what_is_measured_for_a_goal_of_accuracy_does_not_wait_for_trials(goal):
+    job = PROFILE.job.model_copy(update={"goal": Goal(**goal)})
+    bare = PROFILE.model_copy(update={"trials": (), "job": job})
+    with pytest.raises(PlanError):
+        make_plan(bare)
+    assert plan_to_measure(bare).considered
+    job = job.model_copy(update={"goal": Goal(memory=1, **goal)})
+    with pytest.raises(PlanError, match=r"goal\.memory"):
+        plan_to_measure(bare.model_copy(update={"job": job}))
+
+
+def test_keys_of_a_target_are_idle_without_one_and_cost_needs_a_price():
+    assert idle_keys(Job(goal=Goal(confidence=0.9, least="cost")))
+    assert not idle_keys(Job(goal=Goal(confidence=0.9, least="cost", accuracy=0.5)))
+    with pytest.raises(PlanError, match=r"goal\.least=cost needs the price"):
+        planned(accuracy=0.5, least="cost")

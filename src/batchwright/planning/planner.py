@@ -74,7 +74,13 @@ from batchwright.records import (
     Stage,
 )
 
-__all__ = ["PLANNING_KEYS", "make_plan", "plan_without_profile", "planning_job"]
+__all__ = [
+    "PLANNING_KEYS",
+    "make_plan",
+    "plan_to_measure",
+    "plan_without_profile",
+    "planning_job",
+]
 
 
 def make_plan(
@@ -186,6 +192,26 @@ def make_plan(
             *explained,
         ),
     )
+
+
+def plan_to_measure(profile: Profile) -> Plan:
+    """The plan by what is measured so far, which may be no trials yet.
+
+    Where only trials tell whether a goal of accuracy can be met, the plan without it.
+
+    Raises:
+        PlanError: There is no such plan either.
+    """
+    try:
+        return make_plan(profile)
+    except PlanError:
+        job = planning_job(profile)
+        free: dict[str, object] = {"objective": "auto", "accuracy": None}
+        if job.goal.target is not None:  # in fewer epochs, it may keep these
+            free |= {"deadline": None, "max_cost": None}
+        elif job.goal.objective != "accuracy":
+            raise
+        return make_plan(profile, job.model_copy(update={"goal": job.goal.model_copy(update=free)}))
 
 
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Choice]:

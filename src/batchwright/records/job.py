@@ -465,7 +465,11 @@ class Job(Keys):
         "classes equally often.",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and augmentation.")
-    epochs: Count = Field(30, description="Epochs to train.")
+    epochs: Count = Field(
+        30,
+        description="Epochs to train; the most, where the plan chooses them to reach "
+        "`goal.accuracy`.",
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "

@@ -210,16 +210,20 @@ def _planned_again(
         "warmup_epochs": asked if asked == "auto" else min(asked, left),
         "optimizer": plan.update,  # a run does not change it on the way
     }
-    limits: dict[str, float] = {}
+    limits: dict[str, Any] = {}
     if goal.deadline is not None:
         limits["deadline"] = goal.deadline - spent
     if goal.max_cost is not None and goal.price is not None:
         limits["max_cost"] = goal.max_cost - goal.price * plan.workers * spent / 3600
     free = {"objective": "time", "deadline": None, "max_cost": None}
+    aim: dict[str, object] = {}
+    if goal.target is not None and profile.trials:
+        # The epochs are settled by now: of those as accurate after them, the quickest.
+        aim = {"objective": "auto", "accuracy": None}
     told, found = "", None
     if all(value > 0 for value in limits.values()):
         try:
-            found = make_plan(profile, with_workers_of(plan, goal=limits, **rest))
+            found = make_plan(profile, with_workers_of(plan, goal=limits | aim, **rest))
         except PlanError:
             if not limits:
                 raise
