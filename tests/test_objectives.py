@@ -16,6 +16,7 @@ from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.records import Goal, Job, RunSummary
 from samples import make_job, make_profile, make_summary
 from test_choice import allowed, chosen, reason
+from test_experience import run_of
 from test_learning import CLASSES, IMAGES, taught, truth
 
 EQUAL = 0.0005
@@ -285,3 +286,46 @@ def test_keys_of_a_target_are_idle_without_one_and_cost_needs_a_price():
     assert not idle_keys(Job(goal=Goal(confidence=0.9, least="cost", accuracy=0.5)))
     with pytest.raises(PlanError, match=r"goal\.least=cost needs the price"):
         planned(accuracy=0.5, least="cost")
+
+
+# ------------------------------------------------------------------------------- runs beside trials
+
+
+def run_beside_trials(accuracy=0.75, **changes):
+    """A whole run of the profile's task with Muon."""
+    return run_of("muon", 64, accuracy, epochs=30, **changes)
+
+
+def test_a_run_sharpens_what_trials_tell_of_other_batches_too():
+    alone = {one.global_batch_size: one.accuracy for one in planned().considered}
+    beside = planned(runs=[run_beside_trials(alone[64].value + 0.05)])
+    for one in beside.considered:
+        before, after = alone[one.global_batch_size], one.accuracy
+        assert after.high - after.low < 0.7 * (before.high - before.low)
+        assert after.value > before.value
+    said = reason(beside, "accuracy").why
+    assert "trials, short trainings" in said
+    assert "and 1 run given" in said
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_beside_trials(base=0.7),
+        run_beside_trials(weight_decay=0.1),
+        run_beside_trials(clip_norm=0.1),
+        (lambda one: one.model_copy(update={"epochs": one.epochs[:-1]}))(run_beside_trials()),
+    ],
+    ids=["another rate", "another decay", "clipped", "left before its end"],
+)
+def test_runs_that_trained_otherwise_leave_the_law_alone(run):
+    assert [one.accuracy for one in planned(runs=[run]).considered] == [
+        one.accuracy for one in planned().considered
+    ]
+
+
+def test_runs_alone_make_no_law():
+    """The optimizer would then be chosen by what other tasks showed."""
+    bare = PROFILE.model_copy(update={"trials": ()})
+    plan = planned(bare, runs=[run_beside_trials()])
+    assert "by the runs given at equal progress" in reason(plan, "accuracy").why

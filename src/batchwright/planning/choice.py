@@ -143,8 +143,12 @@ class Progress:
         return self.learnt.model.samples_compared(one, another, accuracy)
 
     def _misses(self, batch: int) -> bool:
-        told = any(model.tells_epochs for model in self.models.values())
-        return told or self.model(batch).misses_target(batch)
+        return self._runs_tell or self.model(batch).misses_target(batch)
+
+    @property
+    def _runs_tell(self) -> bool:
+        """Whether runs reached the target."""
+        return any(model.tells_epochs for model in self.models.values())
 
     def epochs(self, batch: int) -> Estimate | None:
         """Epochs to the target accuracy; `None` if nothing tells."""
@@ -159,7 +163,7 @@ class Progress:
     @property
     def chooses(self) -> bool:
         """Whether the plan chooses the epochs, and something tells them."""
-        tells = self.learnt is not None or any(one.tells_epochs for one in self.models.values())
+        tells = self.learnt is not None or self._runs_tell
         return self.least is not None and self.target is not None and tells
 
     def needed(self, batch: int, most: int | None = None) -> int | None:
@@ -209,11 +213,18 @@ class Progress:
         return self.learnt is not None and not self._misses(batch)
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
-        """Held-out accuracy after so many epochs, by runs or else by trials; `None` without."""
-        found = self.model(batch).accuracy(batch, epochs)
-        if found is None and self.learnt is not None:
-            return self.learnt.accuracy(self.optimizer(batch), batch, epochs)
-        return found
+        """Held-out accuracy after so many epochs; `None` if nothing tells."""
+        if self.law is not None:
+            return self.law.accuracy(self.optimizer(batch), batch, epochs)
+        return self.model(batch).accuracy(batch, epochs)
+
+    @property
+    def law(self) -> Learnt | None:
+        """What tells accuracy where there are trials, unless runs tell the epochs to a target.
+
+        It rests on runs as well, and knows how optimizers and batches differ.
+        """
+        return None if self._runs_tell else self.learnt
 
     def reached(self, batch: int) -> Estimate | None:
         """Held-out accuracy at the end of the training; `None` if nothing tells."""
@@ -222,8 +233,8 @@ class Progress:
         return self._reached[batch]
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
-        """Epochs that the runs told of, where they are fewer; `None` if they are not."""
-        return self.model(batch).accuracy_until(batch, epochs)
+        """Epochs that the runs told of, where they are fewer and alone; `None` if they are not."""
+        return None if self.law is not None else self.model(batch).accuracy_until(batch, epochs)
 
     def compared_epochs(self, batch: int, other: int) -> Estimate | None:
         """Epochs to the target with a batch over those with another; `None` if nothing tells."""

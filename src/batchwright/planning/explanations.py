@@ -530,11 +530,12 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
 
 
 def _by_trials(job: Job, learnt: Learnt) -> str:
-    trials = learnt.model.observed
+    trials = len(learnt.model.observed) - learnt.runs
+    runs = f" and {counted(learnt.runs, 'run')} given" if learnt.runs else ""
     return (
-        f"Held out, after {job.epochs} epochs: {counted(len(trials), 'trial')}, short trainings of "
-        f"up to {learnt.longest:,} images, continued by the law of learning and by what other "
-        "tasks showed. The interval is for one seed."
+        f"Held out, after {job.epochs} epochs: {counted(trials, 'trial')}, short trainings of "
+        f"up to {learnt.longest:,} images{runs}, continued by the law of learning and by what "
+        "other tasks showed. The interval is for one seed."
     )
 
 
@@ -548,9 +549,8 @@ def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
             "probe.learning gives it time for them.",
             source="assumed",
         )
-    by_runs = progress.model(batch).accuracy(batch, job.epochs) is not None
-    if not by_runs and progress.learnt is not None:
-        why = _by_trials(job, progress.learnt)
+    if progress.law is not None:
+        why = _by_trials(job, progress.law)
     else:
         why = f"Held out, after {job.epochs} epochs, by the runs given at equal progress."
     until = progress.accuracy_until(batch, job.epochs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.planning.inputs import sides
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
-from batchwright.prediction.trainings import Candidate, of_trials
+from batchwright.prediction.trainings import Candidate, Observed, of_trials
 from batchwright.records import Estimate, Job, Profile
 
 if TYPE_CHECKING:
@@ -21,19 +21,21 @@ TAUGHT = ("plain", "dynamic-batch")
 
 @dataclass(frozen=True)
 class Learnt:
-    """The law of learning, fitted to trials.
+    """The law of learning, fitted to trials and to runs that trained as they do.
 
     Attributes:
         model: The law.
         optimizers: That the job can come to.
         train_samples: Samples of an epoch.
         longest: Samples of the longest trial.
+        runs: How many runs it rests on, beside trials.
     """
 
     model: LearningModel
     optimizers: tuple[OptimizerName, ...]
     train_samples: int
     longest: int
+    runs: int = 0
     _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
         default_factory=dict, repr=False
     )
@@ -104,8 +106,13 @@ class Learnt:
         return Compared(batch, reached, reached + apart, error, runs=0)
 
 
-def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
+def learnt_of(
+    profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
+) -> Learnt | None:
     """What the profiles' trials tell of a job; `None` if there are none that train as it does.
+
+    Runs of the task, each with its job, sharpen them. Alone they do not make a law: what optimizers
+    have in common would then be told by other tasks only.
 
     Trials at another resolution than the job's highest count for nothing, nor do those with an
     optimizer that it cannot come to, or with other rates, clipping, labels or sampling.
@@ -127,8 +134,11 @@ def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
     # It loads NumPy, which no plan without trials needs.
     from batchwright.prediction.learning import fit_learning
 
-    model = fit_learning(observed, classes=len(profile.data.classes), optimizers=names)
-    return Learnt(model, names, profile.data.train_samples, max(one.samples for one in trials))
+    whole = [one for trained, one in runs if _alike(trained, job, _MEASURED_KEYS)]
+    classes = len(profile.data.classes)
+    model = fit_learning([*observed, *whole], classes=classes, optimizers=names)
+    longest = max(one.samples for one in trials)
+    return Learnt(model, names, profile.data.train_samples, longest, len(whole))
 
 
 def teaches(job: Job) -> bool:
@@ -137,9 +147,9 @@ def teaches(job: Job) -> bool:
     return job.method in TAUGHT and not factors
 
 
-def _alike(measured: Job, planned: Job) -> bool:
-    """Whether two jobs of one workload train alike for as long."""
-    return all(getattr(measured, key) == getattr(planned, key) for key in _TRAINING_KEYS)
+def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:
+    """Whether two jobs of one workload train alike for as long, and agree in further keys."""
+    return all(getattr(measured, key) == getattr(planned, key) for key in (*_TRAINING_KEYS, *keys))
 
 
 _TRAINING_KEYS = (
@@ -147,3 +157,7 @@ _TRAINING_KEYS = (
     *("clip_norm", "label_smoothing", "sampling"),
 )
 """Of those that may change after measuring, what a trial is trained with."""
+_MEASURED_KEYS = (
+    *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "weight_decay", "weights"),
+)
+"""The same of those that may not, in which runs may differ that are not of the profile."""

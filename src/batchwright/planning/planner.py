@@ -117,7 +117,7 @@ def make_plan(
     check_goal(job)
     asked, job = job, searched(job, merged[0].data)
     told = experience_of(merged[0], job, runs)
-    learnt = learnt_of(given, job)
+    learnt = learnt_of(given, job, told.observed())
     compared = told.compared() or (learnt.compared(job) if learnt else ())
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
