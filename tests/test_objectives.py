@@ -288,7 +288,7 @@ def test_keys_of_a_target_are_idle_without_one_and_cost_needs_a_price():
         planned(accuracy=0.5, least="cost")
 
 
-# ------------------------------------------------------------------------------- runs beside trials
+# ----------------------------------------------------------------------------- runs beside trials
 
 
 def run_beside_trials(accuracy=0.75, **changes):
@@ -329,3 +329,13 @@ def test_runs_alone_make_no_law():
     bare = PROFILE.model_copy(update={"trials": ()})
     plan = planned(bare, runs=[run_beside_trials()])
     assert "by the runs given at equal progress" in reason(plan, "accuracy").why
+
+
+def test_the_optimizer_is_that_which_needs_fewer_epochs_for_the_target():
+    learnt = learnt_of_truth()
+    job = PROFILE.job.model_copy(update={"epochs": 30, "goal": Goal(accuracy=0.6)})
+    aimed = {one.batch: one for one in learnt.compared(job)}
+    needed = {n: learnt.needed(n, 128, 0.6, 0.8, 30) for n in ("sgd", "muon")}
+    shortest = min(filter(None, needed.values()))
+    assert shortest < 30
+    assert aimed[128].muon == pytest.approx(learnt.accuracy("muon", 128, shortest).value)

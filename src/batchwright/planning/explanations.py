@@ -68,7 +68,7 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
     if len(choice.sizes) == 1:
         return "The only number of workers there is to choose within the limits.", "measured"
     if goal.objective != "knee":
-        return f"That of the best candidate ({_objective(goal)}).", "predicted"
+        return f"That of the {_best_words(goal)} ({_objective(goal)}).", "predicted"
     if all(one.cost is not None for one in choice.sizes):
         return (
             "The least product of time and cost, each cluster at its knee: beyond it, one percent "
@@ -76,6 +76,14 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
             "predicted",
         )
     return _why_size(choice, goal), "predicted"
+
+
+def _best_words(goal: Goal) -> str:
+    if goal.objective == "auto":
+        points = 100 * goal.accuracy_tolerance
+        unit = "point" if points == 1 else "points"
+        return f"quickest candidate within {points:g} {unit} of the most accurate"
+    return "most accurate candidate" if goal.objective == "accuracy" else "best candidate"
 
 
 def _level_words(others: Sequence[str], goal: Goal) -> str:
