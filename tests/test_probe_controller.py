@@ -560,6 +560,6 @@ def test_where_planning_takes_long_it_is_not_asked_between_all_visits(monkeypatc
         asked.append(machine.seconds)
         return make_plan(profile)
 
-    monkeypatch.setattr(controller_module, "make_plan", slow_plan)
+    monkeypatch.setattr(controller_module, "plan_to_measure", slow_plan)
     measured_on(machine, probe=ProbeSettings(budget=60))
     assert 1 <= len(asked) <= 60 / 10

@@ -146,7 +146,7 @@ def check_counts(job: Job) -> None:
 
 
 def idle_keys(job: Job) -> tuple[str, ...]:
-    """What the job says that its method does nothing with, a line each."""
+    """What the job says that its method or goal does nothing with, a line each."""
     meant: dict[str, tuple[str, ...]] = {
         f"{part}.{key}": methods
         for part, methods in (("dual", SERVED), ("server", SERVED), ("cycle", CYCLED))
@@ -162,6 +162,13 @@ def idle_keys(job: Job) -> tuple[str, ...]:
             found.append(
                 f"{key}={shown(value)} does nothing with method={job.method}: it is for "
                 f"{' and '.join(methods)}"
+            )
+    for key in ("goal.confidence", "goal.least"):
+        value = attrgetter(key)(job)
+        if job.goal.target is None and value != attrgetter(key)(usual):
+            found.append(
+                f"{key}={value} does nothing without a target: give goal.accuracy, with "
+                "goal.objective=auto or target-accuracy"
             )
     if job.method in SERVED and job.workers == 1:
         found.append(
@@ -181,6 +188,7 @@ def check_goal(job: Job) -> None:
     prices = [kind.price for kind in goal.kinds] or [None]
     for key, wanted in (
         ("goal.objective=cost", goal.objective == "cost"),
+        ("goal.least=cost", goal.least == "cost" and goal.target is not None),
         (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
     ):
         if wanted and goal.price is None and None in prices:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batchwright.planning.inputs import sides
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
-from batchwright.prediction.trainings import Candidate, of_trials
+from batchwright.prediction.trainings import Candidate, Observed, of_trials
 from batchwright.records import Estimate, Job, Profile
 
 if TYPE_CHECKING:
@@ -20,19 +21,21 @@ TAUGHT = ("plain", "dynamic-batch")
 
 @dataclass(frozen=True)
 class Learnt:
-    """The law of learning, fitted to trials.
+    """The law of learning, fitted to trials and to runs that trained as they do.
 
     Attributes:
         model: The law.
         optimizers: That the job can come to.
         train_samples: Samples of an epoch.
         longest: Samples of the longest trial.
+        runs: How many runs it rests on, beside trials.
     """
 
     model: LearningModel
     optimizers: tuple[OptimizerName, ...]
     train_samples: int
     longest: int
+    runs: int = 0
     _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
         default_factory=dict, repr=False
     )
@@ -52,20 +55,49 @@ class Learnt:
         values = {end: getattr(found, end) / self.train_samples for end in ("value", "low", "high")}
         return Estimate(**values)
 
+    def needed(
+        self, optimizer: OptimizerName, batch: int, accuracy: float, confidence: float, most: int
+    ) -> int | None:
+        """Fewest whole epochs that reach an accuracy with this probability; `None` beyond ``most``.
+
+        What is reached so rises with the epochs or, as the error grows with them, rises and falls
+        once: so the first doubling that reaches it has the fewest below it.
+        """
+
+        def reached(epochs: int) -> bool:
+            training = self.candidate(optimizer, batch, epochs)
+            return self.model.surely(training, confidence) >= accuracy
+
+        doublings = (min(2**power, most) for power in range(most.bit_length() + 1))
+        longest = next(filter(reached, doublings), None)
+        if longest is None:
+            return None
+        return 1 + bisect_left(range(1, longest), True, key=reached)
+
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
         """A training as the law sees it."""
         return Candidate(optimizer, batch, epochs * self.train_samples)
 
-    def compared(self, epochs: float) -> tuple[Compared, ...]:
+    def compared(self, job: Job) -> tuple[Compared, ...]:
         """What a training would reach with SGD and with Muon, by powers of two of the batch.
 
-        Nothing where the job leaves no choice.
+        After the job's epochs or, if the plan chooses them, the fewest that reach the target with
+        either. Nothing where the job leaves no choice.
         """
         if len(self.optimizers) < 2:
             return ()
-        return tuple(
-            self._both(2**power, epochs) for power in range(self.train_samples.bit_length())
-        )
+        batches = [2**power for power in range(self.train_samples.bit_length())]
+        return tuple(self._both(batch, self._length(batch, job)) for batch in batches)
+
+    def _length(self, batch: int, job: Job) -> int:
+        goal = job.goal
+        if goal.target is None:
+            return job.epochs
+        needed = [
+            self.needed(name, batch, goal.target, goal.confidence, job.epochs)
+            for name in self.optimizers
+        ]
+        return min((one for one in needed if one is not None), default=job.epochs)
 
     def _both(self, batch: int, epochs: float) -> Compared:
         muon, sgd = (self.candidate(name, batch, epochs) for name in ("muon", "sgd"))
@@ -74,8 +106,13 @@ class Learnt:
         return Compared(batch, reached, reached + apart, error, runs=0)
 
 
-def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
+def learnt_of(
+    profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
+) -> Learnt | None:
     """What the profiles' trials tell of a job; `None` if there are none that train as it does.
+
+    Runs of the task, each with its job, sharpen them. Alone they do not make a law: what optimizers
+    have in common would then be told by other tasks only.
 
     Trials at another resolution than the job's highest count for nothing, nor do those with an
     optimizer that it cannot come to, or with other rates, clipping, labels or sampling.
@@ -97,8 +134,11 @@ def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
     # It loads NumPy, which no plan without trials needs.
     from batchwright.prediction.learning import fit_learning
 
-    model = fit_learning(observed, classes=len(profile.data.classes), optimizers=names)
-    return Learnt(model, names, profile.data.train_samples, max(one.samples for one in trials))
+    whole = [one for trained, one in runs if _alike(trained, job, _MEASURED_KEYS)]
+    classes = len(profile.data.classes)
+    model = fit_learning([*observed, *whole], classes=classes, optimizers=names)
+    longest = max(one.samples for one in trials)
+    return Learnt(model, names, profile.data.train_samples, longest, len(whole))
 
 
 def teaches(job: Job) -> bool:
@@ -107,9 +147,9 @@ def teaches(job: Job) -> bool:
     return job.method in TAUGHT and not factors
 
 
-def _alike(measured: Job, planned: Job) -> bool:
-    """Whether two jobs of one workload train alike for as long."""
-    return all(getattr(measured, key) == getattr(planned, key) for key in _TRAINING_KEYS)
+def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:
+    """Whether two jobs of one workload train alike for as long, and agree in further keys."""
+    return all(getattr(measured, key) == getattr(planned, key) for key in (*_TRAINING_KEYS, *keys))
 
 
 _TRAINING_KEYS = (
@@ -117,3 +157,7 @@ _TRAINING_KEYS = (
     *("clip_norm", "label_smoothing", "sampling"),
 )
 """Of those that may change after measuring, what a trial is trained with."""
+_MEASURED_KEYS = (
+    *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "weight_decay", "weights"),
+)
+"""The same of those that may not, in which runs may differ that are not of the profile."""

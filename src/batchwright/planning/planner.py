@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 from batchwright.errors import PlanError
 from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
@@ -45,7 +46,7 @@ from batchwright.planning.inputs import (
 from batchwright.planning.kinds import Kind, kinds_of, link_given
 from batchwright.planning.knees import Bend, bends_of, knee_record
 from batchwright.planning.learning_rate import rule_for
-from batchwright.planning.learnt import Learnt, learnt_of
+from batchwright.planning.learnt import TAUGHT, Learnt, learnt_of
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
 from batchwright.planning.optimizer import (
@@ -73,7 +74,13 @@ from batchwright.records import (
     Stage,
 )
 
-__all__ = ["PLANNING_KEYS", "make_plan", "plan_without_profile", "planning_job"]
+__all__ = [
+    "PLANNING_KEYS",
+    "make_plan",
+    "plan_to_measure",
+    "plan_without_profile",
+    "planning_job",
+]
 
 
 def make_plan(
@@ -110,8 +117,8 @@ def make_plan(
     check_goal(job)
     asked, job = job, searched(job, merged[0].data)
     told = experience_of(merged[0], job, runs)
-    learnt = learnt_of(given, job)
-    compared = told.compared() or (learnt.compared(job.epochs) if learnt else ())
+    learnt = learnt_of(given, job, told.observed())
+    compared = told.compared() or (learnt.compared(job) if learnt else ())
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
     kinds = kinds_of(merged, job)
@@ -119,7 +126,9 @@ def make_plan(
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
     job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
-    table = Table(job=job, data=merged[0].data, mixes=mixes, compared=compared)
+    table = Table(
+        job=job, data=merged[0].data, mixes=mixes, compared=compared, epochs=progress.trained
+    )
     table.check_asked()
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
@@ -128,7 +137,8 @@ def make_plan(
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
-    by_runs = {"scaling": job.scaling, "ags": job.ags}
+    job = job.model_copy(update={"epochs": choice.row.epochs})
+    by_runs = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_counts(settled)
     explained: tuple[Reason, ...] = (
@@ -182,6 +192,26 @@ def make_plan(
             *explained,
         ),
     )
+
+
+def plan_to_measure(profile: Profile) -> Plan:
+    """The plan by what is measured so far, which may be no trials yet.
+
+    Where only trials tell whether a goal of accuracy can be met, the plan without it.
+
+    Raises:
+        PlanError: There is no such plan either.
+    """
+    try:
+        return make_plan(profile)
+    except PlanError:
+        job = planning_job(profile)
+        free: dict[str, object] = {"objective": "auto", "accuracy": None}
+        if job.goal.target is not None:  # in fewer epochs, it may keep these
+            free |= {"deadline": None, "max_cost": None}
+        elif job.goal.objective != "accuracy":
+            raise
+        return make_plan(profile, job.model_copy(update={"goal": job.goal.model_copy(update=free)}))
 
 
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Choice]:
@@ -269,8 +299,20 @@ def _progress(
         base_batch=job.base_batch,
         planned=job.epochs,
         target=job.goal.accuracy,
+        confidence=job.goal.confidence,
+        least=_least_epochs(job),
         learnt=learnt,
     )
+
+
+def _least_epochs(job: Job) -> int | None:
+    """Fewest that the plan may choose: those of the warm-up; `None` where it chooses none.
+
+    Cycles and two batch sizes are laid out over the epochs that are stated.
+    """
+    if job.goal.target is None or job.method not in TAUGHT:
+        return None
+    return 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
 
 
 def _mixing(kinds: Sequence[Kind], job: Job) -> str:

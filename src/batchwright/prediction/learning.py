@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -112,9 +113,16 @@ class LearningModel:
 
     def accuracy(self, candidate: Candidate) -> Estimate:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
+        return _estimate(*(self._quantile(candidate, z) for z in (0.0, -Z_975, Z_975)))
+
+    def surely(self, candidate: Candidate, confidence: float) -> float:
+        """Accuracy that a single seed reaches or exceeds with this probability, a share."""
+        return self._quantile(candidate, -NormalDist().inv_cdf(confidence))
+
+    def _quantile(self, candidate: Candidate, z: float) -> float:
+        """Accuracy so many standard errors off in the logit."""
         middle, row = self._at(candidate)
-        off = Z_975 * self._error(row, candidate.samples)
-        return _estimate(*(self._share(at) for at in (middle, middle - off, middle + off)))
+        return self._share(middle + z * self._error(row, candidate.samples))
 
     def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
         """Samples of the training whose accuracy at its end is this; `None` below guessing.

@@ -18,7 +18,7 @@ from math import log
 from typing import Any
 
 from batchwright.errors import BatchwrightError, PlanError
-from batchwright.planning.planner import make_plan
+from batchwright.planning.planner import plan_to_measure
 from batchwright.prediction.contradictions import contradictions
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.acquisition import (
@@ -377,7 +377,7 @@ class Controller:
         began = self._clock()
         if began >= self._ask_again:
             try:
-                self._plan = make_plan(self._profile())
+                self._plan = plan_to_measure(self._profile())
             except BatchwrightError:  # not enough yet; or for no probe to settle, as a deadline
                 self._plan = None
             self._ask_again = began + _PLANNING * (self._clock() - began)
@@ -469,7 +469,7 @@ class Controller:
         """Trials, in time of their own."""
         profile = self._profile()
         try:
-            plan = make_plan(profile)
+            plan = plan_to_measure(profile)
         except BatchwrightError:  # no plan, nothing to choose
             return
         self._figures["trials"] = run_trials(

@@ -293,13 +293,15 @@ class Virtual(Keys):
 class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 
-    objective: Literal["auto", "knee", "time", "cost", "target-accuracy"] = Field(
+    objective: Literal["auto", "knee", "time", "cost", "accuracy", "target-accuracy"] = Field(
         "auto",
         description="`auto`: the least time of the candidates that are as accurate as the best, "
-        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; `knee`: the "
+        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; with "
+        "`goal.accuracy`, `target-accuracy`; `knee`: the "
         "smallest global batch, and the fewest workers, after which more pay little; `time`: the "
-        "least time; `cost`: the least cost; `target-accuracy`: the least time to "
-        "`goal.accuracy`.",
+        "least time; `cost`: the least cost; `accuracy`: the most accurate within the limits; "
+        "`target-accuracy`: the least time, or `goal.least`, to `goal.accuracy`, where the plan "
+        "chooses the epochs, too.",
     )
     doubling_gain: float = Field(
         0.05,
@@ -327,7 +329,21 @@ class Goal(Keys):
         None, description="Price of one worker for an hour, in any currency."
     )
     accuracy: float | None = Field(
-        None, gt=0, lt=1, description="Held-out accuracy that `target-accuracy` aims for: share."
+        None,
+        gt=0,
+        lt=1,
+        description="Held-out accuracy that `auto` and `target-accuracy` aim for: share. Training "
+        "ends with the first evaluation that reaches it.",
+    )
+    confidence: float = Field(
+        0.8,
+        ge=0.5,
+        lt=1,
+        description="Probability with which the epochs that `target-accuracy` chooses reach "
+        "`goal.accuracy`.",
+    )
+    least: Literal["time", "cost"] = Field(
+        "time", description="Of what `target-accuracy` takes the least."
     )
     accuracy_tolerance: float = Field(
         0.01,
@@ -344,6 +360,11 @@ class Goal(Keys):
         lt=1,
         description="Plan again where measured times differ by more than this share.",
     )
+
+    @property
+    def target(self) -> float | None:
+        """Accuracy that ends the training, a share; `None` where the objective is another."""
+        return self.accuracy if self.objective in ("auto", "target-accuracy") else None
 
 
 class Job(Keys):
@@ -444,7 +465,11 @@ class Job(Keys):
         "classes equally often.",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and augmentation.")
-    epochs: Count = Field(30, description="Epochs to train.")
+    epochs: Count = Field(
+        30,
+        description="Epochs to train; the most, where the plan chooses them to reach "
+        "`goal.accuracy`.",
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "

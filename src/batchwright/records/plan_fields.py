@@ -52,16 +52,20 @@ class Prediction(Record):
         "null if unknown.",
     )
     epochs: Estimate | None = Field(
-        None, description="Epochs to the target accuracy; null if nothing tells."
+        None,
+        description="Epochs to the target accuracy; null if nothing tells, or if they are more "
+        "than 10 times those of the job.",
     )
     target_seconds: Estimate | None = Field(
         None,
-        description="Where the objective is `target-accuracy`: seconds of training to it, those of "
-        "an epoch over its progress; where no run tells the epochs, for as much progress as an "
+        description="Where the objective is `target-accuracy`: seconds of training to it, in the "
+        "epochs that were chosen; where nothing tells these, for as much progress as an "
         "epoch with the base batch makes. Null with another objective, or if unknown.",
     )
     accuracy: Estimate | None = Field(
-        None, description="Held-out accuracy after the job's epochs, a share; null if unknown."
+        None,
+        description="Held-out accuracy after the job's epochs, or after those chosen for it, a "
+        "share; null if unknown.",
     )
     train_seconds: Estimate | None = Field(
         None, description="Seconds of the whole training, evaluation included."

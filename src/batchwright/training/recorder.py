@@ -17,6 +17,7 @@ from batchwright.errors import FileError
 from batchwright.files import end_of_lines
 from batchwright.processes import STARTED, seconds_since_launch
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
+from batchwright.records.run import reached_epoch
 from batchwright.reduction import WorkerNote
 from batchwright.training.meter import EpochMeter
 
@@ -57,8 +58,22 @@ class Recorder:
         # Started again by the same launcher: the seconds since its start have all others in them.
         self._earlier_seconds = content["earlier_seconds" if again else "wall_seconds"]
         self._setup_seconds = content["setup_seconds"]
-        done = len(self.epochs) >= self._plan.epochs
+        done = len(self.epochs) >= self._plan.epochs or self.reached
         self.note("the run was finished already" if done else where)
+
+    @property
+    def reached(self) -> bool:
+        """Whether an evaluation has reached the accuracy that ends training."""
+        return reached_epoch(self._plan, self.epochs) is not None
+
+    def tell_reached(self, epoch: int) -> None:
+        """A line that a zero-based epoch has reached that accuracy, if it was the first."""
+        first, goal = reached_epoch(self._plan, self.epochs), self._plan.job.goal
+        if first is not None and first.epoch == epoch and first.top1 is not None:
+            self.note(
+                f"goal.accuracy={goal.accuracy:g} is reached: {first.top1:.1%} after epoch "
+                f"{epoch + 1} of {self._plan.epochs}; training ends"
+            )
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
@@ -177,6 +192,7 @@ class Recorder:
                 line[f"time/rank{rank}/loading_cpu_s"] = worker.loading_cpu_seconds
             line[f"memory/rank{rank}/peak_bytes"] = worker.peak_bytes
         self.line(line)
+        self.tell_reached(record.epoch)
 
     def line(self, values: dict[str, Any]) -> None:
         """Append one JSON object to metrics.jsonl.
