@@ -1,6 +1,7 @@
 """Trainings for `benchmarks.decisions`: two at a time, kept line by line in the repository.
 
-    python -m benchmarks.decisions_runs look|look-rates|truth [--data DIR] [--limit-minutes M] [--lines FILE]
+    python -m benchmarks.decisions_runs look|look-rates|truth [--data DIR] [--limit-minutes M]
+                                        [--lines FILE]
 
 Tasks, sizes and what the two sets are for stand in the head of `benchmarks.decisions`. A training
 that a line tells of is not made again as long as its plan is the same, so either set can be

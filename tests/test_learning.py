@@ -14,7 +14,7 @@ from batchwright.planning.table import Row
 from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.prediction import learning
 from batchwright.prediction.learning import PRIOR, Prior, fit_learning
-from batchwright.prediction.trainings import Candidate, Observed, of_trials
+from batchwright.prediction.trainings import Candidate, Observed
 from batchwright.records import Estimate, Goal, RunSummary, Trial
 from batchwright.reporting.reading import compared_rows
 from samples import make_job, make_profile, make_summary
@@ -133,7 +133,7 @@ def test_a_trial_lowers_the_error_by_as_much_as_was_said_before():
     told = model.would_tell(trial, 1000, one, other)
     expected = model.accuracy(trial).value
     after = fit_learning(
-        [*seen, Observed(*trial, expected, 1000)], classes=CLASSES, optimizers=("muon",)
+        [*seen, Observed(*trial[:3], expected, 1000)], classes=CLASSES, optimizers=("muon",)
     )
     before, left = model.apart(one, other)[1], after.apart(one, other)[1]
     assert 0 < told < 1
@@ -335,8 +335,8 @@ def test_what_is_not_known_to_be_accurate_is_not_chosen_for_it():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rate": 0.3}, {"resolution": 4}, {"optimizer": "adamw"}],
-    ids=["other rate", "other resolution", "other optimizer"],
+    [{"resolution": 4}, {"optimizer": "adamw"}],
+    ids=["other resolution", "other optimizer"],
 )
 def test_trials_of_another_training_count_for_nothing(changes):
     job = make_job(optimizer="auto", learning_rate="auto")
@@ -349,11 +349,6 @@ def test_other_methods_are_not_judged_by_trials():
     profile = taught()
     job = profile.job.model_copy(update={"method": "dual-batch", "optimizer": "sgd"})
     assert all(one.accuracy is None for one in make_plan(profile, job).considered)
-
-
-def test_trials_at_another_rate_are_left_out():
-    kept = trial("sgd", 32, 3000, 0.4)
-    assert len(of_trials([kept, trial("sgd", 32, 3000, 0.4, rate=0.3)])) == 1
 
 
 # ------------------------------------------------------------------------------------ next trial
@@ -381,7 +376,7 @@ def asked(asks: Question, budget: float, seed: int = 0):
         unit = (share - 0.1) / 0.9
         logit = log(unit / (1 - unit)) + off.gauss(0, PRIOR.seed)
         share = 0.1 + 0.9 / (1 + exp(-logit))
-        seen.append(Observed(*wanted.training, share, asks.held_out))
+        seen.append(Observed(*wanted.training[:3], share, asks.held_out, wanted.offset))
         made.append(wanted)
         left -= wanted.seconds
     return seen, made
