@@ -128,7 +128,7 @@ class Question:
         if not self.held_out:
             return None
         model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
-        offsets = {name: self._offsets(model, name) for name in self.optimizers}
+        offsets = {name: self.offsets(model, name) for name in self.optimizers}
         trainings = {
             Candidate(name, arm.batch, self.epochs * self.samples, offset): arm.epoch_seconds
             for arm in self.arms
@@ -160,7 +160,7 @@ class Question:
             default=None,
         )
 
-    def _offsets(self, model: LearningModel, name: OptimizerName) -> list[float]:
+    def offsets(self, model: LearningModel, name: OptimizerName) -> list[float]:
         """Rates to weigh: those tried, the usual one, and one further either way."""
         if not self.rates:
             return [0.0]

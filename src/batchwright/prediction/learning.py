@@ -55,6 +55,9 @@ FORM_ERROR = 0.25
 """Standard error of logit u for each e-fold beyond the longest training that was observed, by which
 the line may bend. Without it the intervals of trainings four times as long held 28 of 42."""
 
+FAILED_ERROR = 1.0
+"""Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
+
 _LEAST_LEARNT = 0.01  # less than this above guessing is not told from nothing
 _ROUNDS, _SMALL = 50, 1e-6
 _FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
@@ -160,18 +163,22 @@ class LearningModel:
         ratio, off = found[0] / others[0], exp(min(_MOST_LOG, Z_975 * error))
         return _estimate(ratio, ratio / off, ratio * off)
 
+    def rate_of(self, optimizer: str) -> tuple[float, float]:
+        """Best rate and weight of an optimizer: m and the logarithm of c."""
+        best, weight = _rate_places(self._names, optimizer)
+        return float(self._mean[best]), float(self._mean[weight])
+
     def offset(self, optimizer: str) -> float:
         """Of the rate that is best by what is known: as of a `Candidate`, within what was tried.
 
         Of a rate with three digits: more would look as if they were known.
         """
-        rate, _ = _rate_places(self._names, optimizer)
         known = [one for one in self.observed if one.optimizer == optimizer]
         learnt = [one.offset for one in known if not _fails(one, self.classes)]
         most = self.least_failing(optimizer)
         low = min([0.0, *learnt])
         high = max((one for one in [0.0, *learnt] if one < most), default=0.0)
-        best = min(max(float(self._mean[rate]), low), high)
+        best = min(max(self.rate_of(optimizer)[0], low), high)
         return log(float(f"{exp(best):.3g}"))
 
     def least_failing(self, optimizer: str) -> float:
@@ -276,10 +283,9 @@ def fit_learning(
         rows, off = [], []
         for one, (target, error) in zip(observed, targets, strict=True):
             value, row = _logit(mean, names, one.training)
-            apart = (target - value) / error
-            weight = _pull(apart) if _fails(one, classes) else 1.0
-            rows.append(weight * row / error)
-            off.append(weight * apart)
+            weight = _pull(target - value) / FAILED_ERROR if _fails(one, classes) else 1 / error
+            rows.append(weight * row)
+            off.append(weight * (target - value))
         return np.vstack([weights, *rows]), np.concatenate([wanted - weights @ mean, off])
 
     jacobian, residual = linear_at(mean)
@@ -367,9 +373,9 @@ def _fails(one: Observed, classes: int) -> bool:
     return one.diverged or (one.offset != 0 and one.accuracy < 1 / classes + 2 * guessed)
 
 
-def _pull(apart: float) -> float:
-    """Weight of a failed training that is so many errors above what the law says of it."""
-    return 0.0 if apart >= 0 else min(1.0, 1 / sqrt(-apart))
+def _pull(above: float) -> float:
+    """Weight of a failed training whose logit is so far above what the law says of it."""
+    return 0.0 if above >= 0 else min(1.0, sqrt(FAILED_ERROR / -above))
 
 
 def _target(one: Observed, classes: int, seed: float) -> tuple[float, float]:
