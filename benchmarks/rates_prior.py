@@ -36,7 +36,7 @@ from benchmarks.kept_runs import read_lines
 OPEN = {"sgd": Normal(0.0, 3.0), "muon": Normal(0.0, 3.0), "adamw": Normal(0.0, 3.0)}
 """Next to nothing known of where the best rate is."""
 OPEN_WEIGHT = {name: Normal(-1.5, 1.5) for name in OPEN}
-LEAST_SPREAD = 0.3  # of either; six tasks tell it no better
+LEAST_SPREAD = 0.3  # of weights; six tasks tell it no better
 
 
 class Cell(NamedTuple):
@@ -91,7 +91,8 @@ def prior_of(numbers: Mapping[tuple[str, str], tuple[float, float]], tasks: Iter
     best_rate, rate_weight = dict(PRIOR.best_rate), dict(PRIOR.rate_weight)
     for name in OPTIMIZERS:
         bests, weights = zip(*(numbers[task, name] for task in tasks), strict=True)
-        best_rate[name] = Normal(0.0, max(LEAST_SPREAD, sqrt(fmean(one**2 for one in bests))))
+        # The usual rate may be a factor of 3 off, whatever it was on these tasks.
+        best_rate[name] = Normal(0.0, max(RATE_STEP, sqrt(fmean(one**2 for one in bests))))
         mean = fmean(weights)
         spread = sqrt(fmean((one - mean) ** 2 for one in weights))
         rate_weight[name] = Normal(mean, max(LEAST_SPREAD, spread))

@@ -153,6 +153,8 @@ class Question:
                 one
                 for one in self._affordable(budget, offsets)
                 if one.seconds <= left and one.training not in made
+                # A rate tells little of itself beside none.
+                and (not one.offset or one.optimizer in {name for name, *_ in made})
             ),
             key=lambda one: (
                 model.would_tell(one.training, self.held_out, chosen, doubted) / one.seconds
@@ -161,16 +163,19 @@ class Question:
         )
 
     def offsets(self, model: LearningModel, name: OptimizerName) -> list[float]:
-        """Rates to weigh: those tried, the usual one, and one further either way."""
+        """Rates to weigh: those tried, the usual one, and one beyond an end that is best."""
         if not self.rates:
             return [0.0]
-        tried = {round(one.offset / RATE_STEP) for one in model.observed if one.optimizer == name}
-        low, high = min(tried | {0}) - 1, max(tried | {0}) + 1
+        known = [one for one in model.observed if one.optimizer == name]
+        tried = {round(one.offset / RATE_STEP) for one in known} or {0}
+        low, high, best = min(tried), max(tried), model.offset(name) / RATE_STEP
+        further = {low - 1} if best < low + 0.5 else set[int]()
+        further |= {high + 1} if best > high - 0.5 else set()
         most = model.least_failing(name) - RATE_STEP / 2
         return [
             round(step * RATE_STEP, OFFSET_DIGITS)
-            for step in range(max(low, -MOST_RATE_STEPS), min(high, MOST_RATE_STEPS) + 1)
-            if step == 0 or step * RATE_STEP < most
+            for step in sorted(tried | further)
+            if abs(step) <= MOST_RATE_STEPS and step * RATE_STEP < most
         ]
 
     def _affordable(
