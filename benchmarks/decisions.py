@@ -32,8 +32,8 @@ others: their look set has 1,152 of them, 285 are held out, and 256 is the large
 
 What is known beforehand of rates is tuned on the look set, too: there each training of a 16th with
 batch 32 or 128 and of a 4th with batch 128 or 512 (of Imagenette and the digits with 32 as well)
-that has at least 25 steps is made with a third, three times, a ninth and nine times the rate of a
-plan besides.
+that has at least 25 steps is made with a third and three times the rate of a plan besides, those
+of a 16th with a ninth and nine times it, too.
 
     python -m benchmarks.decisions_runs look|look-rates|truth [--data DIR] [--limit-minutes M]
 

@@ -53,6 +53,7 @@ LOOK_BATCHES = (32, 128, 512, 2048)
 LOOK_PARTS = (16, 4, 1)  # of the long training
 LOOK_RATES = (1 / 3, 3.0, 1 / 9, 9.0)  # of the rate that a plan gives
 LOOK_RATES_BATCHES = {16: (32, 128), 4: (32, 128, 512)}  # by part of the long training
+LOOK_RATES_NEAR = 2  # of the rates alone for trainings longer than a 16th
 LOOK_RATES_STEPS = 25  # fewer tell nothing
 LOOK_RATES_MOST = 12_288
 """Samples of a training with batch 32; there a step takes longest for what it tells."""
@@ -325,7 +326,8 @@ def look_rate_cells(name: str) -> list[tuple[Cell, int]]:
     for part, batches in LOOK_RATES_BATCHES.items():
         samples = max(task.epochs) * task.look_images // part
         images = min(samples, task.look_images)
-        for scale, batch, optimizer in product(LOOK_RATES, batches, OPTIMIZERS):
+        rates = LOOK_RATES if part == max(LOOK_PARTS) else LOOK_RATES[:LOOK_RATES_NEAR]
+        for scale, batch, optimizer in product(rates, batches, OPTIMIZERS):
             enough = samples // batch >= LOOK_RATES_STEPS and batch in task.look_batches
             if enough and (batch > LOOK_RATES_BATCHES[16][0] or samples <= LOOK_RATES_MOST):
                 cells.append((Cell(name, batch, optimizer, scale, samples // images), images))

@@ -1,6 +1,6 @@
 """What is known beforehand of learning rates: fitted to the look set, and checked on it.
 
-    python -m benchmarks.rates_prior
+    python -m benchmarks.rates_prior [--simulate N]
 
 For each task of the look set of `benchmarks.decisions` and each optimizer the law of learning is
 fitted to all its trainings of `LEAST_STEPS` steps or more, with next to nothing known of rates
@@ -15,20 +15,34 @@ trainings of a 4th: regret is the accuracy of the best of their rates less that 
 on the straight line between its neighbours over the logarithm of the rate; beside it stands that of
 the usual rate. What is best among five looks better than it is, so regret is too high rather than
 too low. No line of the truth is looked at.
+
+--simulate N draws N tasks from the prior, and has trials chosen for a tenth of their time, with
+rates open and without, for three sizes of the training. Batch, optimizer and rate are then taken
+as a plan takes them; regret is the accuracy of the best batch, optimizer and rate that take at most
+1.1 times as long, less that of those taken.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from math import log, sqrt
+from itertools import pairwise, product
+from math import exp, log, sqrt
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from batchwright.planning.trial_choice import LEAST_STEPS, RATE_STEP
-from batchwright.prediction.learning import PRIOR, Normal, Prior, fit_learning
-from batchwright.prediction.trainings import OFFSET_DIGITS, Observed
+import numpy as np
+
+from batchwright.planning.trial_choice import LEAST_STEPS, RATE_STEP, Arm, Question
+from batchwright.prediction.learning import (
+    PRIOR,
+    LearningModel,
+    Normal,
+    Prior,
+    fit_learning,
+)
+from batchwright.prediction.trainings import OFFSET_DIGITS, Candidate, Observed
 from benchmarks.common import say
 from benchmarks.decisions_runs import LOOK_LINES, OPTIMIZERS, TASKS
 from benchmarks.kept_runs import read_lines
@@ -120,8 +134,98 @@ def accuracy_at(trainings: Sequence[Observed], offset: float) -> float:
     return points[-1][1]
 
 
-def main() -> None:
+# -------------------------------------------------------------------------------------- simulated
+
+EPOCH_SECONDS = {32: 12.4, 64: 10.3, 128: 8.8, 256: 8.0, 512: 7.7, 1024: 7.5, 2048: 7.4}
+"""By batch, of 20,000 images: measured (docs/log.md, the law of learning)."""
+SIZES = ((20_000, 6, 10), (20_000, 24, 10), (50_000, 20, 100))  # images, epochs, classes
+SHARE, SLOWER, TOLERANCE = 0.1, 1.1, 0.01
+
+
+def invented(classes: int, seed: int, *, apart: bool) -> LearningModel:
+    """A task drawn from the prior: neither learnt at once nor never.
+
+    Args:
+        classes: Of its data.
+        seed: Draws it.
+        apart: Whether its best rates are others than the usual ones.
+    """
+    blank, numbers = fit_learning([], classes=classes, optimizers=OPTIMIZERS), None
+    source = np.random.default_rng(seed)
+    while numbers is None or not (-3 < numbers[0] < 3 and min(numbers[1], numbers[4]) > 0.2):
+        numbers = source.multivariate_normal(blank._mean, blank._covariance)
+    if not apart:
+        numbers[3 * len(OPTIMIZERS) :: 2] = 0.0
+    return replace(blank, _mean=numbers)
+
+
+def simulated(task: LearningModel, images: int, epochs: int, *, rates: bool, seed: int) -> float:
+    """Regret on an invented task, in points."""
+    noise, size = np.random.default_rng(seed), images / 20_000
+    question = Question(
+        arms=tuple(Arm(batch, 1, batch, size * one) for batch, one in EPOCH_SECONDS.items()),
+        optimizers=OPTIMIZERS,
+        epochs=epochs,
+        samples=images,
+        classes=task.classes,
+        tolerance=TOLERANCE,
+        judging_seconds=0.15 * size,
+        rates=rates,
+    )
+    budget = left = SHARE * epochs * EPOCH_SECONDS[256] * size
+    seen = list[Observed]()
+    while (wanted := question.next_trial(seen, budget=budget, left=left)) is not None:
+        guess = 1 / task.classes
+        unit = (task.accuracy(wanted.training).value - guess) / (1 - guess)
+        unit = 1 / (1 + exp(-log(unit / (1 - unit)) - PRIOR.seed * noise.normal()))
+        right = noise.binomial(question.held_out, guess + (1 - guess) * unit)
+        reached = float(right / question.held_out)
+        seen.append(Observed(*wanted.training[:3], reached, question.held_out, wanted.offset))
+        left -= wanted.seconds
+    model = fit_learning(seen, classes=task.classes, optimizers=OPTIMIZERS)
+    options = {
+        Candidate(name, batch, images * epochs, model.offset(name)): EPOCH_SECONDS[batch]
+        for name, batch in product(OPTIMIZERS, EPOCH_SECONDS)
+    }
+    predicted = {one: model.accuracy(one).value for one in options}
+    least = max(predicted.values()) - TOLERANCE
+    taken = min((one for one in options if predicted[one] >= least), key=options.__getitem__)
+    best = max(
+        task.accuracy(one._replace(offset=offset)).value
+        for one in options
+        for offset in np.linspace(-3 * RATE_STEP, 3 * RATE_STEP, 31)
+        if options[one] <= SLOWER * options[taken]
+    )
+    return 100 * (best - task.accuracy(taken).value)
+
+
+def simulate(count: int) -> None:
+    """Print regrets with and without trials of rates."""
+    for apart, (images, epochs, classes) in product((True, False), SIZES):
+        tasks = [invented(classes, seed, apart=apart) for seed in range(count)]
+        for rates in (False, True):
+            regrets = [
+                simulated(task, images, epochs, rates=rates, seed=seed)
+                for seed, task in enumerate(tasks)
+            ]
+            say(
+                f"{images} images, {epochs} epochs, {classes} classes, best rates "
+                f"{'others' if apart else 'the usual ones'}, tried {rates}: regret "
+                f"{fmean(regrets):.2f} points, median {median(regrets):.2f}, worst "
+                f"{max(regrets):.1f}"
+            )
+
+
+def main(words: Sequence[str] | None = None) -> None:
     """Print what was fitted, and how the check came out."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--simulate", type=int, metavar="N")
+    asked = parser.parse_args(words)
+    if asked.simulate:
+        simulate(asked.simulate)
+        return
     cells = look_set()
     numbers = {
         (task, name): best_and_weight(cells, task, name) for task in TASKS for name in OPTIMIZERS

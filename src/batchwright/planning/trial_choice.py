@@ -152,7 +152,8 @@ class Question:
             (
                 one
                 for one in self._affordable(budget, offsets)
-                if one.seconds <= left and one.training not in made
+                if one.seconds <= left
+                and one.training not in made
                 # A rate tells little of itself beside none.
                 and (not one.offset or one.optimizer in {name for name, *_ in made})
             ),
