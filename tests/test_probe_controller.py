@@ -158,7 +158,7 @@ class Machine:
         learnt = steps if command.optimizer == "sgd" else 4 * steps
         trial = Trial(
             **command.model_dump(include=TRIAL_FIELDS),
-            rate=0.1,
+            rate=0.1 * command.rate_scale,
             usual_rate=0.1,
             steps=steps,
             accuracy=0.1 + 0.9 * learnt / (learnt + 2000),

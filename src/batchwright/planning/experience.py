@@ -141,7 +141,7 @@ class Experience:
             }
         )
         batch = plan.stages[0].global_batch_size
-        meant = rule_for(asked, batch, plan.data, plan.network, plan.update)
+        meant = rule_for(asked, batch, plan.data, plan.network, plan.update, rule.tried)
         return rule.base_batch == meant.base_batch and isclose(rule.base, meant.base)
 
 

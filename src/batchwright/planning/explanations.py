@@ -6,13 +6,14 @@ The planner decides; nothing here does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, inf
+from math import ceil, exp, inf
 
 from batchwright.planning import alternatives
 from batchwright.planning.choice import FAR, Choice, Progress
 from batchwright.planning.knees import Bend
 from batchwright.planning.learnt import Learnt
 from batchwright.planning.mixes import Mix
+from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
 from batchwright.prediction.collective import fit_collectives
@@ -545,6 +546,25 @@ def _by_trials(job: Job, learnt: Learnt) -> str:
         f"up to {learnt.longest:,} images{runs}, continued by the law of learning and by what "
         "other tasks showed. The interval is for one seed."
     )
+
+
+def rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt | None) -> str:
+    """What trials told of an optimizer's rate; empty where they had the usual one alone."""
+    if learnt is None:
+        return ""
+    model, planned = learnt.model, learnt.candidate(optimizer, batch, job.epochs)
+    scales = sorted({exp(one.offset) for one in model.observed if one.optimizer == optimizer})
+    if len({1.0, *scales}) == 1:
+        return ""
+    best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
+    told = (
+        f"Trials at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued by "
+        f"the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
+        f"the usual one {usual:.1%}."
+    )
+    if (failing := model.least_failing(optimizer)) < inf:
+        told += f" At {exp(failing):.3g} times it nothing was learnt."
+    return told
 
 
 def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:

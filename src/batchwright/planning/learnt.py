@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import exp
 from typing import TYPE_CHECKING
 
 from batchwright.planning.inputs import sides
@@ -76,7 +77,12 @@ class Learnt:
 
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
         """A training as the law sees it."""
-        return Candidate(optimizer, batch, epochs * self.train_samples)
+        offset = self.model.offset(optimizer)
+        return Candidate(optimizer, batch, epochs * self.train_samples, offset)
+
+    def rate_scale(self, optimizer: OptimizerName) -> float:
+        """The best rate over the usual one, as far as trials had other rates."""
+        return exp(self.model.offset(optimizer))
 
     def compared(self, job: Job) -> tuple[Compared, ...]:
         """What a training would reach with SGD and with Muon, by powers of two of the batch.
@@ -115,7 +121,8 @@ def learnt_of(
     have in common would then be told by other tasks only.
 
     Trials at another resolution than the job's highest count for nothing, nor do those with an
-    optimizer that it cannot come to, or with other rates, clipping, labels or sampling.
+    optimizer that it cannot come to, or with another rule of rates, clipping, labels or sampling,
+    or at other rates where the job gives one.
     Where a job scales rate or gradients by gradient noise, there are none.
     """
     if not teaches(job):
@@ -129,6 +136,8 @@ def learnt_of(
         if one.optimizer in names and one.resolution == side and _alike(measured.job, job)
     ]
     observed = [*dict.fromkeys(of_trials(trials))]  # the same again tells nothing more
+    if job.learning_rate != "auto":
+        observed = [one for one in observed if not one.offset]
     if not observed:
         return None
     # It loads NumPy, which no plan without trials needs.

@@ -150,7 +150,8 @@ def make_plan(
         rule, stages, server = made.rule, made.stages, made.server
         explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
     else:
-        rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update), None
+        tried = learnt.rate_scale(update) if learnt else 1.0
+        rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update, tried), None
         stages = (_stage(settled, chosen, choice.row, rule),)
         least = least_local(merged[0].network)
         explained = (
@@ -163,7 +164,9 @@ def make_plan(
             *_predicted(job, choice, chosen, stages[0], bends, progress),
             *recipe_reason,
             *optimizer_reason(settled, batch, compared),
-            *reasons.learning_rate(job, rule, stages[0]),
+            *reasons.learning_rate(
+                job, rule, stages[0], explanations.rates_tried(job, batch, update, learnt)
+            ),
             *explanations.progress_of(
                 job, batch, progress, unmeasured_noise(stages, least, served=False)
             ),

@@ -89,6 +89,7 @@ def _question(profile: Profile, plan: Plan) -> Question:
         classes=len(data.classes),
         tolerance=job.goal.accuracy_tolerance,
         judging_seconds=0.0,
+        rates=job.learning_rate == "auto",
     )
     return replace(question, judging_seconds=judging * question.held_out)
 
@@ -110,6 +111,7 @@ def _made(visitor: Visitor, plan: Plan, wanted: Wanted, held_out: int) -> Trial 
         samples=wanted.samples,
         held_out=held_out,
         micro_batch=arm.micro_batch,
+        rate_scale=wanted.rate_scale,
         seconds=wanted.seconds,
     )
     answer = visitor.ask(command, TrialRun, str(wanted))

@@ -50,7 +50,8 @@ class ProbeSettings(Keys):
     )
     learning: NonNegative = Field(
         0.1,
-        description="Time to spend on trials, short trainings that show how the network learns: "
+        description="Time to spend on trials, short trainings that show how the network learns, "
+        "with which optimizer and, where `learning_rate` is open, at which rate: "
         "below 1 a share of the planned training's time, from 1 on seconds; 0: none.",
     )
     kind: str = Field(
@@ -429,7 +430,8 @@ class Job(Keys):
         "auto",
         description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`; for "
         "`muon` 0.1, or as much as lets a training of few steps get anywhere, and 0.02 without "
-        "batch normalization. One that is given makes `optimizer=auto` SGD.",
+        "batch normalization; times what trials at other rates found best. One that is given makes "
+        "`optimizer=auto` SGD.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(

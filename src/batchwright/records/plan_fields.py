@@ -155,6 +155,11 @@ class LearningRateRule(Record):
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         description="Shape after warm-up; `one-cycle` begins its rise at its own rate, too."
     )
+    tried: Positive = Field(
+        1.0,
+        description="The rate over that which a plan without trials gives: what trials at several "
+        "rates found best. Base and peak hold it.",
+    )
 
 
 class AgsRule(Record):
