@@ -14,6 +14,8 @@ from batchwright.planning.inputs import idle_keys
 from batchwright.planning.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.records import Goal, Job, RunSummary
+from batchwright.records.explaining import explain
+from batchwright.reporting.plan_curves import plan_curves
 from samples import make_job, make_profile, make_summary
 from test_choice import allowed, chosen, reason
 from test_experience import run_of
@@ -126,9 +128,10 @@ def test_a_target_takes_the_least_time_or_cost_with_epochs_of_its_own(objective,
     open_to = allowed(plan)
     assert getattr(row, quantity).value == min(getattr(o, quantity).value for o in open_to)
     # Each candidate has its own: its time is of whole epochs, beside the evaluations.
-    lengths = {round(one.train_seconds.value / one.epoch_seconds.value) for one in open_to}
-    assert len(lengths) > 1
+    assert len({one.trained_epochs for one in open_to}) > 1
+    assert row.trained_epochs == plan.epochs
     for one in open_to:
+        assert 0 <= one.train_seconds.value - one.trained_epochs * one.epoch_seconds.value < 10
         assert one.target_seconds == one.train_seconds
         assert one.accuracy.value > 0.5
     asked = PROFILE.job.model_copy(
@@ -339,3 +342,23 @@ def test_the_optimizer_is_that_which_needs_fewer_epochs_for_the_target():
     shortest = min(filter(None, needed.values()))
     assert shortest < 30
     assert aimed[128].muon == pytest.approx(learnt.accuracy("muon", 128, shortest).value)
+
+
+def test_the_figure_has_measured_steps_where_their_candidates_are():
+    """Each as the training of its own epochs."""
+    plan = planned(accuracy=0.5)
+    for cluster in plan_curves(plan, [PROFILE]).clusters:
+        at = {one.global_batch_size: one.seconds[0] for one in cluster.points}
+        beside = [one for one in cluster.measured if one.global_batch_size in at]
+        assert beside
+        for one in beside:
+            assert one.seconds[0] == pytest.approx(at[one.global_batch_size], rel=0.2)
+
+
+def test_the_list_of_candidates_has_their_epochs():
+    plan = planned(accuracy=0.5)
+    rows = [re.split(" {2,}", line.strip(" *")) for line in explain(plan).splitlines()]
+    assert ["batch", "s / epoch", "epochs"] in [row[:3] for row in rows]
+    for one in plan.considered:
+        told = {row[2] for row in rows if row[0] == str(one.global_batch_size) and len(row) > 5}
+        assert str(one.trained_epochs) in told

@@ -87,6 +87,7 @@ def prediction(
         peak_bytes=max(peaks, key=lambda one: one.high),
         efficiency=progress.efficiency(row.batch),
         epochs=_epochs(row, progress),
+        trained_epochs=row.epochs if progress.chooses else None,
         target_seconds=_target(row, step, progress),
         accuracy=progress.reached(row.batch),
         train_seconds=train,

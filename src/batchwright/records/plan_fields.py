@@ -56,6 +56,11 @@ class Prediction(Record):
         description="Epochs to the target accuracy; null if nothing tells, or if they are more "
         "than 10 times those of the job.",
     )
+    trained_epochs: Count | None = Field(
+        None,
+        description="Epochs that the plan would train it to reach the target accuracy; null where "
+        "it does not choose them.",
+    )
     target_seconds: Estimate | None = Field(
         None,
         description="Where the objective is `target-accuracy`: seconds of training to it, in the "

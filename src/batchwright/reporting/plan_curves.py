@@ -290,8 +290,10 @@ def _measured(
     are left out: they would stretch the figure.
     """
     first, side = considered[0], plan.top_resolution
+    lengths = {one.global_batch_size: one.trained_epochs or plan.epochs for one in considered}
     beside = median(  # evaluation, which a step does not tell
-        _training(plan, one).value - plan.epochs * one.epoch_seconds.value for one in considered
+        _training(plan, one).value - lengths[one.global_batch_size] * one.epoch_seconds.value
+        for one in considered
     )
     rate = points[0].cost[0] / points[0].seconds[0]
     steps = {
@@ -303,7 +305,8 @@ def _measured(
         batch = one.workers * one.local_batch_size
         if not considered[0].global_batch_size <= batch <= considered[-1].global_batch_size:
             continue
-        epochs = plan.epochs * steps.get(batch, plan.data.train_samples / batch)
+        length = lengths.get(batch, plan.epochs)
+        epochs = length * steps.get(batch, plan.data.train_samples / batch)
         least, most = (one.step_low, one.step_high)
         if one.visits:
             least, most = min(one.visits), max(one.visits)
