@@ -16,7 +16,7 @@ from batchwright.planning.mixes import Mix
 from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.table import Row
 from batchwright.prediction.quality import ProgressModel, product
-from batchwright.records import Estimate, Goal, Job
+from batchwright.records import Estimate, Goal, Job, LearningRateRule
 
 _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
@@ -160,6 +160,22 @@ class Progress:
         if batch not in self._reached:
             self._reached[batch] = self.accuracy(batch, self.planned)
         return self._reached[batch]
+
+    def by_epoch(
+        self, batch: int, rule: LearningRateRule, held_out: int
+    ) -> tuple[Estimate | None, ...]:
+        """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
+
+        Args:
+            batch: Global batch.
+            rule: Its learning rate.
+            held_out: Images that are evaluated.
+        """
+        by_runs = self.model(batch).accuracy(batch, self.planned) is not None
+        if self.learnt is None or by_runs:
+            return ()
+        name = self.optimizer(batch)
+        return self.learnt.by_epoch(name, batch, self.planned, rule, held_out)
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
         """Epochs that the runs told of, where they are fewer; `None` if they are not."""

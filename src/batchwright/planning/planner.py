@@ -62,6 +62,7 @@ from batchwright.planning.simulated import simulated, usual_times
 from batchwright.planning.table import Row, Table
 from batchwright.planning.unmeasured import plan_without_profile
 from batchwright.records import (
+    Estimate,
     HeldOut,
     Job,
     LearningRateRule,
@@ -131,6 +132,7 @@ def make_plan(
     by_runs = {"scaling": job.scaling, "ags": job.ags}
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_counts(settled)
+    by_epoch: tuple[Estimate | None, ...] = ()
     explained: tuple[Reason, ...] = (
         explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
         reasons.measured_precision(merged[0], precision_of(job)),
@@ -142,6 +144,7 @@ def make_plan(
     else:
         rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update), None
         stages = (_stage(settled, chosen, choice.row, rule),)
+        by_epoch = progress.by_epoch(batch, rule, merged[0].data.val_samples)
         least = least_local(merged[0].network)
         explained = (
             explained[0],
@@ -170,6 +173,7 @@ def make_plan(
         server=server,
         update=update,
         considered=considered,
+        epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
             for bend in bends

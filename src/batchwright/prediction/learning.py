@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, hypot, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -112,9 +112,29 @@ class LearningModel:
 
     def accuracy(self, candidate: Candidate) -> Estimate:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
-        middle, row = self._at(candidate)
-        off = Z_975 * self._error(row, candidate.samples)
-        return _estimate(*(self._share(at) for at in (middle, middle - off, middle + off)))
+        return self.counted(candidate, Normal(0.0, 0.0), None)
+
+    def counted(self, candidate: Candidate, short: Normal, held_out: int | None) -> Estimate:
+        """Accuracy of a training that falls short of whole ones, as an evaluation would count it.
+
+        Args:
+            candidate: The training up to now.
+            short: By how much logit u is below that of a whole training of these samples.
+            held_out: Images that are counted; `None`: as many as make no difference.
+        """
+        law, row = self._at(candidate)
+        middle = law - short.mean
+        error = hypot(self._error(row, candidate.samples), short.error)
+        if held_out:
+            error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
+        ends = (middle, middle - Z_975 * error, middle + Z_975 * error)
+        return _estimate(*(self._share(at) for at in ends))
+
+    def off(self, one: Observed) -> Normal:
+        """By how much logit u of a training is below the law, and its error from counting."""
+        law, _ = self._at(Candidate(*one[:3]))
+        target, error = _target(one, self.classes, 0.0)
+        return Normal(law - target, error)
 
     def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
         """Samples of the training whose accuracy at its end is this; `None` below guessing.

@@ -80,6 +80,12 @@ def between(estimate: Estimate) -> str:
     return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
 
 
+def shares_between(estimate: Estimate) -> str:
+    """An estimated share with its interval, in percent."""
+    value, low, high = (percent(one) for one in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"
+
+
 def in_seconds(estimate: Estimate | None) -> str:
     """An estimate of seconds with its interval."""
     return "not measured" if estimate is None else between(estimate)
