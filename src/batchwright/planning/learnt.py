@@ -72,7 +72,7 @@ class Learnt:
         return tuple(
             self.model.counted(
                 self.candidate(optimizer, batch, epoch),
-                falls_short(optimizer, factor, factors[-1]),
+                falls_short(factor, factors[-1]),
                 counted,
             )
             if epoch * self.train_samples >= LEAST_STEPS * batch

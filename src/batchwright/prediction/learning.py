@@ -131,10 +131,13 @@ class LearningModel:
         return _estimate(*(self._share(at) for at in ends))
 
     def off(self, one: Observed) -> Normal:
-        """By how much logit u of a training is below the law, and its error from counting."""
-        law, _ = self._at(Candidate(*one[:3]))
+        """By how much logit u of a training is below the law, and what of that is no news.
+
+        That is the law's own standard error, and that of counting right answers.
+        """
+        law, row = self._at(Candidate(*one[:3]))
         target, error = _target(one, self.classes, 0.0)
-        return Normal(law - target, error)
+        return Normal(law - target, hypot(error, self._error(row, one.samples)))
 
     def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
         """Samples of the training whose accuracy at its end is this; `None` below guessing.

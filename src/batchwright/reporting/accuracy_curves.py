@@ -6,24 +6,27 @@ One description for the page, the service and the figure, which only draw it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchwright.reporting.plan_curves import ClusterCurve, CurvePoint, PlanCurves, Range, top_of
 
 _MOST_NAMED = 9  # batches that are written beside their points
-_NEAREST = 0.1  # between two of them, as a share of the picture
+_NEAREST = 0.08  # between two of them, as a share of the picture
+_LEAST_POINTS = 8.0  # of accuracy that the picture has room for beyond the candidates
 
 
 @dataclass(frozen=True)
 class AccuracyPoint:
     """A candidate: seconds of training, and held-out accuracy at its end in percent.
 
-    ``named`` says whether its batch is written beside it.
+    ``best`` says whether none that is as quick is more accurate, ``named`` whether its batch is
+    written beside it.
     """
 
     candidate: CurvePoint
     seconds: Range
     accuracy: Range
+    best: bool = False
     named: bool = False
 
 
@@ -37,12 +40,15 @@ class AccuracyPicture:
         band: Lowest and highest accuracy, in percent, that `goal.accuracy_tolerance` takes for
             equal to the best.
         seconds: Where the picture ends.
+        percents: Its foot and its top. A wide interval may leave it: most of that is common to all
+            candidates, and what sets them apart is to be seen.
     """
 
     lines: tuple[tuple[AccuracyPoint, ...], ...]
     frontier: tuple[tuple[float, float], ...]
     band: tuple[float, float]
     seconds: float
+    percents: tuple[float, float]
 
 
 def accuracy_picture(curves: PlanCurves) -> AccuracyPicture | None:
@@ -53,15 +59,21 @@ def accuracy_picture(curves: PlanCurves) -> AccuracyPicture | None:
     allowed = [one for one in drawn if not one.candidate.refused]
     if len(drawn) < 2 or not allowed:
         return None
-    best = max(one.accuracy[0] for one in allowed)
-    named = _named(drawn, right)
+    best = _best(allowed)
+    named = _named(drawn, best, right)
+    top = best[-1].accuracy[0]
+    steps = [(best[0].seconds[0], best[0].accuracy[0])]
+    for one in best[1:]:
+        steps += [(one.seconds[0], steps[-1][1]), (one.seconds[0], one.accuracy[0])]
     return AccuracyPicture(
         lines=tuple(
-            tuple(AccuracyPoint(*_parts(one), named=one in named) for one in line) for line in lines
+            tuple(replace(one, best=one in best, named=one in named) for one in line)
+            for line in lines
         ),
-        frontier=_frontier(allowed, right),
-        band=(best - 100 * curves.accuracy_tolerance, best),
+        frontier=(*steps, (right, top)),
+        band=(top - 100 * curves.accuracy_tolerance, top),
         seconds=right,
+        percents=_ends(drawn),
     )
 
 
@@ -78,34 +90,37 @@ def _percent(share: Range) -> Range:
     return value, low, high
 
 
-def _parts(one: AccuracyPoint) -> tuple[CurvePoint, Range, Range]:
-    return one.candidate, one.seconds, one.accuracy
-
-
-def _frontier(allowed: Sequence[AccuracyPoint], right: float) -> tuple[tuple[float, float], ...]:
-    """The highest accuracy of all that take no longer, in steps up to the right end."""
-    steps: list[tuple[float, float]] = []
-    for one in sorted(allowed, key=lambda one: (one.seconds[0], -one.accuracy[0])):
-        seconds, accuracy = one.seconds[0], one.accuracy[0]
-        if not steps or accuracy > steps[-1][1]:
-            steps += [(seconds, steps[-1][1])] if steps else []
-            steps.append((seconds, accuracy))
-    return (*steps, (right, steps[-1][1]))
-
-
-def _named(drawn: Sequence[AccuracyPoint], right: float) -> list[AccuracyPoint]:
-    """The chosen candidate, then the ends of the frontier, then as many others as have room."""
+def _ends(drawn: Sequence[AccuracyPoint]) -> tuple[float, float]:
     values = [one.accuracy[0] for one in drawn]
-    tall = (max(values) - min(values)) or 1.0
-    best = max(drawn, key=lambda one: one.accuracy[0])
-    quickest = min(drawn, key=lambda one: one.seconds[0])
+    low, high = min(values), max(values)
+    room = max(_LEAST_POINTS, high - low) / 2
+    chosen = [one.accuracy for one in drawn if one.candidate.chosen]
+    lowest = min((end for _, end, _ in chosen), default=low)
+    highest = max((end for _, _, end in chosen), default=high)
+    return min(low, max(lowest, low - room)), max(high, min(highest, high + room))
+
+
+def _best(allowed: Sequence[AccuracyPoint]) -> list[AccuracyPoint]:
+    """Those that none as quick is more accurate than, time rising."""
+    found: list[AccuracyPoint] = []
+    for one in sorted(allowed, key=lambda one: (one.seconds[0], -one.accuracy[0])):
+        if not found or one.accuracy[0] > found[-1].accuracy[0]:
+            found.append(one)
+    return found
+
+
+def _named(
+    drawn: Sequence[AccuracyPoint], best: Sequence[AccuracyPoint], right: float
+) -> list[AccuracyPoint]:
+    """The chosen candidate, the ends of the frontier, and as many others of it as have room."""
+    low, high = _ends(drawn)
     chosen = [one for one in drawn if one.candidate.chosen]
     named: list[AccuracyPoint] = []
-    for one in (*chosen, best, quickest, *drawn):
+    for one in (*chosen, best[0], best[-1], *best):
         apart = [
             max(
                 abs(one.seconds[0] - other.seconds[0]) / right,
-                abs(one.accuracy[0] - other.accuracy[0]) / tall,
+                abs(one.accuracy[0] - other.accuracy[0]) / (high - low),
             )
             for other in named
         ]

@@ -239,7 +239,12 @@ def learning_charts(summary: RunSummary) -> tuple[str, str]:
         right.insert(0, Series("predicted", "blue", line, "none"))
         last = float(summary.plan.epochs)
         if epochs[-1].epoch + 1 < last:
-            ticks = tuple(tick for tick in x.ticks if tick[0] < 0.9 * last)
+            room = max(1, 6 * len(epochs) // summary.plan.epochs)
+            ticks = tuple(
+                (epochs[i].epoch + 1.0, labels[i])
+                for i in evenly(range(len(epochs)), room)
+                if epochs[i].epoch + 1 < 0.85 * last
+            )
             wide = replace(x, high=last + 0.5, ticks=(*ticks, (last, str(summary.plan.epochs))))
     best = summary.best_epoch
     if best is not None and best.top1 is not None:

@@ -15,6 +15,7 @@ from batchwright.records.explaining import (
 )
 from batchwright.records.words import (
     between,
+    counted_points,
     duration,
     in_bytes,
     in_seconds,
@@ -98,32 +99,53 @@ def accuracy_chart(plan: Plan) -> str:
         for one in chosen
     )
     series.append(Series("chosen, 95 % intervals", "ink", ring, "ring", line=False))
-    heights = [point.y for one in series for point in one.points]
-    heights += [end for one in chosen for end in one.accuracy]
-    tolerance = percent(plan.job.goal.accuracy_tolerance)
+    within = f"within {counted_points(plan.job.goal.accuracy_tolerance)} of the best"
     chart = markup.xy_figure(
         "Accuracy over time: every candidate",
         x,
-        linear_axis("predicted accuracy (%)", [*heights, low, high], from_zero=False),
+        linear_axis("predicted accuracy (%)", picture.percents, from_zero=False),
         series,
         [
             Band(
-                f"within {tolerance} of the best",
+                within,
                 "green",
                 ((x.low, low, high), (x.high, low, high)),
             )
         ],
         candidates_table(plan),
     )
-    return f"<h3>What is learnt in the time</h3>{chart}"
+    best = [
+        (c, one) for c, line in zip(curves.clusters, picture.lines, strict=True) for one in line
+    ]
+    rows = [
+        [
+            cluster.label,
+            f"{one.candidate.global_batch_size:,}",
+            duration(one.seconds[0]),
+            _accuracy_words(one),
+            "chosen" if one.candidate.chosen else "",
+        ]
+        for cluster, one in sorted(drawn, key=lambda pair: pair[1].seconds[0])
+        if one.best or one.candidate.chosen
+    ]
+    table = markup.table(
+        "The most accurate in the time, with 95 % intervals",
+        ["cluster", "batch", "training", "accuracy", "it is"],
+        rows,
+    )
+    return f"<h3>What is learnt in the time</h3>{markup.pair(chart, f'<div>{table}</div>')}"
+
+
+def _accuracy_words(one: AccuracyPoint) -> str:
+    value, low, high = (percent(end / 100) for end in one.accuracy)
+    return f"{value} ({low} to {high})"
 
 
 def _learnt_point(cluster: ClusterCurve, one: AccuracyPoint, second: float) -> Point:
     batch = f"{one.candidate.global_batch_size:,}"
-    value, low, high = (percent(end / 100) for end in one.accuracy)
     refused = f"; refused: {one.candidate.refused}" if one.candidate.refused else ""
     words = (
-        f"{cluster.label}, batch {batch}: {value} ({low} to {high}) in "
+        f"{cluster.label}, batch {batch}: {_accuracy_words(one)} in "
         f"{duration(one.seconds[0])}{refused}"
     )
     return Point(one.seconds[0] / second, one.accuracy[0], words, label=batch if one.named else "")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchwright.errors import FileError
 from batchwright.files import write_whole
 from batchwright.records import Plan, Profile
-from batchwright.records.words import percent
+from batchwright.records.words import counted_points
 from batchwright.reporting.accuracy_curves import AccuracyPicture, AccuracyPoint, accuracy_picture
 from batchwright.reporting.axes import batch_axis
 from batchwright.reporting.plan_curves import (
@@ -164,10 +164,12 @@ def _learnt(figure: Figure, curves: PlanCurves, picture: AccuracyPicture, rows: 
             )
         for one in line:
             _name(axes, one, scale)
+    low, high = picture.percents
     axes.set_xlim(0, picture.seconds / scale)
+    axes.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
     axes.set_xlabel(f"training time ({unit})")
     axes.set_ylabel("predicted accuracy (%)")
-    words = f"within {percent(curves.accuracy_tolerance)} of the best"
+    words = f"within {counted_points(curves.accuracy_tolerance)} of the best"
     axes.annotate(
         words,
         (1, picture.band[1]),
