@@ -114,8 +114,10 @@ def accuracy_chart(plan: Plan) -> str:
         ],
         candidates_table(plan),
     )
-    best = [
-        (c, one) for c, line in zip(curves.clusters, picture.lines, strict=True) for one in line
+    drawn = [
+        (cluster, one)
+        for cluster, line in zip(curves.clusters, picture.lines, strict=True)
+        for one in line
     ]
     rows = [
         [
