@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from benchmarks.epoch_curves import Shortfall, fitted
 
 from batchwright.cli_words import result
 from batchwright.planning.planner import make_plan
@@ -16,7 +17,6 @@ from batchwright.reporting.live_words import epoch_words, joined
 from batchwright.reporting.page import page
 from batchwright.reporting.reading import accuracy_comparison, accuracy_words, learnt_words
 from batchwright.training.recorder import Recorder
-from benchmarks.epoch_curves import Shortfall, fitted
 from samples import make_epoch, make_summary
 from samples import make_plan as bare_plan
 from test_learning import taught, truth

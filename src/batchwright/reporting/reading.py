@@ -239,9 +239,9 @@ def learnt_words(summary: RunSummary) -> str:
     if reached.inside is not False:
         return ""
     return (
-        f"The predicted accuracy was {reached.verdict}. A later plan learns from this run where it "
-        "is given: `batchwright plan PROFILE.json --run RUN`. Its accuracy is that of the held-out "
-        "images of the job, so a batch that is chosen by it is no longer judged on unseen ones."
+        f"The predicted accuracy was {reached.verdict}. A later plan learns from this run by "
+        "`batchwright plan PROFILE.json --run RUN`; what it chooses is then no longer judged on "
+        "images that the choice has not seen."
     )
 
 
