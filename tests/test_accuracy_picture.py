@@ -53,7 +53,8 @@ def test_the_frontier_is_what_can_be_had_in_the_time():
         )
         assert not (one.best and beaten)
     times, shares = zip(*picture.frontier, strict=True)
-    assert list(times) == sorted(times) and list(shares) == sorted(shares)
+    assert list(times) == sorted(times)
+    assert list(shares) == sorted(shares)
     assert times[-1] == picture.seconds
     assert {one.accuracy[0] for one in best} == set(shares)
 

@@ -57,7 +57,9 @@ def test_a_plan_with_trials_tells_the_accuracy_after_each_epoch():
     values = [one.value for one in found if one is not None]
     assert values == sorted(values)
     chosen, last = plan.chosen, found[-1]
-    assert chosen is not None and chosen.accuracy is not None and last is not None
+    assert chosen is not None
+    assert chosen.accuracy is not None
+    assert last is not None
     assert last.value == pytest.approx(chosen.accuracy.value)
     # The job's own held-out images are few, and counting them is in the interval.
     assert last.low < chosen.accuracy.low < chosen.accuracy.high < last.high
@@ -186,7 +188,8 @@ def test_the_end_is_judged_by_the_prediction_for_it():
 
 def test_a_run_that_missed_is_to_be_given_to_the_next_plan():
     words = learnt_words(run_of(0.3, 0.4, 0.42))
-    assert "8.0 points too high" in words and "--run RUN" in words
+    assert "8.0 points too high" in words
+    assert "--run RUN" in words
     assert learnt_words(run_of(0.3, 0.4, 0.51)) == learnt_words(make_summary()) == ""
 
 
