@@ -56,6 +56,8 @@ def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True)
     (seconds, unit), (worth, currency) = units_of(curves)
     table = candidates_table(plan)
     learnt = accuracy_chart(plan) if learning else ""
+    if learnt:
+        learnt = f"<h3>What is learnt in the time</h3>{learnt}"
     time, cost = f"training ({unit})", f"cost ({currency})"
     charts = markup.pair(
         _chart(curves, "seconds", seconds, "Training time against global batch", time, table),
@@ -124,7 +126,7 @@ def accuracy_chart(plan: Plan) -> str:
             cluster.label,
             f"{one.candidate.global_batch_size:,}",
             duration(one.seconds[0]),
-            _accuracy_words(one),
+            "{:.1f} ({:.1f} to {:.1f})".format(*one.accuracy),
             "chosen" if one.candidate.chosen else "",
         ]
         for cluster, one in sorted(drawn, key=lambda pair: pair[1].seconds[0])
@@ -132,22 +134,18 @@ def accuracy_chart(plan: Plan) -> str:
     ]
     table = markup.table(
         "The most accurate in the time, with 95 % intervals",
-        ["cluster", "batch", "training", "accuracy", "it is"],
+        ["cluster", "batch", "training", "accuracy (%)", "it is"],
         rows,
     )
-    return f"<h3>What is learnt in the time</h3>{markup.pair(chart, f'<div>{table}</div>')}"
-
-
-def _accuracy_words(one: AccuracyPoint) -> str:
-    value, low, high = (percent(end / 100) for end in one.accuracy)
-    return f"{value} ({low} to {high})"
+    return markup.pair(chart, f"<div>{table}</div>")
 
 
 def _learnt_point(cluster: ClusterCurve, one: AccuracyPoint, second: float) -> Point:
     batch = f"{one.candidate.global_batch_size:,}"
+    value, low, high = (percent(end / 100) for end in one.accuracy)
     refused = f"; refused: {one.candidate.refused}" if one.candidate.refused else ""
     words = (
-        f"{cluster.label}, batch {batch}: {_accuracy_words(one)} in "
+        f"{cluster.label}, batch {batch}: {value} ({low} to {high}) in "
         f"{duration(one.seconds[0])}{refused}"
     )
     return Point(one.seconds[0] / second, one.accuracy[0], words, label=batch if one.named else "")
