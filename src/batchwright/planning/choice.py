@@ -17,7 +17,7 @@ from batchwright.planning.mixes import Mix
 from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.table import Miss, Row
 from batchwright.prediction.quality import ProgressModel, product
-from batchwright.records import Estimate, Goal, Job
+from batchwright.records import Estimate, Goal, Job, LearningRateRule
 from batchwright.records.words import counted, duration
 
 _ADVICE = {
@@ -231,6 +231,20 @@ class Progress:
         if batch not in self._reached:
             self._reached[batch] = self.accuracy(batch, self.trained(batch))
         return self._reached[batch]
+
+    def by_epoch(
+        self, batch: int, rule: LearningRateRule, held_out: int
+    ) -> tuple[Estimate | None, ...]:
+        """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
+
+        Args:
+            batch: Global batch.
+            rule: Its learning rate.
+            held_out: Images that are evaluated.
+        """
+        if self.law is None:
+            return ()
+        return self.law.by_epoch(self.optimizer(batch), batch, self.trained(batch), rule, held_out)
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
         """Epochs that the runs told of, where they are fewer and alone; `None` if they are not."""

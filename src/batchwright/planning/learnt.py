@@ -9,9 +9,10 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from batchwright.planning.inputs import sides
+from batchwright.planning.learning_rate import rate_factor
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
 from batchwright.prediction.trainings import Candidate, Observed, of_trials
-from batchwright.records import Estimate, Job, Profile
+from batchwright.records import Estimate, Job, LearningRateRule, Profile
 
 if TYPE_CHECKING:
     from batchwright.prediction.learning import LearningModel
@@ -47,6 +48,41 @@ class Learnt:
         if key not in self._known:
             self._known[key] = self.model.accuracy(self.candidate(*key))
         return self._known[key]
+
+    def by_epoch(
+        self,
+        optimizer: OptimizerName,
+        batch: int,
+        epochs: int,
+        rule: LearningRateRule,
+        counted: int,
+    ) -> tuple[Estimate | None, ...]:
+        """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
+
+        `None` as long as fewer than `LEAST_STEPS` steps were taken: that is as good as guessing.
+        """
+        from batchwright.planning.trial_choice import LEAST_STEPS
+        from batchwright.prediction.unfinished import falls_short
+
+        factors = [
+            rate_factor(
+                epoch * self.train_samples,
+                rule=rule,
+                samples_per_epoch=self.train_samples,
+                epochs=epochs,
+            )
+            for epoch in range(1, epochs + 1)
+        ]
+        return tuple(
+            self.model.counted(
+                self.candidate(optimizer, batch, epoch),
+                falls_short(factor, factors[-1]),
+                counted,
+            )
+            if epoch * self.train_samples >= LEAST_STEPS * batch
+            else None
+            for epoch, factor in enumerate(factors, 1)
+        )
 
     def epochs_to(self, optimizer: OptimizerName, batch: int, accuracy: float) -> Estimate | None:
         """Epochs of the shortest training that reaches an accuracy; `None` below guessing."""

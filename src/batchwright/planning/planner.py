@@ -63,6 +63,7 @@ from batchwright.planning.simulated import simulated, usual_times
 from batchwright.planning.table import Row, Table
 from batchwright.planning.unmeasured import plan_without_profile
 from batchwright.records import (
+    Estimate,
     HeldOut,
     Job,
     LearningRateRule,
@@ -141,6 +142,7 @@ def make_plan(
     by_runs = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_counts(settled)
+    by_epoch: tuple[Estimate | None, ...] = ()
     explained: tuple[Reason, ...] = (
         explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
         reasons.measured_precision(merged[0], precision_of(job)),
@@ -153,6 +155,7 @@ def make_plan(
         tried = learnt.rate_scale(update) if learnt else 1.0
         rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update, tried), None
         stages = (_stage(settled, chosen, choice.row, rule),)
+        by_epoch = progress.by_epoch(batch, rule, merged[0].data.val_samples)
         least = least_local(merged[0].network)
         explained = (
             explained[0],
@@ -183,6 +186,7 @@ def make_plan(
         server=server,
         update=update,
         considered=considered,
+        epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
             for bend in bends

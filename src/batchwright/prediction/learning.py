@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from math import exp, hypot, inf, log, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -133,16 +133,38 @@ class LearningModel:
 
     def accuracy(self, candidate: Candidate) -> Estimate:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
-        return _estimate(*(self._quantile(candidate, z) for z in (0.0, -Z_975, Z_975)))
+        return self.counted(candidate, Normal(0.0, 0.0), None)
 
     def surely(self, candidate: Candidate, confidence: float) -> float:
         """Accuracy that a single seed reaches or exceeds with this probability, a share."""
-        return self._quantile(candidate, -NormalDist().inv_cdf(confidence))
-
-    def _quantile(self, candidate: Candidate, z: float) -> float:
-        """Accuracy so many standard errors off in the logit."""
         middle, row = self._at(candidate)
-        return self._share(middle + z * self._error(row, candidate.samples))
+        below = NormalDist().inv_cdf(confidence) * self._error(row, candidate.samples)
+        return self._share(middle - below)
+
+    def counted(self, candidate: Candidate, short: Normal, held_out: int | None) -> Estimate:
+        """Accuracy of a training that falls short of whole ones, as an evaluation would count it.
+
+        Args:
+            candidate: The training up to now.
+            short: By how much logit u is below that of a whole training of these samples.
+            held_out: Images that are counted; `None`: as many as make no difference.
+        """
+        law, row = self._at(candidate)
+        middle = law - short.mean
+        error = hypot(self._error(row, candidate.samples), short.error)
+        if held_out:
+            error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
+        ends = (middle, middle - Z_975 * error, middle + Z_975 * error)
+        return _estimate(*(self._share(at) for at in ends))
+
+    def off(self, one: Observed) -> Normal:
+        """By how much logit u of a training is below the law, and what of that is no news.
+
+        That is the law's own standard error, and that of counting right answers.
+        """
+        law, row = self._at(one.training)
+        target, error = _target(one, self.classes, 0.0)
+        return Normal(law - target, hypot(error, self._error(row, one.samples)))
 
     def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
         """Samples of the training whose accuracy at its end is this; `None` below guessing.

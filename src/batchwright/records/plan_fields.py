@@ -290,6 +290,12 @@ class PlanFields(Document):
     learning_rate: LearningRateRule = Field(description="The rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table.")
     considered: tuple[Prediction, ...] = Field((), description="Candidates, small to large.")
+    epoch_accuracy: tuple[Estimate | None, ...] = Field(
+        (),
+        description="Held-out accuracy after each epoch, a share, as counted on the job's held-out "
+        "images: while the rate is high it is below what a whole training of as many epochs would "
+        "reach. Null where few steps were taken; empty if nothing tells.",
+    )
     knees: tuple[Knee, ...] = Field((), description="For each cluster size and resolution.")
     held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")

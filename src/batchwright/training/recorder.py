@@ -15,6 +15,7 @@ from typing import Any
 from batchwright.documents import write_record
 from batchwright.errors import FileError
 from batchwright.files import end_of_lines
+from batchwright.prediction.straying import straying
 from batchwright.processes import STARTED, seconds_since_launch
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.run import reached_epoch
@@ -22,6 +23,7 @@ from batchwright.reduction import WorkerNote
 from batchwright.training.meter import EpochMeter
 
 STEP_LINE_SECONDS = 0.5  # between two lines inside an epoch
+_ENDS = (("", "value"), ("_low", "low"), ("_high", "high"))
 
 
 class Recorder:
@@ -179,6 +181,9 @@ class Recorder:
             "plan/predicted_epoch_s": predicted.value if predicted else None,
             "gns/simple": record.noise_scale,
         }
+        told = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
+        if told and told[0] is not None:
+            line |= {f"plan/predicted_top1{end}": getattr(told[0], key) for end, key in _ENDS}
         for name, found in (("ags/factor", record.gradient_factors), ("lr/gain", record.rate_gain)):
             if found is not None:
                 line |= {f"{name}_{key}": value for key, value in found.model_dump().items()}
@@ -193,6 +198,8 @@ class Recorder:
             line[f"memory/rank{rank}/peak_bytes"] = worker.peak_bytes
         self.line(line)
         self.tell_reached(record.epoch)
+        if text := straying(self._plan, self.epochs):
+            self.note(text)
 
     def line(self, values: dict[str, Any]) -> None:
         """Append one JSON object to metrics.jsonl.
