@@ -141,14 +141,17 @@ def draw(task: Task, total: int, *, look: int | None = None) -> Draw:
     return Draw(tuple(train[i] for i in evenly(len(train), look)), tuple(sorted(held_out)))
 
 
-def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> Opened:
-    """Copy the drawn images of a task, and open the copy.
+def copy_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> str:
+    """Copy the drawn images of a task.
 
     Args:
         task: What is trained.
         data: Holds ``cifar-100-python/`` and ``imagenette2-160/``.
         folder: Takes the copies.
         look: As for `draw`.
+
+    Returns:
+        The copy, as a job's `data`.
     """
     name = f"{task.data}-{task.side}-{'truth' if look is None else f'look-{look}'}"
     place, copy = "digits", folder / name
@@ -161,6 +164,12 @@ def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None
     elif look is not None:
         place = f"imagefolder:{copy}"
         _copy_once(copy, lambda: _copy_digits(task, copy, look))
+    return place
+
+
+def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> Opened:
+    """`copy_images`, and the copy opened."""
+    place = copy_images(task, data, folder, look=look)
     facts = open_data(Job(data=place, resolutions=(task.side,))).facts
     network = build_network(task.network, classes=len(facts.classes), side=task.side)
     return Opened(place, facts, network_facts(task.network, network, task.side))
