@@ -81,6 +81,7 @@ class Progress:
         planned: Epochs of the training.
         target: Held-out accuracy to reach, a share; `None` if none is given.
         learnt: What trials tell; `None` without any.
+        unknown: Why trials tell nothing, and what the choice goes by then, in sentences.
     """
 
     models: Mapping[OptimizerName, ProgressModel]
@@ -89,6 +90,7 @@ class Progress:
     planned: int
     target: float | None = None
     learnt: Learnt | None = None
+    unknown: str = ""
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)

@@ -27,12 +27,14 @@ class Learnt:
         optimizers: That the job can come to.
         train_samples: Samples of an epoch.
         longest: Samples of the longest trial.
+        note: Why there are no more trials, in a sentence; empty where there was no need.
     """
 
     model: LearningModel
     optimizers: tuple[OptimizerName, ...]
     train_samples: int
     longest: int
+    note: str = ""
     _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
         default_factory=dict, repr=False
     )
@@ -98,7 +100,26 @@ def learnt_of(profiles: Sequence[Profile], job: Job) -> Learnt | None:
     from batchwright.prediction.learning import fit_learning
 
     model = fit_learning(observed, classes=len(profile.data.classes), optimizers=names)
-    return Learnt(model, names, profile.data.train_samples, max(one.samples for one in trials))
+    longest = max(one.samples for one in trials)
+    return Learnt(model, names, profile.data.train_samples, longest, _note(profiles))
+
+
+def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
+    """Why trials tell nothing of a job's accuracy, and what may, in sentences."""
+    if not teaches(job):
+        key = "one with rates or gradients scaled by gradient noise"
+        key = key if job.method in TAUGHT else f"method={job.method}"
+        return f"Trials do not train as {key} does, so they tell nothing of it."
+    if any(one.trials for one in profiles):
+        return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
+    return _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
+
+
+def _note(profiles: Sequence[Profile]) -> str:
+    if any(one.trials_open for one in profiles):
+        return "The probe was stopped during its trials: probe again as before to go on with them."
+    note = next((one.trials_note for one in profiles if one.trials_note), "")
+    return f"{note[:1].upper()}{note[1:]}." if note else ""
 
 
 def teaches(job: Job) -> bool:
