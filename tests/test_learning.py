@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from batchwright.planning.choice import accurate
+from batchwright.planning.explanations import _level_words
 from batchwright.planning.learning_rate import (
     DEFAULT_RATE,
     make_rule,
     remark_on_muon,
     rule_for,
 )
+from batchwright.planning.learnt import why_unknown
 from batchwright.planning.mixes import Mix
 from batchwright.planning.planner import make_plan
 from batchwright.planning.table import Row
@@ -386,6 +388,33 @@ def test_trials_count_for_nothing_where_training_is_another(keys):
     profile = taught()
     plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
     assert all(one.accuracy is None for one in plan.considered)
+
+
+def test_why_accuracy_is_not_known_is_said():
+    bare = taught().model_copy(update={"trials": ()})
+    asked = bare.model_copy(update={"trials_note": "there are no trials, as it is late"})
+    told = {
+        "The probe had no trials: probe.learning": (bare, {}),
+        "There are no trials, as it is late. So goal.objective=auto goes by time": (asked, {}),
+        "The probe's trials had another rate": (taught(), {"clip_norm": 0.1}),
+        "one with rates or gradients scaled by gradient noise": (taught(), {"scaling": "gain"}),
+    }
+    for words, (profile, keys) in told.items():
+        plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
+        why = reason(plan, "accuracy").why
+        assert words in why
+        assert "Finished runs of this task would tell, in a loop of your own, too" in why
+    cyclic = taught().job.model_copy(update={"method": "cyclic"})
+    assert "do not train as method=cyclic does" in why_unknown([taught()], cyclic)
+
+
+def test_what_may_tell_level_batches_apart_is_named():
+    goal = Goal(objective="auto")
+    assert "probe.learning" not in _level_words(["2 workers"], goal)
+    assert "probe.budget" in _level_words(["2 workers"], goal)
+    words = _level_words(["64"], goal, batches=True)
+    assert "a larger probe.budget may for their times, probe.learning for their accuracy" in words
+    assert "probe.learning" not in _level_words(["64"], Goal(objective="time"), batches=True)
 
 
 def row_of(accuracy):

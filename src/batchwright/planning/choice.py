@@ -90,6 +90,7 @@ class Progress:
         confidence: Probability with which the chosen epochs are to reach it.
         least: Fewest epochs that may be chosen; `None` where the plan does not choose them.
         learnt: What trials tell; `None` without any.
+        unknown: Why trials tell nothing, and what the choice goes by then, in sentences.
     """
 
     models: Mapping[OptimizerName, ProgressModel]
@@ -101,6 +102,7 @@ class Progress:
     least: int | None = None
     learnt: Learnt | None = None
     _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
+    unknown: str = ""
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)

@@ -87,13 +87,21 @@ def _best_words(goal: Goal) -> str:
     return "most accurate candidate" if goal.objective == "accuracy" else "best candidate"
 
 
-def _level_words(others: Sequence[str], goal: Goal) -> str:
-    """What measurements cannot tell from the choice, in a sentence; empty if nothing."""
+def _level_words(others: Sequence[str], goal: Goal, *, batches: bool = False) -> str:
+    """What measurements cannot tell from the choice, in a sentence; empty if nothing.
+
+    Args:
+        others: Their names.
+        goal: Says what is to be told.
+        batches: Whether they differ in the batch, and so in accuracy.
+    """
     if not others:
         return ""
     more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
     named = " and ".join([*others[:_FEW_LEVEL], *more])
     mends = "a larger probe.budget may"
+    if batches and goal.objective == "auto":
+        mends = "a larger probe.budget may for their times, probe.learning for their accuracy"
     if goal.objective == "target-accuracy":
         mends = "finished runs of several batches, or a larger probe.budget, may"
     return f"Level with {named}: what was measured does not tell which is better; {mends}."
@@ -172,7 +180,8 @@ def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress
         why = (
             f"The least predicted {what} of the candidates within the limits ({_objective(goal)})."
         )
-    level = _level_words([str(one.batch) for one in choice.level if one.mix is row.mix], goal)
+    others = [str(one.batch) for one in choice.level if one.mix is row.mix]
+    level = _level_words(others, goal, batches=True)
     return Reason(
         choice="global batch",
         value=f"{row.batch} samples",
@@ -541,11 +550,12 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
 def _by_trials(job: Job, learnt: Learnt) -> str:
     trials = len(learnt.model.observed) - learnt.runs
     runs = f" and {counted(learnt.runs, 'run')} given" if learnt.runs else ""
-    return (
+    told = (
         f"Held out, after {job.epochs} epochs: {counted(trials, 'trial')}, short trainings of "
         f"up to {learnt.longest:,} images{runs}, continued by the law of learning and by what "
         "other tasks showed. The interval is for one seed."
     )
+    return f"{told} {learnt.note}".rstrip()
 
 
 def rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt | None) -> str:
@@ -573,8 +583,8 @@ def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
         return Reason(
             choice="accuracy",
             value="not known",
-            why="No finished run of this task was given, and the probe had no trials: "
-            "probe.learning gives it time for them.",
+            why=f"{progress.unknown} Finished runs of this task would tell, in a loop of your own, "
+            "too: `batchwright plan --run RUN`.",
             source="assumed",
         )
     if progress.law is not None:

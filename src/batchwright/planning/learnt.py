@@ -31,6 +31,7 @@ class Learnt:
         train_samples: Samples of an epoch.
         longest: Samples of the longest trial.
         runs: How many runs it rests on, beside trials.
+        note: Why there are no more trials, in a sentence; empty where there was no need.
     """
 
     model: LearningModel
@@ -38,6 +39,7 @@ class Learnt:
     train_samples: int
     longest: int
     runs: int = 0
+    note: str = ""
     _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
         default_factory=dict, repr=False
     )
@@ -183,7 +185,25 @@ def learnt_of(
     classes = len(profile.data.classes)
     model = fit_learning([*observed, *whole], classes=classes, optimizers=names)
     longest = max(one.samples for one in trials)
-    return Learnt(model, names, profile.data.train_samples, longest, len(whole))
+    return Learnt(model, names, profile.data.train_samples, longest, len(whole), _note(profiles))
+
+
+def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
+    """Why trials tell nothing of a job's accuracy, and what may, in sentences."""
+    if not teaches(job):
+        key = "one with rates or gradients scaled by gradient noise"
+        key = key if job.method in TAUGHT else f"method={job.method}"
+        return f"Trials do not train as {key} does, so they tell nothing of it."
+    if any(one.trials for one in profiles):
+        return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
+    return _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
+
+
+def _note(profiles: Sequence[Profile]) -> str:
+    if any(one.trials_open for one in profiles):
+        return "The probe was stopped during its trials: probe again as before to go on with them."
+    note = next((one.trials_note for one in profiles if one.trials_note), "")
+    return f"{note[:1].upper()}{note[1:]}." if note else ""
 
 
 def teaches(job: Job) -> bool:

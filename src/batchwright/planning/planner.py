@@ -46,7 +46,7 @@ from batchwright.planning.inputs import (
 from batchwright.planning.kinds import Kind, kinds_of, link_given
 from batchwright.planning.knees import Bend, bends_of, knee_record
 from batchwright.planning.learning_rate import rule_for
-from batchwright.planning.learnt import TAUGHT, Learnt, learnt_of
+from batchwright.planning.learnt import TAUGHT, Learnt, learnt_of, why_unknown
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
 from batchwright.planning.optimizer import (
@@ -126,7 +126,10 @@ def make_plan(
     mixes = mixes_of(kinds, job)
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
-    job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
+    unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
+    if goal.objective == "knee" != job.goal.objective:
+        unknown += " So goal.objective=auto goes by time alone, to its knee."
+    progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
     table = Table(
         job=job, data=merged[0].data, mixes=mixes, compared=compared, epochs=progress.trained
     )

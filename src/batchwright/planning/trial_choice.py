@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import erf, exp, log, pi, sqrt
+from math import erf, exp, inf, log, pi, sqrt
 from typing import NamedTuple
 
 from batchwright.planning.optimizer import OptimizerName
@@ -46,12 +46,14 @@ class Arm(NamedTuple):
         workers: That train it quickest.
         micro_batch: Most samples in one forward pass of theirs.
         epoch_seconds: Of training on all images once.
+        slowness: What a trial takes here over what is planned; the time planned may be simulated.
     """
 
     batch: int
     workers: int
     micro_batch: int
     epoch_seconds: float
+    slowness: float = 1.0
 
 
 class Wanted(NamedTuple):
@@ -114,6 +116,17 @@ class Question:
     def held_out(self) -> int:
         """Images that trials are judged on."""
         return min(HELD_OUT, int(HELD_OUT_SHARE * self.samples))
+
+    @property
+    def least_budget(self) -> float:
+        """Seconds that do for a trial at some batch; infinite where the training is too short."""
+        found = [
+            self._seconds(arm, samples) / _LONGEST
+            for arm in self.arms
+            if (samples := -(-_least_samples(arm) // arm.batch) * arm.batch)
+            <= self.epochs * self.samples
+        ]
+        return min(found, default=inf)
 
     def next_trial(
         self, observed: Sequence[Observed], *, budget: float, left: float
@@ -183,17 +196,26 @@ class Question:
         self, budget: float, offsets: Mapping[OptimizerName, Sequence[float]]
     ) -> Iterator[Wanted]:
         for arm in self.arms:
-            each = arm.epoch_seconds / self.samples
+            each = self._seconds(arm, 1) - self.judging_seconds
             most = min(
                 (_LONGEST * budget - self.judging_seconds) / each, self.epochs * self.samples
             )
             for times in _SHORTER:
                 samples = int(most / times) // arm.batch * arm.batch
-                if samples >= max(LEAST_SAMPLES, LEAST_STEPS * arm.batch):
-                    seconds = samples * each + self.judging_seconds
+                if samples >= _least_samples(arm):
+                    seconds = self._seconds(arm, samples)
                     for name in self.optimizers:
                         for offset in offsets[name]:
                             yield Wanted(name, arm, samples, seconds, offset)
+
+    def _seconds(self, arm: Arm, samples: int) -> float:
+        """What a trial takes."""
+        each = arm.slowness * arm.epoch_seconds / self.samples
+        return samples * each + self.judging_seconds
+
+
+def _least_samples(arm: Arm) -> int:
+    return max(LEAST_SAMPLES, LEAST_STEPS * arm.batch)
 
 
 def _expected_above(mean: float, error: float, threshold: float) -> float:
