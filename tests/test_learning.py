@@ -23,7 +23,7 @@ from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.prediction import learning
 from batchwright.prediction.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.trainings import Candidate, Observed
-from batchwright.records import Estimate, RunSummary, Trial
+from batchwright.records import Estimate, Goal, RunSummary, Trial
 from batchwright.reporting.reading import compared_rows
 from samples import make_job, make_profile, make_summary
 from test_choice import chosen, reason

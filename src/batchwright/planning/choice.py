@@ -101,8 +101,8 @@ class Progress:
     confidence: float = 0.8
     least: int | None = None
     learnt: Learnt | None = None
-    _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
     unknown: str = ""
+    _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
