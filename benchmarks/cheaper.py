@@ -16,6 +16,7 @@ the rate that a plan gives, one cosine over all epochs, seeds 11 and 12: twelve 
 | `smooth-0.1`, `smooth-0.2` | label smoothing |
 | `low` | the first 60 % of the epochs at 3/4 of the side |
 | `grow` | batch doubled at 1/2 and at 3/4 of the epochs, the rate kept (Smith et al. 2018) |
+| `cyclic` | `method=cyclic` as it is by default: 3/4 of the side and all of it in each of three stages of the rate (1, 0.1 and 0.01), no cosine |
 | `double` | twice the batch from the start, at the rate of a plan: what `grow` has to beat |
 
 Accuracy: held out, after the last epoch, paired with `base` of the same task, optimizer and seed.
@@ -61,7 +62,7 @@ from benchmarks.large_batch_arms import Opened
 EPOCHS = {"groups-resnet8": 6, "cifar-vgg8": 12, "imagenette-resnet8": 4}
 BATCHES: dict[Optimizer, int] = {"sgd": 64, "muon": 128}
 SEEDS = (11, 12)
-ARMS = ("base", "flips", "smooth-0.1", "low", "grow", "double", "smooth-0.2")
+ARMS = ("base", "flips", "smooth-0.1", "low", "grow", "double", "cyclic", "smooth-0.2")
 LOW_PART, LOW_SIDE = 0.6, 0.75
 HORIZONS = (0.02, 0.05, 0.1)  # of averages, as parts of all steps
 LINES = RESULTS / "cheaper.jsonl"
@@ -82,9 +83,11 @@ def plan_of(name: str, arm: str, optimizer: Optimizer, seed: int, opened: Opened
     asked = {"global_batch": batch, "optimizer": optimizer, "seed": seed}
     smoothing = float(arm.removeprefix("smooth-")) if arm.startswith("smooth") else 0.0
     keys = {**job_keys(task, opened, epochs), **asked, "label_smoothing": smoothing}
+    if arm == "cyclic":
+        keys |= {"method": "cyclic", "resolutions": [round(LOW_SIDE * task.side), task.side]}
     job = resolve(change_job(Job(), keys), opened.facts)
     plan = plan_without_profile(job, opened.facts, opened.network)
-    (stage,) = plan.stages
+    stage = plan.stages[0]
     if arm == "low":
         first = round(LOW_PART * epochs)
         low = {"epochs": first, "resolution": round(LOW_SIDE * stage.resolution)}
