@@ -1,6 +1,7 @@
 """What makes the same accuracy cheaper: small changes of a training, each against the same without.
 
     python -m benchmarks.cheaper gather [--data DIR] [--folder DIR] [--limit-minutes M]
+    python -m benchmarks.cheaper steps [--data DIR] [--folder DIR]
     python -m benchmarks.cheaper table
 
 Written down before anything was run. Tasks: three of the look set of `benchmarks.decisions_runs`,
@@ -9,19 +10,23 @@ lengths: 6 epochs of `groups-resnet8` and `cifar-vgg8`, 4 of `imagenette-resnet8
 64 and Muon at 128 (`cifar-vgg8` with Muon alone: SGD hardly begins to learn there), both at the
 rate that a plan gives, one cosine over all epochs, seeds 11 and 12: ten pairs for each arm.
 
-| arm | what differs from `base` |
-|---|---|
-| `base` | nothing: random flips, no smoothing, the top resolution, one batch |
-| `averaged-2`, `-5`, `-10` | `base`'s own training, evaluated with an exponential moving average of weights and statistics of normalization, its horizon 2, 5 or 10 % of all steps |
-| `flips` | an image's flip is drawn in epoch 1 and then alternates (Jordan 2024, arXiv 2404.00498) |
-| `smooth-0.1`, `smooth-0.2` | label smoothing |
-| `low` | the first 60 % of the epochs at 3/4 of the side |
-| `grow` | batch doubled at 1/2 and at 3/4 of the epochs, the rate kept (Smith et al. 2018) |
-| `cyclic` | `method=cyclic` as it is by default: 3/4 of the side and all of it in each of three stages of the rate (1, 0.1 and 0.01), no cosine |
-| `double` | twice the batch from the start, at the rate of a plan: what `grow` has to beat |
+Arms, and what differs from `base`:
+
+- `base`: nothing; random flips, no smoothing, the top resolution, one batch.
+- `averaged-2`, `-5`, `-10`: `base`'s own training, evaluated with an exponential moving average of
+  weights and of statistics of normalization, its horizon 2, 5 or 10 % of all steps.
+- `flips`: an image's flip is drawn in epoch 1 and then alternates (Jordan 2024, arXiv 2404.00498).
+- `smooth-0.1`, `smooth-0.2`: label smoothing.
+- `low`: the first 60 % of the epochs at 3/4 of the side.
+- `grow`: batch doubled at 1/2 and at 3/4 of the epochs, the rate kept (Smith et al. 2018).
+- `cyclic`: `method=cyclic` as it is by default: 3/4 of the side and all of it in each of three
+  stages of the rate (1, 0.1 and 0.01), no cosine.
+- `double`: twice the batch from the start, at the rate of a plan: what `grow` has to beat.
 
 Accuracy: held out, after the last epoch, paired with `base` of the same task, optimizer and seed.
-Seconds: of the processor, in one thread, training alone: others use the machine at the same time.
+Seconds: by the cost of a step at each side and batch, timed in turns on one core (`steps`), as
+others used the machine during the runs: seconds of the processor, which each run keeps, too, turned
+out to vary by a third between runs of the same work.
 An arm pays where it has either the same accuracy (mean difference at least -0.25 points) for at
 least 5 % less time, or at least 0.5 points more for the same time (at most 1 % more); the mean over
 the pairs, its standard error below the gain; and no task (mean of its pairs) worse by over
@@ -36,12 +41,13 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +60,7 @@ from batchwright.preparing import resolve
 from batchwright.records import Job, Plan
 from batchwright.training.loop import accuracy_and_loss, open_task
 from batchwright.workload import pipeline
+from batchwright.workload.host import autocast
 from batchwright.workload.randomness import seed_worker
 from benchmarks.common import RESULTS, say
 from benchmarks.decisions_runs import TASKS, Optimizer, job_keys, open_images
@@ -75,6 +82,8 @@ FIRST = 6  # of them with both seeds before the others have any
 LOW_PART, LOW_SIDE = 0.6, 0.75
 HORIZONS = (0.02, 0.05, 0.1)  # of averages, as parts of all steps
 LINES = RESULTS / "cheaper.jsonl"
+STEPS = RESULTS / "cheaper-steps.json"
+TURNS, TURN_IMAGES = 9, 1024  # of steps that are timed; of 16 px in each turn
 FIGURES = "cheaper.json"  # of a run, in its folder
 
 SAME_POINTS, LESS_TIME = -0.25, 0.05
@@ -110,9 +119,7 @@ def plan_of(name: str, arm: str, optimizer: Optimizer, seed: int, opened: Opened
         )
     else:
         return plan
-    return plan.model_copy(
-        update={"stages": tuple(stage.model_copy(update=row) for row in rows)}
-    )
+    return plan.model_copy(update={"stages": tuple(stage.model_copy(update=row) for row in rows)})
 
 
 def wanted(name: str, arm: str, optimizer: Optimizer, seed: int, opened: Opened) -> Wanted:
@@ -237,7 +244,188 @@ def _accuracy(session: bw.Session, network: nn.Module, held_out: object) -> floa
     return session.evaluate(held_out, accuracy_and_loss, forward=forward)["top1"]
 
 
+# ------------------------------------------------------------------------------------------- steps
+
+
+def cost_of_steps(data: Path, folder: Path) -> None:
+    """Time steps of each task, optimizer, side and batch in turns, and keep what each takes."""
+    torch.set_num_threads(1)
+    found = []
+    for name, optimizer in PAIRS:
+        opened = open_images(TASKS[name], data, folder, look=TASKS[name].look_images)
+        plan = plan_of(name, "base", optimizer, SEEDS[0], opened)
+        task, side, batch = (
+            open_task(plan, torch.device("cpu")),
+            TASKS[name].side,
+            BATCHES[optimizer],
+        )
+        shapes = [(round(LOW_SIDE * side), batch), *((side, batch * times) for times in (1, 2, 4))]
+        seconds: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+        for turn in range(TURNS + 1):
+            for shape in shapes:
+                spent = _turn(task, shape, plan.precision, turn)
+                if turn:  # the first warms up
+                    seconds[shape].append(spent)
+        found += [
+            {
+                "task": name,
+                "optimizer": optimizer,
+                "side": shape[0],
+                "batch": shape[1],
+                "step_seconds": float(f"{statistics.median(values):.4g}"),
+            }
+            for shape, values in seconds.items()
+        ]
+    STEPS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _turn(task: Any, shape: tuple[int, int], precision: str, turn: int) -> float:
+    """Processor seconds of a step, over as many steps as go through `TURN_IMAGES`."""
+    side, batch = shape
+    steps = max(1, TURN_IMAGES // (batch * max(1, side // 16) ** 2))
+    spent = 0.0
+    for step in range(steps):
+        indices = torch.arange(step * batch, (step + 1) * batch) % len(task.training)
+        before = time.process_time()
+        images, labels = task.training.training_batch(indices, epoch=turn, resolution=side)
+        with autocast(precision, torch.device("cpu")):
+            loss = task.mean_loss(images, labels)
+        loss.backward()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        spent += time.process_time() - before
+    return spent / steps
+
+
 # ------------------------------------------------------------------------------------------- table
+
+
+@dataclass(frozen=True)
+class Line:
+    """An arm against `base`, over pairs of the same task, optimizer and seed.
+
+    Attributes:
+        points: Accuracy less that of `base`, of each pair.
+        tasks: Of each pair.
+        times: Seconds over those of `base`, of each pair.
+    """
+
+    points: tuple[float, ...]
+    tasks: tuple[str, ...]
+    times: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """Mean, in points."""
+        return statistics.fmean(self.points)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return statistics.stdev(self.points) / len(self.points) ** 0.5
+
+    @property
+    def time(self) -> float:
+        """Geometric mean of the ratios."""
+        return statistics.geometric_mean(self.times)
+
+    @property
+    def worst(self) -> float:
+        """Mean of the worst task, in points."""
+        return min(
+            statistics.fmean(
+                points for points, task in zip(self.points, self.tasks, strict=True) if task == one
+            )
+            for one in self.tasks
+        )
+
+    @property
+    def pays(self) -> bool:
+        """By the rule in the head."""
+        quicker = self.time <= 1 - LESS_TIME and self.gain >= SAME_POINTS
+        better = self.time <= 1 + SAME_TIME and self.gain >= max(MORE_POINTS, self.error)
+        return (quicker or better) and self.worst >= WORST_TASK
+
+
+def lines_of(runs: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) -> dict[str, Line]:
+    """Each arm against `base`, as far as pairs were made.
+
+    Args:
+        runs: Of `LINES`.
+        steps: Of `STEPS`.
+    """
+    cost = {
+        (one["task"], one["optimizer"], one["side"], one["batch"]): one["step_seconds"]
+        for one in steps
+    }
+    kept = {
+        (one["arm"], one["task"], one["optimizer"], one["seed"]): one
+        for one in runs
+        if one["epochs"] == EPOCHS[one["task"]] and (one["task"], one["optimizer"]) in PAIRS
+    }
+    found = {}
+    for arm in (*ARMS[1:], *(f"averaged-{100 * part:.0f}" for part in HORIZONS)):
+        points, tasks, times = [], [], []
+        for (name, optimizer), seed in product(PAIRS, SEEDS):
+            base = kept.get(("base", name, optimizer, seed))
+            own = base if arm.startswith("averaged") else kept.get((arm, name, optimizer, seed))
+            if base is None or own is None:
+                continue
+            accuracy, ratio = own["accuracy"], 1.0
+            if arm.startswith("averaged"):
+                part = float(arm.removeprefix("averaged-")) / 100
+                accuracy = own["averaged"][HORIZONS.index(part)]
+                ratio += own["averaging_seconds"] / sum(own["processor_seconds"])
+            else:
+                ratio = _seconds(arm, name, optimizer, cost) / _seconds(
+                    "base", name, optimizer, cost
+                )
+            points.append(accuracy - base["accuracy"])
+            tasks.append(name)
+            times.append(ratio)
+        if len(points) > 1:
+            found[arm] = Line(tuple(points), tuple(tasks), tuple(times))
+    return found
+
+
+def _seconds(
+    arm: str, name: str, optimizer: Optimizer, cost: Mapping[tuple[str, str, int, int], float]
+) -> float:
+    """Seconds of an epoch of an arm, in the mean over its epochs."""
+    top, batch, epochs = TASKS[name].side, BATCHES[optimizer], EPOCHS[name]
+    rows = [(epochs, top, batch)]
+    if arm == "low":
+        first = round(LOW_PART * epochs)
+        rows = [(first, round(LOW_SIDE * top), batch), (epochs - first, top, batch)]
+    elif arm == "cyclic":
+        stages = apportion([4, 2, 1], epochs)
+        high = sum(stages) - sum(one // 2 for one in stages)  # the higher gets the odd epoch
+        rows = [(epochs - high, round(LOW_SIDE * top), batch), (high, top, batch)]
+    elif arm == "double":
+        rows = [(epochs, top, 2 * batch)]
+    elif arm == "grow":
+        lengths = apportion([2, 1, 1], epochs)
+        rows = [
+            (length, top, batch * times) for length, times in zip(lengths, (1, 2, 4), strict=True)
+        ]
+    images = TASKS[name].look_images
+    return sum(
+        length * images / size * cost[name, optimizer, side, size] for length, side, size in rows
+    )
+
+
+def table(lines: Mapping[str, Line]) -> str:
+    """Rows of a table in Markdown."""
+    rows = [
+        f"| `{arm}` | {len(one.points)} | {one.gain:+.2f} ({one.error:.2f}) | {one.worst:+.2f} "
+        f"| {one.time:.3f} | {'yes' if one.pays else 'no'} |"
+        for arm, one in lines.items()
+    ]
+    head = "| arm | pairs | points (standard error) | worst task | time | pays |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
+
+
+# ------------------------------------------------------------------------------------ command line
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -247,27 +435,31 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     kinds = parser.add_subparsers(dest="kind", required=True)
     gathering = kinds.add_parser("gather")
-    gathering.add_argument("--data", type=Path, default=os.environ.get("BATCHWRIGHT_DATA"))
-    gathering.add_argument("--folder", type=Path, help="keeps the copies of images")
     gathering.add_argument("--limit-minutes", type=float, default=float("inf"), metavar="M")
     training = kinds.add_parser("train")
     training.add_argument("arm", choices=ARMS)
     training.add_argument("plan", type=Path)
     training.add_argument("--out", type=Path, required=True)
+    timing = kinds.add_parser("steps")
+    for one in (gathering, timing):
+        one.add_argument("--data", type=Path, default=os.environ.get("BATCHWRIGHT_DATA"))
+        one.add_argument("--folder", type=Path, help="keeps the copies of images")
     kinds.add_parser("table")
     asked = parser.parse_args(words)
     if asked.kind == "train":
         train(read_record(asked.plan, Plan), asked.arm, asked.out)
     elif asked.kind == "table":
-        say(table(read_lines(LINES)))
+        say(table(lines_of(read_lines(LINES), json.loads(STEPS.read_text(encoding="utf-8")))))
     elif asked.data is None:
         parser.error("give --data DIR, or set BATCHWRIGHT_DATA")
     else:
-        until = time.monotonic() + 60 * asked.limit_minutes
         with tempfile.TemporaryDirectory(prefix="batchwright-cheaper-images-") as made:
             folder = asked.folder or Path(made)
             os.environ["BATCHWRIGHT_CACHE"] = str(folder / "cache")
-            gather(asked.data, folder, until)
+            if asked.kind == "steps":
+                cost_of_steps(asked.data, folder)
+            else:
+                gather(asked.data, folder, time.monotonic() + 60 * asked.limit_minutes)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,18 @@ The way through the folder: `inputs` and `merging` check what is given, `kinds` 
 `mixes` lists the clusters, `shares` divides a batch between unequal workers, `table` predicts every
 candidate, `knees` finds where batch stops paying, `choice` applies limits and objective, `outlook`
 makes the records, `explanations` and `reasons` say why. Methods with several rows or two groups of
-workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`.
+workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`;
+`methods` compares them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from batchwright.errors import PlanError
-from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
+from batchwright.planning import alternatives, cycle_reasons, explanations, methods, reasons
 from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.choice import (
     Choice,
@@ -72,6 +74,7 @@ from batchwright.records import (
     RunSummary,
     Stage,
 )
+from batchwright.records.base import Method
 
 __all__ = ["PLANNING_KEYS", "make_plan", "plan_without_profile", "planning_job"]
 
@@ -102,6 +105,9 @@ def make_plan(
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
     job = measured_job(merged, job)
+    with_method = partial(_with_method, profiles, job, runs)
+    if job.method == "auto":
+        return methods.plan_of_best(job, merged[0], runs, with_method)
     if job.launch == "virtual":
         slowest = job.method not in SERVED
         given = [simulated(profile, job, slowest=slowest) for profile in given]
@@ -161,7 +167,7 @@ def make_plan(
         )
     if job.launch != "virtual":
         explained += reasons.loading(merged[0], stages)
-    return assemble(
+    plan = assemble(
         settled,
         merged[0].data,
         merged[0].network,
@@ -182,6 +188,17 @@ def make_plan(
             *explained,
         ),
     )
+    told_of = runs or any(profile.trials for profile in given)
+    if job.method in COMPOSED and told_of:
+        return methods.beside_plain(plan, merged[0], runs, with_method)
+    return plan
+
+
+def _with_method(
+    profiles: Profile | Sequence[Profile], job: Job, runs: Sequence[RunSummary], method: Method
+) -> Plan:
+    """The plan of the same job with another method."""
+    return make_plan(profiles, job.model_copy(update={"method": method}), runs=runs)
 
 
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Choice]:

@@ -18,7 +18,7 @@ from math import log
 from typing import Any
 
 from batchwright.errors import BatchwrightError, PlanError
-from batchwright.planning.planner import make_plan
+from batchwright.planning.planner import make_plan, planning_job
 from batchwright.prediction.contradictions import contradictions
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.acquisition import (
@@ -377,7 +377,7 @@ class Controller:
         began = self._clock()
         if began >= self._ask_again:
             try:
-                self._plan = make_plan(self._profile())
+                self._plan = _planned(self._profile())
             except BatchwrightError:  # not enough yet; or for no probe to settle, as a deadline
                 self._plan = None
             self._ask_again = began + _PLANNING * (self._clock() - began)
@@ -469,7 +469,7 @@ class Controller:
         """Trials, in time of their own."""
         profile = self._profile()
         try:
-            plan = make_plan(profile)
+            plan = _planned(profile)
         except BatchwrightError:  # no plan, nothing to choose
             return
         self._figures["trials"] = run_trials(
@@ -549,3 +549,15 @@ def _at_knee(plan: Plan, one: Prediction) -> bool:
 
 def _point(step: StepTime) -> Point:
     return Point(step.workers, step.resolution, step.local_batch_size)
+
+
+def _planned(profile: Profile) -> Plan:
+    """The plan that measuring is for; `method=auto` begins with what all methods are held against.
+
+    Raises:
+        BatchwrightError: Too little is measured, or no candidate is within the limits.
+    """
+    job = planning_job(profile)
+    if job.method == "auto":
+        job = job.model_copy(update={"method": "plain"})
+    return make_plan(profile, job)
