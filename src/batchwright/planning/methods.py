@@ -190,7 +190,7 @@ def _weighed(
     rule, seconds = RULES[plan.method], _seconds(plan)
     usual = _candidate(plain).accuracy if plain else None
     if plan.method == "dynamic-batch":
-        saved = _saved_by_shares(plan, runs)
+        saved = saved_by_shares(plan, runs)
         told = f"{rule.told}; no worker is known to be slower than others"
         if saved:
             told = f"{rule.told}; even shares would take {duration(seconds)}"
@@ -238,7 +238,7 @@ def _seconds(plan: Plan) -> float:
     )
 
 
-def _saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
+def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
     """Seconds of a training that shares by speed save; 0 where speeds are not known."""
     (stage,) = plan.stages
     workers = _speeds(plan, stage, runs)
