@@ -121,6 +121,7 @@ def test_a_method_that_cannot_be_is_said_to_be_not_possible():
     profile = profile_of(workers=1, counts=(1,), sides=(32,))
     plan = planned(profile, "auto")
     assert others(plan)["cyclic"].startswith("not possible: method=cyclic has one resolution")
+    assert others(plan)["dual-batch"] == "not possible: two batches at once take 2 workers or more"
 
 
 def test_another_method_that_was_asked_for_says_what_plain_would_reach():

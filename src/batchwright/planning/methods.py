@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from batchwright.errors import PlanError
 from batchwright.planning.experience import experience_of
-from batchwright.planning.inputs import check_open_method
+from batchwright.planning.inputs import SERVED, check_open_method
 from batchwright.records import (
     Alternative,
     Estimate,
@@ -43,7 +43,7 @@ class Rule:
     Attributes:
         told: What tells how much it learns, in words.
         apart: Its accuracy less that of `plain` with the same optimizer, in points of percent, with
-            its 95 % interval; `None`: not known.
+            its 95 % interval, where other tasks showed it; `None`: they did not.
     """
 
     told: str
@@ -51,8 +51,8 @@ class Rule:
 
 
 RULES: Mapping[Method, Rule] = {
-    "plain": Rule("what others are compared with", (0.0, 0.0, 0.0)),
-    "dynamic-batch": Rule("it takes the same steps, however samples are shared", (0.0, 0.0, 0.0)),
+    "plain": Rule("what others are compared with"),
+    "dynamic-batch": Rule("it takes the same steps, however samples are shared"),
     "cyclic": Rule("PRIOR"),
     "dual-batch": Rule("only runs with it tell, and none was given"),
     "hybrid": Rule("only runs with it tell, and none was given"),
@@ -111,7 +111,10 @@ def plan_of_best(
     plans: dict[Method, Plan] = {}
     for method in RULES:
         try:
-            plans[method] = make(method)
+            made = make(method)
+            if method in SERVED and made.workers == 1:
+                raise PlanError("two batches at once take 2 workers or more")
+            plans[method] = made
         except PlanError as error:
             problems[method] = error
     plain = plans.get("plain")
