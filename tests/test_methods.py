@@ -8,7 +8,10 @@ from batchwright.documents import change_job
 from batchwright.errors import PlanError
 from batchwright.planning import methods
 from batchwright.planning.inputs import check_open_method
+from batchwright.planning.learnt import teaches
+from batchwright.planning.optimizer import optimizers_of
 from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.planning.resolution import settled
 from batchwright.records import Job, Plan, RunSummary, Virtual
 from batchwright.records.run import WorkerTime
 from samples import make_data, make_epoch, make_network, make_summary
@@ -154,6 +157,13 @@ def test_a_key_of_one_method_is_refused_where_the_plan_is_to_choose(key, method)
     assert "\n" not in str(refused.value)
     with pytest.raises(PlanError, match="leaves the method to the plan"):
         plan_without_profile(job, make_data(), make_network())
+
+
+def test_what_is_left_to_the_plan_is_probed_at_lower_resolutions_and_tried_as_plain_is():
+    job = settled(Job(method="auto"), make_data(side=32))
+    assert job.resolutions == (24, 32)
+    assert teaches(job)
+    assert optimizers_of(job) == optimizers_of(Job(resolutions=(32,)))
 
 
 def test_where_nothing_was_measured_it_is_plain():
