@@ -69,6 +69,8 @@ def test_without_anything_told_it_is_plain_and_says_what_else_there_was():
     assert plan.model_copy(update={"reasons": plain.reasons}) == plain
     assert list(others(plan)) == ["dynamic-batch", "cyclic", "dual-batch", "hybrid"]
     assert "accuracy not known: only runs with it tell" in others(plan)["dual-batch"]
+    assert others(plan)["dual-batch"].endswith("not known to learn as much")
+    assert others(plan)["dynamic-batch"].endswith("saves less than 2.0 %")
     assert "or hybrid" in plan.explain()
 
 
@@ -77,6 +79,7 @@ def test_workers_that_are_stated_to_differ_get_shares_by_speed():
     assert (plan.method, plan.job.method) == ("dynamic-batch", "dynamic-batch")
     (reason,) = reasons(plan, "method")
     assert "even shares would take" in reason.why
+    assert others(plan)["plain"].endswith("takes longer")
     even = virtual("auto", workers=4, global_batch=512)
     assert even.method == "plain"
     assert "no worker is known to be slower" in others(even)["dynamic-batch"]
@@ -118,6 +121,7 @@ def test_two_batches_are_taken_where_runs_tell_that_they_learn_as_much(apart, ta
     told = reasons(plan, "method")[0].why if taken == "hybrid" else others(plan)["hybrid"]
     assert "by the runs given" in told
     assert f"accuracy {50 + 100 * apart:.1f} %" in told
+    assert told.endswith("may lose more than goal.accuracy_tolerance") == (taken == "plain")
 
 
 def test_a_method_that_cannot_be_is_said_to_be_not_possible():
