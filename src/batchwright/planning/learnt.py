@@ -17,8 +17,8 @@ from batchwright.records import Estimate, Job, LearningRateRule, Profile
 if TYPE_CHECKING:
     from batchwright.prediction.learning import LearningModel
 
-TAUGHT = ("plain", "dynamic-batch")
-"""Methods that train as trials do: one batch, one resolution."""
+TAUGHT = ("plain", "dynamic-batch", "auto")
+"""Methods that train as trials do: one batch, one resolution; what `auto` compares others with."""
 
 
 @dataclass(frozen=True)

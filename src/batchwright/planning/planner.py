@@ -8,17 +8,19 @@ The way through the folder: `inputs` and `merging` check what is given, `kinds` 
 `mixes` lists the clusters, `shares` divides a batch between unequal workers, `table` predicts every
 candidate, `knees` finds where batch stops paying, `choice` applies limits and objective, `outlook`
 makes the records, `explanations` and `reasons` say why. Methods with several rows or two groups of
-workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`.
+workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`;
+`methods` compares them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 from batchwright.errors import PlanError
-from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
+from batchwright.planning import alternatives, cycle_reasons, explanations, methods, reasons
 from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.choice import (
     Choice,
@@ -74,6 +76,7 @@ from batchwright.records import (
     RunSummary,
     Stage,
 )
+from batchwright.records.base import Method
 
 __all__ = [
     "PLANNING_KEYS",
@@ -110,6 +113,9 @@ def make_plan(
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
     job = measured_job(merged, job)
+    with_method = partial(_with_method, profiles, job, runs)
+    if job.method == "auto":
+        return methods.plan_of_best(job, merged[0], runs, with_method)
     if job.launch == "virtual":
         slowest = job.method not in SERVED
         given = [simulated(profile, job, slowest=slowest) for profile in given]
@@ -180,7 +186,7 @@ def make_plan(
         )
     if job.launch != "virtual":
         explained += reasons.loading(merged[0], stages)
-    return assemble(
+    plan = assemble(
         settled,
         merged[0].data,
         merged[0].network,
@@ -202,20 +208,34 @@ def make_plan(
             *explained,
         ),
     )
+    told_of = runs or any(profile.trials for profile in given)
+    if job.method in COMPOSED and told_of:
+        return methods.beside_plain(plan, merged[0], runs, with_method)
+    return plan
+
+
+def _with_method(
+    profiles: Profile | Sequence[Profile], job: Job, runs: Sequence[RunSummary], method: Method
+) -> Plan:
+    """The plan of the same job with another method."""
+    return make_plan(profiles, job.model_copy(update={"method": method}), runs=runs)
 
 
 def plan_to_measure(profile: Profile) -> Plan:
     """The plan by what is measured so far, which may be no trials yet.
 
-    Where only trials tell whether a goal of accuracy can be met, the plan without it.
+    Where only trials tell whether a goal of accuracy can be met, the plan without it. `method=auto`
+    begins with `plain`, which all methods are held against.
 
     Raises:
         PlanError: There is no such plan either.
     """
+    job = planning_job(profile)
+    if job.method == "auto":
+        job = job.model_copy(update={"method": "plain"})
     try:
-        return make_plan(profile)
+        return make_plan(profile, job)
     except PlanError:
-        job = planning_job(profile)
         free: dict[str, object] = {"objective": "auto", "accuracy": None}
         if job.goal.target is not None:  # in fewer epochs, it may keep these
             free |= {"deadline": None, "max_cost": None}

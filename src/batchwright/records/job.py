@@ -8,11 +8,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records.base import (
+    AskedMethod,
     Augmentation,
     Count,
     Index,
     Keys,
-    Method,
     NonNegative,
     Positive,
     html_table,
@@ -477,12 +477,13 @@ class Job(Keys):
         description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
         "processor computes in it and the probe finds it faster, else float32.",
     )
-    method: Method = Field(
+    method: AskedMethod = Field(
         "plain",
         description="`plain`: one batch and resolution throughout; `dynamic-batch`: each worker's "
         "share follows its measured speed, the global batch stays; `dual-batch`: two local batch "
         "sizes at once, through a parameter server; `cyclic`: resolutions low to high in each "
-        "stage of the learning rate; `hybrid`: both.",
+        "stage of the learning rate; `hybrid`: both; `auto`: the plan takes the one with the least "
+        "predicted time of those that are known to learn as much as `plain`.",
     )
     rebalance_steps: Index = Field(
         25,

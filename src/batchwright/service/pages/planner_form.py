@@ -40,6 +40,7 @@ METHODS = (
     ("dual-batch", "dual-batch: two batch sizes"),
     ("cyclic", "cyclic: resolutions in turn"),
     ("hybrid", "hybrid: both"),
+    ("auto", "auto: quickest that learns as much"),
 )
 
 
