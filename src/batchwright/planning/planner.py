@@ -230,12 +230,14 @@ def plan_to_measure(profile: Profile) -> Plan:
     Raises:
         PlanError: There is no such plan either.
     """
-    job = planning_job(profile)
-    if job.method == "auto":
-        job = job.model_copy(update={"method": "plain"})
+    if profile.job.method == "auto":
+        job: Job | None = planning_job(profile).model_copy(update={"method": "plain"})
+    else:
+        job = None
     try:
         return make_plan(profile, job)
     except PlanError:
+        job = job or planning_job(profile)
         free: dict[str, object] = {"objective": "auto", "accuracy": None}
         if job.goal.target is not None:  # in fewer epochs, it may keep these
             free |= {"deadline": None, "max_cost": None}
