@@ -107,7 +107,7 @@ PRIOR = Prior(
     slope_apart={"muon": Normal(-0.1, 0.2), "adamw": Normal(0.0, 0.2)},
     critical_apart={"muon": Normal(1.2, 1.0), "adamw": Normal(0.5, 1.0)},
     best_rate={"sgd": Normal(0.0, 2.2), "muon": Normal(0.0, 1.1), "adamw": Normal(0.0, 2.0)},
-    rate_weight={"sgd": Normal(-2.3, 0.33), "muon": Normal(-1.7, 0.55), "adamw": Normal(-2.0, 0.7)},
+    rate_weight={"sgd": Normal(-2.3, 0.7), "muon": Normal(-1.7, 0.7), "adamw": Normal(-2.0, 0.7)},
     seed=0.06,
 )
 """Means and spreads over seven tasks, of SGD and Muon (docs/log.md); AdamW was not among them."""
