@@ -30,7 +30,12 @@ and Muon at the rate of a plan, and three lengths: a 16th, a 4th and all of the 
 longer training, less than an epoch being an epoch of fewer images. The 1,437 digits leave no
 others: their look set has 1,152 of them, 285 are held out, and 256 is the largest batch.
 
-    python -m benchmarks.decisions_runs look|truth [--data DIR] [--limit-minutes M]
+What is known beforehand of rates is tuned on the look set, too: there each training of a 16th with
+batch 32 or 128 and of a 4th with batch 128 or 512 (of Imagenette and the digits with 32 as well)
+that has at least 25 steps is made with a third and three times the rate of a plan besides, those
+of a 16th with a ninth and nine times it, too.
+
+    python -m benchmarks.decisions_runs look|look-rates|truth [--data DIR] [--limit-minutes M]
 
 makes the runs that are missing, and adds a line for each to benchmarks/results/decisions-runs.jsonl
 or benchmarks/results/learning-curves.jsonl. The order is: seed 0 at the plan's rate, seed 0 at the

@@ -1,6 +1,7 @@
 """Trainings for `benchmarks.decisions`: two at a time, kept line by line in the repository.
 
-    python -m benchmarks.decisions_runs look|truth [--data DIR] [--limit-minutes M] [--lines FILE]
+    python -m benchmarks.decisions_runs look|look-rates|truth [--data DIR] [--limit-minutes M]
+                                        [--lines FILE]
 
 Tasks, sizes and what the two sets are for stand in the head of `benchmarks.decisions`. A training
 that a line tells of is not made again as long as its plan is the same, so either set can be
@@ -16,8 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
+from math import log
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +51,12 @@ GROUPS = 10  # of CIFAR-100's superclasses, the first in the order of its labels
 LOOK_SEED = 10
 LOOK_BATCHES = (32, 128, 512, 2048)
 LOOK_PARTS = (16, 4, 1)  # of the long training
+LOOK_RATES = (1 / 3, 3.0, 1 / 9, 9.0)  # of the rate that a plan gives
+LOOK_RATES_BATCHES = {16: (32, 128), 4: (32, 128, 512)}  # by part of the long training
+LOOK_RATES_NEAR = 2  # of the rates alone for trainings longer than a 16th
+LOOK_RATES_STEPS = 25  # fewer tell nothing
+LOOK_RATES_MOST = 12_288
+"""Samples of a training with batch 32; there a step takes longest for what it tells."""
 
 TRUTH_LINES = RESULTS / "decisions-runs.jsonl"
 LOOK_LINES = RESULTS / "learning-curves.jsonl"
@@ -133,14 +141,17 @@ def draw(task: Task, total: int, *, look: int | None = None) -> Draw:
     return Draw(tuple(train[i] for i in evenly(len(train), look)), tuple(sorted(held_out)))
 
 
-def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> Opened:
-    """Copy the drawn images of a task, and open the copy.
+def copy_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> str:
+    """Copy the drawn images of a task.
 
     Args:
         task: What is trained.
         data: Holds ``cifar-100-python/`` and ``imagenette2-160/``.
         folder: Takes the copies.
         look: As for `draw`.
+
+    Returns:
+        The copy, as a job's `data`.
     """
     name = f"{task.data}-{task.side}-{'truth' if look is None else f'look-{look}'}"
     place, copy = "digits", folder / name
@@ -153,6 +164,12 @@ def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None
     elif look is not None:
         place = f"imagefolder:{copy}"
         _copy_once(copy, lambda: _copy_digits(task, copy, look))
+    return place
+
+
+def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> Opened:
+    """`copy_images`, and the copy opened."""
+    place = copy_images(task, data, folder, look=look)
     facts = open_data(Job(data=place, resolutions=(task.side,))).facts
     network = build_network(task.network, classes=len(facts.classes), side=task.side)
     return Opened(place, facts, network_facts(task.network, network, task.side))
@@ -312,8 +329,28 @@ def look_cells(name: str) -> list[tuple[Cell, int]]:
     return cells
 
 
-def gather_look(runs: RunLines, data: Path, folder: Path, until: float) -> None:
-    """Make the look set, part by part of the lengths, task by task in each."""
+def look_rate_cells(name: str) -> list[tuple[Cell, int]]:
+    """Trainings of the look set at other rates, likewise."""
+    task, cells = TASKS[name], []
+    for part, batches in LOOK_RATES_BATCHES.items():
+        samples = max(task.epochs) * task.look_images // part
+        images = min(samples, task.look_images)
+        rates = LOOK_RATES if part == max(LOOK_PARTS) else LOOK_RATES[:LOOK_RATES_NEAR]
+        for scale, batch, optimizer in product(rates, batches, OPTIMIZERS):
+            enough = samples // batch >= LOOK_RATES_STEPS and batch in task.look_batches
+            if enough and (batch > LOOK_RATES_BATCHES[16][0] or samples <= LOOK_RATES_MOST):
+                cells.append((Cell(name, batch, optimizer, scale, samples // images), images))
+    return cells
+
+
+def gather_look(
+    runs: RunLines,
+    data: Path,
+    folder: Path,
+    until: float,
+    cells_of: Callable[[str], list[tuple[Cell, int]]] = look_cells,
+) -> None:
+    """Make the look set: part by part of the lengths, the nearest rates first, task by task."""
 
     @cache
     def opened(name: str, images: int) -> Opened:
@@ -330,9 +367,16 @@ def gather_look(runs: RunLines, data: Path, folder: Path, until: float) -> None:
         }
         return replace(made, facts={**made.facts, **more})
 
-    cells = [pair for name in TASKS for pair in look_cells(name)]
-    cells.sort(key=lambda pair: pair[1] * pair[0].epochs / TASKS[pair[0].task].look_images)
+    cells = [pair for name in TASKS for pair in cells_of(name)]
+    cells.sort(key=_first_made)
     runs.gather((one(cell, images) for cell, images in cells), until)
+
+
+def _first_made(pair: tuple[Cell, int]) -> tuple[int, float]:
+    cell, images = pair
+    task = TASKS[cell.task]
+    part = max(task.epochs) * task.look_images // (images * cell.epochs)
+    return -part, abs(log(cell.rate_scale))
 
 
 # ------------------------------------------------------------------------------------------- truth
@@ -393,27 +437,31 @@ def _cells_beyond(cells: Sequence[Cell], found: Callable[[Cell], Run | None]) ->
 
 # ------------------------------------------------------------------------------------ command line
 
+GATHERED = {
+    "look": gather_look,
+    "look-rates": partial(gather_look, cells_of=look_rate_cells),
+    "truth": gather_truth,
+}
+
 
 def main(words: Sequence[str] | None = None) -> None:
     """Gather one of the sets."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("which", choices=("look", "truth"))
+    parser.add_argument("which", choices=tuple(GATHERED))
     parser.add_argument("--data", type=Path, default=os.environ.get("BATCHWRIGHT_DATA"))
     parser.add_argument("--limit-minutes", type=float, default=float("inf"), metavar="M")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="default: in benchmarks/results")
     asked = parser.parse_args(words)
     if asked.data is None:
         parser.error("give --data DIR, or set BATCHWRIGHT_DATA")
-    look = asked.which == "look"
-    lines = asked.lines or (LOOK_LINES if look else TRUTH_LINES)
+    lines = asked.lines or (TRUTH_LINES if asked.which == "truth" else LOOK_LINES)
     until = time.monotonic() + 60 * asked.limit_minutes
     with tempfile.TemporaryDirectory(prefix="batchwright-decisions-") as name:
         folder = Path(name)
         os.environ["BATCHWRIGHT_CACHE"] = str(folder / "cache")
-        gather = gather_look if look else gather_truth
-        gather(RunLines(lines, folder), asked.data, folder, until)
+        GATHERED[asked.which](RunLines(lines, folder), asked.data, folder, until)
     say(f"kept in {lines}")
 
 

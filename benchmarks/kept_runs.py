@@ -75,6 +75,7 @@ class Run:
         diverged: Whether training gave up because gradients stayed infinite; the accuracy is then
             that of guessing.
         noise_scale: Gradient noise scale when it was last measured, in samples; ``None``: never.
+        curve: Accuracy held out after each epoch, in percent; empty unless each was evaluated.
     """
 
     accuracy: float
@@ -82,6 +83,7 @@ class Run:
     batches: tuple[int, ...]
     diverged: bool = False
     noise_scale: float | None = None
+    curve: tuple[float, ...] = ()
 
 
 def quick_precision() -> Literal["float32", "bfloat16"]:
@@ -133,7 +135,8 @@ class KeptRuns:
             return None
         if values.pop("plan") != one.digest:
             return None
-        return Run(**{**values, "batches": tuple(values["batches"])})
+        lists = {key: tuple(values.get(key, ())) for key in ("batches", "curve")}
+        return Run(**{**values, **lists})
 
     def _carry_out(self, todo: Iterator[Wanted]) -> None:
         cores = sorted(os.sched_getaffinity(0))[:AT_A_TIME]
@@ -181,7 +184,14 @@ class KeptRuns:
             seconds = sum(epoch.training_seconds for epoch in summary.epochs)
             scales = [epoch.noise_scale for epoch in summary.epochs if epoch.noise_scale]
             noise = scales[-1] if scales else None
-            run = Run(100 * summary.accuracy, seconds, batches, noise_scale=noise)
+            curve = tuple(100 * one.top1 for one in summary.epochs if one.top1 is not None)
+            run = Run(
+                100 * summary.accuracy,
+                seconds,
+                batches,
+                noise_scale=noise,
+                curve=curve if len(curve) == len(summary.epochs) > 1 else (),
+            )
         elif DIVERGED in log:
             run = Run(100 / len(one.plan.data.classes), 0.0, batches, diverged=True)
         else:
@@ -237,6 +247,7 @@ class RunLines(KeptRuns):
             one.plan.stages[-1].local_batch_sizes,
             values.get("diverged", False),
             values.get("noise_scale"),
+            tuple(values.get("curve", ())),
         )
 
     def _store(self, one: Wanted, run: Run) -> None:
@@ -247,6 +258,7 @@ class RunLines(KeptRuns):
             "seconds": round(run.seconds, 3),
             **({"diverged": True} if run.diverged else {}),
             **({"noise_scale": float(f"{noise:.4g}")} if noise is not None else {}),
+            **({"curve": [round(one, 4) for one in run.curve]} if run.curve else {}),
             "commit": self._commit,
             "digest": one.digest,
         }

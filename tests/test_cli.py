@@ -834,7 +834,7 @@ def test_a_run_settles_its_two_batch_sizes_before_it_trains(
     _, profile = plan_of_digits
     job = dual_plan_of_digits.job
     profile = profile.model_copy(update={"job": job})
-    monkeypatch.setattr("batchwright.verbs._probe_in", lambda folder, job: profile)
+    monkeypatch.setattr("batchwright.verbs._probe_in", lambda folder, job, kept: profile)
     trained = []
 
     def train(folder, plan, watch, **options):

@@ -128,6 +128,8 @@ OTHER_VALUES = Job(
         price=0.4,
         accuracy=0.9,
         accuracy_tolerance=0.02,
+        confidence=0.9,
+        least="cost",
         kinds=(
             WorkerKind(kind="t4", count=4, price=0.35),
             WorkerKind(kind="a100", count=2, price=3.1, memory=2**34, like="t4", speed=5),

@@ -108,6 +108,16 @@ def test_only_runs_at_the_rates_of_a_plan_and_of_one_length_are_compared():
         assert make_plan(profile_of(), job, runs=[sgd, muon]).update == "muon"
 
 
+def test_runs_at_a_rate_that_trials_found_are_compared():
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512, scaling="sqrt")
+    run = run_of("muon", 512, 0.5, base=0.3)
+    rule = run.plan.learning_rate
+    usual = make_rule(run.plan.job, 512, 10, "muon", samples=run.plan.data.train_samples)
+    tried = rule.model_copy(update={"tried": rule.base / usual.base})
+    run = run.model_copy(update={"plan": run.plan.model_copy(update={"learning_rate": tried})})
+    assert experience_of(profile_of(), job, [run_of("sgd", 512, 0.97), run]).compared()
+
+
 def by(run: RunSummary, mode: str) -> RunSummary:
     """As with adaptive gradient scaling."""
     rule = AgsRule(mode=mode, base_batch=128, least=1.0, most=None, lookback=50)

@@ -88,6 +88,7 @@ ARROWS = {
         "planning.partition",
         "planning.learning_rate",
         "prediction.noise_scale",
+        "prediction.straying",
         "reduction",
         "simulation.clock",
     },

@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 
 from batchwright.planning.choice import accurate
+from batchwright.planning.explanations import _level_words
+from batchwright.planning.learning_rate import (
+    DEFAULT_RATE,
+    make_rule,
+    remark_on_muon,
+    rule_for,
+)
+from batchwright.planning.learnt import why_unknown
 from batchwright.planning.mixes import Mix
 from batchwright.planning.planner import make_plan
 from batchwright.planning.table import Row
 from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.prediction import learning
 from batchwright.prediction.learning import PRIOR, Prior, fit_learning
-from batchwright.prediction.trainings import Candidate, Observed, of_trials
+from batchwright.prediction.trainings import Candidate, Observed
 from batchwright.records import Estimate, Goal, RunSummary, Trial
 from batchwright.reporting.reading import compared_rows
 from samples import make_job, make_profile, make_summary
@@ -133,7 +141,7 @@ def test_a_trial_lowers_the_error_by_as_much_as_was_said_before():
     told = model.would_tell(trial, 1000, one, other)
     expected = model.accuracy(trial).value
     after = fit_learning(
-        [*seen, Observed(*trial, expected, 1000)], classes=CLASSES, optimizers=("muon",)
+        [*seen, Observed(*trial[:3], expected, 1000)], classes=CLASSES, optimizers=("muon",)
     )
     before, left = model.apart(one, other)[1], after.apart(one, other)[1]
     assert 0 < told < 1
@@ -186,6 +194,72 @@ def test_guessing_takes_no_samples():
     assert truth().samples_compared(("sgd", 64), ("muon", 64), 0.1) is None
     assert truth().samples_to("sgd", 128, 0.1) is None
     assert truth().samples_to("sgd", 128, 0.05) is None
+
+
+# ------------------------------------------------------------------------------------------ rates
+
+
+def at_rates(
+    best: float, steps=(-1, 0, 1), name: str = "sgd", weight: float = 0.3
+) -> list[Observed]:
+    """Short trainings of a task whose best rate is known, at rates that are powers of 3."""
+    found = []
+    for step in steps:
+        offset = round(step * log(3), 6)
+        logit = -0.5 + 0.6 * log(3000 / 50_000) + weight * (2 * best * offset - offset**2)
+        unit = 1 / (1 + exp(-logit))
+        found.append(Observed(name, 128, 3000, 0.1 + 0.9 * unit, 10**5, offset))
+    return found
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+@pytest.mark.parametrize("best", [-1.0, 0.0, 0.8])
+def test_trainings_at_several_rates_tell_the_best_one(name, best):
+    model = fit_learning(at_rates(best, name=name), classes=CLASSES, prior=sharp(PRIOR))
+    assert model.offset(name) == pytest.approx(best, abs=0.15)
+    other = "muon" if name == "sgd" else "sgd"
+    assert fit_learning([], classes=CLASSES, optimizers=("muon",)).offset(other) == 0
+
+
+def test_no_rate_is_taken_beyond_those_that_were_tried():
+    for best, end in ((2.5, 1), (-2.5, -1)):
+        seen = at_rates(best, steps=(0, end))
+        found = fit_learning(seen, classes=CLASSES, prior=sharp(PRIOR)).offset("sgd")
+        assert found == pytest.approx(end * log(3), abs=0.002)
+
+
+def test_trainings_at_the_usual_rate_tell_as_much_whatever_is_known_of_others():
+    other = replace(PRIOR, best_rate=dict.fromkeys(PRIOR.best_rate, learning.Normal(2.0, 0.1)))
+    usual, changed = (fit_learning(measured(), classes=CLASSES, prior=p) for p in (PRIOR, other))
+    for one in measured():
+        assert usual.accuracy(one.training) == changed.accuracy(one.training)
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+@pytest.mark.parametrize("held_out", [100, 10**6])
+def test_a_training_that_fails_at_a_high_rate_hardly_pulls_the_law(diverged, held_out):
+    seen = at_rates(0.3)
+    failed = Observed("sgd", 128, 3000, 0.1, held_out, round(2 * log(3), 6), diverged)
+    usual = Candidate("sgd", 128, 50_000)
+    without, found = (fit_learning(some, classes=CLASSES) for some in (seen, [*seen, failed]))
+    assert found.accuracy(usual).value == pytest.approx(without.accuracy(usual).value, abs=0.01)
+    assert found.offset("sgd") == pytest.approx(without.offset("sgd"), abs=0.25)
+    assert found.least_failing("sgd") == failed.offset
+
+
+def test_where_the_usual_rate_diverges_the_one_below_is_taken():
+    low, usual = at_rates(-1.0, steps=(-1, 0))
+    seen = [low, usual._replace(accuracy=0.1, diverged=True)]
+    model = fit_learning(seen, classes=CLASSES)
+    assert model.offset("sgd") == pytest.approx(low.offset, abs=0.002)
+    assert model.accuracy(low.training).value == pytest.approx(low.accuracy, abs=0.05)
+
+
+def test_a_rate_too_low_to_learn_anything_speaks_against_no_higher_one():
+    seen = [one._replace(accuracy=0.1) if one.offset < 0 else one for one in at_rates(0.8)]
+    model = fit_learning(seen, classes=CLASSES)
+    assert model.least_failing("sgd") == float("inf")
+    assert model.offset("sgd") > 0
 
 
 # ------------------------------------------------------------------------------------------ plans
@@ -281,9 +355,7 @@ def test_a_target_is_planned_for_by_trials():
         assert not one.level or one.target_seconds.value < 1.5 * row.target_seconds.value
     others = [one.target_seconds.value for one in plan.considered if not one.refused]
     assert row.target_seconds.value == min(others)
-    assert row.epochs.value == pytest.approx(
-        row.target_seconds.value / row.epoch_seconds.value, rel=1e-6
-    )
+    assert row.epochs.value < plan.epochs < row.epochs.high
 
 
 def test_another_objective_stays_as_it_was():
@@ -318,25 +390,60 @@ def test_trials_count_for_nothing_where_training_is_another(keys):
     assert all(one.accuracy is None for one in plan.considered)
 
 
+def test_why_accuracy_is_not_known_is_said():
+    bare = taught().model_copy(update={"trials": ()})
+    asked = bare.model_copy(update={"trials_note": "there are no trials, as it is late"})
+    told = {
+        "The probe had no trials: probe.learning": (bare, {}),
+        "There are no trials, as it is late. So goal.objective=auto goes by time": (asked, {}),
+        "The probe's trials had another rate": (taught(), {"clip_norm": 0.1}),
+        "one with rates or gradients scaled by gradient noise": (taught(), {"scaling": "gain"}),
+    }
+    for words, (profile, keys) in told.items():
+        plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
+        why = reason(plan, "accuracy").why
+        assert words in why
+        assert "Finished runs of this task would tell, in a loop of your own, too" in why
+    cyclic = taught().job.model_copy(update={"method": "cyclic"})
+    assert "do not train as method=cyclic does" in why_unknown([taught()], cyclic)
+
+
+def test_what_may_tell_level_batches_apart_is_named():
+    goal = Goal(objective="auto")
+    assert "probe.learning" not in _level_words(["2 workers"], goal)
+    assert "probe.budget" in _level_words(["2 workers"], goal)
+    words = _level_words(["64"], goal, batches=True)
+    assert "a larger probe.budget may for their times, probe.learning for their accuracy" in words
+    assert "probe.learning" not in _level_words(["64"], Goal(objective="time"), batches=True)
+
+
 def row_of(accuracy):
     """A candidate; all that counts is how accurate it is."""
-    size = {"mix": Mix(()), "resolution": 32, "totals": (), "batch": 64, "steps": 10, "cost": None}
+    size = {
+        "mix": Mix(()),
+        "epochs": 1,
+        "resolution": 32,
+        "totals": (),
+        "batch": 64,
+        "steps": 10,
+        "cost": None,
+    }
     times = dict.fromkeys(("step_seconds", "epoch_seconds", "train_seconds"), 1.0)
     return Row(**size, **times, accuracy=accuracy)
 
 
 def test_what_is_not_known_to_be_accurate_is_not_chosen_for_it():
     known, worse, unknown = (row_of(one) for one in (0.8, 0.7, None))
-    assert accurate(Goal(), [known, worse, unknown]) == [known]
-    assert accurate(Goal(), [unknown]) == [unknown]
+    assert accurate([known, worse, unknown], 0.01) == [known]
+    assert accurate([unknown], 0.01) == [unknown]
     to_target = [replace(row, target_seconds=1.0) for row in (known, worse)]
-    assert accurate(Goal(), to_target) == to_target[:1]
+    assert accurate(to_target, 0.01) == to_target[:1]
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rate": 0.3}, {"resolution": 4}, {"optimizer": "adamw"}],
-    ids=["other rate", "other resolution", "other optimizer"],
+    [{"resolution": 4}, {"optimizer": "adamw"}],
+    ids=["other resolution", "other optimizer"],
 )
 def test_trials_of_another_training_count_for_nothing(changes):
     job = make_job(optimizer="auto", learning_rate="auto")
@@ -351,9 +458,49 @@ def test_other_methods_are_not_judged_by_trials():
     assert all(one.accuracy is None for one in make_plan(profile, job).considered)
 
 
-def test_trials_at_another_rate_are_left_out():
-    kept = trial("sgd", 32, 3000, 0.4)
-    assert len(of_trials([kept, trial("sgd", 32, 3000, 0.4, rate=0.3)])) == 1
+def with_rates(best: float, **changes):
+    """A profile with trials at three rates of SGD, and the plan without those two."""
+    job = make_job(optimizer="sgd", workers="auto", **({"learning_rate": "auto"} | changes))
+    rates = tuple(
+        trial("sgd", 128, 3000, one.accuracy, held_out=10**5, rate=0.1 * exp(one.offset))
+        for one in at_rates(best)
+    )
+    profile = make_profile(job=job, trials=rates)
+    return profile, make_plan(profile.model_copy(update={"trials": rates[1:2]}))
+
+
+@pytest.mark.parametrize("best", [-0.9, 0.8])
+def test_the_plan_takes_the_rate_that_trials_found(best):
+    profile, usual = with_rates(best)
+    plan = make_plan(profile)
+    found = plan.learning_rate
+    assert found.tried == pytest.approx(exp(best), rel=0.4)
+    by_rule = rule_for(plan.job, plan.stages[0].global_batch_size, plan.data, plan.network, "sgd")
+    for key in ("base", "peak"):
+        assert getattr(found, key) == pytest.approx(found.tried * getattr(by_rule, key))
+    assert plan.stages[0].learning_rate == found.peak
+    why = reason(plan, "learning rate")
+    assert "Trials at 0.333, 1, 3 times the usual rate" in why.why
+    assert why.source == "measured"
+    assert usual.learning_rate.tried == 1
+    assert "Trials at" not in reason(usual, "learning rate").why
+    assert chosen(plan).accuracy.value > chosen(usual).accuracy.value
+
+
+def test_a_rate_that_is_given_stays_whatever_trials_found():
+    profile, usual = with_rates(0.8, learning_rate=0.1)
+    plan = make_plan(profile)
+    assert plan.learning_rate == usual.learning_rate
+    assert chosen(plan).accuracy == chosen(usual).accuracy
+
+
+def test_a_muon_rate_raised_for_few_steps_is_raised_no_less_by_trials():
+    job, size = make_job(optimizer="muon", learning_rate="auto"), {"samples": 4000}
+    usual = make_rule(job, 128, 1, "muon", **size)
+    tried = make_rule(job, 128, 1, "muon", **size, tried=1.5)
+    assert usual.base > DEFAULT_RATE["muon"]
+    assert tried.base == pytest.approx(1.5 * usual.base)
+    assert remark_on_muon(job, tried) == remark_on_muon(job, usual) != ""
 
 
 # ------------------------------------------------------------------------------------ next trial
@@ -381,7 +528,7 @@ def asked(asks: Question, budget: float, seed: int = 0):
         unit = (share - 0.1) / 0.9
         logit = log(unit / (1 - unit)) + off.gauss(0, PRIOR.seed)
         share = 0.1 + 0.9 / (1 + exp(-logit))
-        seen.append(Observed(*wanted.training, share, asks.held_out))
+        seen.append(Observed(*wanted.training[:3], share, asks.held_out, wanted.offset))
         made.append(wanted)
         left -= wanted.seconds
     return seen, made
@@ -405,6 +552,40 @@ def test_a_tenth_of_the_time_finds_what_is_nearly_best(seed):
     best = min((one for one in accuracies if accuracies[one] >= least), key=lambda k: SECONDS[k[1]])
     real = {one: truth().accuracy(Candidate(*one, 6 * IMAGES)).value for one in accuracies}
     assert real[best] > max(real.values()) - 0.03
+
+
+def known_at_the_usual_rate(*names: str) -> list[Observed]:
+    """Trainings that leave nothing open but the rate."""
+    model = truth()
+    return [
+        Observed(name, batch, size, model.accuracy(Candidate(name, batch, size)).value, 10**6)
+        for name in names
+        for batch in SECONDS
+        for size in (10_000, 40_000, 6 * IMAGES)
+    ]
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+def test_rates_are_tried_where_they_are_what_is_most_in_doubt(name):
+    seen = known_at_the_usual_rate(name)
+    open_ = question(optimizers=(name,), rates=True)
+    wanted = open_.next_trial(seen, budget=20, left=20)
+    assert abs(wanted.offset) == pytest.approx(log(3), abs=1e-6)
+    assert "x the usual rate" in str(wanted)
+    assert wanted.rate_scale == pytest.approx(exp(wanted.offset))
+    closed = replace(open_, rates=False).next_trial(seen, budget=20, left=20)
+    assert closed is None or not closed.offset
+
+
+def test_further_rates_are_tried_where_the_best_is_at_an_end():
+    higher = at_rates(2.0, steps=(0, 1), weight=0.4)
+    seen = [*known_at_the_usual_rate("sgd"), *(one for one in higher if one.offset)]
+    model = fit_learning(seen, classes=CLASSES)
+    asks = question(optimizers=("sgd",), rates=True)
+    assert max(asks.offsets(model, "sgd")) == pytest.approx(2 * log(3), abs=1e-6)
+    failed = higher[1]._replace(accuracy=0.1, diverged=True)
+    model = fit_learning([*known_at_the_usual_rate("sgd"), failed], classes=CLASSES)
+    assert max(asks.offsets(model, "sgd")) == 0
 
 
 def test_no_time_no_trial():

@@ -52,7 +52,7 @@ class Machine:
     def restart(self):
         pass
 
-    def ask(self, command, answer):
+    def ask(self, command, answer, heard=None):
         match command:
             case commands.Prepare():
                 return commands.Prepared(

@@ -1,5 +1,6 @@
 """`probing`: what is measured, in this process; with others in `test_probe_workers`."""
 
+import io
 import multiprocessing
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from statistics import median
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from batchwright.errors import JobError
@@ -15,9 +17,10 @@ from batchwright.planning.planner import make_plan
 from batchwright.probing import gradient_noise
 from batchwright.probing.bench import Bench
 from batchwright.probing.memory import estimate_peak, weigh
-from batchwright.probing.probe import measure_points, probe
+from batchwright.probing.probe import _Reporter, measure_points, probe
 from batchwright.probing.timing import spread
 from batchwright.records import DataFacts, Job, ProbeSettings, Profile
+from batchwright.reporting.progress import steps
 from batchwright.workload.sources import ImageData
 
 CPU = torch.device("cpu")
@@ -321,3 +324,17 @@ def test_a_network_that_diverges_starts_over_and_keeps_the_memory_of_training(mo
     bench.step(bench.supply(8, SIDE))
     assert bench.live_bytes() == live
     assert all(torch.equal(a, b) for a, b in zip(start, bench.trained, strict=True))
+
+
+def test_each_trial_has_its_lines_where_no_display_can_move():
+    file = io.StringIO()
+    reporter = _Reporter(steps(Console(file=file, width=200)), 5)
+    for number in (1, 2, 3):
+        reporter.trial(f"trial {number}: sgd", 0.0, 4000)
+        reporter.trial(f"trial {number}: sgd", 0.5, 61.5)
+        reporter.trial(f"trial {number}: sgd, 9.0% right", 1.0, 60)
+    lines = file.getvalue().splitlines()[1:]
+    for number in (1, 2, 3):
+        assert lines[2 * number - 2] == f"trial {number}: sgd, 66:40 left, %: 0 of 100"
+        assert lines[2 * number - 1] == f"trial {number}: sgd, 9.0% right, %: 100 of 100"
+    assert len(lines) == 6

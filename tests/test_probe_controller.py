@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
 from batchwright.probing import commands, visiting
 from batchwright.probing import controller as controller_module
-from batchwright.probing.commands import Point
+from batchwright.probing.commands import Point, ignored
 from batchwright.probing.controller import Controller
 from batchwright.probing.visiting import MOST_RESTARTS, Visitor
 from batchwright.probing.workers import Killed
@@ -44,7 +45,9 @@ class Machine:
         deadly: Bytes at which a worker is killed.
         loaders: Loader processes that feed each worker.
         trial_room: Most samples in a forward pass of a trial.
+        slowed: Times as long as it should take that a trial takes.
         optimizers: Seconds of an update with each that the network has something for.
+        data: What is not as usual of the data.
     """
 
     latency: float = 0.004
@@ -55,7 +58,9 @@ class Machine:
     seconds: float = 100.0
     loaders: int | None = None
     trial_room: int = 10**6
+    slowed: float = 1.0
     optimizers: dict[str, float] = field(default_factory=lambda: {"sgd": 1e-4, "muon": 5e-3})
+    data: dict[str, object] = field(default_factory=dict)
     restarts: int = 0
     asked: list[commands.Command] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -63,7 +68,7 @@ class Machine:
     def clock(self) -> float:
         return self.seconds
 
-    def ask(self, command, answer):
+    def ask(self, command, answer, heard=None):
         self.asked.append(command)
         done = getattr(self, f"_{command.do}")(command)
         assert isinstance(done, answer)
@@ -96,7 +101,7 @@ class Machine:
             parameters=2 * MIB, buffers=0, gradients=2 * MIB, optimizer=2 * MIB, reduction=2 * MIB
         )
         return commands.Prepared(
-            data=make_data(train_samples=50_000),
+            data=make_data(**({"train_samples": 50_000} | self.data)),
             network=make_network(),
             parts=parts,
             device_name="invented",
@@ -152,13 +157,16 @@ class Machine:
     def _trial(self, command):
         if command.micro_batch > self.trial_room:
             return commands.TrialRun(trial=None)
-        seconds = command.samples * self.sample_seconds / command.workers
+        seconds = self.slowed * command.samples * self.sample_seconds / command.workers
+        if seconds > command.most_seconds:
+            self.seconds += command.most_seconds
+            return commands.TrialRun(given_up=True)
         self.seconds += seconds
         steps = command.samples // command.global_batch_size
         learnt = steps if command.optimizer == "sgd" else 4 * steps
         trial = Trial(
             **command.model_dump(include=TRIAL_FIELDS),
-            rate=0.1,
+            rate=0.1 * command.rate_scale,
             usual_rate=0.1,
             steps=steps,
             accuracy=0.1 + 0.9 * learnt / (learnt + 2000),
@@ -198,7 +206,9 @@ class SlowStretch(Machine):
         return super().step(command)
 
 
-def measured_on(machine, counts=(1, 2), learning=0.0, **changes):
+def measured_on(
+    machine, counts=(1, 2), learning=0.0, keep=ignored, report_trial=ignored, **changes
+):
     probe = changes.pop("probe", ProbeSettings(budget=30))
     job = make_job(
         **{
@@ -210,11 +220,13 @@ def measured_on(machine, counts=(1, 2), learning=0.0, **changes):
             **changes,
         }
     )
-    visitor = Visitor(job, machine, max(counts), lambda what: None)
-    controller = Controller(
-        visitor, counts, report=lambda what: None, clock=machine.clock, started=machine.clock()
-    )
-    return controller.measure()
+    return controller_of(machine, job, counts, keep=keep, report_trial=report_trial).measure()
+
+
+def controller_of(machine, job, counts, **told):
+    visitor = Visitor(job, machine, max(counts), ignored)
+    times = {"clock": machine.clock, "started": machine.clock()}
+    return Controller(visitor, counts, report=ignored, **times, **told)
 
 
 @pytest.mark.parametrize("drift", [0.02, 0.1, 0.3])
@@ -454,15 +466,146 @@ def test_no_trials_without_time_or_for_another_method(changes):
     "changes",
     [
         {"epochs": 2, "warmup_epochs": 5},
-        {"launch": "virtual", "workers": 8, "goal": {"deadline": 300}},
         {"ags": {"mode": "norm"}, "micro_batch": 16},
         {"scaling": "gain", "micro_batch": 16},
     ],
-    ids=["no plan", "none of the candidates is here", "factors", "gain"],
+    ids=["no plan", "factors", "gain"],
 )
 def test_a_probe_ends_well_where_trials_would_tell_nothing(changes):
-    counts = (1,) if "launch" in changes else (1, 2)
-    assert taught(Machine(drift=0.02), counts=counts, learning=60, **changes).trials == ()
+    assert taught(Machine(drift=0.02), learning=60, **changes).trials == ()
+
+
+def commanded(machine):
+    return [one for one in machine.asked if isinstance(one, commands.RunTrial)]
+
+
+@pytest.mark.parametrize(
+    "stated", [{}, {"sample_seconds": 1e-6, "step_seconds": 0.0}, {"sample_seconds": 0.01}]
+)
+def test_trials_of_a_virtual_cluster_take_real_time_whatever_is_simulated(stated):
+    machine = Machine(drift=0.02, sample_seconds=0.0005)
+    virtual = {"launch": "virtual", "workers": 4, "virtual": stated}
+    profile = taught(machine, counts=(1,), learning=0.1, **virtual)
+    spent = sum(one.seconds for one in profile.trials)
+    assert profile.trials
+    assert {one.workers for one in commanded(machine)} == {1}
+    assert all(one.micro_batch <= -(-one.global_batch_size // 4) for one in commanded(machine))
+    steps = [one for one in profile.steps if one.resolution == 32]
+    each = min(one.step_seconds / one.local_batch_size for one in steps)
+    planned = 20 * 50_000 * each
+    assert 0.02 * planned < spent < 0.3 * planned
+    assert make_plan(profile).chosen.accuracy is not None
+
+
+def test_trials_that_take_too_long_end_at_twice_their_time():
+    machine = Machine(drift=0.02, sample_seconds=0.0005, slowed=4.0)
+    begun = [taught(Machine(drift=0.02, sample_seconds=0.0005), learning=0.0), machine.seconds]
+    profile = taught(machine, learning=60)
+    assert profile.probe_seconds - begun[0].probe_seconds < 2 * 60 + 5
+    assert profile.trials
+    machine.slowed = 50.0
+    profile = taught(machine, learning=60)
+    assert profile.trials == ()
+    assert profile.probe_seconds - begun[0].probe_seconds < 2 * 60 + 5
+    assert "given up after 1.2e+02 s, 2 times" in profile.trials_note
+    told = next(one for one in make_plan(profile).reasons if one.choice == "accuracy")
+    assert "The trials were given up" in told.why
+
+
+def test_what_is_known_is_kept_before_each_trial():
+    kept = []
+    profile = taught(Machine(drift=0.02, sample_seconds=0.0005), learning=0.1, keep=kept.append)
+    assert not profile.trials_open
+    assert [len(one.trials) for one in kept] == list(range(len(profile.trials)))
+    assert all(one.trials_open for one in kept)
+    same = {"trials", "trials_open", "probe_seconds"}
+    assert all(one.model_dump(exclude=same) == profile.model_dump(exclude=same) for one in kept)
+    seconds = [one.probe_seconds for one in (*kept, profile)]
+    assert seconds == sorted(seconds)
+    told = next(one for one in make_plan(kept[1]).reasons if one.choice == "accuracy")
+    assert "was stopped during its trials" in told.why
+
+
+def test_trials_go_on_from_those_that_were_kept():
+    kept = []
+    whole = taught(Machine(drift=0.02, sample_seconds=0.0005), learning=0.1, keep=kept.append)
+    later = Machine(sample_seconds=0.0005, seconds=9000.0)
+    controller = controller_of(later, whole.job, (1, 2))
+    controller._visitor.prepare(seconds=0)
+    profile = controller.learn(kept[2])
+    assert profile.trials == whole.trials
+    assert [one.do for one in later.asked] == ["prepare"] + ["trial"] * (len(whole.trials) - 2)
+    assert not profile.trials_open
+    assert profile.probe_seconds == pytest.approx(whole.probe_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "data", "said"),
+    [
+        ({"learning": 0.001}, {}, r"as probe.learning=0.001 of the training, 0.\d+ s, does not"),
+        ({"learning": 1.0}, {}, r"as probe.learning=1, 1 s, does not .* probe.learning=\d+, in"),
+        (
+            {"learning": 60, "goal": {"least_steps": 1}},
+            {"train_samples": 9},
+            "9 training images are too few to hold any out",
+        ),
+        ({"learning": 60}, {"classes": ("a",)}, "they go by accuracy, which takes two classes"),
+        ({"learning": 60, "epochs": 1}, {"train_samples": 400}, "the whole training, 400 images"),
+    ],
+)
+def test_why_there_is_no_trial_is_said_once_in_the_plan_and_with_what_to_give(changes, data, said):
+    machine = Machine(drift=0.02, sample_seconds=0.0005, data=data)
+    profile = taught(machine, **changes)
+    assert not commanded(machine)
+    assert re.search(f"^there are no trials, {said}|{said}", profile.trials_note)
+    plan = make_plan(profile)
+    told = next(one for one in plan.reasons if one.choice == "accuracy")
+    assert told.value == "not known"
+    assert profile.trials_note[1:] in told.why
+    assert "goal.objective=auto goes by time alone" in told.why
+    if "give probe.learning=" in profile.trials_note:
+        enough = int(profile.trials_note.partition("give probe.learning=")[2].partition(",")[0])
+        assert taught(machine, **(changes | {"learning": enough})).trials
+
+
+def test_trials_that_lose_their_workers_say_so(monkeypatch):
+    machine, reports = Machine(drift=0.02, sample_seconds=0.0005), []
+    usual, killed = machine._trial, []
+
+    def once(command):
+        if not killed:
+            killed.append(command)
+            raise Killed
+        return usual(command)
+
+    monkeypatch.setattr(machine, "_trial", once)
+    profile = taught(machine, learning=0.1, report_trial=lambda *told: reports.append(told))
+    assert profile.trials
+    assert profile.trials_note == ""
+    assert max(one.global_batch_size for one in profile.trials) < killed[0].global_batch_size
+    assert any("a worker was killed (out of memory?)" in name for name, *_ in reports)
+
+
+def test_how_far_trials_have_come_is_told(monkeypatch):
+    machine, reports = Machine(drift=0.02, sample_seconds=0.0005), []
+    usual = machine.ask
+
+    def ask(command, answer, heard=None):
+        if command.do == "trial":
+            machine.seconds += 1
+            heard(0.25)
+        return usual(command, answer)
+
+    monkeypatch.setattr(machine, "ask", ask)
+    profile = taught(machine, learning=20.0, report_trial=lambda *told: reports.append(told))
+    assert profile.trials
+    assert [share for _, share, _ in reports] == [0.0, 0.25, 1.0] * len(profile.trials)
+    assert reports[0][0].startswith("trial 1: ")
+    assert reports[2][0].endswith(f", {profile.trials[0].accuracy:.1%} right")
+    assert reports[3][0].startswith("trial 2: ")
+    assert reports[0][2] == 20
+    assert reports[1][2] == 19
+    assert all(left >= 0 for *_, left in reports)
 
 
 def test_no_trial_of_an_optimizer_that_the_network_has_nothing_for(monkeypatch):
@@ -560,6 +703,6 @@ def test_where_planning_takes_long_it_is_not_asked_between_all_visits(monkeypatc
         asked.append(machine.seconds)
         return make_plan(profile)
 
-    monkeypatch.setattr(controller_module, "make_plan", slow_plan)
+    monkeypatch.setattr(controller_module, "plan_to_measure", slow_plan)
     measured_on(machine, probe=ProbeSettings(budget=60))
     assert 1 <= len(asked) <= 60 / 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,20 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright.documents import read_record
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.group import Group
 from batchwright.probing import commands
 from batchwright.probing.executor import Executor
-from batchwright.probing.probe import measure_points, probe
+from batchwright.probing.probe import measure_points, probe, unfinished
 from batchwright.probing.visiting import MOST_RESTARTS
 from batchwright.probing.workers import Killed, Workers
-from batchwright.records import Job, ProbeSettings
+from batchwright.records import Job, ProbeSettings, Profile
 from test_launch import processes_naming, wait_until
 
 pytestmark = pytest.mark.slow
 
 NETWORKS = """
-import os, signal
+import os, signal, time
 from pathlib import Path
 from torch import nn
 
@@ -46,6 +48,17 @@ class Deadly(nn.Module):
         return self.layers(images)
 
 
+class Slow(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Linear(9, num_classes))
+
+    def forward(self, images):
+        if self.training:
+            time.sleep(0.04)
+        return self.layers(images)
+
+
 class Broken(Deadly):
     def forward(self, images):
         if self.training:
@@ -60,7 +73,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "probed_networks.py").write_text(NETWORKS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=os.pathsep)
     place = tmp_path / "probe"
     place.mkdir()
     yield place
@@ -240,15 +253,116 @@ def test_a_trial_ends_with_a_worker_that_is_killed_and_another_may_follow(folder
     assert run.trial.steps == 3
 
 
-def test_a_long_trial_is_waited_for(folder, monkeypatch):
-    """A tenth of a training of a day, in three trials."""
-    waited = []
-    workers = Workers(job_of(), folder, [1], [])
-    monkeypatch.setattr(workers, "_read", lambda _, seconds: waited.append(seconds))
-    plain = {"workers": 1, "resolution": 8, "optimizer": "sgd", "samples": 200, "held_out": 100}
-    trial = commands.RunTrial(global_batch_size=80, micro_batch=64, seconds=2900, **plain)
-    workers.ask(trial, commands.TrialRun)
-    assert waited[0] > 2 * 2900
+def test_a_long_trial_tells_how_far_it_is_and_is_waited_for(folder, monkeypatch):
+    monkeypatch.setattr("batchwright.probing.workers.ANSWER_SECONDS", 60)
+    heard = []
+    plain = {"workers": 2, "resolution": 8, "optimizer": "sgd", "samples": 2000, "held_out": 100}
+    trial = commands.RunTrial(global_batch_size=40, micro_batch=64, **plain)
+    with Workers(job_of(network="probed_networks:Slow"), folder, [2], []) as workers:
+        workers.ask(commands.Prepare(workers=2, precision="float32"), commands.Prepared)
+        run = workers.ask(trial, commands.TrialRun, heard.append)
+        assert run.trial is not None
+        assert len(heard) >= 2
+        assert heard == sorted(heard)
+        late = trial.model_copy(update={"most_seconds": 0.2})
+        assert workers.ask(late, commands.TrialRun, heard.append).given_up
+        again = workers.ask(trial, commands.TrialRun).trial
+    untold = {"seconds"}
+    assert again.model_dump(exclude=untold) == run.trial.model_dump(exclude=untold)
+
+
+def taught_job():
+    """Each of its trials takes a second or more, and the first does not settle the choice."""
+    settings = ProbeSettings(budget=2, steps=2, learning=15)
+    goal = {"accuracy_tolerance": 0.0}
+    return job_of(network="probed_networks:Slow", workers=2, goal=goal, probe=settings)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(number, folder, tmp_path):
+    kept, whats = tmp_path / "profile.json", []
+
+    def stop(done, total, what):
+        if what.startswith("trial 2"):
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted) as caught:
+        probe(taught_job(), folder, kept=kept, progress=stop)
+    assert caught.value.exit_code == 128 + number
+    first = read_record(kept, Profile)
+    assert first.trials_open
+    assert len(first.trials) == 1
+    assert unfinished(kept, taught_job()) == first
+    assert unfinished(kept, taught_job().model_copy(update={"epochs": 9})) is None
+    whole = probe(taught_job(), folder, kept=kept, progress=lambda *told: whats.append(told[2]))
+    assert whole == read_record(kept, Profile)
+    assert whole.trials[:1] == first.trials
+    assert len(whole.trials) > 1
+    assert any(re.match(r"trial 2: (sgd|muon), batch .* images, 0:\d\d left, %$", w) for w in whats)
+    assert not whole.trials_open
+    assert whole.steps == first.steps
+    assert not any("local batch" in what for what in whats)
+    assert unfinished(kept, taught_job()) is None
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_killed_in_a_trial_loses_nothing_else(folder, tmp_path):
+    killed, whats = [], []
+
+    def kill_once(done, total, what):
+        whats.append(what)
+        if what.startswith("trial 2") and not killed:
+            killed.append(rank_of(folder, 1))
+            os.kill(killed[0], signal.SIGKILL)
+
+    profile = probe(taught_job(), folder, kept=tmp_path / "profile.json", progress=kill_once)
+    assert killed
+    assert any("a worker was killed (out of memory?)" in what for what in whats)
+    assert profile.trials
+    assert not profile.trials_open
+    assert not Path(f"/proc/{killed[0]}").exists()
+
+
+def rank_of(folder, rank):
+    """The process of a worker."""
+    for process in processes_naming(folder):
+        environment = Path(f"/proc/{process}/environ").read_bytes()
+        if f"\0RANK={rank}\0".encode() in b"\0" + environment:
+            return process
+    raise AssertionError(f"there is no worker {rank}")
+
+
+@pytest.mark.timeout(500)
+def test_a_run_that_is_stopped_in_its_trials_goes_on(folder, tmp_path):
+    """By the very commands, as one types them."""
+    run, code = tmp_path / "run", "network=probed_networks:Slow"
+    words = [code, "workers=2", "device=cpu", "precision=float32", "epochs=1"]
+    words += ["probe.budget=2", "probe.steps=2", "probe.learning=15", "base_batch=32"]
+    words += ["goal.accuracy_tolerance=0"]
+    begin = [sys.executable, "-m", "batchwright", "run", *words, "--out", str(run)]
+    process = subprocess.Popen(begin, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in process.stderr:
+            if line.startswith("trial 2"):
+                break
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"continue with `batchwright run --resume --out {run} {code}`" in told
+    first = read_record(run / "profile.json", Profile)
+    assert first.trials_open
+    again = [sys.executable, "-m", "batchwright", "run", "--resume", "--out", str(run), code]
+    done = subprocess.run(again, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "has all but trials, and 1 trial: going on with them" in done.stderr
+    assert "local batch" not in done.stderr.partition("plan: ")[0]
+    whole = read_record(run / "profile.json", Profile)
+    assert whole.trials[:1] == first.trials
+    assert whole.steps == first.steps
+    assert not whole.trials_open
 
 
 # ---------------------------------------------------------------------- two workers by themselves

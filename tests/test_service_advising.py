@@ -15,6 +15,7 @@ from batchwright.service.adviser import Adviser
 from batchwright.service.advising import LEAST_CHANGE, MOST_CHANGE, advice_for, drift_of
 from clusters import LOCAL_BATCHES, make_step, step_seconds
 from samples import make_cyclic_plan, make_data, make_dual_plan, make_job, make_profile
+from test_learning import trials_of, truth
 
 TRAIN = 50_000
 
@@ -248,6 +249,18 @@ def test_a_deadline_is_held_against_the_time_that_is_left():
     plan = make_plan(profile)
     offer = advised(plan, profile=profile, computing=3.0)
     assert "no batch keeps goal.deadline any more" in offer.reason
+    assert offer.plan.stages[1].global_batch_size > plan.stages[0].global_batch_size
+
+
+def test_a_plan_with_a_target_keeps_its_epochs_and_its_target():
+    """What is left of them is no training of its own, whose epochs could be chosen."""
+    profile = profile_of(goal={"accuracy": 0.7}, optimizer="auto", learning_rate="auto")
+    profile = profile.model_copy(update={"trials": trials_of(truth())})
+    plan = make_plan(profile)
+    assert 6 < plan.epochs < profile.job.epochs
+    offer = advised(plan, profile=profile, **SLOW_LINK)
+    assert offer.plan.epochs == plan.epochs
+    assert offer.plan.job == plan.job
     assert offer.plan.stages[1].global_batch_size > plan.stages[0].global_batch_size
 
 

@@ -22,8 +22,9 @@ from batchwright.client.http import Service, ServiceError
 from batchwright.client.job_work import code_words
 from batchwright.client.spool import read_report
 from batchwright.client.submitting import follow, state_words, submit
-from batchwright.documents import write_record
+from batchwright.documents import change_job, job_yaml, write_record
 from batchwright.errors import BatchwrightError, FileError, WorkerError
+from batchwright.records import Job
 from batchwright.records.service import AgentIntroduction, KeptAdvice, RunIntroduction
 from batchwright.service.database.tables import jobs
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
@@ -168,6 +169,20 @@ def test_what_the_rules_do_not_name_is_not_run(service, hold, tmp_path):
     assert found.state == "failed"
     assert found.error.startswith("network=os:system is not allowed")
     assert not list((tmp_path / "agent" / "jobs").glob("*/logs/*"))
+
+
+@pytest.mark.parametrize("trials_open", [True, False])
+def test_a_probe_that_was_stopped_in_its_trials_is_gone_on_with(
+    service, queued, hold, tmp_path, trials_open
+):
+    here, folder = Here(service, tmp_path / "agent"), tmp_path / "agent" / "jobs" / queued.id
+    folder.mkdir()
+    text = job_yaml(change_job(Job(), state(service, queued).job))
+    (folder / "job.yaml").write_text(text, encoding="utf-8")
+    write_record(make_profile(trials_open=trials_open), folder / "profile.json")
+    assert here.work()
+    assert state(service, queued).state == "done"
+    assert (folder / "logs" / "probe.log").exists() == trials_open
 
 
 @pytest.mark.parametrize("verb", ["probe", "plan", "train"])

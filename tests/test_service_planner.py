@@ -16,6 +16,7 @@ from clusters import make_measured, make_step
 from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - fixtures
 from samples import make_plan
 from services import ADDRESS
+from test_learning import taught
 
 
 @pytest.fixture
@@ -133,6 +134,15 @@ def test_the_newest_profile_is_planned_from_at_once(empty):
     assert stored in chosen
     links = [one["href"] for one in page.all("a") if "plan.json" in one["href"]]
     assert links == [f"/planner/plan.json?profile={stored}"]
+
+
+def test_accuracy_over_time_is_the_first_picture_where_it_is_known(empty):
+    service = empty
+    stored = service.store.profiles.add("with trials", taught())
+    page = browse(service.sign_in(), f"/planner?profile={stored}")
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
+    assert titles[0] == "Accuracy over time: every candidate"
+    assert titles.count(titles[0]) == 1
 
 
 def test_an_answer_comes_alone_with_what_is_wrong_by_field(service, stored):

@@ -16,7 +16,7 @@ from batchwright import locks
 from batchwright.documents import read_record, write_record
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.probing.commands import Compared
-from batchwright.records import Job, Plan, RunSummary, Sweep
+from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
 from batchwright.reports import last_error
 from batchwright.run_folder import read_summaries
 from batchwright.sweeping import plans, runner, verb
@@ -117,10 +117,12 @@ def test_an_impossible_cell_is_named_before_anything_starts(place):
 def test_cells_that_differ_in_planning_keys_share_a_probe(place, monkeypatch):
     probed = []
 
-    def probe(job, folder, progress):
+    def probe(job, folder, kept, progress):
         assert folder.is_dir()
         probed.append(job)
-        return make_profile(job=job.model_copy(update={"precision": "float32"}))
+        profile = make_profile(job=job.model_copy(update={"precision": "float32"}))
+        write_record(profile, kept)
+        return profile
 
     monkeypatch.setattr("batchwright.probing.probe.probe", probe)
     job = Job(device="cpu", workers=2)
@@ -145,6 +147,11 @@ def test_cells_that_differ_in_planning_keys_share_a_probe(place, monkeypatch):
     Planner.prepare(again := Planner(keys), found)
     again.measure(found, place)
     assert len(probed) == 2, "profiles are kept"
+    kept = sorted((place / "profiles").glob("*.json"))[0]
+    write_record(read_record(kept, Profile).model_copy(update={"trials_open": True}), kept)
+    Planner.prepare(again := Planner(keys), found)
+    again.measure(found, place)
+    assert len(probed) == 3, "one that was stopped in its trials is gone on with"
 
 
 def test_the_number_format_is_compared_once_at_the_largest_of_the_given_batches(place, monkeypatch):

@@ -18,7 +18,7 @@ from batchwright.probing import bench as bench_module
 from batchwright.probing import commands, trials
 from batchwright.probing.bench import Bench
 from batchwright.probing.executor import Executor
-from batchwright.probing.trials import run_trial
+from batchwright.probing.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.records import DataFacts, Job
 from batchwright.training.sampler import epoch_order
 from batchwright.workload.image_files import ImageFiles
@@ -64,6 +64,18 @@ def dropping(num_classes):
 def normalizing(num_classes):
     layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(8 * (SIDE - 2) ** 2, num_classes))
+
+
+def one_number(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1), nn.Flatten(0))
+
+
+def maps(num_classes):
+    return nn.Conv2d(3, num_classes, 1)
+
+
+def spread(outputs, labels):
+    return outputs.var()
 
 
 def job_of(**changes):
@@ -416,6 +428,35 @@ def test_a_rate_that_diverges_ends_as_guessing(steps):
     assert trial.rate == pytest.approx(0.05 * 1e38)
 
 
+def test_a_trial_that_takes_too_long_is_given_up():
+    bench, signs = bench_of(network="test_trials:normalizing")
+    bench.start_over()
+    before = state_of(bench)
+    with pytest.raises(GivenUp, match="given up after"):
+        run_trial(bench, command_of(most_seconds=1e-9))
+    assert_same(state_of(bench), before)
+    assert len(signs.asked) == 20  # a step of the fifteen
+    assert run_trial(bench, command_of(most_seconds=1e9)) is not None
+
+
+@pytest.mark.parametrize("network", ["test_trials:one_number", "test_trials:maps"])
+def test_outputs_that_are_no_classes_have_no_accuracy(network):
+    bench, _ = bench_of(network=network, loss="test_trials:spread")
+    bench.start_over()
+    before = state_of(bench)
+    with pytest.raises(NoAccuracy):
+        run_trial(bench, command_of())
+    assert_same(state_of(bench), before)
+
+
+def test_a_trial_tells_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(trials, "_PAUSE", 0.0)
+    bench, _ = bench_of()
+    told = []
+    run_trial(bench, command_of(samples=100), told.append)
+    assert told == [0.0, 0.2, 0.4, 0.6, 0.8]
+
+
 def test_an_error_other_than_of_memory_is_not_hidden(monkeypatch):
     bench, _ = bench_of()
     monkeypatch.setattr(bench, "loss", lambda batch: _raise(RuntimeError("shapes")))
@@ -484,6 +525,21 @@ def _short_trial(rank, after):
     trial = run_trial(bench, command_of(workers=2))
     group.close()
     return lost, told(trial)
+
+
+def _late_trial(rank, most_seconds):
+    group = Group(CPU, 60)
+    bench, _ = bench_of(group=group)
+    with pytest.raises(GivenUp):
+        run_trial(bench, command_of(workers=2, most_seconds=most_seconds[rank]))
+    trial = run_trial(bench, command_of(workers=2))
+    group.close()
+    return told(trial)
+
+
+def test_a_trial_that_one_worker_gives_up_ends_on_all(crew):
+    trial, same = crew.together(_late_trial, [None, 1e-9], workers=2)
+    assert trial == same
 
 
 @pytest.mark.parametrize("after", [0, 4, 15])  # at once, while training, while judging

@@ -541,3 +541,14 @@ def test_a_plan_without_times_is_refused(tmp_path):
     plan = make_virtual_plan((8, 8), virtual={"sample_seconds": None})
     with pytest.raises(PlanError, match=r"state virtual\.sample_seconds=\.\.\."):
         train(plan, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["plain", "dynamic-batch", "asp", "bsp"])
+def test_training_ends_where_the_target_is_reached_and_stays_ended(kind, tmp_path):
+    plan = plan_of(kind, epochs=4, evaluate_epochs=2, goal={"accuracy": 0.01})
+    summary, weights = train(plan, tmp_path)
+    assert len(summary.epochs) in ((2,) if kind in ("plain", "dynamic-batch") else (2, 3))
+    assert "goal.accuracy=0.01 is reached" in (tmp_path / "metrics.jsonl").read_text()
+    again, same_weights = train(plan, tmp_path, resume=True)
+    assert told(again) == told(summary)
+    assert same(weights, same_weights)

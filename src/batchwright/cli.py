@@ -168,14 +168,16 @@ def probe(
     words: JobWords = None,
     out: Annotated[Path | None, typer.Option(help="File for the profile; - is stdout.")] = None,
 ) -> None:
-    """Measure: step times, memory, exchange times, gradient noise."""
+    """Measure: step times, memory, exchange times, gradient noise, and how the network learns."""
     from batchwright import verbs
     from batchwright.reporting.tables import profile_table
 
     refuse_bad_target(out)
-    profile = verbs.probe(job_of(words))
+    piped = out is None or str(out) == "-"
+    profile = verbs.probe(job_of(words), out=None if piped else out)
     show(profile_table(profile))
-    write(profile, out)
+    if piped:
+        write(profile, out)
 
 
 @app.command()

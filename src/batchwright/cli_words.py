@@ -106,12 +106,13 @@ def show(table: Any) -> None:
 
 def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
     """What a run comes to: a table for a person, one object for a program."""
-    from batchwright.reporting.reading import refit_words
+    from batchwright.reporting.reading import learnt_words, refit_words
     from batchwright.reporting.run_tables import summary_table
 
     show(summary_table(summary))
-    if summary.refit is not None:
-        print(refit_words(summary), file=sys.stderr)
+    for line in (refit_words(summary), learnt_words(summary)):
+        if line:
+            print(line, file=sys.stderr)
     found = page or Path(summary.run_folder) / "report.html"
     profile = Path(summary.run_folder) / "profile.json"
     if profile.exists():
@@ -142,11 +143,11 @@ def compare(runs: list[str], out: Path, as_json: bool) -> None:
 
 def result(summary: RunSummary) -> dict[str, Any]:
     """What a program wants to know of a run."""
-    from batchwright.reporting.reading import overall
+    from batchwright.reporting.reading import accuracy_comparison, overall
 
     stage = summary.plan.stages[-1]
-    best, whole = summary.best_epoch, overall(summary)
-    seconds = whole.predicted
+    best, whole, learnt = summary.best_epoch, overall(summary), accuracy_comparison(summary)
+    seconds, share = whole.predicted, learnt.predicted
     return {
         "test_accuracy": summary.accuracy,
         "best_accuracy": best.top1 if best else None,
@@ -161,6 +162,10 @@ def result(summary: RunSummary) -> dict[str, Any]:
         "predicted_epoch_seconds_low": seconds.low if seconds else None,
         "predicted_epoch_seconds_high": seconds.high if seconds else None,
         "measured_epoch_seconds": whole.measured,
+        "predicted_accuracy": share.value if share else None,
+        "predicted_accuracy_low": share.low if share else None,
+        "predicted_accuracy_high": share.high if share else None,
+        "accuracy_as_predicted": learnt.inside,
         "refit": summary.refit.model_dump(mode="json") if summary.refit else None,
         "simulated": summary.simulated,
         "wall_seconds": summary.wall_seconds,

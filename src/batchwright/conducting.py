@@ -122,12 +122,12 @@ def with_refit(summary: RunSummary) -> RunSummary:
 
 
 def _is_done(folder: Path, plan: Plan) -> bool:
-    """Whether all epochs of the plan are trained, so that no worker need be started to say so."""
+    """Whether training with the plan has ended, so that no worker need be started to say so."""
     try:
-        epochs = read_record(folder / "summary.json", RunSummary).epochs
+        summary = read_record(folder / "summary.json", RunSummary)
     except BatchwrightError:  # none yet, or a damaged one, which training writes anew
         return False
-    return bool(epochs) and epochs[-1].epoch + 1 >= plan.epochs
+    return summary.model_copy(update={"plan": plan}).ended
 
 
 def _train_once(

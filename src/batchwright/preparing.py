@@ -24,6 +24,7 @@ from batchwright.planning.inputs import (
     check_counts,
     check_goal,
     check_micro_batches,
+    check_open_method,
     check_order,
     idle_keys,
     least_local,
@@ -119,6 +120,7 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     ags_rule(job)
     check_goal(job)
     check_order(job)
+    check_open_method(job)
     if job.method in CYCLED:
         _check_strengths(job, schedule_of(job).strengths)
     network = network_facts(job.network, _check_network(job, facts), max(_sides(job, facts)))

@@ -34,7 +34,7 @@ from batchwright.documents import (
     write_record,
     write_text,
 )
-from batchwright.errors import ArgumentError, PlanError, WorkerError
+from batchwright.errors import ArgumentError, Interrupted, PlanError, WorkerError
 from batchwright.files import make_folder
 from batchwright.fork_server import imported_once
 from batchwright.planning.planner import make_plan
@@ -62,6 +62,7 @@ from batchwright.records import (
 )
 from batchwright.records.load_words import busy_warning
 from batchwright.records.problems import described
+from batchwright.records.words import counted
 from batchwright.reporting.comparison import RunComparison, compared
 from batchwright.reporting.comparison_figure import write_comparison_figure
 from batchwright.reporting.figures import write_figures
@@ -83,11 +84,15 @@ from batchwright.stopwatch import Stopwatch
 _OPENING, _REPORT = "opening data and network", "report"
 
 
-def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
+def probe(
+    job: Job | str | Path | None = None, *, out: str | Path | None = None, **keys: Any
+) -> Profile:
     """Measure a job on this machine: step times, memory, exchange times, gradient noise.
 
     Args:
         job: A job, the path of its YAML file, or ``None`` for the defaults.
+        out: File for the profile. It is written before each trial, too: the same probe again goes
+            on with the trials if it was stopped there.
         keys: Job keys to change, such as ``data="cifar100:PATH"`` or ``probe={"budget": 10}``.
 
     Returns:
@@ -95,13 +100,16 @@ def probe(job: Job | str | Path | None = None, **keys: Any) -> Profile:
 
     Raises:
         BatchwrightError: What is wrong, in one line.
+        Interrupted: A stop signal came; what had been measured before trials is in ``out``.
     """
     refuse_unguarded_script()
+    refuse_no_path(out, "out")
+    kept = None if out is None else Path(out)
     job = job_of(job, keys)
     with _workers_of(job):
         job = ready(job)
-        with _logs() as folder:
-            return _probe_in(folder, job)
+        with _logs() as folder, _telling_what_is_kept(kept, job):
+            return _probe_in(folder, job, kept)
 
 
 def plan(
@@ -405,10 +413,9 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
     logs = folder / "logs" / "probe"
     make_folder(logs)
     write_text(job_yaml(job), folder / "job.yaml")
-    with telling_how_to_resume(folder, job):
-        profile = _probe_in(logs, job)
+    with telling_how_to_resume(folder, job):  # the profile is of use even if no plan comes of it
+        profile = _probe_in(logs, job, folder / "profile.json")
     watch.lap("probe")
-    write_record(profile, folder / "profile.json")  # of use even if no plan comes of it
     decided = make_plan(profile)
     if pairs_of(decided):
         logs = folder / "logs" / "pairs"
@@ -470,13 +477,31 @@ def _logs() -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-def _probe_in(folder: Path, job: Job) -> Profile:
-    """Measure a resolved job; ``folder`` takes the workers' files."""
-    from batchwright.probing.probe import probe as measure
+@contextmanager
+def _telling_what_is_kept(kept: Path | None, job: Job) -> Iterator[None]:
+    """Add to the message of a probe that ends during its trials where they go on from."""
+    from batchwright.probing.probe import unfinished
 
+    try:
+        yield
+    except (Interrupted, WorkerError) as stop:
+        if kept is not None and unfinished(kept, job):
+            stop.args = (f"{stop}; {kept} has what was measured: probe again to go on with trials",)
+        raise
+
+
+def _probe_in(folder: Path, job: Job, kept: Path | None) -> Profile:
+    """Measure a resolved job; ``folder`` takes the workers' files, ``kept`` the profile."""
+    from batchwright.probing.probe import probe as measure
+    from batchwright.probing.probe import unfinished
+
+    if kept is not None and (begun := unfinished(kept, job)):
+        made = counted(len(begun.trials), "trial")
+        told = f"{kept} has all but trials, and {made}: going on with them"
+        print(told, file=sys.stderr)  # noqa: T201 - for the person who waits
     with steps() as show:
-        profile = measure(job, folder, progress=show)
-    told = busy_warning(profile.load)
-    if told:
-        print(f"warning: {told}", file=sys.stderr)  # noqa: T201 - for the person who waits
+        profile = measure(job, folder, kept=kept, progress=show)
+    for told in (busy_warning(profile.load), profile.trials_note):
+        if told:
+            print(f"warning: {told}", file=sys.stderr)  # noqa: T201 - as above
     return profile

@@ -141,7 +141,7 @@ class JobWork:
         self._begin_anew_if_changed(job)
         if self._lease.profile is not None:
             write_record(self._lease.profile, place)
-        elif not place.exists():
+        elif not place.exists() or read_record(place, Profile).trials_open:
             job_file = str(self._folder / "job.yaml")
             self._verb("probe", job_file, *code_words(job), "--out", str(place))
             self._pulse.say(profile=read_record(place, Profile))

@@ -29,11 +29,11 @@ def compared(other: Row, chosen: Row) -> str:
     if not isfinite(other.seconds):
         texts = ["not known to reach the accuracy"]
     else:
-        texts = [_share(other.seconds, chosen.seconds, f"time{aim}")]
+        texts = [share(other.seconds, chosen.seconds, f"time{aim}")]
         if other.cost is not None and chosen.cost is not None:
-            texts.append(_share(other.expense, chosen.expense, f"cost{aim}"))
+            texts.append(share(other.expense, chosen.expense, f"cost{aim}"))
         elif other.mix.workers != chosen.mix.workers:
-            texts.append(_share(other.expense, chosen.expense, f"worker-hours{aim}"))
+            texts.append(share(other.expense, chosen.expense, f"worker-hours{aim}"))
     if chosen.target_seconds is None and None not in (other.accuracy, chosen.accuracy):
         texts.append(_points(other, chosen))
     if other.misses:
@@ -48,7 +48,8 @@ def _points(other: Row, chosen: Row) -> str:
     return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy"
 
 
-def _share(other: float, chosen: float, what: str) -> str:
+def share(other: float, chosen: float, what: str) -> str:
+    """How much more of something another takes, in words."""
     change = other / chosen - 1
     if abs(change) < 0.0005:
         return f"the same {what}"

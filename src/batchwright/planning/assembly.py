@@ -60,6 +60,7 @@ def assemble(
     largest = max(stage.global_batch_size for stage in stages)
     of_a_step = max(max(stage.local_batch_sizes) for stage in stages) if server else largest
     update = update or chosen_optimizer(job, largest)
+    assert job.method != "auto"  # noqa: S101 - settled before
     return Plan(
         job=job,
         data=data,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import inf, isfinite, sqrt
-from operator import le
+from math import ceil, floor, inf, isfinite, sqrt
+from operator import attrgetter, le
+from statistics import NormalDist
 
 from batchwright.errors import PlanError
 from batchwright.planning.knees import Bend
@@ -14,9 +15,10 @@ from batchwright.planning.learnt import Learnt
 from batchwright.planning.level import RowError, level_batches, level_in_value, level_sizes
 from batchwright.planning.mixes import Mix
 from batchwright.planning.optimizer import OptimizerName
-from batchwright.planning.table import Row
+from batchwright.planning.table import Miss, Row
 from batchwright.prediction.quality import ProgressModel, product
-from batchwright.records import Estimate, Goal, Job
+from batchwright.records import Estimate, Goal, Job, LearningRateRule
+from batchwright.records.words import counted, duration
 
 _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
@@ -24,7 +26,12 @@ _ADVICE = {
     "goal.memory": "raise goal.memory, or train a smaller network or resolution",
     "goal.deadline": "raise goal.deadline, or train fewer epochs",
     "goal.max_cost": "raise goal.max_cost, or train fewer epochs",
+    "goal.accuracy": "give a lower goal.accuracy, or more epochs",
 }
+EQUAL = 0.0005
+"""Accuracies, shares, that differ by less are shown as the same."""
+FAR = 10
+"""Times the epochs stated beyond which none are told: such a law's end is nobody's knowledge."""
 
 
 def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
@@ -78,9 +85,12 @@ class Progress:
         models: Fitted, by optimizer.
         optimizer: The one that a batch is given.
         base_batch: Global batch whose progress per sample counts as 1.
-        planned: Epochs of the training.
+        planned: Epochs of the training, the most where the plan chooses them.
         target: Held-out accuracy to reach, a share; `None` if none is given.
+        confidence: Probability with which the chosen epochs are to reach it.
+        least: Fewest epochs that may be chosen; `None` where the plan does not choose them.
         learnt: What trials tell; `None` without any.
+        unknown: Why trials tell nothing, and what the choice goes by then, in sentences.
     """
 
     models: Mapping[OptimizerName, ProgressModel]
@@ -88,7 +98,11 @@ class Progress:
     base_batch: int
     planned: int
     target: float | None = None
+    confidence: float = 0.8
+    least: int | None = None
     learnt: Learnt | None = None
+    unknown: str = ""
+    _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
@@ -131,8 +145,12 @@ class Progress:
         return self.learnt.model.samples_compared(one, another, accuracy)
 
     def _misses(self, batch: int) -> bool:
-        told = any(model.tells_epochs for model in self.models.values())
-        return told or self.model(batch).misses_target(batch)
+        return self._runs_tell or self.model(batch).misses_target(batch)
+
+    @property
+    def _runs_tell(self) -> bool:
+        """Whether runs reached the target."""
+        return any(model.tells_epochs for model in self.models.values())
 
     def epochs(self, batch: int) -> Estimate | None:
         """Epochs to the target accuracy; `None` if nothing tells."""
@@ -144,26 +162,95 @@ class Progress:
             self._epochs[batch] = found
         return self._epochs[batch]
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the plan chooses the epochs, and something tells them."""
+        tells = self.learnt is not None or self._runs_tell
+        return self.least is not None and self.target is not None and tells
+
+    def needed(self, batch: int, most: int | None = None) -> int | None:
+        """Fewest whole epochs that reach the target with the stated probability.
+
+        `None` if that takes more than ``most``, which are those planned unless said otherwise, and
+        where the plan does not choose them.
+        """
+        if not self.chooses:
+            return None
+        most = most or self.planned
+        if (batch, most) not in self._needed:
+            found = self._fewest_by_trials(batch, most)
+            if not self.by_trials(batch):
+                found = self._fewest_by_runs(batch, most)
+            self._needed[batch, most] = found and max(found, self.least or 1)
+        return self._needed[batch, most]
+
+    def _fewest_by_trials(self, batch: int, most: int) -> int | None:
+        if self.learnt is None or self.target is None:
+            return None
+        update = self.optimizer(batch)
+        return self.learnt.needed(update, batch, self.target, self.confidence, most)
+
+    def _fewest_by_runs(self, batch: int, most: int) -> int | None:
+        epochs = self.epochs(batch)
+        if epochs is None:
+            return None
+        # The interval is of 95 %, and normal in the logarithm.
+        part = NormalDist().inv_cdf(self.confidence) / NormalDist().inv_cdf(0.975)
+        sure = epochs.value * (epochs.high / epochs.value) ** part
+        return ceil(sure) if sure <= most else None
+
+    def sure(self, batch: int, epochs: int) -> float | None:
+        """Accuracy that so many epochs reach with the stated probability, as trials tell."""
+        if self.learnt is None or not self.by_trials(batch):
+            return None
+        training = self.learnt.candidate(self.optimizer(batch), batch, epochs)
+        return self.learnt.model.surely(training, self.confidence)
+
+    def trained(self, batch: int) -> int:
+        """Epochs that a candidate with such a batch is trained."""
+        return self.needed(batch) or self.planned
+
     def by_trials(self, batch: int) -> bool:
         """Whether trials tell of such a batch, and no run does."""
         return self.learnt is not None and not self._misses(batch)
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
-        """Held-out accuracy after so many epochs, by runs or else by trials; `None` without."""
-        found = self.model(batch).accuracy(batch, epochs)
-        if found is None and self.learnt is not None:
-            return self.learnt.accuracy(self.optimizer(batch), batch, epochs)
-        return found
+        """Held-out accuracy after so many epochs; `None` if nothing tells."""
+        if self.law is not None:
+            return self.law.accuracy(self.optimizer(batch), batch, epochs)
+        return self.model(batch).accuracy(batch, epochs)
+
+    @property
+    def law(self) -> Learnt | None:
+        """What tells accuracy where there are trials, unless runs tell the epochs to a target.
+
+        It rests on runs as well, and knows how optimizers and batches differ.
+        """
+        return None if self._runs_tell else self.learnt
 
     def reached(self, batch: int) -> Estimate | None:
         """Held-out accuracy at the end of the training; `None` if nothing tells."""
         if batch not in self._reached:
-            self._reached[batch] = self.accuracy(batch, self.planned)
+            self._reached[batch] = self.accuracy(batch, self.trained(batch))
         return self._reached[batch]
 
+    def by_epoch(
+        self, batch: int, rule: LearningRateRule, held_out: int
+    ) -> tuple[Estimate | None, ...]:
+        """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
+
+        Args:
+            batch: Global batch.
+            rule: Its learning rate.
+            held_out: Images that are evaluated.
+        """
+        if self.law is None:
+            return ()
+        return self.law.by_epoch(self.optimizer(batch), batch, self.trained(batch), rule, held_out)
+
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
-        """Epochs that the runs told of, where they are fewer; `None` if they are not."""
-        return self.model(batch).accuracy_until(batch, epochs)
+        """Epochs that the runs told of, where they are fewer and alone; `None` if they are not."""
+        return None if self.law is not None else self.model(batch).accuracy_until(batch, epochs)
 
     def compared_epochs(self, batch: int, other: int) -> Estimate | None:
         """Epochs to the target with a batch over those with another; `None` if nothing tells."""
@@ -197,6 +284,8 @@ class Choice:
             resolution.
         others: What the other objectives would choose, by name.
         level: Candidates that measurements cannot tell from it, as far as they were free to choose.
+        accurate: The quickest of the most accurate, were batch and workers free and accuracy the
+            aim; `None` where nothing tells, or where the epochs are chosen to reach an accuracy.
     """
 
     row: Row
@@ -204,14 +293,21 @@ class Choice:
     sizes: tuple[Row, ...]
     others: dict[str, Row]
     level: tuple[Row, ...]
+    accurate: Row | None = None
 
 
 def check_progress(job: Job, progress: Progress) -> None:
     """Refuse an objective that needs to know of progress where nothing tells.
 
     Raises:
-        PlanError: A noise scale is missing, and there is no run.
+        PlanError: A noise scale or trials are missing, and there is no run.
     """
+    if job.goal.objective == "accuracy" and not _tells_accuracy(progress):
+        raise PlanError(
+            "goal.objective=accuracy needs to know accuracy, but the profile holds no trials of "
+            "such a training and no run was given: probe again with a larger probe.learning, or "
+            "give a finished run"
+        )
     if job.goal.objective != "target-accuracy":
         return
     if progress.relative_epochs(2 * job.base_batch) is None:
@@ -223,11 +319,24 @@ def check_progress(job: Job, progress: Progress) -> None:
 
 
 def settled_goal(goal: Goal, progress: Progress) -> Goal:
-    """The goal, with the knee as objective of `auto` where nothing tells accuracy."""
-    base = progress.base_batch
-    if goal.objective != "auto" or None not in (progress.reached(base), progress.reached(2 * base)):
+    """The goal with an objective that can be followed.
+
+    In place of `auto` with an accuracy to reach it is `target-accuracy`, as far as anything tells
+    how progress depends on the batch; else `knee` where nothing tells accuracy.
+    """
+    if goal.objective != "auto":
+        return goal
+    if goal.accuracy is not None and progress.relative_epochs(2 * progress.base_batch) is not None:
+        return goal.model_copy(update={"objective": "target-accuracy"})
+    if _tells_accuracy(progress):
         return goal
     return goal.model_copy(update={"objective": "knee"})
+
+
+def _tells_accuracy(progress: Progress) -> bool:
+    """Whether accuracy is known of more batches than one."""
+    base = progress.base_batch
+    return None not in (progress.reached(base), progress.reached(2 * base))
 
 
 def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
@@ -238,9 +347,23 @@ def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
             row,
             accuracy=reached.value if (reached := progress.reached(row.batch)) else None,
             target_seconds=target_seconds(row, progress) if to_target else None,
+            misses=(*row.misses, *_target_miss(row, progress)),
         )
         for row in rows
     ]
+
+
+def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
+    """That a candidate does not reach the target within the epochs, if so."""
+    if not progress.chooses or progress.needed(row.batch) is not None:
+        return ()
+    reached, target = progress.reached(row.batch), progress.target or 0.0
+    text = (
+        f"is not known to reach goal.accuracy={target:g} with probability "
+        f"{progress.confidence:g} in {counted(progress.planned, 'epoch')}"
+    )
+    times = max(1.0, target / reached.value) if reached and reached.value else inf
+    return (Miss("goal.accuracy", text, times),)
 
 
 def choose(
@@ -273,9 +396,10 @@ def choose(
         )
     allowed = [row for row in asked if not row.misses]
     if not allowed:
-        raise PlanError(_why_none(asked))
+        raise PlanError(_best_to_be_had(job.goal, asked, progress) or _why_none(asked))
     free = [row for row in here if not row.misses and not row.asked] or allowed
     row = _best(job.goal, job.goal.objective, allowed, bends, progress)
+    told = not progress.chooses and _tells_accuracy(progress)
     others = {
         name: _best(job.goal, name, allowed, bends, progress)
         for name in _other_objectives(job, allowed, progress)
@@ -286,6 +410,7 @@ def choose(
         sizes=tuple(_sizes(job.goal, allowed, bends, progress)),
         others={name: other for name, other in others.items() if other is not row},
         level=_level_with(row, job.goal, allowed, bends, error, progress),
+        accurate=_best(job.goal, "auto", free, bends, progress) if told else None,
     )
 
 
@@ -301,15 +426,17 @@ def _level_with(
     if goal.objective == "cost":
         return level_in_value(chosen, rows, bends, error, lambda row: row.cost or 0.0)
     if goal.objective == "auto":
-        rows = accurate(goal, rows)
-    if goal.objective in ("auto", "time"):
+        rows = accurate(rows, goal.accuracy_tolerance)
+    if goal.objective == "accuracy":
+        rows = accurate(rows, EQUAL)
+    if goal.objective in ("auto", "accuracy", "time"):
         return level_in_value(chosen, rows, bends, error, lambda row: row.seconds)
     if goal.objective == "target-accuracy":
 
         def epochs(row: Row) -> Estimate | None:
             return progress.compared_epochs(row.batch, chosen.batch)
 
-        return level_in_value(chosen, rows, bends, error, lambda row: row.seconds, epochs)
+        return level_in_value(chosen, rows, bends, error, _aim_of(goal), epochs)
     sizes = _size_rows(rows, bends)
     bend = next((bend for bend in bends if bend.mix is chosen.mix), None)
     batches = level_batches(chosen, rows, bend, goal.doubling_gain)
@@ -328,9 +455,11 @@ def _as_asked(row: Row, job: Job) -> bool:
 
 
 def _other_objectives(job: Job, rows: Sequence[Row], progress: Progress) -> list[str]:
+    if progress.chooses:  # each candidate has its own epochs, which mean nothing else
+        return []
     names = ["knee", "time"]
-    if settled_goal(Goal(), progress).objective == "auto":
-        names.append("auto")
+    if _tells_accuracy(progress):
+        names += ["auto", "accuracy"]
     if all(row.cost is not None for row in rows):
         names.append("cost")
     if progress.relative_epochs(2 * job.base_batch) is not None:
@@ -342,26 +471,28 @@ def _best(
     goal: Goal, objective: str, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress
 ) -> Row:
     if objective == "auto":
-        return min(accurate(goal, rows), key=_by_time)
+        return min(accurate(rows, goal.accuracy_tolerance), key=_by_time)
+    if objective == "accuracy":
+        return min(accurate(rows, EQUAL), key=_by_time)
     if objective == "time":
         return min(rows, key=_by_time)
     if objective == "cost":
         return min(rows, key=lambda row: (row.cost, *_by_time(row)))
     if objective == "target-accuracy":
-        return min(rows, key=_by_target(progress))
+        return min(rows, key=_by_target(goal, progress))
     sizes = _size_rows(rows, bends)
     if all(row.cost is not None for row in sizes):
         return _priced_knee(sizes)
     return _walk_up(sizes, goal.doubling_gain)
 
 
-def accurate(goal: Goal, rows: Sequence[Row]) -> list[Row]:
-    """Candidates as accurate at the end as the most accurate, within `goal.accuracy_tolerance`.
+def accurate(rows: Sequence[Row], tolerance: float) -> list[Row]:
+    """Candidates as accurate at the end as the most accurate, within a tolerance, a share.
 
     One of which nothing is told is not; all are where nothing is told of any.
     """
     told = {row: row.accuracy for row in rows if row.accuracy is not None}
-    least = max(told.values(), default=0.0) - goal.accuracy_tolerance
+    least = max(told.values(), default=0.0) - tolerance
     return [row for row, accuracy in told.items() if accuracy >= least] or list(rows)
 
 
@@ -381,16 +512,30 @@ def _by_time(row: Row) -> tuple[float, int, str, int]:
 
 
 def target_seconds(row: Row, progress: Progress) -> float:
-    """Seconds of training to the target, evaluation aside: those of an epoch over its progress.
+    """Seconds of training to the target: of the epochs that were chosen for it.
 
-    Where no run tells how many epochs it takes: for the progress that an epoch with the base batch
-    makes. Infinite where runs speak against such a batch.
+    Where the plan does not choose them, evaluation aside: those of an epoch over its progress.
+    Where nothing tells how many epochs it takes: for the progress that an epoch with the base batch
+    makes. Infinite where the target is not reached, or runs speak against such a batch.
     """
+    if progress.chooses:
+        return inf if progress.needed(row.batch) is None else row.train_seconds
     return row.epoch_seconds * (progress.relative_epochs(row.batch) or 1.0)
 
 
-def _by_target(progress: Progress) -> Callable[[Row], tuple[float, float, int, str, int]]:
-    return lambda row: (target_seconds(row, progress), *_by_time(row))
+def _by_target(
+    goal: Goal, progress: Progress
+) -> Callable[[Row], tuple[float, float, int, str, int]]:
+    aim = _aim_of(goal)
+    return lambda row: (
+        aim(replace(row, target_seconds=target_seconds(row, progress))),
+        *_by_time(row),
+    )
+
+
+def _aim_of(goal: Goal) -> Callable[[Row], float]:
+    """Of what a training to the target takes the least."""
+    return attrgetter("expense" if goal.least == "cost" else "seconds")
 
 
 def _size_rows(rows: Sequence[Row], bends: Sequence[Bend]) -> list[Row]:
@@ -438,6 +583,52 @@ def _priced_knee(sizes: Sequence[Row]) -> Row:
     indices = pareto([(row.train_seconds, row.expense) for row in sizes])
     edge = [sizes[index] for index in indices]
     return min(edge, key=lambda row: (row.train_seconds * row.expense, *_by_time(row)))
+
+
+def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress) -> str:
+    """The most accurate training within the limits, where none reaches the target.
+
+    Empty where the plan does not choose the epochs, or where nothing is within other limits.
+    """
+    if not progress.chooses:
+        return ""
+    found = []
+    for row in rows:
+        limits = {miss.limit: miss.times for miss in row.misses if miss.limit != "goal.accuracy"}
+        # Time and cost go with the epochs, so fewer may keep them.
+        epochs = floor(row.epochs / max(limits.values(), default=1.0))
+        if epochs >= (progress.least or 1) and limits.keys() <= {"goal.deadline", "goal.max_cost"}:
+            reached = progress.accuracy(row.batch, epochs)
+            if reached is not None:
+                found.append((reached, row.train_seconds * epochs / row.epochs, epochs, row))
+    if not found:
+        return ""
+    least = max(reached.value for reached, *_ in found) - EQUAL
+    reached, seconds, epochs, row = min(
+        (one for one in found if one[0].value >= least), key=lambda one: (one[1], one[3].order)
+    )
+    sure = progress.sure(row.batch, epochs)
+    advice = "a lower goal.accuracy"
+    if sure is not None:
+        advice = f"goal.accuracy={floor(1000 * sure) / 1000:g} or less"
+    limited = {miss.limit: None for miss in row.misses if miss.limit != "goal.accuracy"}
+    if limited:
+        advice += f", or raise {' and '.join(limited)}"
+    else:
+        enough = progress.needed(row.batch, FAR * progress.planned)
+        advice += ", or more epochs" if enough is None else f", or epochs={enough}"
+    within = [f"epochs={progress.planned}", *(f"{one}={_limit(goal, one):g}" for one in limited)]
+    return (
+        f"no candidate reaches goal.accuracy={progress.target:g} with probability "
+        f"{progress.confidence:g} within {' and '.join(within)}; the best to be had is "
+        f"{reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), with "
+        f"{progress.optimizer(row.batch)}, global batch {row.batch} and {row.mix.workers} "
+        f"worker(s) in {counted(epochs, 'epoch')}, {duration(seconds)}: give {advice}"
+    )
+
+
+def _limit(goal: Goal, name: str) -> float:
+    return float(attrgetter(name.removeprefix("goal."))(goal))
 
 
 def _why_none(rows: Sequence[Row]) -> str:

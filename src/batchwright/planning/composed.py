@@ -147,7 +147,7 @@ def compose(
     if made is None:
         assert schedule is not None  # noqa: S101 - cyclic, as it has no server
         made = _cycled(job, table, choice, chosen, progress, schedule)
-    other = table.evaluating(choice.row.mix)
+    other = table.evaluating(choice.row.mix, choice.row.epochs)
     check_limits(job, made.stages, other, choice.row.mix.hourly)
     scheduled: tuple[Reason, ...] = ()
     if schedule is not None:
@@ -241,7 +241,7 @@ def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -
         lambda side: kind.memory.largest_batch(side, kind.limit, _MOST_SAMPLES, workers=workers),
     )
     pace = measured_pace(mix, job, large[-1])
-    other = table.evaluating(mix)
+    other = table.evaluating(mix, choice.row.epochs)
     found = served_in_time(
         job,
         pace,

@@ -16,6 +16,7 @@ from batchwright.planning.recipe import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import CYCLED
 from batchwright.prediction.outcomes import epochs_to
 from batchwright.prediction.quality import SEED_ERROR, ProgressModel, fit_progress
+from batchwright.prediction.trainings import Observed
 from batchwright.records import GradientNoise, Job, Profile, RunSummary
 
 _ALL_REDUCE = ("plain", "dynamic-batch")  # the same training, however samples are shared
@@ -50,6 +51,26 @@ class Experience:
                     tried.batch, sgd.mean, muon.mean, error, sgd.runs + muon.runs
                 )
         return tuple(kept[batch] for batch in sorted(kept))
+
+    def observed(self) -> list[tuple[Job, Observed]]:
+        """Runs that trained as trials do, with the job of each.
+
+        To their end, with one batch at the rate that a plan would give it, nothing scaled by
+        gradient noise.
+        """
+        found = []
+        for run in self.runs:
+            plan, last = run.plan, run.epochs[-1] if run.epochs else None
+            batches = {epoch.global_batch_size for epoch in run.epochs}
+            if last is None or last.top1 is None or not last.val_count or len(batches) > 1:
+                continue
+            scaled = plan.ags is not None or plan.learning_rate.scaling == "gain"
+            if _ended(run) and self._at_its_rate(run) and not scaled:
+                samples = sum(epoch.samples for epoch in run.epochs)
+                batch = batches.pop()
+                seen = Observed(plan.update, batch, samples, last.top1, last.val_count)
+                found.append((plan.job, seen))
+        return found
 
     def tried(self) -> list[Tried]:
         """What runs of one batch and length reached, each in a way that the job may come to.
@@ -120,7 +141,7 @@ class Experience:
             }
         )
         batch = plan.stages[0].global_batch_size
-        meant = rule_for(asked, batch, plan.data, plan.network, plan.update)
+        meant = rule_for(asked, batch, plan.data, plan.network, plan.update, rule.tried)
         return rule.base_batch == meant.base_batch and isclose(rule.base, meant.base)
 
 

@@ -6,20 +6,21 @@ The planner decides; nothing here does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import ceil, exp, inf
 
 from batchwright.planning import alternatives
-from batchwright.planning.choice import Choice, Progress
+from batchwright.planning.choice import FAR, Choice, Progress
 from batchwright.planning.knees import Bend
 from batchwright.planning.learnt import Learnt
 from batchwright.planning.mixes import Mix
+from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
 from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
 from batchwright.records.words import counted, size
 
-FAR = 2.0
+FAR_OFF = 2.0
 """Times the largest or smallest measured batch from which on a prediction is far from it."""
 
 _FEW_LEVEL = 4  # level candidates that are named
@@ -68,7 +69,7 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
     if len(choice.sizes) == 1:
         return "The only number of workers there is to choose within the limits.", "measured"
     if goal.objective != "knee":
-        return f"That of the best candidate ({_objective(goal)}).", "predicted"
+        return f"That of the {_best_words(goal)} ({_objective(goal)}).", "predicted"
     if all(one.cost is not None for one in choice.sizes):
         return (
             "The least product of time and cost, each cluster at its knee: beyond it, one percent "
@@ -78,13 +79,29 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
     return _why_size(choice, goal), "predicted"
 
 
-def _level_words(others: Sequence[str], goal: Goal) -> str:
-    """What measurements cannot tell from the choice, in a sentence; empty if nothing."""
+def _best_words(goal: Goal) -> str:
+    if goal.objective == "auto":
+        points = 100 * goal.accuracy_tolerance
+        unit = "point" if points == 1 else "points"
+        return f"quickest candidate within {points:g} {unit} of the most accurate"
+    return "most accurate candidate" if goal.objective == "accuracy" else "best candidate"
+
+
+def _level_words(others: Sequence[str], goal: Goal, *, batches: bool = False) -> str:
+    """What measurements cannot tell from the choice, in a sentence; empty if nothing.
+
+    Args:
+        others: Their names.
+        goal: Says what is to be told.
+        batches: Whether they differ in the batch, and so in accuracy.
+    """
     if not others:
         return ""
     more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
     named = " and ".join([*others[:_FEW_LEVEL], *more])
     mends = "a larger probe.budget may"
+    if batches and goal.objective == "auto":
+        mends = "a larger probe.budget may for their times, probe.learning for their accuracy"
     if goal.objective == "target-accuracy":
         mends = "finished runs of several batches, or a larger probe.budget, may"
     return f"Level with {named}: what was measured does not tell which is better; {mends}."
@@ -156,18 +173,19 @@ def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress
         why = _why_knee(row, bend, goal)
     elif goal.objective == "target-accuracy":
         why = _why_target(row, goal, progress)
-    elif goal.objective == "auto":
+    elif goal.objective in ("auto", "accuracy"):
         why = _why_accurate(row, goal, progress)
     else:
         what = "time" if goal.objective == "time" else "cost"
         why = (
             f"The least predicted {what} of the candidates within the limits ({_objective(goal)})."
         )
-    level = _level_words([str(one.batch) for one in choice.level if one.mix is row.mix], goal)
+    others = [str(one.batch) for one in choice.level if one.mix is row.mix]
+    level = _level_words(others, goal, batches=True)
     return Reason(
         choice="global batch",
         value=f"{row.batch} samples",
-        why=f"{why} {level}".rstrip(),
+        why=" ".join(text for text in (why, _less_accurate(job, choice), level) if text),
         source=source,
         alternatives=alternatives.batches(row, bend),
     )
@@ -176,10 +194,29 @@ def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress
 def _why_accurate(row: Row, goal: Goal, progress: Progress) -> str:
     reached = progress.reached(row.batch)
     told = "" if reached is None else f": {reached.value:.1%}"
+    if goal.objective == "accuracy":
+        return (
+            f"The most accurate of the candidates within the limits{told} held out, and of those "
+            f"that are shown as equal the quickest ({_objective(goal)})."
+        )
     return (
         "The least predicted time of the candidates within the limits that are as accurate as the "
         f"best within goal.accuracy_tolerance={goal.accuracy_tolerance:g}{told} held out "
         f"({_objective(goal)})."
+    )
+
+
+def _less_accurate(job: Job, choice: Choice) -> str:
+    """What the choice gives up of accuracy, in a sentence; empty if little, or if not known."""
+    best, row, goal = choice.accurate, choice.row, job.goal
+    if best is None or best.accuracy is None or row.accuracy is None:
+        return ""
+    if best.accuracy - row.accuracy <= goal.accuracy_tolerance:
+        return ""
+    advice = "goal.objective=auto" if goal.objective != "auto" else "leave global_batch to the plan"
+    return (
+        f"It is predicted to reach {row.accuracy:.1%} where {best.accuracy:.1%} is to be had in "
+        f"{alternatives.share(best.train_seconds, row.train_seconds, 'time')}: {advice}."
     )
 
 
@@ -193,8 +230,15 @@ def _why_asked(choice: Choice, goal: Goal) -> str:
 
 def _why_target(row: Row, goal: Goal, progress: Progress) -> str:
     epochs = progress.epochs(row.batch)
+    aim = f"goal.accuracy={goal.accuracy:g}"
     missed = progress.model(row.batch).missed
     more = f" Of those given, {missed}." if missed else ""
+    if progress.chooses:
+        return (
+            f"The least predicted {goal.least} to {aim}: {counted(row.epochs, 'epoch')} of "
+            f"{row.epoch_seconds:.3g} s, the fewest that reach it with probability "
+            f"{goal.confidence:g} (goal.confidence).{more}"
+        )
     if epochs is not None:
         return (
             f"The least predicted time to goal.accuracy={goal.accuracy:g}: {epochs.value:.3g} "
@@ -392,9 +436,9 @@ def extrapolations(mix: Mix, stages: Sequence[Stage]) -> tuple[Reason, ...]:
                 if (point.workers, point.resolution) == (mix.workers, stage.resolution)
             ]
             most, least = (min(end(sizes), stage.micro_batch_size) for end in (max, min))
-            if measured and most >= FAR * max(measured):
+            if measured and most >= FAR_OFF * max(measured):
                 size, bound, edge = most, "at most", max(measured)
-            elif measured and least <= min(measured) / FAR:
+            elif measured and least <= min(measured) / FAR_OFF:
                 size, bound, edge = least, "at least", min(measured)
             else:
                 continue
@@ -483,21 +527,54 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
     epochs = progress.epochs(batch)
     if epochs is None:
         return ()
+    most = FAR * progress.planned
     whence = "as the trials tell" if progress.by_trials(batch) else "from the runs given"
     why = f"To goal.accuracy={job.goal.accuracy:g}, {whence}."
-    if epochs.value > job.epochs:
-        why += f" The job trains only {job.epochs}: give epochs={-(-epochs.value // 1):.0f}."
+    if progress.chooses:
+        why += (
+            f" The plan trains {counted(job.epochs, 'epoch')}, which reach it with probability "
+            f"{job.goal.confidence:g}, of epochs={progress.planned} at most; training ends with "
+            "the first evaluation that reaches it."
+        )
+    elif epochs.value > job.epochs:
+        enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"
+        why += f" The job trains only {job.epochs}: {enough}."
     value = f"{epochs.value:.3g} ({epochs.low:.3g} to {epochs.high:.3g})"
+    if epochs.value > most:
+        value = f"more than {most}"
+    elif epochs.high > most:
+        value = f"{epochs.value:.3g} ({epochs.low:.3g} to more than {most})"
     return (Reason(choice="epochs to target", value=value, why=why, source="predicted"),)
 
 
 def _by_trials(job: Job, learnt: Learnt) -> str:
-    trials = learnt.model.observed
-    return (
-        f"Held out, after {job.epochs} epochs: {counted(len(trials), 'trial')}, short trainings of "
-        f"up to {learnt.longest:,} images, continued by the law of learning and by what other "
-        "tasks showed. The interval is for one seed."
+    trials = len(learnt.model.observed) - learnt.runs
+    runs = f" and {counted(learnt.runs, 'run')} given" if learnt.runs else ""
+    told = (
+        f"Held out, after {job.epochs} epochs: {counted(trials, 'trial')}, short trainings of "
+        f"up to {learnt.longest:,} images{runs}, continued by the law of learning and by what "
+        "other tasks showed. The interval is for one seed."
     )
+    return f"{told} {learnt.note}".rstrip()
+
+
+def rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt | None) -> str:
+    """What trials told of an optimizer's rate; empty where they had the usual one alone."""
+    if learnt is None:
+        return ""
+    model, planned = learnt.model, learnt.candidate(optimizer, batch, job.epochs)
+    scales = sorted({exp(one.offset) for one in model.observed if one.optimizer == optimizer})
+    if len({1.0, *scales}) == 1:
+        return ""
+    best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
+    told = (
+        f"Trials at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued by "
+        f"the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
+        f"the usual one {usual:.1%}."
+    )
+    if (failing := model.least_failing(optimizer)) < inf:
+        told += f" At {exp(failing):.3g} times it nothing was learnt."
+    return told
 
 
 def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
@@ -506,13 +583,12 @@ def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
         return Reason(
             choice="accuracy",
             value="not known",
-            why="No finished run of this task was given, and the probe had no trials: "
-            "probe.learning gives it time for them.",
+            why=f"{progress.unknown} Finished runs of this task would tell, in a loop of your own, "
+            "too: `batchwright plan --run RUN`.",
             source="assumed",
         )
-    by_runs = progress.model(batch).accuracy(batch, job.epochs) is not None
-    if not by_runs and progress.learnt is not None:
-        why = _by_trials(job, progress.learnt)
+    if progress.law is not None:
+        why = _by_trials(job, progress.law)
     else:
         why = f"Held out, after {job.epochs} epochs, by the runs given at equal progress."
     until = progress.accuracy_until(batch, job.epochs)

@@ -145,23 +145,52 @@ def check_counts(job: Job) -> None:
         raise PlanError(misfit)
 
 
-def idle_keys(job: Job) -> tuple[str, ...]:
-    """What the job says that its method does nothing with, a line each."""
+def method_keys() -> dict[str, tuple[str, ...]]:
+    """Job keys that do something with some methods alone, and these."""
+    usual = Job()
     meant: dict[str, tuple[str, ...]] = {
         f"{part}.{key}": methods
         for part, methods in (("dual", SERVED), ("server", SERVED), ("cycle", CYCLED))
-        for key in type(getattr(job, part)).model_fields
+        for key in type(getattr(usual, part)).model_fields
     }
     meant["cycle.batches"] = ("cyclic",)
     for key in ("rebalance_steps", "least_local_batch", "most_local_batch"):
         meant[key] = ("dynamic-batch",)
+    return meant
+
+
+def check_open_method(job: Job) -> None:
+    """Refuse keys that belong to one method where the plan is to choose the method.
+
+    Raises:
+        PlanError: The first such key.
+    """
+    usual = Job()
+    for key, methods in method_keys().items() if job.method == "auto" else ():
+        value = attrgetter(key)(job)
+        if value != attrgetter(key)(usual):
+            raise PlanError(
+                f"{key}={shown(value)} is for method={' or '.join(methods)} and method=auto leaves "
+                f"the method to the plan: give method={methods[0]}, or leave {key} out"
+            )
+
+
+def idle_keys(job: Job) -> tuple[str, ...]:
+    """What the job says that its method or goal does nothing with, a line each."""
     usual, found = Job(), []
-    for key, methods in meant.items():
+    for key, methods in method_keys().items():
         value = attrgetter(key)(job)
         if job.method not in methods and value != attrgetter(key)(usual):
             found.append(
                 f"{key}={shown(value)} does nothing with method={job.method}: it is for "
                 f"{' and '.join(methods)}"
+            )
+    for key in ("goal.confidence", "goal.least"):
+        value = attrgetter(key)(job)
+        if job.goal.target is None and value != attrgetter(key)(usual):
+            found.append(
+                f"{key}={value} does nothing without a target: give goal.accuracy, with "
+                "goal.objective=auto or target-accuracy"
             )
     if job.method in SERVED and job.workers == 1:
         found.append(
@@ -181,6 +210,7 @@ def check_goal(job: Job) -> None:
     prices = [kind.price for kind in goal.kinds] or [None]
     for key, wanted in (
         ("goal.objective=cost", goal.objective == "cost"),
+        ("goal.least=cost", goal.least == "cost" and goal.target is not None),
         (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
     ):
         if wanted and goal.price is None and None in prices:

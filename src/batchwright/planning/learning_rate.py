@@ -7,7 +7,7 @@ cannot bend the schedule. The rate of a step is ``stage.learning_rate * rate_fac
 
 from __future__ import annotations
 
-from math import cos, exp, isfinite, log, pi, sqrt
+from math import cos, exp, isclose, isfinite, log, pi, sqrt
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -192,6 +192,7 @@ def make_rule(
     *,
     samples: int | None = None,
     batch_norm: bool = True,
+    tried: float = 1.0,
 ) -> LearningRateRule:
     """The rule for a job at the global batch that was chosen.
 
@@ -207,6 +208,7 @@ def make_rule(
             steps that weights would not get far (`reach`).
         batch_norm: Whether the network has batch normalization; without it the default rate of Muon
             is `MUON_UNNORMALIZED`.
+        tried: The best rate over the usual one, by trials; a rate that the job gives stays.
 
     Raises:
         JobError: The warm-up asked for is longer than the training, or the scaled rate is no
@@ -232,11 +234,14 @@ def make_rule(
         warmup_epochs=warmup_epochs(job, base, peak, global_batch, epochs),
         decay=job.decay,
     )
-    if asked != "auto" or update != "muon" or cautious or samples is None:
+    if asked != "auto":
         return rule
-    needed = MUON_REACH / reach(rule, global_batch, samples=samples, epochs=epochs)
-    raised = max(1.0, min(needed, MUON_MOST / peak))
-    return rule.model_copy(update={"base": base * raised, "peak": peak * raised})
+    raised = 1.0
+    if update == "muon" and not cautious and samples is not None:
+        needed = MUON_REACH / reach(rule, global_batch, samples=samples, epochs=epochs)
+        raised = max(1.0, min(needed, MUON_MOST / peak))
+    factor = raised * tried
+    return rule.model_copy(update={"base": base * factor, "peak": peak * factor, "tried": tried})
 
 
 def rule_for(
@@ -245,6 +250,7 @@ def rule_for(
     data: DataFacts,
     network: NetworkFacts,
     update: OptimizerName | None = None,
+    tried: float = 1.0,
 ) -> LearningRateRule:
     """`make_rule` for a job on these data with this network."""
     return make_rule(
@@ -254,6 +260,7 @@ def rule_for(
         update,
         samples=data.train_samples,
         batch_norm=network.batch_norm,
+        tried=tried,
     )
 
 
@@ -262,12 +269,13 @@ def remark_on_muon(job: Job, rule: LearningRateRule) -> str:
     usual = DEFAULT_RATE["muon"]
     if job.learning_rate != "auto":
         return ""
-    if rule.base == MUON_UNNORMALIZED:
+    base = rule.base / rule.tried
+    if isclose(base, MUON_UNNORMALIZED):
         return (
             f"It is Muon's for networks without batch normalization, where {usual:g} lets outputs "
             "grow until nothing is learnt."
         )
-    if rule.base > max(DEFAULT_RATE.values()):
+    if base > 1.000001 * max(DEFAULT_RATE.values()):
         return (
             f"Muon's usual {usual:g} was raised, as there are few steps: a step moves a matrix by "
             f"the rate at most, and rates that add up to less than {MUON_REACH:g} leave weights "

@@ -147,7 +147,7 @@ def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:
 
 def _against_muon(job: Job) -> str:
     """What in a job speaks for SGD at any batch, in a sentence; empty if nothing does."""
-    if job.method not in ("plain", "dynamic-batch"):
+    if job.method not in ("plain", "dynamic-batch", "auto"):
         return f"method={job.method} is as published: with SGD."
     if job.learning_rate != "auto":
         return (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import isfinite, sqrt
 
-from batchwright.planning.choice import Choice, Progress, frontier
+from batchwright.planning.choice import FAR, Choice, Progress, frontier
 from batchwright.planning.kinds import Kind
 from batchwright.planning.knees import Bend
 from batchwright.planning.shares import largest_shares
@@ -86,7 +86,8 @@ def prediction(
         epoch_seconds=scaled(step, row.epoch_seconds),
         peak_bytes=max(peaks, key=lambda one: one.high),
         efficiency=progress.efficiency(row.batch),
-        epochs=progress.epochs(row.batch),
+        epochs=_epochs(row, progress),
+        trained_epochs=row.epochs if progress.chooses else None,
         target_seconds=_target(row, step, progress),
         accuracy=progress.reached(row.batch),
         train_seconds=train,
@@ -102,10 +103,23 @@ def prediction(
     )
 
 
+def _epochs(row: Row, progress: Progress) -> Estimate | None:
+    """Epochs to the target, unless they are far beyond those stated."""
+    found = progress.epochs(row.batch)
+    return None if found is None or found.value > FAR * progress.planned else found
+
+
 def _target(row: Row, step: Estimate, progress: Progress) -> Estimate | None:
-    """Seconds to the target, as uncertain as the step time and the epochs together."""
+    """Seconds to the target, as uncertain as the step time and the epochs together.
+
+    Epochs that were chosen are certain.
+    """
+    if row.target_seconds is None or not isfinite(row.target_seconds):
+        return None
+    if progress.chooses:
+        return scaled(step, row.target_seconds)
     epochs = progress.to_target(row.batch)
-    if row.target_seconds is None or epochs is None or not isfinite(row.target_seconds):
+    if epochs is None:
         return None
     return product(scaled(step, row.epoch_seconds), epochs)
 

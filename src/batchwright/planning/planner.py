@@ -8,16 +8,19 @@ The way through the folder: `inputs` and `merging` check what is given, `kinds` 
 `mixes` lists the clusters, `shares` divides a batch between unequal workers, `table` predicts every
 candidate, `knees` finds where batch stops paying, `choice` applies limits and objective, `outlook`
 makes the records, `explanations` and `reasons` say why. Methods with several rows or two groups of
-workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`.
+workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`;
+`methods` compares them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from math import ceil
 
 from batchwright.errors import PlanError
-from batchwright.planning import alternatives, cycle_reasons, explanations, reasons
+from batchwright.planning import alternatives, cycle_reasons, explanations, methods, reasons
 from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.choice import (
     Choice,
@@ -45,7 +48,7 @@ from batchwright.planning.inputs import (
 from batchwright.planning.kinds import Kind, kinds_of, link_given
 from batchwright.planning.knees import Bend, bends_of, knee_record
 from batchwright.planning.learning_rate import rule_for
-from batchwright.planning.learnt import Learnt, learnt_of
+from batchwright.planning.learnt import TAUGHT, Learnt, learnt_of, why_unknown
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.mixes import mixes_of
 from batchwright.planning.optimizer import (
@@ -62,6 +65,7 @@ from batchwright.planning.simulated import simulated, usual_times
 from batchwright.planning.table import Row, Table
 from batchwright.planning.unmeasured import plan_without_profile
 from batchwright.records import (
+    Estimate,
     HeldOut,
     Job,
     LearningRateRule,
@@ -72,8 +76,15 @@ from batchwright.records import (
     RunSummary,
     Stage,
 )
+from batchwright.records.base import Method
 
-__all__ = ["PLANNING_KEYS", "make_plan", "plan_without_profile", "planning_job"]
+__all__ = [
+    "PLANNING_KEYS",
+    "make_plan",
+    "plan_to_measure",
+    "plan_without_profile",
+    "planning_job",
+]
 
 
 def make_plan(
@@ -102,6 +113,9 @@ def make_plan(
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
     job = measured_job(merged, job)
+    with_method = partial(_with_method, profiles, job, runs)
+    if job.method == "auto":
+        return methods.plan_of_best(job, merged[0], runs, with_method)
     if job.launch == "virtual":
         slowest = job.method not in SERVED
         given = [simulated(profile, job, slowest=slowest) for profile in given]
@@ -110,16 +124,21 @@ def make_plan(
     check_goal(job)
     asked, job = job, searched(job, merged[0].data)
     told = experience_of(merged[0], job, runs)
-    learnt = learnt_of(given, job)
-    compared = told.compared() or (learnt.compared(job.epochs) if learnt else ())
+    learnt = learnt_of(given, job, told.observed())
+    compared = told.compared() or (learnt.compared(job) if learnt else ())
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
     kinds = kinds_of(merged, job)
     mixes = mixes_of(kinds, job)
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
-    job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
-    table = Table(job=job, data=merged[0].data, mixes=mixes, compared=compared)
+    unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
+    if goal.objective == "knee" != job.goal.objective:
+        unknown += " So goal.objective=auto goes by time alone, to its knee."
+    progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
+    table = Table(
+        job=job, data=merged[0].data, mixes=mixes, compared=compared, epochs=progress.trained
+    )
     table.check_asked()
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
@@ -128,9 +147,11 @@ def make_plan(
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
-    by_runs = {"scaling": job.scaling, "ags": job.ags}
+    job = job.model_copy(update={"epochs": choice.row.epochs})
+    by_runs = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_counts(settled)
+    by_epoch: tuple[Estimate | None, ...] = ()
     explained: tuple[Reason, ...] = (
         explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
         reasons.measured_precision(merged[0], precision_of(job)),
@@ -140,8 +161,10 @@ def make_plan(
         rule, stages, server = made.rule, made.stages, made.server
         explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
     else:
-        rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update), None
+        tried = learnt.rate_scale(update) if learnt else 1.0
+        rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update, tried), None
         stages = (_stage(settled, chosen, choice.row, rule),)
+        by_epoch = progress.by_epoch(batch, rule, merged[0].data.val_samples)
         least = least_local(merged[0].network)
         explained = (
             explained[0],
@@ -153,7 +176,9 @@ def make_plan(
             *_predicted(job, choice, chosen, stages[0], bends, progress),
             *recipe_reason,
             *optimizer_reason(settled, batch, compared),
-            *reasons.learning_rate(job, rule, stages[0]),
+            *reasons.learning_rate(
+                job, rule, stages[0], explanations.rates_tried(job, batch, update, learnt)
+            ),
             *explanations.progress_of(
                 job, batch, progress, unmeasured_noise(stages, least, served=False)
             ),
@@ -161,7 +186,7 @@ def make_plan(
         )
     if job.launch != "virtual":
         explained += reasons.loading(merged[0], stages)
-    return assemble(
+    plan = assemble(
         settled,
         merged[0].data,
         merged[0].network,
@@ -170,6 +195,7 @@ def make_plan(
         server=server,
         update=update,
         considered=considered,
+        epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
             for bend in bends
@@ -182,6 +208,42 @@ def make_plan(
             *explained,
         ),
     )
+    told_of = runs or any(profile.trials for profile in given)
+    if job.method in COMPOSED and told_of:
+        return methods.beside_plain(plan, merged[0], runs, with_method)
+    return plan
+
+
+def _with_method(
+    profiles: Profile | Sequence[Profile], job: Job, runs: Sequence[RunSummary], method: Method
+) -> Plan:
+    """The plan of the same job with another method."""
+    return make_plan(profiles, job.model_copy(update={"method": method}), runs=runs)
+
+
+def plan_to_measure(profile: Profile) -> Plan:
+    """The plan by what is measured so far, which may be no trials yet.
+
+    Where only trials tell whether a goal of accuracy can be met, the plan without it. `method=auto`
+    begins with `plain`, which all methods are held against.
+
+    Raises:
+        PlanError: There is no such plan either.
+    """
+    if profile.job.method == "auto":
+        job: Job | None = planning_job(profile).model_copy(update={"method": "plain"})
+    else:
+        job = None
+    try:
+        return make_plan(profile, job)
+    except PlanError:
+        job = job or planning_job(profile)
+        free: dict[str, object] = {"objective": "auto", "accuracy": None}
+        if job.goal.target is not None:  # in fewer epochs, it may keep these
+            free |= {"deadline": None, "max_cost": None}
+        elif job.goal.objective != "accuracy":
+            raise
+        return make_plan(profile, job.model_copy(update={"goal": job.goal.model_copy(update=free)}))
 
 
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Choice]:
@@ -269,8 +331,20 @@ def _progress(
         base_batch=job.base_batch,
         planned=job.epochs,
         target=job.goal.accuracy,
+        confidence=job.goal.confidence,
+        least=_least_epochs(job),
         learnt=learnt,
     )
+
+
+def _least_epochs(job: Job) -> int | None:
+    """Fewest that the plan may choose: those of the warm-up; `None` where it chooses none.
+
+    Cycles and two batch sizes are laid out over the epochs that are stated.
+    """
+    if job.goal.target is None or job.method not in TAUGHT:
+        return None
+    return 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
 
 
 def _mixing(kinds: Sequence[Kind], job: Job) -> str:

@@ -179,15 +179,20 @@ def unmeasured_batch(job: Job, stage: Stage, *, given: bool) -> Reason:
     return Reason(choice="global batch", value=f"{batch} samples", why=why, source=source)
 
 
-def learning_rate(job: Job, rule: LearningRateRule, stage: Stage) -> tuple[Reason, ...]:
-    """Rate, warm-up and decay."""
+def learning_rate(
+    job: Job, rule: LearningRateRule, stage: Stage, tried: str = ""
+) -> tuple[Reason, ...]:
+    """Rate, warm-up and decay; ``tried`` says what trials told of rates."""
     batch = stage.global_batch_size
     remark = remark_on_muon(job, rule)
-    return rate(rule, batch, remark), warmup(job, rule, batch), decay(rule)
+    return rate(rule, batch, remark, tried), warmup(job, rule, batch), decay(rule)
 
 
-def rate(rule: LearningRateRule, batch: int, remark: str = "") -> Reason:
-    """The peak rate, for a step of ``batch`` samples, with a ``remark`` on its base."""
+def rate(rule: LearningRateRule, batch: int, remark: str = "", tried: str = "") -> Reason:
+    """The peak rate, for a step of ``batch`` samples.
+
+    A ``remark`` is on its base; ``tried`` says what trials told of rates.
+    """
     ratio = f"{batch} / {rule.base_batch}"
     times, source, reference = {
         "linear": (f" x ({ratio}), linear in the batch", "published", GOYAL),
@@ -201,6 +206,9 @@ def rate(rule: LearningRateRule, batch: int, remark: str = "") -> Reason:
         why += f" {remark}"
     if batch < rule.base_batch and rule.scaling in ("linear", "sqrt"):
         why += " The batch is below the one that the rate is for, so the rate is scaled down."
+    if tried:
+        source, reference = "measured", ""
+        why += f" {tried}"
     return Reason(
         choice="learning rate",
         value=f"{rule.peak:.4g} per step",

@@ -145,7 +145,7 @@ def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
         sides: tuple[int, ...] = (data.side,)
         if preset is not None:
             sides = preset.resolutions
-        elif job.method in CYCLED:
+        elif job.method in (*CYCLED, "auto"):
             sides = tuple(s for s in rising_sides(data.side) if s >= least_side) or sides
         changes["resolutions"] = sides
     return job.model_copy(update=changes)

@@ -15,6 +15,9 @@ def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
     it is; each row brings the rate that goes with its batch. What was considered, and why, is the
     new plan's.
 
+    What accuracy is predicted after the epochs that follow is not known of a training whose batch
+    changes.
+
     Args:
         followed: The plan so far.
         new: The plan for the rest; as long, and for as many workers.
@@ -42,6 +45,10 @@ def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
         update={
             "stages": (*_before(followed.stages, epoch), *_from(new.stages, epoch)),
             "considered": new.considered,
+            "epoch_accuracy": tuple(
+                told if place < epoch else None
+                for place, told in enumerate(followed.epoch_accuracy)
+            ),
             "knees": new.knees,
             "held_out": new.held_out,
             "kinds": new.kinds,

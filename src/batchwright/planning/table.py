@@ -5,7 +5,7 @@ Plain numbers, since there can be ten thousand of them; records come later, for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -51,12 +51,13 @@ class Row:
         steps: Updates per epoch.
         step_seconds: A whole step.
         epoch_seconds: An epoch of training, evaluation left out.
-        train_seconds: All the job's epochs, evaluation included.
+        epochs: That it is trained.
+        train_seconds: Of all of them, evaluation included.
         cost: Of that, in the price's currency; `None` without a price.
         asked: Whether the batch is the job's own and no candidate otherwise.
         misses: Limits that it misses.
-        target_seconds: Training to the target accuracy, where that is the objective: the seconds of
-            an epoch over the progress that it makes (`choice.target_seconds`).
+        target_seconds: Training to the target accuracy, where that is the objective
+            (`choice.target_seconds`).
         accuracy: Held out at the end of the training, a share; `None` if nothing tells.
     """
 
@@ -67,6 +68,7 @@ class Row:
     steps: int
     step_seconds: float
     epoch_seconds: float
+    epochs: int
     train_seconds: float
     cost: float | None
     asked: bool = False
@@ -105,12 +107,14 @@ class Table:
         data: The data set.
         mixes: Clusters to compare.
         compared: What runs with either optimizer showed.
+        epochs: That a candidate with a global batch is trained; `None`: the job's.
     """
 
     job: Job
     data: DataFacts
     mixes: tuple[Mix, ...]
     compared: tuple[Compared, ...] = ()
+    epochs: Callable[[int], int] | None = None
     _extras: dict[tuple[Mix, OptimizerName], Estimate | None] = field(
         default_factory=dict, repr=False
     )
@@ -166,10 +170,11 @@ class Table:
         if extra is not None:
             step += extra.value
             epoch += steps * extra.value
-        train = self.job.epochs * epoch + self.evaluating(mix)
+        epochs = self.job.epochs if self.epochs is None else self.epochs(batch)
+        train = epochs * epoch + self.evaluating(mix, epochs)
         hourly = mix.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
-        row = Row(mix, side, totals, batch, steps, step, epoch, train, cost, asked)
+        row = Row(mix, side, totals, batch, steps, step, epoch, epochs, train, cost, asked)
         misses = tuple(self._misses(row))
         return replace(row, misses=misses) if misses else row
 
@@ -198,14 +203,9 @@ class Table:
             self._extras[mix, name] = most
         return self._extras[mix, name]
 
-    @property
-    def evaluations(self) -> int:
-        """How often the held-out images are evaluated."""
-        return ceil(self.job.epochs / self.job.evaluate_epochs)
-
-    def evaluating(self, mix: Mix) -> float:
+    def evaluating(self, mix: Mix, epochs: int) -> float:
         """Seconds of all evaluations of a training."""
-        return self.evaluations * self._evaluation(mix)
+        return ceil(epochs / self.job.evaluate_epochs) * self._evaluation(mix)
 
     def _evaluation(self, mix: Mix) -> float:
         """Seconds of one evaluation: the images are dealt out evenly, the slowest worker counts."""

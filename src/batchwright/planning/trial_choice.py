@@ -4,19 +4,19 @@ The decision is the planner's: of the candidates as accurate as the best, the qu
 lose is, for each other candidate, by how much more accurate that one may be than the chosen one. A
 trial is worth what it takes off that doubt, and costs its seconds; where it lies matters, not what
 comes of it, so it can be judged before it is made (Chaloner and Verdinelli 1995, Bayesian
-experimental design).
+experimental design). Another learning rate is another candidate, as quick as the usual one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import erf, exp, pi, sqrt
+from math import erf, exp, inf, log, pi, sqrt
 from typing import NamedTuple
 
 from batchwright.planning.optimizer import OptimizerName
-from batchwright.prediction.learning import fit_learning
-from batchwright.prediction.trainings import Candidate, Observed
+from batchwright.prediction.learning import LearningModel, fit_learning
+from batchwright.prediction.trainings import OFFSET_DIGITS, Candidate, Observed
 
 LEAST_STEPS = 25
 """Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch
@@ -28,6 +28,11 @@ HELD_OUT_SHARE = 0.1
 """Most of the training images that are held out for that."""
 SETTLED = 0.002
 """Expected loss of accuracy, a share, below which no further trial pays."""
+
+RATE_STEP = log(3)
+"""Between rates that are tried: closer ones are hardly told apart."""
+MOST_RATE_STEPS = 3
+"""Either way from the usual rate."""
 
 _LONGEST = 1 / 3  # of the budget: three trials tell of slope and level, one of neither
 _SHORTER = (1, 2, 4)  # a trial may be so many times shorter than the longest
@@ -41,12 +46,14 @@ class Arm(NamedTuple):
         workers: That train it quickest.
         micro_batch: Most samples in one forward pass of theirs.
         epoch_seconds: Of training on all images once.
+        slowness: What a trial takes here over what is planned; the time planned may be simulated.
     """
 
     batch: int
     workers: int
     micro_batch: int
     epoch_seconds: float
+    slowness: float = 1.0
 
 
 class Wanted(NamedTuple):
@@ -57,20 +64,28 @@ class Wanted(NamedTuple):
         arm: Its batch and workers.
         samples: To train on.
         seconds: It should take.
+        offset: Of its rate: as of a `Candidate`.
     """
 
     optimizer: OptimizerName
     arm: Arm
     samples: int
     seconds: float
+    offset: float = 0.0
 
     @property
     def training(self) -> Candidate:
         """As the law of learning sees it."""
-        return Candidate(self.optimizer, self.arm.batch, self.samples)
+        return Candidate(self.optimizer, self.arm.batch, self.samples, self.offset)
+
+    @property
+    def rate_scale(self) -> float:
+        """Its rate over the usual one."""
+        return exp(self.offset)
 
     def __str__(self) -> str:
-        return f"{self.optimizer}, batch {self.arm.batch}, {self.samples:,} images"
+        rate = f", {self.rate_scale:.3g} x the usual rate" if self.offset else ""
+        return f"{self.optimizer}, batch {self.arm.batch}, {self.samples:,} images{rate}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,7 @@ class Question:
         classes: Of the data.
         tolerance: Accuracy that is given up for time, a share.
         judging_seconds: What judging a trial takes.
+        rates: Whether the learning rate is open, too.
     """
 
     arms: tuple[Arm, ...]
@@ -94,11 +110,23 @@ class Question:
     classes: int
     tolerance: float
     judging_seconds: float
+    rates: bool = False
 
     @property
     def held_out(self) -> int:
         """Images that trials are judged on."""
         return min(HELD_OUT, int(HELD_OUT_SHARE * self.samples))
+
+    @property
+    def least_budget(self) -> float:
+        """Seconds that do for a trial at some batch; infinite where the training is too short."""
+        found = [
+            self._seconds(arm, samples) / _LONGEST
+            for arm in self.arms
+            if (samples := -(-_least_samples(arm) // arm.batch) * arm.batch)
+            <= self.epochs * self.samples
+        ]
+        return min(found, default=inf)
 
     def next_trial(
         self, observed: Sequence[Observed], *, budget: float, left: float
@@ -113,16 +141,17 @@ class Question:
         if not self.held_out:
             return None
         model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
+        offsets = {name: self.offsets(model, name) for name in self.optimizers}
         trainings = {
-            Candidate(name, arm.batch, self.epochs * self.samples): arm.epoch_seconds
+            Candidate(name, arm.batch, self.epochs * self.samples, offset): arm.epoch_seconds
             for arm in self.arms
             for name in self.optimizers
+            for offset in {model.offset(name), *offsets[name]}
         }
         accuracies = {one: model.accuracy(one).value for one in trainings}
-        least = max(accuracies.values()) - self.tolerance
-        chosen = min(
-            (one for one in trainings if accuracies[one] >= least), key=trainings.__getitem__
-        )
+        open_ = [one for one in trainings if one.offset == model.offset(one.optimizer)]
+        least = max(accuracies[one] for one in open_) - self.tolerance
+        chosen = min((one for one in open_ if accuracies[one] >= least), key=trainings.__getitem__)
         losses = {
             one: _expected_above(*model.apart(one, chosen), self.tolerance)
             for one in trainings
@@ -131,12 +160,15 @@ class Question:
         doubted = max(losses, key=losses.__getitem__, default=None)
         if doubted is None or losses[doubted] < SETTLED:
             return None
-        made = {one[:3] for one in observed}  # the same again would end the same
+        made = {one.training for one in observed}  # the same again would end the same
         return max(
             (
                 one
-                for one in self._affordable(budget)
-                if one.seconds <= left and one.training not in made
+                for one in self._affordable(budget, offsets)
+                if one.seconds <= left
+                and one.training not in made
+                # A rate tells little of itself beside none.
+                and (not one.offset or one.optimizer in {name for name, *_ in made})
             ),
             key=lambda one: (
                 model.would_tell(one.training, self.held_out, chosen, doubted) / one.seconds
@@ -144,18 +176,46 @@ class Question:
             default=None,
         )
 
-    def _affordable(self, budget: float) -> Iterator[Wanted]:
+    def offsets(self, model: LearningModel, name: OptimizerName) -> list[float]:
+        """Rates to weigh: those tried, the usual one, and one beyond an end that is best."""
+        if not self.rates:
+            return [0.0]
+        known = [one for one in model.observed if one.optimizer == name]
+        tried = {round(one.offset / RATE_STEP) for one in known} or {0}
+        low, high, best = min(tried), max(tried), model.offset(name) / RATE_STEP
+        further = {low - 1} if best < low + 0.5 else set[int]()
+        further |= {high + 1} if best > high - 0.5 else set()
+        most = model.least_failing(name) - RATE_STEP / 2
+        return [
+            round(step * RATE_STEP, OFFSET_DIGITS)
+            for step in sorted(tried | further)
+            if abs(step) <= MOST_RATE_STEPS and step * RATE_STEP < most
+        ]
+
+    def _affordable(
+        self, budget: float, offsets: Mapping[OptimizerName, Sequence[float]]
+    ) -> Iterator[Wanted]:
         for arm in self.arms:
-            each = arm.epoch_seconds / self.samples
+            each = self._seconds(arm, 1) - self.judging_seconds
             most = min(
                 (_LONGEST * budget - self.judging_seconds) / each, self.epochs * self.samples
             )
             for times in _SHORTER:
                 samples = int(most / times) // arm.batch * arm.batch
-                if samples >= max(LEAST_SAMPLES, LEAST_STEPS * arm.batch):
-                    seconds = samples * each + self.judging_seconds
+                if samples >= _least_samples(arm):
+                    seconds = self._seconds(arm, samples)
                     for name in self.optimizers:
-                        yield Wanted(name, arm, samples, seconds)
+                        for offset in offsets[name]:
+                            yield Wanted(name, arm, samples, seconds, offset)
+
+    def _seconds(self, arm: Arm, samples: int) -> float:
+        """What a trial takes."""
+        each = arm.slowness * arm.epoch_seconds / self.samples
+        return samples * each + self.judging_seconds
+
+
+def _least_samples(arm: Arm) -> int:
+    return max(LEAST_SAMPLES, LEAST_STEPS * arm.batch)
 
 
 def _expected_above(mean: float, error: float, threshold: float) -> float:

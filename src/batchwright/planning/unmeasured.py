@@ -15,6 +15,7 @@ from batchwright.planning.inputs import (
     check_bounds,
     check_goal,
     check_micro_batches,
+    check_open_method,
     check_side,
     least_local,
     resolved,
@@ -63,6 +64,9 @@ def plan_without_profile(
         PlanError: Batches, workers and data do not fit together, or a limit is missed.
         JobError: The warm-up asked for is longer than the training.
     """
+    check_open_method(job)
+    if job.method == "auto":  # nothing tells of another
+        job = job.model_copy(update={"method": "plain"})
     local = tuple(local_batch_sizes or ())
     workers = len(local) if job.workers == "auto" and local else job.workers
     workers = 1 if workers == "auto" else workers

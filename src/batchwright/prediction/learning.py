@@ -19,6 +19,15 @@ do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing; :m
 a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
 it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower.
 
+At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
+
+.. math:: c \, (m^2 - (x - m)^2) = c \, (2 m x - x^2)
+
+so m is where the best rate lies and c how much depends on it; both are of the optimizer, for all
+batches and lengths. Far above the best rate trainings fail, which is no parabola: one that ends at
+guessing at another rate, or diverged, tells only that so little is reached there, and its pull has
+a limit (Huber 1964).
+
 Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer. What is known of
 them beforehand (`PRIOR`) and what was observed are brought together by Bayes' rule: normal errors,
 the curvature of the posterior at its peak (Laplace). So few short trainings already tell something,
@@ -29,7 +38,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, hypot, inf, log, sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +55,9 @@ REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 FORM_ERROR = 0.25
 """Standard error of logit u for each e-fold beyond the longest training that was observed, by which
 the line may bend. Without it the intervals of trainings four times as long held 28 of 42."""
+
+FAILED_ERROR = 1.0
+"""Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
 
 _LEAST_LEARNT = 0.01  # less than this above guessing is not told from nothing
 _ROUNDS, _SMALL = 50, 1e-6
@@ -70,6 +83,8 @@ class Prior:
         level_apart: Level of an optimizer less that of SGD.
         slope_apart: The same of slopes.
         critical_apart: The same of critical batches.
+        best_rate: Logarithm of an optimizer's best rate over the usual one, m.
+        rate_weight: Logarithm of c.
         seed: Scatter of logit u from seed to seed and around the law.
     """
 
@@ -79,6 +94,8 @@ class Prior:
     level_apart: dict[str, Normal]
     slope_apart: dict[str, Normal]
     critical_apart: dict[str, Normal]
+    best_rate: dict[str, Normal]
+    rate_weight: dict[str, Normal]
     seed: float
 
 
@@ -89,6 +106,8 @@ PRIOR = Prior(
     level_apart={"muon": Normal(0.9, 0.5), "adamw": Normal(0.0, 0.7)},
     slope_apart={"muon": Normal(-0.1, 0.2), "adamw": Normal(0.0, 0.2)},
     critical_apart={"muon": Normal(1.2, 1.0), "adamw": Normal(0.5, 1.0)},
+    best_rate={"sgd": Normal(0.0, 2.2), "muon": Normal(0.0, 1.1), "adamw": Normal(0.0, 2.0)},
+    rate_weight={"sgd": Normal(-2.3, 0.7), "muon": Normal(-1.7, 0.7), "adamw": Normal(-2.0, 0.7)},
     seed=0.06,
 )
 """Means and spreads over seven tasks, of SGD and Muon (docs/log.md); AdamW was not among them."""
@@ -106,15 +125,46 @@ class LearningModel:
     classes: int
     observed: tuple[Observed, ...]
     _names: tuple[str, ...]
-    _mean: np.ndarray  # level, slope and log critical batch of each optimizer, one after the other
+    # Level, slope and log critical batch of each optimizer, one after the other; then of each best
+    # rate and weight.
+    _mean: np.ndarray
     _covariance: np.ndarray
     _seed: float
 
     def accuracy(self, candidate: Candidate) -> Estimate:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
+        return self.counted(candidate, Normal(0.0, 0.0), None)
+
+    def surely(self, candidate: Candidate, confidence: float) -> float:
+        """Accuracy that a single seed reaches or exceeds with this probability, a share."""
         middle, row = self._at(candidate)
-        off = Z_975 * self._error(row, candidate.samples)
-        return _estimate(*(self._share(at) for at in (middle, middle - off, middle + off)))
+        below = NormalDist().inv_cdf(confidence) * self._error(row, candidate.samples)
+        return self._share(middle - below)
+
+    def counted(self, candidate: Candidate, short: Normal, held_out: int | None) -> Estimate:
+        """Accuracy of a training that falls short of whole ones, as an evaluation would count it.
+
+        Args:
+            candidate: The training up to now.
+            short: By how much logit u is below that of a whole training of these samples.
+            held_out: Images that are counted; `None`: as many as make no difference.
+        """
+        law, row = self._at(candidate)
+        middle = law - short.mean
+        error = hypot(self._error(row, candidate.samples), short.error)
+        if held_out:
+            error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
+        ends = (middle, middle - Z_975 * error, middle + Z_975 * error)
+        return _estimate(*(self._share(at) for at in ends))
+
+    def off(self, one: Observed) -> Normal:
+        """By how much logit u of a training is below the law, and what of that is no news.
+
+        That is the law's own standard error, and that of counting right answers.
+        """
+        law, row = self._at(one.training)
+        target, error = _target(one, self.classes, 0.0)
+        return Normal(law - target, hypot(error, self._error(row, one.samples)))
 
     def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
         """Samples of the training whose accuracy at its end is this; `None` below guessing.
@@ -143,6 +193,33 @@ class LearningModel:
         ratio, off = found[0] / others[0], exp(min(_MOST_LOG, Z_975 * error))
         return _estimate(ratio, ratio / off, ratio * off)
 
+    def rate_of(self, optimizer: str) -> tuple[float, float]:
+        """Best rate and weight of an optimizer: m and the logarithm of c."""
+        best, weight = _rate_places(self._names, optimizer)
+        return float(self._mean[best]), float(self._mean[weight])
+
+    def offset(self, optimizer: str) -> float:
+        """Of the rate that is best by what is known: as of a `Candidate`, within what was tried.
+
+        Of a rate with three digits: more would look as if they were known.
+        """
+        known = [one for one in self.observed if one.optimizer == optimizer]
+        learnt = [one.offset for one in known if not _fails(one, self.classes)]
+        most = self.least_failing(optimizer)
+        low = min([0.0, *learnt])
+        high = max((one for one in [0.0, *learnt] if one < most), default=0.0)
+        best = min(max(self.rate_of(optimizer)[0], low), high)
+        return log(float(f"{exp(best):.3g}"))
+
+    def least_failing(self, optimizer: str) -> float:
+        """The least offset at which a training failed for its rate; infinite without any."""
+        known = [one for one in self.observed if one.optimizer == optimizer]
+        least = min((one.offset for one in known if not _fails(one, self.classes)), default=inf)
+        failing = [one for one in known if _fails(one, self.classes)]
+        return min(
+            (one.offset for one in failing if one.diverged or one.offset > least), default=inf
+        )
+
     def _reaching(
         self, optimizer: str, batch: int, accuracy: float
     ) -> tuple[float, np.ndarray, float] | None:
@@ -154,9 +231,10 @@ class LearningModel:
         if not 0 < unit < 1:
             return None
         slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
-        start, _ = self._at(Candidate(optimizer, batch, 1))
+        offset = self.offset(optimizer)
+        start, _ = self._at(Candidate(optimizer, batch, 1, offset))
         samples = exp(min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope))
-        _, row = self._at(Candidate(optimizer, batch, samples))
+        _, row = self._at(Candidate(optimizer, batch, samples, offset))
         return samples, row, slope
 
     def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
@@ -234,9 +312,10 @@ def fit_learning(
         """Derivatives of all that is to be met, each over its error, and what is left of it."""
         rows, off = [], []
         for one, (target, error) in zip(observed, targets, strict=True):
-            value, row = _logit(mean, names, Candidate(one.optimizer, one.batch, one.samples))
-            rows.append(row / error)
-            off.append((target - value) / error)
+            value, row = _logit(mean, names, one.training)
+            weight = _pull(target - value) / FAILED_ERROR if _fails(one, classes) else 1 / error
+            rows.append(weight * row)
+            off.append(weight * (target - value))
         return np.vstack([weights, *rows]), np.concatenate([wanted - weights @ mean, off])
 
     jacobian, residual = linear_at(mean)
@@ -270,7 +349,7 @@ def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndar
     )
     for index, name in enumerate(names):
         for part, (known, apart) in enumerate(parts):
-            row = np.zeros(3 * len(names))
+            row = np.zeros(5 * len(names))
             row[3 * index + part] = 1.0
             if name == "sgd":
                 mean, error = known
@@ -278,6 +357,13 @@ def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndar
                 mean, error = apart[name]
                 row[part] = -1.0  # the others are known by how far they are from SGD
             rows.append(row / error)
+            wanted.append(mean / error)
+    for name in names:
+        of_rate = (prior.best_rate[name], prior.rate_weight[name])
+        for place, (mean, error) in zip(_rate_places(names, name), of_rate, strict=True):
+            row = np.zeros(5 * len(names))
+            row[place] = 1 / error
+            rows.append(row)
             wanted.append(mean / error)
     return np.array(rows), np.array(wanted)
 
@@ -294,7 +380,32 @@ def _logit(
     row = np.zeros_like(mean)
     by_size = size / (REFERENCE_BATCH + size) - size / (batch + size)
     row[first : first + 3] = 1.0, steps, slope * by_size
-    return float(level + slope * steps), row
+    value = float(level + slope * steps)
+    offset = candidate.offset
+    if offset:
+        best, log_weight = _rate_places(names, candidate.optimizer)
+        weight = exp(mean[log_weight])
+        row[best] = 2 * weight * offset
+        row[log_weight] = weight * (2 * mean[best] * offset - offset**2)
+        value += float(row[log_weight])
+    return value, row
+
+
+def _rate_places(names: Sequence[str], optimizer: str) -> tuple[int, int]:
+    """Where the parameters of an optimizer's rate are: best rate and weight."""
+    first = 3 * len(names) + 2 * names.index(optimizer)
+    return first, first + 1
+
+
+def _fails(one: Observed, classes: int) -> bool:
+    """Whether a training may have learnt nothing because of its rate."""
+    guessed = sqrt((1 - 1 / classes) / classes / one.held_out)
+    return one.diverged or (one.offset != 0 and one.accuracy < 1 / classes + 2 * guessed)
+
+
+def _pull(above: float) -> float:
+    """Weight of a failed training whose logit is so far above what the law says of it."""
+    return 0.0 if above >= 0 else min(1.0, sqrt(FAILED_ERROR / -above))
 
 
 def _target(one: Observed, classes: int, seed: float) -> tuple[float, float]:

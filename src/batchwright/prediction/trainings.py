@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isclose
+from math import log
 from typing import NamedTuple
 
 from batchwright.records import Trial
+
+OFFSET_DIGITS = 6
+"""After the point: a rate is the same whatever its last bits are."""
 
 
 class Observed(NamedTuple):
@@ -18,6 +21,8 @@ class Observed(NamedTuple):
         samples: Trained on; a sample twice counts twice.
         accuracy: Held out, a share.
         held_out: Images that this is over.
+        offset: As of a `Candidate`.
+        diverged: Whether gradients or the loss were not finite.
     """
 
     optimizer: str
@@ -25,20 +30,39 @@ class Observed(NamedTuple):
     samples: float
     accuracy: float
     held_out: int
+    offset: float = 0.0
+    diverged: bool = False
+
+    @property
+    def training(self) -> Candidate:
+        """What was trained."""
+        return Candidate(self.optimizer, self.batch, self.samples, self.offset)
 
 
 class Candidate(NamedTuple):
-    """A training to predict: optimizer, global batch and samples trained on."""
+    """A training to predict: optimizer, global batch, samples trained on, and its rate.
+
+    The rate is given by its offset: the natural logarithm of it over the usual one, that which a
+    plan without trials gives.
+    """
 
     optimizer: str
     batch: int
     samples: float
+    offset: float = 0.0
 
 
 def of_trials(trials: Iterable[Trial]) -> list[Observed]:
-    """What trials showed, those at another rate than a plan would give left out."""
+    """What trials showed."""
     return [
-        Observed(one.optimizer, one.global_batch_size, one.samples, one.accuracy, one.held_out)
+        Observed(
+            one.optimizer,
+            one.global_batch_size,
+            one.samples,
+            one.accuracy,
+            one.held_out,
+            round(log(one.rate / one.usual_rate), OFFSET_DIGITS),
+            one.loss is None,
+        )
         for one in trials
-        if isclose(one.rate, one.usual_rate)
     ]

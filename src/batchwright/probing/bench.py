@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
@@ -55,11 +56,13 @@ class Taken(NamedTuple):
     Attributes:
         fits: Whether there was memory for it on all workers; else the weights are as they were.
         finite: Whether the gradient was; else the weights are the starting ones.
+        stopped: Whether a worker wants to stop after it.
         exchanged: When the exchange of gradients was over.
     """
 
     fits: bool = True
     finite: bool = True
+    stopped: bool = False
     exchanged: float = 0.0
 
 
@@ -291,14 +294,21 @@ class Bench:
         self._set_rates(own)
         return self._finish(own, share).fits
 
-    def train(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Taken:
+    def train(
+        self,
+        supplies: Sequence[Callable[[], Batch]],
+        shares: Sequence[float],
+        stop: float = 0.0,
+    ) -> Taken:
         """One step of a training, if it fits, at the rate that the optimizer has.
 
         Args:
             supplies: Make this worker's micro-batches.
             shares: Of each of them in the samples of the step, over all workers.
+            stop: 1 where this worker wants it to be the last, else 0.
         """
-        return self._finish(self._backward_if_it_fits(supplies, shares), shares[-1])
+        own = self._backward_if_it_fits(supplies, shares)
+        return self._finish(replace(own, stop=stop), shares[-1])
 
     @contextmanager
     def training(self, optimizer: OptimizerName, rate: float) -> Iterator[torch.optim.Optimizer]:
@@ -376,7 +386,7 @@ class Bench:
             torch._foreach_mul_(gradients, clip / norm)
         self.optimizer.step()
         self._clear()
-        return Taken(finite=finite, exchanged=exchanged)
+        return Taken(finite=finite, stopped=bool(tally.stop), exchanged=exchanged)
 
     def start_over(self) -> None:
         """Back to the first weights: a diverged network computes with NaN and never updates."""

@@ -266,13 +266,22 @@ class RunTrial(Record):
     samples: Count = Field(description="To train on, over all workers.")
     held_out: Count = Field(description="Training images that are kept to judge on.")
     micro_batch: Count = Field(description="Most samples in a forward pass of a worker.")
-    seconds: NonNegative = Field(0.0, description="What it should take.")
+    most_seconds: Positive | None = Field(
+        None, description="Training is given up when it has taken so long; null: never."
+    )
 
 
 class TrialRun(Record):
-    """Null where memory ran out."""
+    """How a trial ended; before that, now and then, how far it has come."""
 
-    trial: Trial | None
+    done: float = Field(1.0, ge=0, le=1, description="Share of it; 1 once it has ended.")
+    trial: Trial | None = Field(
+        None, description="Null before its end, and where memory ran out or what follows is so."
+    )
+    given_up: bool = Field(False, description="Whether it took too long.")
+    no_accuracy: bool = Field(
+        False, description="Whether outputs and labels are not such that accuracy could be told."
+    )
 
 
 Command = (
@@ -289,6 +298,11 @@ Command = (
     | RunTrial
 )
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
+
+
+def ignored(*told: object) -> None:
+    """For whoever does not want to know how far something has come."""
+    del told
 
 
 def read_command(line: str | bytes) -> Command:

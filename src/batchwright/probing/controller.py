@@ -18,7 +18,7 @@ from math import log
 from typing import Any
 
 from batchwright.errors import BatchwrightError, PlanError
-from batchwright.planning.planner import make_plan
+from batchwright.planning.planner import plan_to_measure
 from batchwright.prediction.contradictions import contradictions
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.acquisition import (
@@ -45,9 +45,10 @@ from batchwright.probing.commands import (
     Point,
     TimeUpdates,
     UpdatesTimed,
+    ignored,
 )
 from batchwright.probing.evaluation import passes
-from batchwright.probing.learning import run_trials
+from batchwright.probing.learning import TrialProgress, run_trials
 from batchwright.probing.visiting import Visitor
 from batchwright.records import (
     CollectiveTime,
@@ -100,6 +101,8 @@ class Controller:
         visitor: Has visits made; not prepared yet.
         counts: Numbers of workers to measure, rising.
         report: Called with what is measured next.
+        report_trial: Called with the trial that is made, and how far it has come.
+        keep: Takes the profile before each trial.
         clock: Seconds since any moment.
         sleep: Lets so many of these seconds pass.
         started: When the probe began, by that clock.
@@ -111,12 +114,15 @@ class Controller:
         counts: Sequence[int],
         *,
         report: Callable[[str], None],
+        report_trial: TrialProgress = ignored,
+        keep: Callable[[Profile], None] = ignored,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         started: float,
     ) -> None:
         self._visitor, self._job = visitor, visitor.job
         self._counts, self._report = counts, report
+        self._report_trial, self._keep = report_trial, keep
         self._clock, self._sleep = clock, sleep
         self._started = started
         self._budget = self._job.probe.first_budget
@@ -148,8 +154,7 @@ class Controller:
         }
         self._refine()
         self._reconcile()
-        self._learn()
-        return self._profile().model_copy(update={"load": visitor.load()})
+        return self.learn(self._profile().model_copy(update={"load": visitor.load()}))
 
     def _profile(self) -> Profile:
         """What is known so far."""
@@ -377,7 +382,7 @@ class Controller:
         began = self._clock()
         if began >= self._ask_again:
             try:
-                self._plan = make_plan(self._profile())
+                self._plan = plan_to_measure(self._profile())
             except BatchwrightError:  # not enough yet; or for no probe to settle, as a deadline
                 self._plan = None
             self._ask_again = began + _PLANNING * (self._clock() - began)
@@ -465,16 +470,31 @@ class Controller:
                     return
                 self._visit(point)
 
-    def _learn(self) -> None:
-        """Trials, in time of their own."""
-        profile = self._profile()
+    def learn(self, profile: Profile) -> Profile:
+        """The profile with trials, in time of their own; those that it has are not made again.
+
+        Args:
+            profile: Of these workers, which are prepared; all else is measured.
+        """
+        earlier = profile.probe_seconds - (self._clock() - self._started)
+
+        def timed(known: Profile) -> Profile:
+            seconds = earlier + (self._clock() - self._started)
+            return known.model_copy(update={"probe_seconds": seconds})
+
         try:
-            plan = make_plan(profile)
+            plan = plan_to_measure(profile.model_copy(update={"trials": ()}))
         except BatchwrightError:  # no plan, nothing to choose
-            return
-        self._figures["trials"] = run_trials(
-            self._visitor, profile, plan, report=self._report, clock=self._clock
+            return profile.model_copy(update={"trials_open": False})
+        taught = run_trials(
+            self._visitor,
+            profile,
+            plan,
+            report=self._report_trial,
+            keep=lambda known: self._keep(timed(known)),
+            clock=self._clock,
         )
+        return timed(taught)
 
     def _left(self) -> float:
         """Seconds of the budget; starting the processes is not measuring."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from batchwright.probing.pair_time import visit_pair
 from batchwright.probing.precision import choose_precision
 from batchwright.probing.step_time import visit, visit_beside_loading
 from batchwright.probing.timing import on_any
-from batchwright.probing.trials import run_trial
+from batchwright.probing.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.update_time import update_times
 from batchwright.records import Job, Record
 from batchwright.workload.host import free_memory, worker_threads
@@ -48,8 +48,14 @@ class Executor:
         self._data = open_data(job, verify=False)  # the parent has just verified them
         self._bench: Bench | None = None
 
-    def carry_out(self, command: commands.Command) -> Record:
+    def carry_out(
+        self, command: commands.Command, tell: Callable[[Record], None] = commands.ignored
+    ) -> Record:
         """Do what the command says, together with the other workers it is for.
+
+        Args:
+            command: What to do.
+            tell: Takes what there is to say before the end: how far a trial has come.
 
         Raises:
             BatchwrightError: What the user can mend, such as a network that does not take these
@@ -100,7 +106,7 @@ class Executor:
                 times = update_times(self._joined(command.workers), seconds=command.seconds)
                 return commands.UpdatesTimed(times=times)
             case commands.RunTrial():
-                return commands.TrialRun(trial=run_trial(self._joined(command.workers), command))
+                return self._trial(command, tell)
 
     def _compare(self, command: commands.Compare) -> commands.Compared:
         group = self._part(command.workers)
@@ -137,6 +143,20 @@ class Executor:
             bench, feed, size, side, seconds=seconds, most_steps=most
         )
         return commands.Visited(steps=tuple(steps), loading=loading)
+
+    def _trial(
+        self, command: commands.RunTrial, tell: Callable[[Record], None]
+    ) -> commands.TrialRun:
+        def come(share: float) -> None:
+            tell(commands.TrialRun(done=share))
+
+        try:
+            trial = run_trial(self._joined(command.workers), command, come)
+        except GivenUp:
+            return commands.TrialRun(given_up=True)
+        except NoAccuracy:
+            return commands.TrialRun(no_accuracy=True)
+        return commands.TrialRun(trial=trial)
 
     def close(self) -> None:
         """Let loader processes end."""

@@ -5,14 +5,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import ceil, inf
 
+from batchwright.errors import PlanError
 from batchwright.planning.learnt import teaches
 from batchwright.planning.optimizer import optimizers_to_try
-from batchwright.planning.trial_choice import Arm, Question, Wanted
+from batchwright.planning.trial_choice import (
+    LEAST_SAMPLES,
+    LEAST_STEPS,
+    Arm,
+    Question,
+    Wanted,
+)
+from batchwright.prediction.step_time import fit_step_time
 from batchwright.prediction.trainings import of_trials
 from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
-from batchwright.records import Plan, Prediction, Profile, Trial
+from batchwright.records import Job, Plan, Prediction, Profile
+
+MOST_TIMES = 2
+"""Trials that take longer than they should, as beside others' work, end after so many times the
+time for all of them."""
+
+TrialProgress = Callable[[str, float, float], None]
+"""Takes a trial in words, the share of it that is done, and the seconds left for all of them."""
+
+_NO_ACCURACY = (
+    "there are no trials, as they go by accuracy, which takes two classes or more, a number for "
+    "each of them from the network, and one of them as label of each image"
+)
+
+Slowness = Callable[[Prediction], float]
 
 
 def run_trials(
@@ -20,45 +43,118 @@ def run_trials(
     profile: Profile,
     plan: Plan,
     *,
-    report: Callable[[str], None],
+    report: TrialProgress,
+    keep: Callable[[Profile], None],
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[Trial, ...]:
+) -> Profile:
     """Make the trials that the choice between the plan's candidates hangs on.
 
     Args:
         visitor: Has them made.
-        profile: All that was measured besides.
+        profile: All that was measured besides, and trials that were made before.
         plan: Made of it, blind to how the network learns.
-        report: Called with what is made next.
+        report: Called with what is made next, and how far it has come.
+        keep: Takes what is known before each trial, in case it is the last.
         clock: Seconds since any moment.
 
     Returns:
-        In the order in which they were made; none where `probe.learning` leaves no time for one,
-        where there is nothing to choose, and for methods that do not train as trials do.
+        The profile with its trials, in the order in which they were made; none where
+        `probe.learning` leaves no time for one, where there is nothing to choose, and for methods
+        that do not train as trials do.
     """
-    budget, question = _seconds(profile, plan), _question(profile, plan)
-    began, trials = clock(), list[Trial]()
-    if budget == 0 or not question.arms or not teaches(profile.job):
-        return ()
-    while visitor.may_restart:  # or a worker that is killed would end the probe
-        left = budget - (clock() - began)
-        wanted = question.next_trial(of_trials(trials), budget=budget, left=left)
+    profile = profile.model_copy(update={"trials_open": False, "trials_note": ""})
+    if not profile.job.probe.learning or not teaches(profile.job):
+        return profile
+    try:
+        slowness = _slowness(profile)
+    except PlanError as error:  # nothing was measured that tells
+        return profile.model_copy(update={"trials_note": f"there are no trials: {error}"})
+    question = _question(profile, plan, slowness)
+    budget, trials = _seconds(profile, plan, slowness), list(profile.trials)
+    note = "" if trials else _why_none(profile, question, budget)
+    began = clock() - sum(one.seconds for one in trials)
+
+    while not note and visitor.may_restart:  # or a worker that is killed would end the probe
+        spent = clock() - began
+        wanted = question.next_trial(of_trials(trials), budget=budget, left=budget - spent)
         if wanted is None:
             break
-        report(f"learning: {wanted}")
-        trial = _made(visitor, plan, wanted, question.held_out)
-        if trial is not None:
-            trials.append(trial)
-            continue
-        # It was too much for the memory, whatever the visits said.
-        arms = tuple(arm for arm in question.arms if arm.batch < wanted.arm.batch)
-        if not arms:
-            break
-        question = replace(question, arms=arms)
-    return tuple(trials)
+        profile = profile.model_copy(update={"trials": tuple(trials)})
+        keep(profile.model_copy(update={"trials_open": True}))
+        name = f"trial {len(trials) + 1}: {wanted}"
+        run = _made(
+            visitor,
+            plan,
+            wanted,
+            question.held_out,
+            most_seconds=MOST_TIMES * budget - spent,
+            heard=_teller(report, name, budget - spent, clock),
+        )
+        if run is not None and run.trial is not None:
+            trials.append(run.trial)
+            right = f"{name}, {run.trial.accuracy:.1%} right"
+            report(right, 1.0, budget - (clock() - began))
+        elif run is not None and run.given_up:
+            note = (
+                f"the trials were given up after {clock() - began:.2g} s, {MOST_TIMES} times what "
+                "they should take: probe again while the machine is quiet"
+            )
+        elif run is not None and run.no_accuracy:
+            note = _NO_ACCURACY
+        else:  # it was too much for the memory, whatever the visits said
+            why = "a worker was killed (out of memory?)" if run is None else "out of memory"
+            report(f"{name}, {why}", 1.0, budget - (clock() - began))
+            arms = tuple(arm for arm in question.arms if arm.batch < wanted.arm.batch)
+            question = replace(question, arms=arms)
+            if not (arms and visitor.may_restart):
+                note = f"no trial followed one of {wanted}: {why}; choose fewer workers"
+    return profile.model_copy(update={"trials": tuple(trials), "trials_note": note})
 
 
-def _seconds(profile: Profile, plan: Plan) -> float:
+def _teller(
+    report: TrialProgress, name: str, left: float, clock: Callable[[], float]
+) -> Callable[[float], None]:
+    """Reports a trial that begins now, and takes the share of it that is done."""
+    began = clock()
+    report(name, 0.0, left)
+
+    def heard(share: float) -> None:
+        spent = clock() - began
+        own = spent * (1 - share) / share if share else 0.0
+        report(name, share, max(left - spent, own))
+
+    return heard
+
+
+def _why_none(profile: Profile, question: Question, budget: float) -> str:
+    """What speaks against any trial, and what to give instead; empty if nothing does."""
+    job = profile.job
+    asked, least = job.probe.learning, question.least_budget
+    if not question.arms:
+        return "there are no trials, as no candidate within the limits can be trained here"
+    if question.classes < 2:
+        return _NO_ACCURACY
+    if not question.held_out:
+        return (
+            f"there are no trials, as {question.samples} training images are too few to hold any "
+            "out for them"
+        )
+    if least == inf:
+        return (
+            f"there are no trials, as the whole training, {question.epochs * question.samples} "
+            f"images, is shorter than the least of them ({LEAST_STEPS} steps and {LEAST_SAMPLES} "
+            "images): give more epochs or a smaller batch"
+        )
+    if least > budget:
+        share = f"probe.learning={asked:g}" + (" of the training" if asked < 1 else "")
+        return (
+            f"there are no trials, as {share}, {budget:.2g} s, does not do for one: give "
+            f"probe.learning={ceil(max(1.0, least))}, in seconds, or more"
+        )
+    return ""
+
+
+def _seconds(profile: Profile, plan: Plan, slowness: Slowness) -> float:
     """Time for all trials."""
     asked = profile.job.probe.learning
     if asked >= 1:
@@ -66,20 +162,26 @@ def _seconds(profile: Profile, plan: Plan) -> float:
     chosen = plan.chosen
     if chosen is None or chosen.train_seconds is None:
         return 0.0
-    return asked * chosen.train_seconds.value
+    return asked * chosen.train_seconds.value * slowness(chosen)
 
 
-def _question(profile: Profile, plan: Plan) -> Question:
+def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
     job, data = profile.job, profile.data
     quickest: dict[int, Prediction] = {}
-    for one in _candidates(plan):
+    for one in _candidates(plan, job):
         batch = one.global_batch_size
         if batch not in quickest or (one.epoch_seconds.value < quickest[batch].epoch_seconds.value):
             quickest[batch] = one
     judging = profile.evaluation_seconds_per_image
     question = Question(
         arms=tuple(
-            Arm(batch, one.workers, one.micro_batch_size, one.epoch_seconds.value)
+            Arm(
+                batch,
+                1 if job.launch == "virtual" else one.workers,
+                one.micro_batch_size,
+                one.epoch_seconds.value,
+                slowness(one),
+            )
             for batch, one in sorted(quickest.items())
             if job.global_batch in ("auto", batch)
         ),
@@ -89,18 +191,56 @@ def _question(profile: Profile, plan: Plan) -> Question:
         classes=len(data.classes),
         tolerance=job.goal.accuracy_tolerance,
         judging_seconds=0.0,
+        rates=job.learning_rate == "auto",
     )
     return replace(question, judging_seconds=judging * question.held_out)
 
 
-def _candidates(plan: Plan) -> list[Prediction]:
-    """Those at the highest resolution that are within the limits and were measured so."""
-    measured = [one for one in plan.considered if not one.assumed and not one.refused]
-    return [one for one in measured if one.resolution == plan.top_resolution]
+def _candidates(plan: Plan, job: Job) -> list[Prediction]:
+    """Those asked for, at the highest resolution, that are within the limits and can be made here.
+
+    A virtual cluster's are trained by one worker, however many it has.
+    """
+    virtual = job.launch == "virtual"
+    here = [one for one in plan.considered if (virtual or not one.assumed) and not one.refused]
+    asked = [one for one in here if job.workers in ("auto", one.workers)]
+    return [one for one in asked if one.resolution == plan.top_resolution]
 
 
-def _made(visitor: Visitor, plan: Plan, wanted: Wanted, held_out: int) -> Trial | None:
-    """The trial; `None` if memory did not do for it."""
+def _slowness(profile: Profile) -> Slowness:
+    """Real seconds of a candidate over those planned: a virtual cluster's are simulated.
+
+    Its workers' passes are made one after the other, by the one worker that there is.
+
+    Raises:
+        PlanError: Too little was measured to tell.
+    """
+    if profile.job.launch != "virtual":
+        return _as_planned
+    times = fit_step_time(profile.steps)
+
+    def slowness(one: Prediction) -> float:
+        each = times.seconds(1, one.resolution, [one.micro_batch_size]) / one.micro_batch_size
+        return each * profile.data.train_samples / one.epoch_seconds.value
+
+    return slowness
+
+
+def _as_planned(one: Prediction) -> float:
+    del one
+    return 1.0
+
+
+def _made(
+    visitor: Visitor,
+    plan: Plan,
+    wanted: Wanted,
+    held_out: int,
+    *,
+    most_seconds: float,
+    heard: Callable[[float], None],
+) -> TrialRun | None:
+    """The trial, as far as memory and time did for it; `None` if a worker was killed."""
     arm = wanted.arm
     command = RunTrial(
         workers=arm.workers,
@@ -110,7 +250,7 @@ def _made(visitor: Visitor, plan: Plan, wanted: Wanted, held_out: int) -> Trial 
         samples=wanted.samples,
         held_out=held_out,
         micro_batch=arm.micro_batch,
-        seconds=wanted.seconds,
+        rate_scale=wanted.rate_scale,
+        most_seconds=most_seconds,
     )
-    answer = visitor.ask(command, TrialRun, str(wanted))
-    return answer.trial if answer else None
+    return visitor.ask(command, TrialRun, str(wanted), heard)

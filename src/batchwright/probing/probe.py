@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from batchwright.errors import JobError
+from batchwright.documents import read_record, write_record
+from batchwright.errors import BatchwrightError, JobError
 from batchwright.launch import noting_signals
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
-from batchwright.probing.commands import Compare, Compared, Point
+from batchwright.probing.commands import Compare, Compared, Point, ignored
 from batchwright.probing.controller import PRECISION, Controller, Progress
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers
@@ -39,18 +41,23 @@ class Measured:
     out_of_memory: tuple[OutOfMemory, ...]
 
 
-def probe(job: Job, folder: Path, *, progress: Progress | None = None) -> Profile:
+def probe(
+    job: Job, folder: Path, *, kept: Path | None = None, progress: Progress | None = None
+) -> Profile:
     """Step times, memory, exchange times, gradient noise and evaluation time of a job.
 
     Measuring takes about ``job.probe.budget`` seconds, less where all is known to
     ``job.probe.error`` before, more only if the fewest and smallest steps take longer; starting the
-    workers comes on top.
+    workers comes on top, and so do trials.
 
     Args:
         job: What to measure; device and resolutions are concrete. ``workers=auto`` measures powers
             of two up to what this machine runs by default.
         folder: Takes logs and reports; it exists, and is used by nobody else.
-        progress: Called as progress(seconds done, seconds in all, what).
+        kept: File that holds the profile in the end. Before each trial it takes what is known by
+            then, and if it holds such a profile of this job, made here, trials go on from there.
+        progress: Called as progress(seconds done, seconds in all, what), and of trials as
+            progress(percent done, 100, what).
 
     Raises:
         BatchwrightError: What a worker found wrong with data, network, loss or device.
@@ -60,12 +67,50 @@ def probe(job: Job, folder: Path, *, progress: Progress | None = None) -> Profil
     started = time.perf_counter()
     counts = counts_of(job)
     reporter = _Reporter(progress, job.probe.most_budget)
+    begun = None if kept is None else unfinished(kept, job)
     with measuring(job, folder, counts) as workers:
         reporter.begin()
-        visitor = Visitor(job, workers, max(counts), reporter, LoadWatch())
-        profile = Controller(visitor, counts, report=reporter, started=started).measure()
+
+        def controller(job: Job) -> tuple[Visitor, Controller]:
+            visitor = Visitor(job, workers, max(counts), reporter, LoadWatch())
+            return visitor, Controller(
+                visitor,
+                counts,
+                report=reporter,
+                report_trial=reporter.trial,
+                keep=ignored if kept is None else partial(write_record, path=kept),
+                started=started,
+            )
+
+        profile = None
+        if begun is not None:
+            visitor, control = controller(begun.job)
+            visitor.prepare(seconds=0)  # the number format is known
+            if _is_of(begun, visitor):
+                profile = control.learn(begun)
+        profile = profile or controller(job)[1].measure()
     reporter.finish()
+    if kept is not None:
+        write_record(profile, kept)
     return profile
+
+
+def unfinished(kept: Path, job: Job) -> Profile | None:
+    """What a probe of this very job left there that was stopped during its trials, if anything."""
+    try:
+        profile = read_record(kept, Profile)
+    except BatchwrightError:  # nothing, or something else
+        return None
+    if job.precision == "auto":
+        job = job.model_copy(update={"precision": profile.job.precision})
+    return profile if profile.trials_open and profile.job == job else None
+
+
+def _is_of(begun: Profile, visitor: Visitor) -> bool:
+    """Whether what was measured is of these data, this network, machine and software."""
+    prepared, cluster = visitor.prepared, visitor.cluster()
+    here = cluster.model_copy(update={"memory_bytes": begun.cluster.memory_bytes})
+    return (begun.data, begun.network, begun.cluster) == (prepared.data, prepared.network, here)
 
 
 def measure_points(
@@ -188,6 +233,13 @@ class _Reporter:
     def __call__(self, what: str) -> None:
         spent = min(self._total - 1, int(self._clock() - self._began))
         self._tell(spent, f"measuring {what}, seconds")
+
+    def trial(self, name: str, share: float, left: float) -> None:
+        """Say how far a trial has come, and for how long all of them may still go on."""
+        if self._progress is not None:
+            minutes, seconds = divmod(max(0, math.ceil(left)), 60)
+            words = f"{name}, {minutes}:{seconds:02} left" if share < 1 else name
+            self._progress(int(100 * share), 100, f"{words}, %")
 
     def finish(self) -> None:
         """Say that all is measured."""

@@ -10,19 +10,20 @@ chosen by trials would look better on them than it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
-from math import inf, isfinite
+from math import inf, isfinite, isnan, nan
 
 import torch
 from torch import Tensor
 
-from batchwright.errors import JobError
+from batchwright.errors import BatchwrightError, JobError
 from batchwright.planning.learning_rate import make_rule, rate_factor
 from batchwright.planning.partition import apportion
 from batchwright.probing.bench import Batch, Bench, Taken, if_it_fits
-from batchwright.probing.commands import RunTrial
+from batchwright.probing.commands import RunTrial, ignored
 from batchwright.probing.timing import now
 from batchwright.records import Job, LearningRateRule, Trial
 from batchwright.training.evaluation import evaluation_mode, merged_batch_norm, without_gradients
@@ -30,8 +31,20 @@ from batchwright.training.sampler import Step, epoch_order, micro_batches, step_
 from batchwright.workload.randomness import put_aside, seed_worker
 from batchwright.workload.task import has_batch_norm
 
+_PAUSE = 0.5  # seconds between two words of how far a trial has come
 
-def run_trial(bench: Bench, command: RunTrial) -> Trial | None:
+
+class GivenUp(BatchwrightError):  # noqa: N818 - the probe goes on
+    """A trial took longer than it may."""
+
+
+class NoAccuracy(BatchwrightError):  # noqa: N818 - the probe goes on
+    """What the network puts out is not a number for each class, or labels are not classes."""
+
+
+def run_trial(
+    bench: Bench, command: RunTrial, tell: Callable[[float], None] = ignored
+) -> Trial | None:
     """Train and judge; all workers of the bench's group call this together.
 
     The learning rate is as in a training of one epoch of so many samples. Images are judged at the
@@ -40,6 +53,7 @@ def run_trial(bench: Bench, command: RunTrial) -> Trial | None:
     Args:
         bench: Has its starting weights again afterwards, and the optimizer that it had.
         command: What to train.
+        tell: Takes the share that is done, now and then.
 
     Returns:
         What was learnt; `None` if memory ran out on some worker. Where a gradient or the held-out
@@ -48,6 +62,8 @@ def run_trial(bench: Bench, command: RunTrial) -> Trial | None:
     Raises:
         JobError: The network has nothing for this optimizer to do, or there are too few samples for
             what is asked.
+        GivenUp: On all workers, where it took too long on one; the bench is as it was.
+        NoAccuracy: On all workers; the bench is as it was.
     """
     batch_norm = has_batch_norm(bench.network)
     least, workers = 2 if batch_norm else 1, bench.group.size
@@ -65,12 +81,18 @@ def run_trial(bench: Bench, command: RunTrial) -> Trial | None:
         seed_worker(bench.job.seed, 0, bench.group.rank)  # as a training does, for its dropout
         with bench.training(command.optimizer, rate) as optimizer:
             began = now(bench.device)
-            done = _train(bench, optimizer, course, rule)
-            judged = _judge(bench, held, command, fits=done.fits) if done.finite else (0.0, inf)
+            done = _train(bench, optimizer, course, rule, _Watch(command.most_seconds, tell))
+            judged: tuple[float, float] | None = (0.0, inf)
+            if done.finite and not done.stopped:
+                judged = _judge(bench, held, command, fits=done.fits)
             seconds = now(bench.device) - began
+    if done.stopped:
+        raise GivenUp(f"a trial was given up after {seconds:.3g} s")
     if judged is None:
         return None
     accuracy, loss = judged
+    if isnan(accuracy):
+        raise NoAccuracy("a trial has no accuracy to be judged by")
     finite = isfinite(loss)
     return Trial(
         optimizer=command.optimizer,
@@ -163,10 +185,32 @@ class _Course:
         return torch.cat([found, self._taken(place + len(found), count - len(found))])
 
 
+class _Watch:
+    """Tells how far a trial has come, and whether its time is up, by this worker's clock."""
+
+    def __init__(self, most_seconds: float | None, tell: Callable[[float], None]) -> None:
+        self._tell, self._told = tell, time.perf_counter()
+        self._end = inf if most_seconds is None else self._told + most_seconds
+
+    def is_late(self, share: float) -> bool:
+        """Before a step, with the share of the trial that is done."""
+        now = time.perf_counter()
+        if now - self._told >= _PAUSE:
+            self._told = now
+            self._tell(share)
+        return now > self._end
+
+
 def _train(
-    bench: Bench, optimizer: torch.optim.Optimizer, course: _Course, rule: LearningRateRule
+    bench: Bench,
+    optimizer: torch.optim.Optimizer,
+    course: _Course,
+    rule: LearningRateRule,
+    watch: _Watch,
 ) -> Taken:
-    """How the last step went that was tried: one that does not fit, or is infinite, ends it.
+    """How the last step went that was tried.
+
+    One that does not fit, is infinite, or is a step too late on any worker ends the training.
 
     Where memory runs out in the update, only this worker knows: the others learn it at the next
     step, or as they judge.
@@ -178,9 +222,10 @@ def _train(
         for parameters, first in zip(optimizer.param_groups, first_rates, strict=True):
             parameters["lr"] = factor * first
         supplies = [batches.__next__ if fits else _no_memory] * len(shares)
-        taken = if_it_fits(partial(bench.train, supplies, shares))
+        late = watch.is_late(seen / course.samples)
+        taken = if_it_fits(partial(bench.train, supplies, shares, float(late)))
         fits = taken is not None
-        if taken is not None and not (taken.fits and taken.finite):
+        if taken is not None and (taken.stopped or not (taken.fits and taken.finite)):
             return taken
     return Taken(fits=fits)
 
@@ -214,11 +259,13 @@ def _judge(
 
 
 def _sums(bench: Bench, batches: Iterator[Batch]) -> tuple[float, float]:
-    """Images that are told right, and their losses, added up."""
+    """Images that are told right, and their losses, added up; not a number without accuracy."""
     right = loss = 0.0
     with without_gradients():
         for images, labels in batches:
             outputs, mean = bench.outputs_and_loss((images, labels))
+            if outputs.ndim != 2 or labels.ndim != 1 or outputs.shape[1] < bench.classes:
+                return nan, nan
             right += float((outputs.argmax(dim=1) == labels).sum())
             loss += len(labels) * float(mean)
     return right, loss

@@ -26,6 +26,7 @@ from batchwright.probing.commands import (
     Visited,
     Weigh,
     Weighed,
+    ignored,
 )
 from batchwright.probing.timing import spread
 from batchwright.probing.workers import Answer, Killed, Measuring
@@ -114,19 +115,26 @@ class Visitor:
             self.job = self.job.model_copy(update={"precision": precision})
         self._prepare()
 
-    def ask(self, command: Command, answer: type[Answer], what: str) -> Answer | None:
+    def ask(
+        self,
+        command: Command,
+        answer: type[Answer],
+        what: str,
+        heard: Callable[[float], None] = ignored,
+    ) -> Answer | None:
         """Have a command carried out; `None` if it killed a worker.
 
         Args:
             command: Any.
             answer: Kind of record that comes back.
             what: For the error.
+            heard: Takes the share of it that is done, where a trial tells.
 
         Raises:
             WorkerError: The workers were killed too often.
         """
         try:
-            return self._measuring.ask(command, answer)
+            return self._measuring.ask(command, answer, heard)
         except Killed:
             self._restart(what)
             return None

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from batchwright.documents import read_record
@@ -41,7 +42,7 @@ def _main() -> None:
         with line.makefile("rb") as commands:
             for text in commands:
                 try:
-                    answer = executor.carry_out(read_command(text))
+                    answer = executor.carry_out(read_command(text), partial(_answer, line, group))
                 except RuntimeError as error:
                     _end_as_loader(error)
                     raise

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
@@ -22,7 +22,7 @@ from batchwright.documents import write_record
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.group import Group
 from batchwright.launch import raise_failure
-from batchwright.probing.commands import Command
+from batchwright.probing.commands import Command, TrialRun, ignored
 from batchwright.probing.executor import Executor
 from batchwright.probing.worker import Ready
 from batchwright.processes import PARENT_PID, spinning_shortly
@@ -33,13 +33,16 @@ from batchwright.workload.host import prepare_process, resolve_device, worker_th
 ANSWER_SECONDS = 900.0
 """Silence after which a command is given up: a step that takes so long is no use to anybody."""
 
-_SLOWER = 4  # times as long as expected a command with a time of its own may take besides
-
 START_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _END_SECONDS = 5.0  # for the others to leave their own reports once one has failed
 
 Answer = TypeVar("Answer", bound=Record)
+
+
+def _share_done(answer: Record) -> float:
+    """Of the command: trials tell how far they have come before their answer."""
+    return answer.done if isinstance(answer, TrialRun) else 1.0
 
 
 class Killed(Exception):  # noqa: N818 - not an error: the controller goes on with smaller steps
@@ -49,12 +52,15 @@ class Killed(Exception):  # noqa: N818 - not an error: the controller goes on wi
 class Measuring(Protocol):
     """Whatever carries out commands."""
 
-    def ask(self, command: Command, answer: type[Answer]) -> Answer:
+    def ask(
+        self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
+    ) -> Answer:
         """Have a command carried out.
 
         Args:
             command: What to do.
             answer: Kind of record that comes back.
+            heard: Takes the share of it that is done, where a trial tells.
 
         Raises:
             Killed: A worker was killed; `restart` starts others.
@@ -74,9 +80,11 @@ class Here:
         group = Group(resolve_device(job.device), job.timeout)
         self._executor = Executor(job, group, [1], allocator)
 
-    def ask(self, command: Command, answer: type[Answer]) -> Answer:
+    def ask(
+        self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
+    ) -> Answer:
         """As `Measuring` says."""
-        done = self._executor.carry_out(command)
+        done = self._executor.carry_out(command, lambda told: heard(_share_done(told)))
         assert isinstance(done, answer)  # noqa: S101 - tells the type checker
         return done
 
@@ -117,7 +125,9 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def ask(self, command: Command, answer: type[Answer]) -> Answer:
+    def ask(
+        self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
+    ) -> Answer:
         """As `Measuring` says."""
         text = command.model_dump_json().encode() + b"\n"
         for line in self._lines[: command.workers]:
@@ -125,8 +135,9 @@ class Workers:
                 line.sendall(text)
             except OSError:  # the process is gone, which `_read` will find
                 break
-        expected = getattr(command, "seconds", 0.0)  # a trial of a long training takes many minutes
-        return self._read(answer, ANSWER_SECONDS + _SLOWER * expected)
+        while (share := _share_done(told := self._read(answer, ANSWER_SECONDS))) < 1:
+            heard(share)
+        return told
 
     def restart(self) -> None:
         """As `Measuring` says."""

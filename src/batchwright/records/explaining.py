@@ -334,6 +334,7 @@ def _columns_of(plan: PlanFields) -> list[str]:
     """The quantities that the plan's candidates have."""
     having = {
         "s / epoch": True,
+        "epochs": any(one.trained_epochs for one in plan.considered),
         "training": any(one.train_seconds for one in plan.considered),
         "cost": any(one.cost for one in plan.considered),
         "worth of an image": any(one.efficiency for one in plan.considered),
@@ -348,6 +349,7 @@ def _columns_of(plan: PlanFields) -> list[str]:
 def _candidate_row(plan: PlanFields, one: Prediction, columns: Iterable[str]) -> list[str]:
     values = {
         "s / epoch": between(one.epoch_seconds),
+        "epochs": f"{one.trained_epochs or plan.epochs:,}",
         "training": _or_dash(one.train_seconds, duration),
         "cost": "-" if one.cost is None else between(one.cost),
         "worth of an image": _or_dash(one.efficiency, percent),

@@ -8,11 +8,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records.base import (
+    AskedMethod,
     Augmentation,
     Count,
     Index,
     Keys,
-    Method,
     NonNegative,
     Positive,
     html_table,
@@ -50,7 +50,8 @@ class ProbeSettings(Keys):
     )
     learning: NonNegative = Field(
         0.1,
-        description="Time to spend on trials, short trainings that show how the network learns: "
+        description="Time to spend on trials, short trainings that show how the network learns, "
+        "with which optimizer and, where `learning_rate` is open, at which rate: "
         "below 1 a share of the planned training's time, from 1 on seconds; 0: none.",
     )
     kind: str = Field(
@@ -293,13 +294,15 @@ class Virtual(Keys):
 class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 
-    objective: Literal["auto", "knee", "time", "cost", "target-accuracy"] = Field(
+    objective: Literal["auto", "knee", "time", "cost", "accuracy", "target-accuracy"] = Field(
         "auto",
         description="`auto`: the least time of the candidates that are as accurate as the best, "
-        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; `knee`: the "
+        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; with "
+        "`goal.accuracy`, `target-accuracy`; `knee`: the "
         "smallest global batch, and the fewest workers, after which more pay little; `time`: the "
-        "least time; `cost`: the least cost; `target-accuracy`: the least time to "
-        "`goal.accuracy`.",
+        "least time; `cost`: the least cost; `accuracy`: the most accurate within the limits; "
+        "`target-accuracy`: the least time, or `goal.least`, to `goal.accuracy`, where the plan "
+        "chooses the epochs, too.",
     )
     doubling_gain: float = Field(
         0.05,
@@ -327,7 +330,21 @@ class Goal(Keys):
         None, description="Price of one worker for an hour, in any currency."
     )
     accuracy: float | None = Field(
-        None, gt=0, lt=1, description="Held-out accuracy that `target-accuracy` aims for: share."
+        None,
+        gt=0,
+        lt=1,
+        description="Held-out accuracy that `auto` and `target-accuracy` aim for: share. Training "
+        "ends with the first evaluation that reaches it.",
+    )
+    confidence: float = Field(
+        0.8,
+        ge=0.5,
+        lt=1,
+        description="Probability with which the epochs that `target-accuracy` chooses reach "
+        "`goal.accuracy`.",
+    )
+    least: Literal["time", "cost"] = Field(
+        "time", description="Of what `target-accuracy` takes the least."
     )
     accuracy_tolerance: float = Field(
         0.01,
@@ -344,6 +361,11 @@ class Goal(Keys):
         lt=1,
         description="Plan again where measured times differ by more than this share.",
     )
+
+    @property
+    def target(self) -> float | None:
+        """Accuracy that ends the training, a share; `None` where the objective is another."""
+        return self.accuracy if self.objective in ("auto", "target-accuracy") else None
 
 
 class Job(Keys):
@@ -408,7 +430,8 @@ class Job(Keys):
         "auto",
         description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`; for "
         "`muon` 0.1, or as much as lets a training of few steps get anywhere, and 0.02 without "
-        "batch normalization. One that is given makes `optimizer=auto` SGD.",
+        "batch normalization; times what trials at other rates found best. One that is given makes "
+        "`optimizer=auto` SGD.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(
@@ -444,18 +467,23 @@ class Job(Keys):
         "classes equally often.",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and augmentation.")
-    epochs: Count = Field(30, description="Epochs to train.")
+    epochs: Count = Field(
+        30,
+        description="Epochs to train; the most, where the plan chooses them to reach "
+        "`goal.accuracy`.",
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
         "processor computes in it and the probe finds it faster, else float32.",
     )
-    method: Method = Field(
+    method: AskedMethod = Field(
         "plain",
         description="`plain`: one batch and resolution throughout; `dynamic-batch`: each worker's "
         "share follows its measured speed, the global batch stays; `dual-batch`: two local batch "
         "sizes at once, through a parameter server; `cyclic`: resolutions low to high in each "
-        "stage of the learning rate; `hybrid`: both.",
+        "stage of the learning rate; `hybrid`: both; `auto`: the plan takes the one with the least "
+        "predicted time of those that are known to learn as much as `plain`.",
     )
     rebalance_steps: Index = Field(
         25,

@@ -60,7 +60,8 @@ _WORDS = {
     "probe.budget=10, in seconds": "budget probe_budget probe_seconds",
     "goal.memory=8589934592, in bytes": "memory max_memory memory_limit gpu_memory",
     "goal.deadline=3600, in seconds": "deadline time_limit max_time max_seconds",
-    "goal.accuracy=0.9 with goal.objective=target-accuracy": "accuracy target target_accuracy",
+    "goal.accuracy=0.9, where training is to end": "accuracy target target_accuracy",
+    "goal.confidence=0.9, of reaching goal.accuracy": "confidence",
     "--out FOLDER on the command line, run_folder=FOLDER in Python": "out output output_dir "
     "out_dir outdir save_dir log_dir logdir run_dir run_folder work_dir",
     "--resume --out FOLDER on the command line, resume=True with run_folder=FOLDER in Python": (

@@ -52,16 +52,25 @@ class Prediction(Record):
         "null if unknown.",
     )
     epochs: Estimate | None = Field(
-        None, description="Epochs to the target accuracy; null if nothing tells."
+        None,
+        description="Epochs to the target accuracy; null if nothing tells, or if they are more "
+        "than 10 times those of the job.",
+    )
+    trained_epochs: Count | None = Field(
+        None,
+        description="Epochs that the plan would train it to reach the target accuracy; null where "
+        "it does not choose them.",
     )
     target_seconds: Estimate | None = Field(
         None,
-        description="Where the objective is `target-accuracy`: seconds of training to it, those of "
-        "an epoch over its progress; where no run tells the epochs, for as much progress as an "
+        description="Where the objective is `target-accuracy`: seconds of training to it, in the "
+        "epochs that were chosen; where nothing tells these, for as much progress as an "
         "epoch with the base batch makes. Null with another objective, or if unknown.",
     )
     accuracy: Estimate | None = Field(
-        None, description="Held-out accuracy after the job's epochs, a share; null if unknown."
+        None,
+        description="Held-out accuracy after the job's epochs, or after those chosen for it, a "
+        "share; null if unknown.",
     )
     train_seconds: Estimate | None = Field(
         None, description="Seconds of the whole training, evaluation included."
@@ -150,6 +159,11 @@ class LearningRateRule(Record):
     )
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         description="Shape after warm-up; `one-cycle` begins its rise at its own rate, too."
+    )
+    tried: Positive = Field(
+        1.0,
+        description="The rate over that which a plan without trials gives: what trials at several "
+        "rates found best. Base and peak hold it.",
     )
 
 
@@ -276,6 +290,12 @@ class PlanFields(Document):
     learning_rate: LearningRateRule = Field(description="The rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table.")
     considered: tuple[Prediction, ...] = Field((), description="Candidates, small to large.")
+    epoch_accuracy: tuple[Estimate | None, ...] = Field(
+        (),
+        description="Held-out accuracy after each epoch, a share, as counted on the job's held-out "
+        "images: while the rate is high it is below what a whole training of as many epochs would "
+        "reach. Null where few steps were taken; empty if nothing tells.",
+    )
     knees: tuple[Knee, ...] = Field((), description="For each cluster size and resolution.")
     held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")

@@ -303,6 +303,12 @@ class Profile(Document):
     trials: tuple[Trial, ...] = Field(
         (), description="Short trainings, which show how the network learns from these images."
     )
+    trials_open: bool = Field(
+        False, description="Whether the probe has not ended yet, with trials still to be made."
+    )
+    trials_note: str = Field(
+        "", description="Why there are no trials, or fewer than their time allows; else empty."
+    )
     load: MachineLoad | None = Field(
         None, description="What else the machine did meanwhile; null where nothing tells."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 from typing import Literal
 
@@ -11,6 +12,14 @@ from batchwright.records.base import Count, Document, Estimate, Index, NonNegati
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
 from batchwright.records.words import duration, local_batches, percent
+
+
+def reached_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | None:
+    """The first evaluated epoch that reached the accuracy which ends training, if one did."""
+    target = plan.job.goal.target
+    if target is None:
+        return None
+    return next((one for one in epochs if one.top1 is not None and one.top1 >= target), None)
 
 
 class WorkerTime(Record):
@@ -198,6 +207,12 @@ class RunSummary(Document):
             ("time per epoch", f"{duration(seconds)}{simulated}" if seconds else "not measured"),
             ("folder", self.run_folder),
         ]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it trained all its epochs, or reached the accuracy that ends training."""
+        last = self.epochs[-1].epoch + 1 if self.epochs else 0
+        return last >= self.plan.epochs or reached_epoch(self.plan, self.epochs) is not None
 
     @property
     def best_accuracy(self) -> float | None:

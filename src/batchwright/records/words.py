@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import groupby
-from math import floor, isfinite, log10
+from math import floor, isclose, isfinite, log10
 from pathlib import Path
 
 from batchwright.records.base import Estimate
@@ -78,6 +78,17 @@ def _unit(count: float) -> tuple[str, int]:
 def between(estimate: Estimate) -> str:
     """An estimate with its interval, without a unit."""
     return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
+
+
+def shares_between(estimate: Estimate) -> str:
+    """An estimated share with its interval, in percent."""
+    value, low, high = (percent(one) for one in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"
+
+
+def counted_points(share: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{100 * share:.3g} point{'' if isclose(share, 0.01) else 's'}"
 
 
 def in_seconds(estimate: Estimate | None) -> str:

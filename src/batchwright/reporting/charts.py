@@ -25,13 +25,17 @@ Marker = Literal["circle", "square", "diamond", "star", "ring", "none"]
 
 @dataclass(frozen=True)
 class Point:
-    """A mark and the words shown for it; with ``across`` or ``up`` the interval that way."""
+    """A mark and the words shown for it; with ``across`` or ``up`` the interval that way.
+
+    ``label`` is written below it, to the right.
+    """
 
     x: float
     y: float
     title: str
     across: tuple[float, float] | None = None
     up: tuple[float, float] | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,9 @@ def xy_chart(
     for one in series:
         if one.marker != "none":
             parts += [_mark(one, point, x, y) for point in one.points]
+    for point in (point for one in series for point in one.points if point.label):
+        across, down = _place((point.x, point.y), x, y)
+        parts.append(_text(across + 6, down + 14, point.label, "start"))
     return _svg(title, parts, HEIGHT)
 
 

@@ -202,7 +202,18 @@ def _learning(summary: RunSummary) -> Figure:
     loss.set_title("Loss", fontsize=15)
     loss.legend(frameon=False)
     right = [(e.epoch + 1, 100 * e.top1) for e in epochs if e.top1 is not None]
-    accuracy.plot(*_columns(right), "s-", color=GREEN, markersize=5)
+    told = [(at, one) for at, one in enumerate(summary.plan.epoch_accuracy, 1) if one is not None]
+    if told:
+        ends = [[100 * end for end in (one.value, one.low, one.high)] for _, one in told]
+        values, lows, highs = zip(*ends, strict=True)
+        places = [at for at, _ in told]
+        accuracy.fill_between(
+            places, lows, highs, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval"
+        )
+        accuracy.plot(places, values, color=BLUE, label="predicted")
+    accuracy.plot(*_columns(right), "s-", color=GREEN, markersize=5, label="measured")
+    if told:
+        accuracy.legend(frameon=False, loc="lower right", fontsize=10)
     best = summary.best_epoch
     if best is not None and best.top1 is not None:
         point = (best.epoch + 1, 100 * best.top1)

@@ -33,7 +33,7 @@ def epoch_words(record: Mapping[str, Any], *, brief: bool, simulated: bool) -> l
         record,
         ("train/loss", 3, lambda v: f"loss {number(v)}"),
         ("val/loss", 6, lambda v: f"held-out loss {number(v)}"),
-        ("val/top1", 0, lambda v: f"accuracy {percent(v)}"),
+        ("val/top1", 0, lambda v: f"accuracy {percent(v)}{'' if brief else _expected(record)}"),
         ("throughput/samples_per_sec", 5, lambda v: f"{number(v)}{clock} images/s"),
         ("time/epoch_s", 2, lambda v: f"{duration(v)}{clock}"),
     )
@@ -43,6 +43,13 @@ def epoch_words(record: Mapping[str, Any], *, brief: bool, simulated: bool) -> l
         rank, text = words[-1]
         words[-1] = (rank, f"{text} (predicted {duration(record['plan/predicted_epoch_s'])})")
     return words
+
+
+def _expected(record: Mapping[str, Any]) -> str:
+    """The accuracy that the plan predicted, in parentheses; empty if it did not."""
+    ends = [record.get(f"plan/predicted_top1_{end}") for end in ("low", "high")]
+    told = [percent(end) for end in ends if end is not None]
+    return f" (predicted {' to '.join(told)})" if len(told) == 2 else ""
 
 
 def _words(

@@ -36,8 +36,10 @@ from batchwright.reporting.plan_words import (
 from batchwright.reporting.reading import (
     SIMULATED,
     accuracy,
+    accuracy_words,
     compared_rows,
     last_evaluated,
+    learnt_words,
     measured_word,
     memory_note,
     pace_words,
@@ -127,18 +129,23 @@ def _top1(epoch: EpochRecord | None) -> str:
 
 
 def plan_part(
-    plan: Plan, profile: Profile | None = None, epochs: Sequence[EpochRecord] = ()
+    plan: Plan,
+    profile: Profile | None = None,
+    epochs: Sequence[EpochRecord] = (),
+    *,
+    learning: bool = True,
 ) -> str:
-    """A plan: time and cost by batch, its table, and why, choice by choice.
+    """A plan: accuracy, time and cost by batch, its table, and why, choice by choice.
 
     Args:
         plan: Any.
         profile: What it was made from, if known: measured steps are drawn on top.
         epochs: Those that were trained by it, if any: their rates are drawn on top.
+        learning: Whether to draw accuracy, too.
     """
     reasons = "\n".join(map(_reason, plan.reasons))
     return (
-        choice_charts(plan, profile)
+        choice_charts(plan, profile, learning=learning)
         + stages_part(plan, epochs)
         + "<h3>What was decided</h3>"
         + _stages(plan)
@@ -191,6 +198,7 @@ def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
         "epochs, the first left out: it pays for what is done once.",
         memory_note(summary),
         refit_words(summary),
+        learnt_words(summary),
     )
     return charts + table + "".join(f"<p>{markup.safe(note)}</p>" for note in notes if note)
 
@@ -205,7 +213,8 @@ def accuracy_part(summary: RunSummary) -> str:
         f"<p>Last evaluated epoch: <strong>{markup.safe(accuracy(last))}</strong>. "
         f"Best: <strong>{markup.safe(accuracy(best))}</strong>"
         + (f" in epoch {best.epoch + 1}" if best else "")
-        + f". Held out: {markup.safe(summary.plan.data.split)}.</p>"
+        + f". Held out: {markup.safe(summary.plan.data.split)}. "
+        f"{markup.safe(accuracy_words(summary))}</p>"
     )
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from batchwright.records import EpochRecord, Prediction, RunSummary
+from batchwright.records import EpochRecord, Estimate, Prediction, RunSummary
 from batchwright.records.explaining import is_chosen, rivals
-from batchwright.records.words import in_bytes, in_seconds, number
+from batchwright.records.words import in_bytes, in_seconds, number, shares_between
 from batchwright.reporting import markup
 from batchwright.reporting.axes import Axis, batch_axis, epochs_axis, evenly, linear_axis
 from batchwright.reporting.charts import Band, Marker, Point, Series, bar_chart, swatch
 from batchwright.reporting.live_run import EpochNow
 from batchwright.reporting.reading import (
+    Comparison,
     accounting,
     accuracy,
     comparisons,
+    epoch_accuracies,
     measured_word,
     simulated_word,
     training_clock,
@@ -193,11 +196,16 @@ def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> str:
 
 
 def learning_charts(summary: RunSummary) -> tuple[str, str]:
-    """Loss and held-out accuracy over the epochs; at least one was finished."""
+    """Loss and held-out accuracy over the epochs; at least one was finished.
+
+    What was predicted of accuracy is drawn up to the plan's end, as far as it was.
+    """
     epochs, clock, word = summary.epochs, training_clock(summary), simulated_word(summary)
+    told = epoch_accuracies(summary)
+    head = ["epoch", f"training ({word}s)", "training loss", "held-out loss", "held-out accuracy"]
     table = markup.table(
         "Epochs",
-        ["epoch", f"training ({word}s)", "training loss", "held-out loss", "held-out accuracy"],
+        [*head, *(["predicted (95 %)", "the prediction was"] if told else [])],
         [
             [
                 str(epoch.epoch + 1),
@@ -205,6 +213,7 @@ def learning_charts(summary: RunSummary) -> tuple[str, str]:
                 markup.or_dash(epoch.train_loss),
                 markup.or_dash(epoch.val_loss),
                 accuracy(epoch),
+                *(_predicted_cells(told.get(epoch.epoch)) if told else []),
             ]
             for epoch, seconds in zip(epochs, clock, strict=True)
         ],
@@ -222,6 +231,21 @@ def learning_charts(summary: RunSummary) -> tuple[str, str]:
     ]
     shares = [None if e.top1 is None else 100 * e.top1 for e in epochs]
     right = [_over_epochs(epochs, "held-out accuracy (%)", "green", "square", shares)]
+    bands, wide = [], x
+    if predicted := _predicted_accuracy(summary.plan.epoch_accuracy):
+        edges = tuple((at, low, high) for at, _, low, high in predicted)
+        line = tuple(Point(at, value, "") for at, value, _, _ in predicted)
+        bands = [Band("predicted, 95 % interval", "blue", edges)]
+        right.insert(0, Series("predicted", "blue", line, "none"))
+        last = float(summary.plan.epochs)
+        if epochs[-1].epoch + 1 < last:
+            room = max(1, 6 * len(epochs) // summary.plan.epochs)
+            ticks = tuple(
+                (epochs[i].epoch + 1.0, labels[i])
+                for i in evenly(range(len(epochs)), room)
+                if epochs[i].epoch + 1 < 0.85 * last
+            )
+            wide = replace(x, high=last + 0.5, ticks=(*ticks, (last, str(summary.plan.epochs))))
     best = summary.best_epoch
     if best is not None and best.top1 is not None:
         point = Point(best.epoch + 1, 100 * best.top1, f"best: {accuracy(best)}")
@@ -230,13 +254,30 @@ def learning_charts(summary: RunSummary) -> tuple[str, str]:
         markup.xy_figure("Loss", x, linear_axis("mean loss", _heights(losses)), losses, [], table),
         markup.xy_figure(
             "Held-out accuracy",
-            x,
-            linear_axis("accuracy (%)", _heights(right), from_zero=False),
+            wide,
+            linear_axis("accuracy (%)", _heights(right, bands), from_zero=False),
             right,
-            [],
+            bands,
             table,
         ),
     )
+
+
+def _predicted_accuracy(
+    told: Sequence[Estimate | None],
+) -> list[tuple[float, float, float, float]]:
+    """Epoch, counted from one, value and ends in percent, of those that are predicted."""
+    return [
+        (epoch, 100 * one.value, 100 * one.low, 100 * one.high)
+        for epoch, one in enumerate(told, 1)
+        if one is not None
+    ]
+
+
+def _predicted_cells(one: Comparison | None) -> list[str]:
+    if one is None or one.predicted is None:
+        return ["-", "-"]
+    return [shares_between(one.predicted), one.verdict.replace("the 95 % interval", "the interval")]
 
 
 def worker_chart(summary: RunSummary) -> str:
@@ -290,4 +331,4 @@ def _over_epochs(
 
 def _heights(series: Sequence[Series], bands: Sequence[Band] = ()) -> list[float]:
     heights = [point.y for one in series for point in one.points]
-    return heights + [high for band in bands for _, _, high in band.edges]
+    return heights + [end for band in bands for edge in band.edges for end in edge[1:]]

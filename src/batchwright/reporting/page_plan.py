@@ -13,8 +13,18 @@ from batchwright.records.explaining import (
     kept_candidates,
     knee_rows,
 )
-from batchwright.records.words import between, in_bytes, in_seconds, number, percent
+from batchwright.records.words import (
+    between,
+    counted_points,
+    duration,
+    in_bytes,
+    in_seconds,
+    number,
+    percent,
+    shares_between,
+)
 from batchwright.reporting import markup
+from batchwright.reporting.accuracy_curves import AccuracyPoint, accuracy_picture
 from batchwright.reporting.axes import batch_axis, linear_axis
 from batchwright.reporting.charts import Band, Marker, Point, Series
 from batchwright.reporting.plan_curves import (
@@ -35,19 +45,110 @@ _STYLES: tuple[tuple[str, Marker], ...] = (
 )
 
 
-def choice_charts(plan: Plan, profile: Profile | None) -> str:
-    """Time and cost of the training over the global batch, a curve for each cluster; or nothing."""
+def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True) -> str:
+    """Time and cost of the training over the global batch, a curve for each cluster; or nothing.
+
+    Before them, where it is known and ``learning`` is asked for, the accuracy.
+    """
     curves = plan_curves(plan, [profile] if profile else [])
     if not curves.clusters:
         return ""
     (seconds, unit), (worth, currency) = units_of(curves)
     table = candidates_table(plan)
+    learnt = accuracy_chart(plan) if learning else ""
+    if learnt:
+        learnt = f"<h3>What is learnt in the time</h3>{learnt}"
     time, cost = f"training ({unit})", f"cost ({currency})"
     charts = markup.pair(
         _chart(curves, "seconds", seconds, "Training time against global batch", time, table),
         _chart(curves, "cost", worth, "Cost against global batch", cost, table),
     )
-    return f"<h3>Time and cost of the training, by cluster</h3>{charts}{_knees(plan)}"
+    head = "<h3>Time and cost of the training, by cluster</h3>"
+    return f"{learnt}{head}{charts}{_knees(plan)}"
+
+
+def accuracy_chart(plan: Plan) -> str:
+    """Predicted accuracy over training time, a line for each cluster; or nothing."""
+    curves = plan_curves(plan)
+    picture = accuracy_picture(curves)
+    if picture is None:
+        return ""
+    (second, unit), _ = units_of(curves)
+    x = linear_axis(f"training ({unit})", [picture.seconds / second])
+    low, high = picture.band
+    series = []
+    for cluster, (style, marker), line in zip(
+        curves.clusters, _STYLES, picture.lines, strict=False
+    ):
+        for name, look, refused in ((cluster.label, style, False), ("refused", "hollow", True)):
+            points = tuple(
+                _learnt_point(cluster, one, second)
+                for one in line
+                if bool(one.candidate.refused) is refused
+            )
+            series.append(Series(name, look, points, marker, line=not refused))
+    steps = tuple(Point(seconds / second, share, "") for seconds, share in picture.frontier)
+    series.append(Series("most in that time", "grey", steps, "none"))
+    chosen = [one for line in picture.lines for one in line if one.candidate.chosen]
+    ring = tuple(
+        Point(
+            one.seconds[0] / second,
+            one.accuracy[0],
+            "chosen",
+            (one.seconds[1] / second, one.seconds[2] / second),
+            one.accuracy[1:],
+        )
+        for one in chosen
+    )
+    series.append(Series("chosen, 95 % intervals", "ink", ring, "ring", line=False))
+    within = f"within {counted_points(plan.job.goal.accuracy_tolerance)} of the best"
+    chart = markup.xy_figure(
+        "Accuracy over time: every candidate",
+        x,
+        linear_axis("predicted accuracy (%)", picture.percents, from_zero=False),
+        series,
+        [
+            Band(
+                within,
+                "green",
+                ((x.low, low, high), (x.high, low, high)),
+            )
+        ],
+        candidates_table(plan),
+    )
+    drawn = [
+        (cluster, one)
+        for cluster, line in zip(curves.clusters, picture.lines, strict=True)
+        for one in line
+    ]
+    rows = [
+        [
+            cluster.label,
+            f"{one.candidate.global_batch_size:,}",
+            duration(one.seconds[0]),
+            "{:.1f} ({:.1f} to {:.1f})".format(*one.accuracy),
+            "chosen" if one.candidate.chosen else "",
+        ]
+        for cluster, one in sorted(drawn, key=lambda pair: pair[1].seconds[0])
+        if one.best or one.candidate.chosen
+    ]
+    table = markup.table(
+        "The most accurate in the time, with 95 % intervals",
+        ["cluster", "batch", "training", "accuracy (%)", "it is"],
+        rows,
+    )
+    return markup.pair(chart, f"<div>{table}</div>")
+
+
+def _learnt_point(cluster: ClusterCurve, one: AccuracyPoint, second: float) -> Point:
+    batch = f"{one.candidate.global_batch_size:,}"
+    value, low, high = (percent(end / 100) for end in one.accuracy)
+    refused = f"; refused: {one.candidate.refused}" if one.candidate.refused else ""
+    words = (
+        f"{cluster.label}, batch {batch}: {value} ({low} to {high}) in "
+        f"{duration(one.seconds[0])}{refused}"
+    )
+    return Point(one.seconds[0] / second, one.accuracy[0], words, label=batch if one.named else "")
 
 
 def candidates_table(plan: Plan) -> str:
@@ -71,11 +172,14 @@ def _candidates(plan: Plan) -> tuple[str, Sequence[str], Iterable[Sequence[str]]
     caption = "Candidates" + (f" ({left:,} more in plan.json)" if left else "")
     aimed = any(one.target_seconds for one in kept)
     head = ["global batch", "cluster", "side", "steps", "s / step", "s / epoch", "s of training"]
-    head += [*(["s to target"] if aimed else []), "cost", "peak memory", ""]
-    return caption, head, [_row(plan, one, aimed=aimed) for one in kept]
+    head += [*(["s to target"] if aimed else []), "cost"]
+    told = any(one.accuracy for one in kept)
+    head += [*(["accuracy"] if told else []), "peak memory", ""]
+    return caption, head, [_row(plan, one, aimed=aimed, told=told) for one in kept]
 
 
-def _row(plan: Plan, one: Prediction, *, aimed: bool) -> list[str]:
+def _row(plan: Plan, one: Prediction, *, aimed: bool, told: bool) -> list[str]:
+    accuracy = shares_between(one.accuracy) if one.accuracy else "-"
     target = between(one.target_seconds) if one.target_seconds else "-"
     return [
         f"{one.global_batch_size:,}",
@@ -87,6 +191,7 @@ def _row(plan: Plan, one: Prediction, *, aimed: bool) -> list[str]:
         between(one.train_seconds) if one.train_seconds else "-",
         *([target] if aimed else []),
         between(one.cost) if one.cost else "-",
+        *([accuracy] if told else []),
         in_bytes(one.peak_bytes),
         candidate_words(plan, one),
     ]

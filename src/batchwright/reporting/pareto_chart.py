@@ -100,8 +100,8 @@ def _point(cluster: ClusterCurve, one: CurvePoint, *, best: bool) -> Point:
     words = _words(cluster, one)
     if not best:
         return Point(one.seconds[0], one.cost[0], words)
-    intervals = {"across": one.seconds[1:], "up": one.cost[1:]}
-    return Point(one.seconds[0], one.cost[0], f"{words}; on the frontier", **intervals)
+    words = f"{words}; on the frontier"
+    return Point(one.seconds[0], one.cost[0], words, one.seconds[1:], one.cost[1:])
 
 
 def _knee(cluster: ClusterCurve, points: Sequence[CurvePoint]) -> tuple[Point, ...]:

@@ -28,7 +28,7 @@ Row = tuple[float, float, float, float]  # global batch, and a range there
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One candidate: seconds and cost of the whole training."""
+    """One candidate: seconds, cost and, where known, accuracy (a share) of the whole training."""
 
     global_batch_size: int
     local_batch_size: int
@@ -39,6 +39,7 @@ class CurvePoint:
     assumed: bool
     frontier: bool
     refused: str
+    accuracy: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class PlanCurves:
     """What a figure of a plan shows.
 
     ``priced`` says what cost is: the price's currency, or worker-hours where there is no price.
-    ``deadline``, in seconds, and ``max_cost`` are the goal's. ``left_out`` is how many clusters the
-    plan holds besides the ones shown.
+    ``deadline``, in seconds, ``max_cost`` and ``accuracy_tolerance``, a share, are the
+    goal's. ``left_out`` is how many clusters the plan holds besides the ones shown.
     """
 
     network: str
@@ -96,6 +97,7 @@ class PlanCurves:
     max_cost: float | None
     clusters: tuple[ClusterCurve, ...]
     left_out: int
+    accuracy_tolerance: float = 0.0
 
 
 def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
@@ -126,6 +128,7 @@ def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
         max_cost=plan.job.goal.max_cost,
         clusters=curves,
         left_out=len(groups) - len(shown),
+        accuracy_tolerance=plan.job.goal.accuracy_tolerance,
     )
 
 
@@ -266,6 +269,7 @@ def _point(plan: Plan, one: Prediction, *, priced: bool) -> CurvePoint:
         assumed=one.assumed,
         frontier=one.frontier,
         refused=one.refused,
+        accuracy=_range(one.accuracy) if one.accuracy else None,
     )
 
 
@@ -290,8 +294,10 @@ def _measured(
     are left out: they would stretch the figure.
     """
     first, side = considered[0], plan.top_resolution
+    lengths = {one.global_batch_size: one.trained_epochs or plan.epochs for one in considered}
     beside = median(  # evaluation, which a step does not tell
-        _training(plan, one).value - plan.epochs * one.epoch_seconds.value for one in considered
+        _training(plan, one).value - lengths[one.global_batch_size] * one.epoch_seconds.value
+        for one in considered
     )
     rate = points[0].cost[0] / points[0].seconds[0]
     steps = {
@@ -303,7 +309,8 @@ def _measured(
         batch = one.workers * one.local_batch_size
         if not considered[0].global_batch_size <= batch <= considered[-1].global_batch_size:
             continue
-        epochs = plan.epochs * steps.get(batch, plan.data.train_samples / batch)
+        length = lengths.get(batch, plan.epochs)
+        epochs = length * steps.get(batch, plan.data.train_samples / batch)
         least, most = (one.step_low, one.step_high)
         if one.visits:
             least, most = min(one.visits), max(one.visits)

@@ -1,5 +1,7 @@
 """The figure of a plan: time and cost against the global batch, for a page or for a paper.
 
+Above them, where it is known, the accuracy of each candidate over its training time.
+
 A curve for each cluster: solid where the steps around were measured, dashed where they were not;
 its 95 % interval; the knee, with its own interval as a bar at the foot; and what was measured, on
 top. Clusters differ in colour (Okabe and Ito) and in mark, so that a black print tells them apart.
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchwright.errors import FileError
 from batchwright.files import write_whole
 from batchwright.records import Plan, Profile
+from batchwright.records.words import counted_points
+from batchwright.reporting.accuracy_curves import AccuracyPicture, AccuracyPoint, accuracy_picture
 from batchwright.reporting.axes import batch_axis
 from batchwright.reporting.plan_curves import (
     BETWEEN,
@@ -116,12 +120,15 @@ def draw_plan(curves: PlanCurves, plan: Plan) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    rows = bool(curves.clusters) + _shows_stages(plan)
+    picture = accuracy_picture(curves)
+    above = int(picture is not None)
+    rows = above + bool(curves.clusters) + _shows_stages(plan)
     figure = Figure(figsize=(9.6, 0.9 + 3.4 * rows), dpi=200, layout="constrained")
-    panels = _time_and_cost(figure, curves, rows) if curves.clusters else []
+    panels = [_learnt(figure, curves, picture, rows)] if picture else []
+    panels += _time_and_cost(figure, curves, rows, above) if curves.clusters else []
     if _shows_stages(plan):
         panels += stage_panels(figure, plan, row=rows - 1, rows=rows)
-    for letter, axes in zip("abcd", panels, strict=False):
+    for letter, axes in zip("abcdefgh", panels, strict=False):
         axes.set_title(letter, loc="left", fontweight="bold", fontsize=13)
     words = title(curves, (stage.resolution for stage in plan.stages))
     if curves.clusters:
@@ -131,9 +138,70 @@ def draw_plan(curves: PlanCurves, plan: Plan) -> Figure:
     return figure
 
 
-def _time_and_cost(figure: Figure, curves: PlanCurves, rows: int) -> list[Axes]:
-    """The first row of the figure."""
-    time, cost = figure.add_subplot(rows, 2, 1), figure.add_subplot(rows, 2, 2)
+def _learnt(figure: Figure, curves: PlanCurves, picture: AccuracyPicture, rows: int) -> Axes:
+    """Accuracy over time, the first row of the figure."""
+    axes = figure.add_subplot(rows, 2, (1, 2))
+    (scale, unit), _ = units_of(curves)
+    axes.axhspan(*picture.band, color="#009E73", alpha=0.2, linewidth=0)
+    axes.plot(
+        [seconds / scale for seconds, _ in picture.frontier],
+        [share for _, share in picture.frontier],
+        color="#555555",
+        linewidth=1,
+        linestyle=(0, (4, 3)),
+    )
+    for index, line in enumerate(picture.lines):
+        allowed = [one for one in line if not one.candidate.refused]
+        for ones, joined, face in ((allowed, "-", COLOURS[index]), (line, "", "none")):
+            axes.plot(
+                [one.seconds[0] / scale for one in ones],
+                [one.accuracy[0] for one in ones],
+                f"{MARKS[index]}{joined}",
+                color=COLOURS[index],
+                markerfacecolor=face,
+                markersize=5.5,
+                zorder=4,
+            )
+        for one in line:
+            _name(axes, one, scale)
+    low, high = picture.percents
+    axes.set_xlim(0, picture.seconds / scale)
+    axes.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
+    axes.set_xlabel(f"training time ({unit})")
+    axes.set_ylabel("predicted accuracy (%)")
+    words = f"within {counted_points(curves.accuracy_tolerance)} of the best"
+    axes.annotate(
+        words,
+        (1, picture.band[1]),
+        (-2, 3),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        textcoords="offset points",
+        fontsize=9,
+        color="#444444",
+    )
+    _plain(axes)
+    return axes
+
+
+def _name(axes: Axes, one: AccuracyPoint, scale: float) -> None:
+    """The batch of a point, and ring and intervals of the chosen one."""
+    at = one.seconds[0] / scale, one.accuracy[0]
+    if one.named:
+        batch = f"{one.candidate.global_batch_size:,}"
+        axes.annotate(batch, at, (6, -13), textcoords="offset points", fontsize=9, color="#444444")
+    if one.candidate.chosen:
+        across, up = (
+            [[(value - low) / unit], [(high - value) / unit]]
+            for (value, low, high), unit in ((one.seconds, scale), (one.accuracy, 1.0))
+        )
+        axes.errorbar(*at, xerr=across, yerr=up, fmt="none", color="black", elinewidth=1.2)
+        _ring(axes, *at)
+
+
+def _time_and_cost(figure: Figure, curves: PlanCurves, rows: int, above: int) -> list[Axes]:
+    """The first row of the figure, or that below so many others."""
+    time, cost = (figure.add_subplot(rows, 2, 2 * above + place) for place in (1, 2))
     (scale, unit), (worth, currency) = units_of(curves)
     for axes, quantity, factor in ((time, _SECONDS, 1 / scale), (cost, _COST, 1 / worth)):
         for index, cluster in enumerate(curves.clusters):
@@ -161,6 +229,10 @@ def _frame(axes: Axes, curves: PlanCurves, first: int, top: float) -> None:
     axes.set_xlabel("global batch (samples per step)")
     axes.set_xlim(left=first / 1.15)
     axes.set_ylim(0, top)
+    _plain(axes)
+
+
+def _plain(axes: Axes) -> None:
     axes.grid(color="#E4E4E4", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -226,16 +298,21 @@ def _cluster(
     _mark_knee(axes, cluster, quantity, factor, colour)
     for one in points:
         if one.chosen:
-            axes.plot(
-                one.global_batch_size,
-                factor * _of(one, quantity)[0],
-                "o",
-                markersize=15,
-                markerfacecolor="none",
-                markeredgecolor="black",
-                markeredgewidth=1.3,
-                zorder=6,
-            )
+            _ring(axes, one.global_batch_size, factor * _of(one, quantity)[0])
+
+
+def _ring(axes: Axes, x: float, y: float) -> None:
+    """Around the chosen candidate."""
+    axes.plot(
+        x,
+        y,
+        "o",
+        markersize=15,
+        markerfacecolor="none",
+        markeredgecolor="black",
+        markeredgewidth=1.3,
+        zorder=6,
+    )
 
 
 def _mark_knee(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from batchwright.records.words import counted
+from batchwright.reporting.accuracy_curves import accuracy_picture
 from batchwright.reporting.colours import SHADE
 from batchwright.reporting.plan_curves import PlanCurves, top_of
 from batchwright.reporting.plan_words import range_words
@@ -22,7 +23,8 @@ def title(curves: PlanCurves, resolutions: Iterable[int]) -> str:
     sides, epochs = range_words(resolutions), counted(curves.epochs, "epoch")
     told = f"{curves.network} on {curves.data}, {sides} px, {epochs}"
     if curves.clusters and sides != range_words([curves.resolution]):
-        return f"{told}; a, b: all epochs at {curves.resolution} px"
+        panels = "a to c" if accuracy_picture(curves) else "a, b"
+        return f"{told}; {panels}: all epochs at {curves.resolution} px"
     return told
 
 

@@ -14,6 +14,7 @@ from batchwright.records.words import (
     in_seconds,
     number,
     percent,
+    shares_between,
     size,
 )
 from batchwright.reporting.plan_words import stage_word
@@ -147,6 +148,13 @@ class Comparison:
         return 100 * (self.predicted.value - self.measured) / self.measured
 
     @property
+    def points(self) -> float | None:
+        """100 (predicted - measured), of shares."""
+        if self.predicted is None or self.measured is None:
+            return None
+        return 100 * (self.predicted.value - self.measured)
+
+    @property
     def inside(self) -> bool | None:
         """Whether the measured seconds fell inside the predicted interval."""
         if self.predicted is None or self.measured is None:
@@ -165,7 +173,7 @@ class Comparison:
         if self.predicted is None:
             return "nothing was predicted"
         if self.is_share and self.measured is not None:
-            error = 100 * (self.predicted.value - self.measured)
+            error = self.points
         if error is None:
             return "nothing was measured"
         off = f"{abs(error):.1f} {'points' if self.is_share else '%'}"
@@ -193,8 +201,48 @@ def accuracy_comparison(summary: RunSummary) -> Comparison:
     """Held-out accuracy after the last epoch of a run that trained all of them."""
     ended = len(summary.epochs) == summary.plan.epochs
     reached = summary.accuracy if ended else None
-    chosen = summary.plan.chosen
-    return Comparison(0, chosen.accuracy if chosen else None, reached, None, None, is_share=True)
+    plan, chosen = summary.plan, summary.plan.chosen
+    at_end = plan.epoch_accuracy[-1] if plan.epoch_accuracy else None
+    predicted = at_end or (chosen.accuracy if chosen else None)
+    return Comparison(0, predicted, reached, None, None, is_share=True)
+
+
+def epoch_accuracies(summary: RunSummary) -> dict[int, Comparison]:
+    """Predicted and measured held-out accuracy of evaluated epochs, where something was predicted.
+
+    By epoch, zero-based.
+    """
+    told = summary.plan.epoch_accuracy
+    return {
+        epoch.epoch: Comparison(0, told[epoch.epoch], epoch.top1, None, None, is_share=True)
+        for epoch in summary.epochs
+        if epoch.top1 is not None and epoch.epoch < len(told) and told[epoch.epoch] is not None
+    }
+
+
+def accuracy_words(summary: RunSummary) -> str:
+    """How right the accuracy was that was predicted epoch by epoch; empty if nothing was."""
+    told = epoch_accuracies(summary)
+    if not told:
+        return ""
+    worst = max(told, key=lambda epoch: abs(told[epoch].points or 0.0))
+    inside = sum(bool(one.inside) for one in told.values())
+    return (
+        f"Of {counted(len(told), 'evaluated epoch')} {inside} lay inside the interval that was "
+        f"predicted; after epoch {worst + 1} the prediction was {told[worst].verdict}."
+    )
+
+
+def learnt_words(summary: RunSummary) -> str:
+    """What a later plan can learn of accuracy, in a sentence; empty if it came as predicted."""
+    reached = accuracy_comparison(summary)
+    if reached.inside is not False:
+        return ""
+    return (
+        f"The predicted accuracy was {reached.verdict}. A later plan learns from this run by "
+        "`batchwright plan PROFILE.json --run RUN`; what it chooses is then no longer judged on "
+        "images that the choice has not seen."
+    )
 
 
 def memory_measured(summary: RunSummary) -> bool:
@@ -268,8 +316,7 @@ def compared_rows(summary: RunSummary) -> list[list[str]]:
     ]
     learnt = accuracy_comparison(summary)
     if (told := learnt.predicted) is not None:
-        shown = f"{percent(told.value)} ({percent(told.low)} to {percent(told.high)})"
-        times.append(row("held-out accuracy", learnt, shown, percent))
+        times.append(row("held-out accuracy", learnt, shares_between(told), percent))
     if summary.simulated:
         return [cells[:-1] for cells in (head, *times)]
     peaks = [

@@ -10,6 +10,7 @@ from batchwright.reporting.comparison import RunComparison, comparison_rows, set
 from batchwright.reporting.reading import (
     SIMULATED,
     accuracy,
+    accuracy_words,
     compared_rows,
     last_evaluated,
     measured_word,
@@ -69,6 +70,7 @@ def _accuracies(summary: RunSummary) -> Table:
     table = new_table("held-out accuracy", ["", "epoch", "accuracy", "loss"])
     for word, epoch in (("last", last_evaluated(summary)), ("best", summary.best_epoch)):
         add(table, word, _epoch_word(summary, epoch), accuracy(epoch), _loss(epoch))
+    table.caption = accuracy_words(summary) or None
     return table
 
 

@@ -82,7 +82,7 @@ figcaption { font-weight: 600; }
 .line.purple { stroke: var(--purple); } .mark.purple, .band.purple { fill: var(--purple); }
 .band.orange { fill: var(--orange); } .mark.star { stroke: var(--paper); }
 .line.grey { stroke: var(--grey); stroke-dasharray: 5 4; } .box { stroke: none; }
-.mark.grey, .band.grey { fill: var(--grey); } .ring.ink { stroke: var(--ink); }
+.mark.grey, .band.grey { fill: var(--grey); } .ring.ink, .line.ink { stroke: var(--ink); }
 .mark.hollow { fill: var(--paper); stroke: var(--grey); }
 .part-set-up { fill: var(--grey); } .part-input { fill: var(--amber); }
 .part-compute { fill: var(--blue); } .part-wait { fill: var(--yellow); }

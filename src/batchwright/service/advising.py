@@ -204,10 +204,12 @@ def _planned_again(
         spent: Seconds that will be gone by then.
     """
     goal, left = plan.job.goal, plan.epochs - epoch
+    # What is learnt in the rest is no training of its own, which trials would tell of.
+    judged = plan.epochs if profile.trials else left
     asked = plan.job.warmup_epochs  # of the whole run, whose rule of the rate stays
     rest: dict[str, Any] = {
-        "epochs": left,
-        "warmup_epochs": asked if asked == "auto" else min(asked, left),
+        "epochs": judged,
+        "warmup_epochs": asked if asked == "auto" else min(asked, judged),
         "optimizer": plan.update,  # a run does not change it on the way
     }
     limits: dict[str, float] = {}
@@ -215,11 +217,14 @@ def _planned_again(
         limits["deadline"] = goal.deadline - spent
     if goal.max_cost is not None and goal.price is not None:
         limits["max_cost"] = goal.max_cost - goal.price * plan.workers * spent / 3600
+    limits = {name: value * judged / left for name, value in limits.items()}
     free = {"objective": "time", "deadline": None, "max_cost": None}
     told, found = "", None
     if all(value > 0 for value in limits.values()):
         try:
-            found = make_plan(profile, with_workers_of(plan, goal=limits, **rest))
+            # Its epochs were chosen with certainty to spare; now the likeliest count.
+            aims = {**limits, "confidence": 0.5}
+            found = make_plan(profile, with_workers_of(plan, goal=aims, **rest))
         except PlanError:
             if not limits:
                 raise

@@ -152,16 +152,14 @@ class Planner:
         sides = sorted({s for job in jobs if job.resolutions != "auto" for s in job.resolutions})
         digest = hashlib.sha256(f"{key}{sides}".encode()).hexdigest()[:12]
         kept = folder / "profiles" / f"{digest}.json"
-        if kept.exists():
-            return read_record(kept, Profile)
+        if kept.exists() and not (found := read_record(kept, Profile)).trials_open:
+            return found
         logs = folder / "logs" / f"probe-{digest}"
         make_folder(logs)
         make_folder(kept.parent)
         job = jobs[0].model_copy(update={"resolutions": tuple(sides)} if sides else {})
         with steps() as show:
-            profile = probe(job, logs, progress=show)
-        write_record(profile, kept)
-        return profile
+            return probe(job, logs, kept=kept, progress=show)
 
     def _planned(self, cells: Sequence[Cell], profile: Profile, folder: Path) -> Profile:
         """Plan a setting; two batch sizes are measured side by side first, as `run` does."""

@@ -158,11 +158,16 @@ class AllReduceRun:
         """The zero-based epochs that are left to train."""
         self._advised.finish()
         self._recorder.training_begins()
-        while self.state.epoch < self._plan.epochs:
+        while not self._over:
             if self._batches is None:  # else an earlier loop was left in the middle of this epoch
                 self._begin_epoch()
             yield self.state.epoch
             self._end_epoch()
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing is left to train; all workers have the same records of it."""
+        return self.state.epoch >= self._plan.epochs or self._recorder.reached
 
     def batches(self) -> Iterator[Batch]:
         """The micro-batches that are left of the current epoch."""
@@ -316,8 +321,8 @@ class AllReduceRun:
                 self._checkpoint("best")
         wishes = self._group.gather(
             (
-                self._keeper.due(state.steps) or state.epoch == self._plan.epochs,
-                self._advised.wanted(state.epoch),
+                self._keeper.due(state.steps) or self._over,
+                self._advised.wanted(state.epoch) and not self._over,
             )
         )
         new_plan = any(new for _, new in wishes)

@@ -250,15 +250,18 @@ class Desk:
             self._ended.complete(
                 rank, exchange_seconds=told["exchange"], evaluation_seconds=told["evaluation"]
             )
+            if self._recorder.reached:  # those that wait for others are done, too
+                self._hand_out()
             self.lock.notify_all()
 
     # ----------------------------------------------------------------------------- for the process
 
     @property
     def finished(self) -> bool:
-        """Whether every sample of every epoch was trained on."""
+        """Whether every sample of every epoch was trained on, or the target is reached."""
         with self.lock:
-            return self.server is not None and self.server.rounds.finished
+            ended = self.server is not None and self.server.rounds.finished
+            return ended or self._recorder.reached
 
     @property
     def deserted(self) -> bool:
@@ -408,7 +411,7 @@ class Desk:
         """Give all that wait and need not what is theirs."""
         server = self.server
         if server is not None and not self._stop and self._all_asked():
-            again = True
+            again = not self.finished
             while again:  # that there is no round left for one may set others free
                 before, again = server.rounds.members, False
                 for rank in sorted(self._asked):
@@ -421,7 +424,7 @@ class Desk:
                         self._begin(server, rank, ticket)
                         again = True
                 again = again or server.rounds.members != before
-            if server.rounds.finished:
+            if self.finished:
                 for rank in list(self._asked):
                     self._reply(server, rank, "done")
         self.lock.notify_all()

@@ -15,12 +15,15 @@ from typing import Any
 from batchwright.documents import write_record
 from batchwright.errors import FileError
 from batchwright.files import end_of_lines
+from batchwright.prediction.straying import straying
 from batchwright.processes import STARTED, seconds_since_launch
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
+from batchwright.records.run import reached_epoch
 from batchwright.reduction import WorkerNote
 from batchwright.training.meter import EpochMeter
 
 STEP_LINE_SECONDS = 0.5  # between two lines inside an epoch
+_ENDS = (("", "value"), ("_low", "low"), ("_high", "high"))
 
 
 class Recorder:
@@ -57,8 +60,22 @@ class Recorder:
         # Started again by the same launcher: the seconds since its start have all others in them.
         self._earlier_seconds = content["earlier_seconds" if again else "wall_seconds"]
         self._setup_seconds = content["setup_seconds"]
-        done = len(self.epochs) >= self._plan.epochs
+        done = len(self.epochs) >= self._plan.epochs or self.reached
         self.note("the run was finished already" if done else where)
+
+    @property
+    def reached(self) -> bool:
+        """Whether an evaluation has reached the accuracy that ends training."""
+        return reached_epoch(self._plan, self.epochs) is not None
+
+    def tell_reached(self, epoch: int) -> None:
+        """A line that a zero-based epoch has reached that accuracy, if it was the first."""
+        first, goal = reached_epoch(self._plan, self.epochs), self._plan.job.goal
+        if first is not None and first.epoch == epoch and first.top1 is not None:
+            self.note(
+                f"goal.accuracy={goal.accuracy:g} is reached: {first.top1:.1%} after epoch "
+                f"{epoch + 1} of {self._plan.epochs}; training ends"
+            )
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
@@ -164,6 +181,9 @@ class Recorder:
             "plan/predicted_epoch_s": predicted.value if predicted else None,
             "gns/simple": record.noise_scale,
         }
+        told = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
+        if told and told[0] is not None:
+            line |= {f"plan/predicted_top1{end}": getattr(told[0], key) for end, key in _ENDS}
         for name, found in (("ags/factor", record.gradient_factors), ("lr/gain", record.rate_gain)):
             if found is not None:
                 line |= {f"{name}_{key}": value for key, value in found.model_dump().items()}
@@ -177,6 +197,9 @@ class Recorder:
                 line[f"time/rank{rank}/loading_cpu_s"] = worker.loading_cpu_seconds
             line[f"memory/rank{rank}/peak_bytes"] = worker.peak_bytes
         self.line(line)
+        self.tell_reached(record.epoch)
+        if text := straying(self._plan, self.epochs):
+            self.note(text)
 
     def line(self, values: dict[str, Any]) -> None:
         """Append one JSON object to metrics.jsonl.

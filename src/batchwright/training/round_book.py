@@ -130,6 +130,7 @@ class RoundBook:
             self._recorder.epochs[epoch] = record.model_copy(update=self._held_out(epoch))
             top1 = self._recorder.epochs[epoch].top1
             self._recorder.line({"kind": "evaluation", "epoch": epoch, "val/top1": top1})
+            self._recorder.tell_reached(epoch)
 
     def saved(self, seconds: float) -> None:
         """Writing a checkpoint held the run up for so long."""

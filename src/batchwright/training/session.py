@@ -290,9 +290,10 @@ class Session:
     def epochs(self) -> Iterator[int]:
         """The zero-based epochs that are left to train.
 
-        With a parameter server each turn is a round of this worker, and yields the epoch that most
-        of its samples are of. A run that goes on after a stop in an evaluation begins with that
-        epoch, which has no batches left.
+        None are left once an evaluation has reached the accuracy that the plan's goal aims for, as
+        its ``top1``. With a parameter server each turn is a round of this worker, and yields the
+        epoch that most of its samples are of. A run that goes on after a stop in an evaluation
+        begins with that epoch, which has no batches left.
         """
         yield from self._run.epochs()
 

@@ -169,7 +169,7 @@ class VirtualRounds:
             self._waiting.add(worker)
             return
         merges = server.merges
-        ticket = server.take(worker)
+        ticket = None if self._run.recorder.reached else server.take(worker)
         if ticket is None:
             self._book_round(worker, pull=0.0)
             self._look(merges)

@@ -122,6 +122,11 @@ class VirtualRun:
         finally:
             self._close()
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.state.epoch >= self.plan.epochs or self.recorder.reached
+
     # ---------------------------------------------------------------------------------- computing
 
     def updater(self, optimizer: torch.optim.Optimizer) -> Updater:

@@ -69,7 +69,7 @@ class VirtualSteps:
     def train(self) -> None:
         """From where the run is to its end."""
         run, state = self._run, self._run.state
-        while state.epoch < run.plan.epochs:
+        while not run.over:
             if state.meter.epoch != state.epoch or not state.step:
                 state.meter = EpochMeter(epoch=state.epoch)
                 self._clock.new_epoch()
@@ -211,7 +211,7 @@ class VirtualSteps:
         self._buffers.merge(shares)
         if meter.scores and run.is_best(meter.scores, meter.score_count):
             meter.checkpoint += run.keeper.save("best", state, 1.0)
-        if run.keeper.due(state.steps) or state.epoch == run.plan.epochs:
+        if run.keeper.due(state.steps) or run.over:
             meter.checkpoint += run.keeper.save("last", state, 1.0)
         run.recorder.epoch(record.model_copy(update={"checkpoint_seconds": meter.checkpoint}))
 

@@ -23,6 +23,7 @@ from batchwright.records.service import Identifier, Name
 from batchwright.records.words import between, counted, duration, in_seconds
 from batchwright.reporting.page import plan_part
 from batchwright.reporting.page_facts import profile_facts
+from batchwright.reporting.page_plan import accuracy_chart
 from batchwright.reporting.pareto_chart import pareto_part
 from batchwright.reporting.plan_words import batches_words, decided_words
 from batchwright.service.access import check_form, need_page, own, store_of
@@ -248,7 +249,7 @@ def _shown(told: Answer, given: dict[str, str]) -> dict[str, Any]:
         "errors": told.asked.errors,
         "words": told.asked.words,
         "address": f"/planner/plan.json?{urlencode({k: v for k, v in given.items() if v})}",
-        "pareto": drawn(pareto_part(plan)) if plan else "",
-        "plan": drawn(plan_part(plan, told.profile)) if plan else "",
+        "pareto": drawn(accuracy_chart(plan) + pareto_part(plan)) if plan else "",
+        "plan": drawn(plan_part(plan, told.profile, learning=False)) if plan else "",
         "measured": drawn(profile_facts(told.profile)) if told.profile else "",
     }

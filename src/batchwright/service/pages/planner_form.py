@@ -29,8 +29,10 @@ OBJECTIVES = (
     ("knee", "knee: until more pays little"),
     ("time", "least time"),
     ("cost", "least cost"),
-    ("target-accuracy", "least time to an accuracy"),
+    ("accuracy", "most accurate"),
+    ("target-accuracy", "least time or cost to an accuracy"),
 )
+LEAST = (("", "as the profile's job says"), ("time", "least time"), ("cost", "least cost"))
 METHODS = (
     ("", "as the profile's job says"),
     ("plain", "plain: one batch"),
@@ -38,6 +40,7 @@ METHODS = (
     ("dual-batch", "dual-batch: two batch sizes"),
     ("cyclic", "cyclic: resolutions in turn"),
     ("hybrid", "hybrid: both"),
+    ("auto", "auto: quickest that learns as much"),
 )
 
 
@@ -69,9 +72,11 @@ FIELDS = (
 )
 MORE_FIELDS = (
     Field("goal.max_cost", "Most cost", "of the whole training, in the price's currency", "number"),
-    Field("goal.accuracy", "Target accuracy", "such as 95 %, for that objective", "share"),
+    Field("goal.accuracy", "Target accuracy", "to train to, such as 95 %", "share"),
+    Field("goal.confidence", "Confidence", "of reaching it, such as 80 %", "share"),
+    Field("goal.least", "To the target", "what to take the least of", "choice", LEAST),
     Field("method", "Method", "how batch and resolution are used", "choice", METHODS),
-    Field("epochs", "Epochs", "to train", "count"),
+    Field("epochs", "Epochs", "to train, or at most to a target", "count"),
     Field("link.latency", "Latency", "of the network between machines, such as 0.2 ms", "duration"),
     Field("link.bandwidth", "Bandwidth", "of that network, such as 1.2 GB a second", "bytes"),
     Field("keys", "Other job keys", "one key=value a line", "keys"),

@@ -1,0 +1,223 @@
+"""Accuracy after each epoch: predicted, told beside what was measured, and when it strays."""
+
+import json
+
+import pytest
+from benchmarks.epoch_curves import Shortfall, fitted
+
+from batchwright.cli_words import result
+from batchwright.planning.planner import make_plan
+from batchwright.planning.splicing import spliced
+from batchwright.prediction.straying import straying
+from batchwright.prediction.trainings import Candidate
+from batchwright.prediction.unfinished import AT_PEAK, falls_short
+from batchwright.records import Estimate, Plan
+from batchwright.reporting.figures import write_figures
+from batchwright.reporting.live_words import epoch_words, joined
+from batchwright.reporting.page import page
+from batchwright.reporting.reading import accuracy_comparison, accuracy_words, learnt_words
+from batchwright.training.recorder import Recorder
+from samples import make_epoch, make_summary
+from samples import make_plan as bare_plan
+from test_learning import taught, truth
+
+HELD_OUT = 1000
+
+
+def told(*shares: float | None, **changes) -> Plan:
+    """A plan of as many epochs, each predicted within five points."""
+    plan = bare_plan(**changes)
+    stage = plan.stages[0].model_copy(update={"epochs": len(shares)})
+    predicted = tuple(
+        None if one is None else Estimate(value=one, low=one - 0.05, high=one + 0.05)
+        for one in shares
+    )
+    return plan.model_copy(update={"stages": (stage,), "epoch_accuracy": predicted})
+
+
+def epochs_of(*shares: float | None):
+    """Evaluated epochs; those without a share were not."""
+    return tuple(
+        make_epoch(
+            epoch,
+            val_correct=None if share is None else round(share * HELD_OUT),
+            val_count=None if share is None else HELD_OUT,
+        )
+        for epoch, share in enumerate(shares)
+    )
+
+
+# ------------------------------------------------------------------------------------- the plan
+
+
+def test_a_plan_with_trials_tells_the_accuracy_after_each_epoch():
+    plan = make_plan(taught())
+    found = plan.epoch_accuracy
+    assert len(found) == plan.epochs
+    values = [one.value for one in found if one is not None]
+    assert values == sorted(values)
+    chosen, last = plan.chosen, found[-1]
+    assert chosen is not None
+    assert chosen.accuracy is not None
+    assert last is not None
+    assert last.value == pytest.approx(chosen.accuracy.value)
+    # The job's own held-out images are few, and counting them is in the interval.
+    assert last.low < chosen.accuracy.low < chosen.accuracy.high < last.high
+
+
+def test_a_plan_without_trials_is_what_it_was():
+    plan = make_plan(taught().model_copy(update={"trials": ()}))
+    assert plan.epoch_accuracy == ()
+    assert "epoch_accuracy" not in plan.model_dump(exclude_defaults=True)
+
+
+def test_nothing_is_told_after_few_steps():
+    profile = taught()
+    data = profile.data.model_copy(update={"train_samples": 320})
+    profile = profile.model_copy(update={"data": data})
+    plan = make_plan(profile, profile.job.model_copy(update={"global_batch": 64}))
+    assert [one is None for one in plan.epoch_accuracy[:5]] == [True] * 4 + [False]
+
+
+def test_what_falls_short_is_gone_when_the_rate_has_come_down():
+    assert falls_short(1.0, 0.0) == AT_PEAK
+    assert falls_short(0.0, 0.0) == falls_short(1.0, 1.0) == (0.0, 0.0)
+    assert falls_short(0.5, 0.0).error == pytest.approx(AT_PEAK.error / 2)
+
+
+def test_a_shortfall_lowers_accuracy_and_its_doubt_widens_the_interval():
+    model, one = truth(), Candidate("sgd", 64, 60_000)
+    whole = model.accuracy(one)
+    assert model.counted(one, falls_short(0.0, 0.0), None) == whole
+    lower = model.counted(one, AT_PEAK._replace(mean=0.5), None)
+    assert lower.value < whole.value
+    assert lower.high - lower.low > whole.high - whole.low
+    counted = model.counted(one, falls_short(0.0, 0.0), 100)
+    assert (counted.value, counted.low < whole.low) == (whole.value, True)
+
+
+def test_epochs_under_another_batch_are_not_predicted_any_more():
+    followed = told(0.3, 0.4, 0.5)
+    found = spliced(followed, followed, 1).epoch_accuracy
+    assert found == (followed.epoch_accuracy[0], None, None)
+    bare = followed.model_copy(update={"epoch_accuracy": ()})
+    assert spliced(bare, bare, 1).epoch_accuracy == ()
+
+
+# ------------------------------------------------------------------------------------- straying
+
+
+def test_an_epoch_outside_its_interval_is_told_at_once_with_what_it_means_for_the_end():
+    line = straying(told(0.3, 0.4, 0.5), epochs_of(0.3, 0.32))
+    assert line.startswith(
+        "held-out accuracy after epoch 2 is 32.0 %, below the 35.0 % to 45.0 % that the plan"
+    )
+    assert "expected now, not 50.0 %" in line
+    end = float(line.partition("at the end about ")[2].partition(" %")[0])
+    assert 38 < end < 45  # 8 points of 40, as a logit
+
+
+def test_what_is_known_better_at_the_end_moves_less():
+    plan = told(0.4, 0.5)
+    wide = Estimate(value=0.4, low=0.1, high=0.7)
+    unsure = plan.model_copy(update={"epoch_accuracy": (wide, plan.epoch_accuracy[1])})
+    assert "at the end about 49." in straying(unsure, epochs_of(0.08))
+
+
+@pytest.mark.parametrize(
+    ("shares", "told_after"),
+    [
+        ((0.3, 0.4, 0.5), []),
+        ((0.2, 0.3, 0.4), [0]),
+        ((0.2, 0.5, 0.4), [0, 1]),
+        ((0.3, None, 0.4), [2]),
+    ],
+)
+def test_straying_is_told_once_in_a_direction(shares, told_after):
+    plan, epochs = told(0.3, 0.4, 0.5), epochs_of(*shares)
+    found = [at for at in range(3) if straying(plan, epochs[: at + 1])]
+    assert found == told_after
+
+
+def test_nothing_strays_from_what_was_not_predicted():
+    assert straying(told(None, 0.4), epochs_of(0.9)) == ""
+    assert straying(bare_plan(), epochs_of(0.9)) == ""
+
+
+def test_the_last_epoch_says_nothing_of_an_end_to_come():
+    assert "expected now" not in straying(told(0.3, 0.4), epochs_of(0.3, 0.2))
+
+
+def test_the_lines_of_a_run_hold_the_prediction_and_say_so(tmp_path):
+    recorder = Recorder(tmp_path, told(0.3, 0.4))
+    for one in epochs_of(0.2, 0.3):
+        recorder.epochs.append(one)
+        recorder.epoch(one)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["epoch", "note", "epoch"]
+    assert lines[0]["plan/predicted_top1"] == 0.3
+    assert lines[0]["plan/predicted_top1_low"] == pytest.approx(0.25)
+    assert "below the 25.0 % to 35.0 %" in lines[1]["text"]
+    said = joined(epoch_words(lines[0], brief=False, simulated=False))
+    assert "accuracy 20.0 % (predicted 25.0 % to 35.0 %)" in said
+    assert "predicted 25" not in joined(epoch_words(lines[0], brief=True, simulated=False))
+
+
+# -------------------------------------------------------------------------------------- the report
+
+
+def run_of(*shares: float | None):
+    return make_summary(plan=told(0.3, 0.4, 0.5), epochs=epochs_of(*shares))
+
+
+def test_the_report_counts_the_epochs_inside_and_names_the_worst():
+    words = accuracy_words(run_of(0.31, 0.32, 0.49))
+    assert words.startswith("Of 3 evaluated epochs 2 lay inside")
+    assert "after epoch 2 the prediction was 8.0 points too high, outside" in words
+    assert accuracy_words(make_summary()) == ""
+
+
+def test_the_end_is_judged_by_the_prediction_for_it():
+    reached = accuracy_comparison(run_of(0.3, 0.4, 0.42))
+    assert (reached.predicted.value, reached.measured, reached.inside) == (0.5, 0.42, False)
+    found = result(run_of(0.3, 0.4, 0.42))
+    assert found["predicted_accuracy"] == 0.5
+    assert found["accuracy_as_predicted"] is False
+    assert result(make_summary())["predicted_accuracy"] is None
+
+
+def test_a_run_that_missed_is_to_be_given_to_the_next_plan():
+    words = learnt_words(run_of(0.3, 0.4, 0.42))
+    assert "8.0 points too high" in words
+    assert "--run RUN" in words
+    assert learnt_words(run_of(0.3, 0.4, 0.51)) == learnt_words(make_summary()) == ""
+
+
+def test_the_page_draws_what_was_predicted_up_to_the_end_of_the_plan():
+    text = page(run_of(0.31, 0.32))
+    assert "predicted, 95 % interval" in text
+    assert "<td>40.0 % (35.0 % to 45.0 %)</td><td>8.0 points too high, outside" in text
+    assert "Of 2 evaluated epochs 1 lay inside" in text
+    assert "Of 2 evaluated" not in page(make_summary())
+
+
+@pytest.mark.slow
+def test_the_figure_draws_it_too(tmp_path):
+    with_it, without = tmp_path / "with", tmp_path / "without"
+    summary = run_of(0.31, 0.42, 0.49)
+    write_figures(summary, with_it)
+    bare = summary.plan.model_copy(update={"epoch_accuracy": ()})
+    write_figures(summary.model_copy(update={"plan": bare}), without)
+    drawn = [(one / "learning.png").read_bytes() for one in (with_it, without)]
+    assert drawn[0] != drawn[1]
+
+
+def test_the_fit_finds_what_curves_were_made_with():
+    seen = [
+        Shortfall("task", "sgd", factor, 0.4 * factor + sign * 0.2 * factor, 0.01)
+        for factor in (0.2, 0.4, 0.6, 0.8, 1.0)
+        for sign in (-1, 1)
+    ]
+    mean, spread = fitted(seen, 1.0)[1]
+    assert mean == pytest.approx(0.4, abs=0.01)
+    assert spread == pytest.approx(0.2, abs=0.02)

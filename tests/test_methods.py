@@ -1,0 +1,176 @@
+"""`method=auto`: which method a plan takes, and what it says of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.documents import change_job
+from batchwright.errors import PlanError
+from batchwright.planning import methods
+from batchwright.planning.inputs import check_open_method
+from batchwright.planning.learnt import teaches
+from batchwright.planning.optimizer import optimizers_of
+from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.planning.resolution import settled
+from batchwright.records import Job, Plan, RunSummary, Virtual
+from batchwright.records.run import WorkerTime
+from samples import make_data, make_epoch, make_network, make_summary
+from test_learning import taught
+from test_planned_methods import profile_of, virtual
+
+
+def planned(profile, method: str, runs=(), **changes) -> Plan:
+    job = profile.job.model_copy(update={"method": method, **changes})
+    return make_plan(profile, job, runs=runs)
+
+
+def reasons(plan: Plan, choice: str):
+    return [one for one in plan.reasons if one.choice == choice]
+
+
+def others(plan: Plan) -> dict[str, str]:
+    """What is said of the methods that were not taken."""
+    (reason,) = reasons(plan, "method")
+    return {one.value: one.loss for one in reason.alternatives}
+
+
+def run_of(plan: Plan, accuracy: float, seconds: tuple[float, ...] = ()) -> RunSummary:
+    """A finished run of a plan, whose workers took so many seconds each in an epoch."""
+    images = plan.data.train_samples
+    batch = plan.stages[-1].global_batch_size
+    workers = tuple(
+        WorkerTime(
+            local_batch_size=batch // plan.workers,
+            samples=images // plan.workers,
+            input_seconds=0.0,
+            compute_seconds=one,
+            communication_seconds=0.0,
+        )
+        for one in seconds or (10.0,) * plan.workers
+    )
+    epochs = tuple(
+        make_epoch(
+            epoch,
+            global_batch_size=batch,
+            steps=images // batch,
+            workers=workers,
+            val_count=10_000,
+            val_correct=round(10_000 * accuracy * (epoch + 1) / plan.epochs),
+            noise_scale=None,
+        )
+        for epoch in range(plan.epochs)
+    )
+    return make_summary(plan=plan, profile=None, epochs=epochs)
+
+
+def test_without_anything_told_it_is_plain_and_says_what_else_there_was():
+    profile = profile_of()
+    plan, plain = planned(profile, "auto"), planned(profile, "plain")
+    assert plan.model_copy(update={"reasons": plain.reasons}) == plain
+    assert list(others(plan)) == ["dynamic-batch", "cyclic", "dual-batch", "hybrid"]
+    assert "accuracy not known: only runs with it tell" in others(plan)["dual-batch"]
+    assert others(plan)["dual-batch"].endswith("not known to learn as much")
+    assert others(plan)["dynamic-batch"].endswith("saves less than 2.0 %")
+    assert "or hybrid" in plan.explain()
+
+
+def test_workers_that_are_stated_to_differ_get_shares_by_speed():
+    plan = virtual("auto", workers=4, global_batch=512, virtual=Virtual(speeds=(1, 1, 0.5, 0.5)))
+    assert (plan.method, plan.job.method) == ("dynamic-batch", "dynamic-batch")
+    (reason,) = reasons(plan, "method")
+    assert "even shares would take" in reason.why
+    assert others(plan)["plain"].endswith("takes longer")
+    even = virtual("auto", workers=4, global_batch=512)
+    assert even.method == "plain"
+    assert "no worker is known to be slower" in others(even)["dynamic-batch"]
+
+
+def test_time_by_shares_is_that_of_steps_that_all_end_together():
+    speeds = Virtual(speeds=(1, 0.5), overheads=(1, 2))
+    plan = virtual("dynamic-batch", workers=2, global_batch=96, virtual=speeds)
+    (stage,) = plan.stages
+    a, b = stage.sample_seconds, stage.step_seconds
+    even = max(48 * a + b, (48 * a + 2 * b) / 0.5)
+    level = (96 * a + 3 * b) / 1.5
+    first = (level - b) / a  # samples of the first worker, and of the second
+    assert first + (0.5 * level - 2 * b) / a == pytest.approx(96)
+    steps = 50_000 // 96 + 1
+    assert methods.saved_by_shares(plan, ()) == pytest.approx(
+        plan.epochs * steps * (even - level), rel=0.01
+    )
+
+
+def test_workers_that_a_run_measured_as_slower_count_too():
+    profile = profile_of()
+    plain = planned(profile, "plain")
+    slow = run_of(plain, 0.5, (10.0, 10.0, 10.0, 20.0))
+    assert planned(profile, "auto", [slow]).method == "dynamic-batch"
+    alike = run_of(plain, 0.5, (10.0, 10.0, 10.0, 10.1))
+    assert planned(profile, "auto", [alike]).method == "plain"
+
+
+@pytest.mark.parametrize(("apart", "taken"), [(-0.005, "hybrid"), (-0.05, "plain")])
+def test_two_batches_are_taken_where_runs_tell_that_they_learn_as_much(apart, taken):
+    profile = profile_of()
+    runs = [
+        run_of(planned(profile, "plain"), 0.5),
+        run_of(planned(profile, "hybrid"), 0.5 + apart),
+    ]
+    plan = planned(profile, "auto", runs)
+    assert plan.method == taken
+    told = reasons(plan, "method")[0].why if taken == "hybrid" else others(plan)["hybrid"]
+    assert "by the runs given" in told
+    assert f"accuracy {50 + 100 * apart:.1f} %" in told
+    assert told.endswith("may lose more than goal.accuracy_tolerance") == (taken == "plain")
+
+
+def test_a_method_that_cannot_be_is_said_to_be_not_possible():
+    profile = profile_of(workers=1, counts=(1,), sides=(32,))
+    plan = planned(profile, "auto")
+    assert others(plan)["cyclic"].startswith("not possible: method=cyclic has one resolution")
+    assert others(plan)["dual-batch"] == "not possible: two batches at once take 2 workers or more"
+
+
+def test_another_method_that_was_asked_for_says_what_plain_would_reach():
+    profile = taught()
+    plan = planned(profile, "dual-batch", workers=2)
+    (reason,) = [one for one in reasons(plan, "accuracy") if "method=dual-batch" in one.why]
+    plain = planned(profile, "plain", workers=2)
+    reached = next(one for one in plain.considered if one.accuracy and _is_of(plain, one))
+    assert f"{100 * reached.accuracy.value:.1f} %" in reason.why
+    bare = planned(profile.model_copy(update={"trials": ()}), "dual-batch", workers=2)
+    assert not [one for one in bare.reasons if "method=plain" in one.why]
+
+
+def _is_of(plan: Plan, one) -> bool:
+    return (one.workers, one.global_batch_size) == (plan.workers, plan.stages[0].global_batch_size)
+
+
+@pytest.mark.parametrize(
+    ("key", "method"),
+    [
+        ("cycle.order=one-pass", "cyclic"),
+        ("dual.extra_time=1.1", "dual-batch"),
+        ("rebalance_steps=5", "dynamic-batch"),
+    ],
+)
+def test_a_key_of_one_method_is_refused_where_the_plan_is_to_choose(key, method):
+    job = change_job(Job(), {"method": "auto"}, [key])
+    with pytest.raises(PlanError, match=f"{key} is for method=.*{method}") as refused:
+        check_open_method(job)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(PlanError, match="leaves the method to the plan"):
+        plan_without_profile(job, make_data(), make_network())
+
+
+def test_what_is_left_to_the_plan_is_probed_at_lower_resolutions_and_tried_as_plain_is():
+    job = settled(Job(method="auto"), make_data(side=32))
+    assert job.resolutions == (24, 32)
+    assert teaches(job)
+    assert optimizers_of(job) == optimizers_of(Job(resolutions=(32,)))
+
+
+def test_where_nothing_was_measured_it_is_plain():
+    job = Job(method="auto", resolutions=(8,))
+    plan = plan_without_profile(job, make_data(), make_network())
+    assert (plan.method, plan.job.method) == ("plain", "plain")

@@ -1,0 +1,364 @@
+"""Objectives that know accuracy: the most accurate, and the least time or cost to a target."""
+
+import re
+from math import log
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.documents import read_record, write_record
+from batchwright.errors import PlanError
+from batchwright.planning.inputs import idle_keys
+from batchwright.planning.learnt import Learnt
+from batchwright.planning.planner import make_plan, plan_to_measure
+from batchwright.records import Goal, Job, RunSummary
+from batchwright.records.explaining import explain
+from batchwright.reporting.plan_curves import plan_curves
+from samples import make_job, make_profile, make_summary
+from test_choice import allowed, chosen, reason
+from test_experience import run_of
+from test_learning import CLASSES, IMAGES, taught, truth
+
+EQUAL = 0.0005
+PROFILE = taught()
+
+
+def planned(profile=PROFILE, *, epochs=30, runs=(), **goal):
+    """A plan of a profile with trials, with keys of the goal changed."""
+    job = profile.job.model_copy(
+        update={"epochs": epochs, "goal": profile.job.goal.model_copy(update=goal)}
+    )
+    return make_plan(profile, job, runs=runs)
+
+
+def learnt_of_truth() -> Learnt:
+    return Learnt(truth(), ("sgd", "muon"), IMAGES, 12_000)
+
+
+# ------------------------------------------------------------------------------------- accuracy
+
+
+@pytest.mark.parametrize("limit", [{}, {"deadline": 40.0}, {"max_workers": 1}])
+def test_the_accuracy_objective_takes_the_quickest_of_the_most_accurate(limit):
+    plan = planned(objective="accuracy", **limit)
+    open_to = allowed(plan)
+    most = max(one.accuracy.value for one in open_to)
+    best = [one for one in open_to if one.accuracy.value >= most - EQUAL]
+    assert chosen(plan) == min(best, key=lambda one: one.train_seconds.value)
+    assert "The most accurate" in reason(plan, "global batch").why
+    assert plan.epochs == 30
+
+
+def test_the_accuracy_objective_is_refused_where_nothing_tells_accuracy():
+    bare = PROFILE.model_copy(update={"trials": ()})
+    with pytest.raises(PlanError, match=r"goal\.objective=accuracy .*probe\.learning") as caught:
+        planned(bare, objective="accuracy")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("objective", ["time", "cost", "knee"])
+def test_other_objectives_say_what_accuracy_they_give_up(objective):
+    plan = planned(objective=objective, price=1.0, accuracy_tolerance=0.001)
+    best = chosen(planned(price=1.0, accuracy_tolerance=0.001))
+    row = chosen(plan)
+    assert row.accuracy.value < best.accuracy.value - 0.001
+    said = reason(plan, "global batch").why
+    assert f"{row.accuracy.value:.1%} where {best.accuracy.value:.1%} is to be had" in said
+    assert said.count("goal.objective=auto") == 1
+    loose = planned(objective=objective, price=1.0, accuracy_tolerance=0.5)
+    assert "is to be had" not in reason(loose, "global batch").why
+
+
+def test_a_batch_that_is_asked_for_is_told_what_accuracy_it_gives_up():
+    job = PROFILE.job.model_copy(update={"global_batch": 142})
+    said = reason(make_plan(PROFILE, job), "global batch").why
+    assert "is to be had in" in said
+    assert "leave global_batch to the plan" in said
+
+
+# --------------------------------------------------------------------------------------- target
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["sgd", "muon"]),
+    st.sampled_from([4, 64, 1024]),
+    st.floats(0.05, 0.95),
+    st.floats(0.5, 0.99),
+    st.integers(1, 60),
+)
+def test_the_chosen_epochs_are_the_fewest_that_reach_the_target(
+    name, batch, accuracy, confidence, most
+):
+    learnt = learnt_of_truth()
+
+    def chance(epochs):
+        """By the interval of a single seed, which is normal in the logit."""
+        found = learnt.accuracy(name, batch, epochs)
+        units = [(end - 1 / CLASSES) / (1 - 1 / CLASSES) for end in (found.value, found.low)]
+        unit = (accuracy - 1 / CLASSES) / (1 - 1 / CLASSES)
+        if unit <= 0:
+            return 1.0
+        middle, low, aim = (logit(one) for one in (*units, unit))
+        return NormalDist().cdf(1.96 * (middle - aim) / (middle - low))
+
+    brute = next((n for n in range(1, most + 1) if chance(n) >= confidence + 1e-6), None)
+    found = learnt.needed(name, batch, accuracy, confidence, most)
+    if found is None:
+        assert brute is None or chance(brute) < confidence + 1e-3
+    else:
+        assert chance(found) >= confidence - 1e-3
+        assert found == 1 or chance(found - 1) <= confidence + 1e-3
+
+
+def logit(unit):
+    return log(unit / (1 - unit))
+
+
+@pytest.mark.parametrize("least", ["time", "cost"])
+@pytest.mark.parametrize("objective", ["auto", "target-accuracy"])
+def test_a_target_takes_the_least_time_or_cost_with_epochs_of_its_own(objective, least):
+    plan = planned(objective=objective, accuracy=0.5, least=least, price=1.0)
+    row = chosen(plan)
+    assert 1 < plan.epochs < 30
+    assert plan.job.epochs == plan.epochs
+    quantity = "cost" if least == "cost" else "train_seconds"
+    open_to = allowed(plan)
+    assert getattr(row, quantity).value == min(getattr(o, quantity).value for o in open_to)
+    # Each candidate has its own: its time is of whole epochs, beside the evaluations.
+    assert len({one.trained_epochs for one in open_to}) > 1
+    assert row.trained_epochs == plan.epochs
+    for one in open_to:
+        assert 0 <= one.train_seconds.value - one.trained_epochs * one.epoch_seconds.value < 10
+        assert one.target_seconds == one.train_seconds
+        assert one.accuracy.value > 0.5
+    asked = PROFILE.job.model_copy(
+        update={
+            "epochs": plan.epochs,
+            "workers": row.workers,
+            "global_batch": row.global_batch_size,
+            "goal": Goal(objective="time", price=1.0),
+        }
+    )
+    alike = chosen(make_plan(PROFILE, asked))
+    for name in ("train_seconds", "cost", "accuracy"):
+        assert getattr(alike, name) == getattr(row, name)
+    assert f"of epochs={30} at most" in reason(plan, "epochs to target").why
+    assert "(goal.confidence)" in reason(plan, "global batch").why
+
+
+def test_more_confidence_takes_more_epochs_and_a_longer_warm_up_sets_the_least():
+    half, sure = (planned(accuracy=0.45, confidence=one).epochs for one in (0.5, 0.9))
+    assert half < sure
+    job = PROFILE.job.model_copy(update={"warmup_epochs": 25.5})
+    warm = PROFILE.model_copy(update={"job": job})
+    assert planned(warm, accuracy=0.45).epochs == 26
+
+
+def test_runs_tell_the_epochs_likewise():
+    run = make_summary()
+    plan = planned(make_profile(), accuracy=0.9, runs=[run])
+    row = chosen(plan)
+    assert 1 <= plan.epochs < 30
+    assert row.epochs.value <= plan.epochs <= row.epochs.high + 1
+    assert "from the runs given" in reason(plan, "epochs to target").why
+
+
+def test_where_nothing_tells_the_epochs_stay():
+    plan = planned(make_profile(), accuracy=0.9)
+    assert plan.epochs == 30
+    assert "number of epochs is not known" in reason(plan, "global batch").why
+    unknown = make_profile(noise=None, job=make_job(scaling="linear"))
+    with pytest.raises(PlanError, match="no gradient noise scale"):
+        planned(unknown, accuracy=0.9, objective="target-accuracy")
+    assert planned(unknown, accuracy=0.9).epochs == 30  # by the knee
+
+
+def test_methods_that_are_laid_out_keep_their_epochs():
+    job = PROFILE.job.model_copy(
+        update={"method": "dual-batch", "optimizer": "sgd", "goal": Goal(accuracy=0.5)}
+    )
+    assert make_plan(PROFILE, job).epochs == PROFILE.job.epochs
+
+
+def test_limits_hold_for_the_chosen_epochs():
+    free = chosen(planned(accuracy=0.5))
+    thirty = chosen(planned()).train_seconds.value
+    between = 1.01 * free.train_seconds.high
+    assert between < thirty
+    assert chosen(planned(accuracy=0.5, deadline=between)) == free
+
+
+# ---------------------------------------------------------------------------------- unreachable
+
+
+def test_a_target_that_is_out_of_reach_names_the_best_to_be_had():
+    with pytest.raises(PlanError) as caught:
+        planned(accuracy=0.9, epochs=6)
+    said = str(caught.value)
+    assert "\n" not in said
+    best = chosen(planned(objective="accuracy", epochs=6))
+    assert f"the best to be had is {best.accuracy.value:.1%} (" in said
+    assert f"global batch {best.global_batch_size} and {best.workers} worker(s)" in said
+    assert "in 6 epochs" in said
+    assert planned(accuracy=accuracy_to_give(said), epochs=6).epochs <= 6
+
+
+def accuracy_to_give(said):
+    """What a refusal says is to be given in place of what it refuses."""
+    return float(re.search(r"give goal\.accuracy=([0-9.]+)", said)[1])
+
+
+def test_more_epochs_are_named_where_they_would_do():
+    with pytest.raises(PlanError, match=r"or epochs=(\d+)$") as caught:
+        planned(accuracy=0.5, epochs=10)
+    enough = int(str(caught.value).rpartition("=")[2])
+    assert planned(accuracy=0.5, epochs=enough).epochs <= enough
+
+
+def test_a_deadline_before_the_target_names_what_is_to_be_had_in_it():
+    with pytest.raises(PlanError, match=r"or raise goal\.deadline$") as caught:
+        planned(accuracy=0.6, deadline=8.0)
+    assert "epochs=30 and goal.deadline=8;" in str(caught.value)
+    plan = planned(accuracy=accuracy_to_give(str(caught.value)), deadline=8.0)
+    assert chosen(plan).train_seconds.high <= 8.0
+
+
+def test_the_command_line_ends_with_2_where_the_target_is_out_of_reach(command, tmp_path):
+    write_record(PROFILE, tmp_path / "profile.json")
+    code, out, err = command("plan", str(tmp_path / "profile.json"), "goal.accuracy=0.99")
+    assert (code, out) == (2, "")
+    assert "the best to be had is" in err
+
+
+def test_epochs_far_beyond_the_job_are_not_told():
+    """By a law alone a far target may take decades."""
+    plan = planned(objective="time", accuracy=0.99)
+    said = reason(plan, "epochs to target")
+    assert said.value == "more than 300"
+    assert all(one.epochs is None or one.epochs.value <= 300 for one in plan.considered)
+
+
+# --------------------------------------------------------------------------------- end of training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["plain", "dual-batch"])
+def test_training_ends_with_the_first_evaluation_that_reaches_the_target(
+    command, tmp_path, monkeypatch, cache, method
+):
+    """All workers leave together; with a parameter server once their rounds are through."""
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
+    folder = tmp_path / "run"
+    keys = ("data=digits", f"method={method}", "workers=2", "global_batch=64", "epochs=8")
+    goal = ("goal.accuracy=0.3", "evaluate_epochs=2", "probe.budget=2", "probe.learning=0")
+    code, _, err = command("run", *keys, *goal, "--out", folder)
+    assert code == 0, err
+    summary = read_record(folder / "summary.json", RunSummary)
+    reached = [one for one in summary.epochs if one.top1 is not None]
+    assert reached[0].epoch == 1
+    assert reached[0].top1 >= 0.3
+    assert len(summary.epochs) < 8
+    assert "goal.accuracy=0.3 is reached" in (folder / "metrics.jsonl").read_text()
+    assert (folder / "checkpoints" / "last.pt").exists()
+    code, _, err = command("run", "--resume", "--out", folder)
+    assert code == 0, err
+    assert "finished already" in err
+    assert read_record(folder / "summary.json", RunSummary).epochs == summary.epochs
+
+
+# ------------------------------------------------------------------------ before there are trials
+
+
+@pytest.mark.parametrize("goal", [{"objective": "accuracy"}, {"accuracy": 0.5, "deadline": 20.0}])
+def test_what_is_measured_for_a_goal_of_accuracy_does_not_wait_for_trials(goal):
+    job = PROFILE.job.model_copy(update={"goal": Goal(**goal)})
+    bare = PROFILE.model_copy(update={"trials": (), "job": job})
+    with pytest.raises(PlanError):
+        make_plan(bare)
+    assert plan_to_measure(bare).considered
+    job = job.model_copy(update={"goal": Goal(memory=1, **goal)})
+    with pytest.raises(PlanError, match=r"goal\.memory"):
+        plan_to_measure(bare.model_copy(update={"job": job}))
+
+
+def test_keys_of_a_target_are_idle_without_one_and_cost_needs_a_price():
+    assert idle_keys(Job(goal=Goal(confidence=0.9, least="cost")))
+    assert not idle_keys(Job(goal=Goal(confidence=0.9, least="cost", accuracy=0.5)))
+    with pytest.raises(PlanError, match=r"goal\.least=cost needs the price"):
+        planned(accuracy=0.5, least="cost")
+
+
+# ----------------------------------------------------------------------------- runs beside trials
+
+
+def run_beside_trials(accuracy=0.75, **changes):
+    """A whole run of the profile's task with Muon."""
+    return run_of("muon", 64, accuracy, epochs=30, **changes)
+
+
+def test_a_run_sharpens_what_trials_tell_of_other_batches_too():
+    alone = {one.global_batch_size: one.accuracy for one in planned().considered}
+    beside = planned(runs=[run_beside_trials(alone[64].value + 0.05)])
+    for one in beside.considered:
+        before, after = alone[one.global_batch_size], one.accuracy
+        assert after.high - after.low < 0.7 * (before.high - before.low)
+        assert after.value > before.value
+    said = reason(beside, "accuracy").why
+    assert "trials, short trainings" in said
+    assert "and 1 run given" in said
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_beside_trials(base=0.7),
+        run_beside_trials(weight_decay=0.1),
+        run_beside_trials(clip_norm=0.1),
+        (lambda one: one.model_copy(update={"epochs": one.epochs[:-1]}))(run_beside_trials()),
+    ],
+    ids=["another rate", "another decay", "clipped", "left before its end"],
+)
+def test_runs_that_trained_otherwise_leave_the_law_alone(run):
+    assert [one.accuracy for one in planned(runs=[run]).considered] == [
+        one.accuracy for one in planned().considered
+    ]
+
+
+def test_runs_alone_make_no_law():
+    """The optimizer would then be chosen by what other tasks showed."""
+    bare = PROFILE.model_copy(update={"trials": ()})
+    plan = planned(bare, runs=[run_beside_trials()])
+    assert "by the runs given at equal progress" in reason(plan, "accuracy").why
+
+
+def test_the_optimizer_is_that_which_needs_fewer_epochs_for_the_target():
+    learnt = learnt_of_truth()
+    job = PROFILE.job.model_copy(update={"epochs": 30, "goal": Goal(accuracy=0.6)})
+    aimed = {one.batch: one for one in learnt.compared(job)}
+    needed = {n: learnt.needed(n, 128, 0.6, 0.8, 30) for n in ("sgd", "muon")}
+    shortest = min(filter(None, needed.values()))
+    assert shortest < 30
+    assert aimed[128].muon == pytest.approx(learnt.accuracy("muon", 128, shortest).value)
+
+
+def test_the_figure_has_measured_steps_where_their_candidates_are():
+    """Each as the training of its own epochs."""
+    plan = planned(accuracy=0.5)
+    for cluster in plan_curves(plan, [PROFILE]).clusters:
+        at = {one.global_batch_size: one.seconds[0] for one in cluster.points}
+        beside = [one for one in cluster.measured if one.global_batch_size in at]
+        assert beside
+        for one in beside:
+            assert one.seconds[0] == pytest.approx(at[one.global_batch_size], rel=0.2)
+
+
+def test_the_list_of_candidates_has_their_epochs():
+    plan = planned(accuracy=0.5)
+    rows = [re.split(" {2,}", line.strip(" *")) for line in explain(plan).splitlines()]
+    assert ["batch", "s / epoch", "epochs"] in [row[:3] for row in rows]
+    for one in plan.considered:
+        told = {row[2] for row in rows if row[0] == str(one.global_batch_size) and len(row) > 5}
+        assert str(one.trained_epochs) in told

@@ -1,0 +1,253 @@
+"""The scripts that `batchwright run` is compared with, the lines of these runs, and their score."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import Namespace
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
+
+from benchmarks import plain_images, readme_table
+from benchmarks import time_to_accuracy_runs as runs
+from benchmarks.kept_runs import read_lines
+from benchmarks.time_to_accuracy import NAMES, Pair, figures_of, pairs_of, scores_of, told
+from benchmarks.time_to_accuracy_runs import LOADERS, RATES, TASKS, Asked, Bench, TimeIsUpError
+
+from batchwright.documents import write_record
+from batchwright.records import Estimate, MachineLoad
+from batchwright.workload.task import build_network
+from samples import make_plan, make_profile, make_summary
+
+SHORT, LONG = "groups-resnet8", "cifar-resnet8"
+
+# ----------------------------------------------------------------------------------------- scripts
+
+
+@pytest.mark.parametrize("name", plain_images.NETWORKS)
+def test_a_script_trains_the_very_network_of_that_name(name: str) -> None:
+    ours, theirs = build_network(name, classes=10, side=32), plain_images.NETWORKS[name](10)
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+    images = torch.rand(2, 3, 32, 32)
+    ours.eval()
+    theirs.eval()
+    with torch.no_grad():
+        assert torch.allclose(ours(images), theirs(images), atol=1e-5)
+
+
+def test_a_look_trains_on_a_quarter_of_the_images_and_judges_on_others(tmp_path: Path) -> None:
+    for part, name in (("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")):
+        (tmp_path / part / name).mkdir(parents=True)
+        for number in range(20):
+            image = Image.new("RGB", (16, 12), (number, 0, 0))
+            image.save(tmp_path / part / name / f"{number:02}.png")
+    asked = Namespace(data=f"imagefolder:{tmp_path}", side=8, loaders=0, look=True)
+    train, held_out, classes = plain_images.loaders(asked)
+    assert classes == 2
+    assert not set(train.dataset.indices) & set(held_out.dataset.indices)
+    assert (len(train.dataset), len(held_out.dataset)) == (10, 2)
+    images, labels = next(iter(train))
+    assert images.shape == (10, 3, 8, 8)
+    assert sorted(labels.tolist()) == [0] * 5 + [1] * 5
+    asked.look = False
+    assert [len(one.dataset) for one in plain_images.loaders(asked)[:2]] == [40, 40]
+
+
+# ------------------------------------------------------------------------------------------- lines
+
+
+class MadeUp(Bench):
+    """Runs that take no time: a second an epoch, more with fewer loader processes."""
+
+    def __init__(self, lines: Path, **more: Any) -> None:
+        super().__init__(lines, Path(), Path(), **more)
+        self.order: list[Asked] = []
+
+    def _wait_until_quiet(self) -> None:
+        if time.monotonic() >= self._until:
+            raise TimeIsUpError
+
+    def _script(self, asked: Asked) -> dict[str, Any]:
+        self.order.append(asked)
+        assert asked.loaders is not None
+        epoch = 3.0 - asked.loaders
+        evaluations = [[2 + epoch * number, 10.0 * number] for number in range(1, asked.epochs + 1)]
+        accuracy = 50.0 + (asked.rate == 0.3) + asked.seed
+        return {"seconds": evaluations[-1][0], "whole_seconds": evaluations[-1][0],
+                "accuracy": accuracy, "evaluations": evaluations}  # fmt: skip
+
+    def _ours(self, asked: Asked) -> dict[str, Any]:
+        self.order.append(asked)
+        return {"seconds": 30.0, "training_seconds": 20.0, "accuracy": asked.target,
+                "reached": True, "tries": [{"refused": True}]}  # fmt: skip
+
+
+def test_looks_settle_loaders_length_and_rate(tmp_path: Path) -> None:
+    bench = MadeUp(tmp_path / "lines.jsonl", lightning=Path("python"))
+    best = runs.tuned(bench, SHORT, TASKS[SHORT])
+    assert best.loaders == {"torch": 2, "lightning": 2}
+    assert best.epochs == 30  # 120 s, four seconds each
+    assert best.rate == 0.3
+    assert len(bench.order) == 2 * len(LOADERS) + len(RATES)
+    assert all(one.look and one.seed == 10 for one in bench.order)
+
+
+def test_pairs_are_made_in_turns_short_tasks_first_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "Burner", nullcontext)
+    lines = tmp_path / "lines.jsonl"
+    tasks = {name: TASKS[name] for name in (LONG, SHORT)}
+    bench = MadeUp(lines, lightning=Path("python"))
+    runs.gather(bench, tasks)
+    made = [one for one in bench.order if not one.look]
+    names = [one.task for one in made]
+    assert names == ([SHORT] * 4 + [LONG] * 4) * 3 + [SHORT] * 2
+    assert [one.arm for one in made[:4]] == ["torch", "ours", "lightning", "ours"]
+    assert [one.against for one in made[:4]] == [None, "torch", None, "lightning"]
+    assert made[1].target == 51.0
+    assert [one.burner for one in made].count(True) == 2
+    again = MadeUp(lines, lightning=Path("python"), until=time.monotonic())
+    runs.gather(again, tasks)
+    assert again.order == []
+    with pytest.raises(TimeIsUpError):
+        again.made(replace(made[0], seed=7))
+
+
+def test_of_two_lines_of_a_run_the_later_counts() -> None:
+    asked = Asked(SHORT, "torch", 0, 6, 1, 0.1)
+    lines = [{**vars(asked), "accuracy": 1.0}, {**vars(asked), "accuracy": 2.0}]
+    found = runs.line_of([*lines, {**vars(asked), "seed": 1, "accuracy": 3.0}], asked)
+    assert found is not None
+    assert found["accuracy"] == 2.0
+    assert runs.line_of(lines, replace(asked, burner=True)) is None
+
+
+def test_a_run_beside_others_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = iter((0.5, 0.02))
+
+    def load(*_: object) -> MachineLoad:
+        return MachineLoad(cores=2, seconds=9, ours=2, others=next(others), stolen=0, idle=0,
+                           throttled=0)  # fmt: skip
+
+    monkeypatch.setattr(runs, "load_between", load)
+    bench = MadeUp(tmp_path / "lines.jsonl")
+    bench.made(Asked(SHORT, "torch", 0, 6, 1, 0.1))
+    assert len(bench.order) == 2
+    (line,) = read_lines(tmp_path / "lines.jsonl")
+    assert (line["others"], line["images"], line["task"]) == (0.02, 25_000, SHORT)
+    assert {"commit", "torch", "cores", "processor"} <= set(line)
+
+
+# ----------------------------------------------------------------------------------- our command
+
+
+def test_the_first_evaluation_that_reaches_the_target_counts() -> None:
+    evaluations = [(10.0, 40.0), (20.0, 50.00004), (30.0, 49.0), (40.0, 55.0)]
+    assert runs.reached(evaluations, 50.0001) == 20.0
+    assert runs.reached(evaluations, 55.1) is None
+
+
+def test_a_command_is_followed_to_its_end(tmp_path: Path) -> None:
+    rows = ['{"kind": "epoch", "val/top1": 0.25}', '{"kind": "epoch", "val/top1": null}',
+            '{"kind": "epoch", "val/top1": 0.5}']  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + '\n{"val/top1": 0.')
+    with runs.ending(runs.subprocess.Popen(["true"])) as process:
+        evaluations, memory = runs.followed(process, tmp_path, time.monotonic())
+    assert [accuracy for _, accuracy in evaluations] == [25.0, 50.0]
+    assert memory is None
+
+
+def test_what_was_not_trained_leaves_the_prediction_in_proportion(tmp_path: Path) -> None:
+    plan = make_plan()
+    assert plan.chosen is not None
+    seconds = Estimate(value=60.0, low=50.0, high=70.0)
+    chosen = plan.chosen.model_copy(update={"train_seconds": seconds})
+    plan = plan.model_copy(update={"considered": (chosen,)})
+    summary = make_summary(plan=plan, profile=make_profile())
+    write_record(summary, tmp_path / "summary.json")
+    whole = runs.trained_facts(tmp_path)
+    assert whole["predicted_seconds"] == pytest.approx(60.0)
+    assert whole["measured_seconds"] > 0
+    half = summary.model_copy(update={"epochs": summary.epochs[: len(summary.epochs) // 2]})
+    write_record(half, tmp_path / "summary.json")
+    found = runs.trained_facts(tmp_path)
+    assert found["predicted_seconds"] == pytest.approx(30.0)
+    assert found["measured_seconds"] < whole["measured_seconds"]
+    assert json.dumps(found)
+
+
+# ----------------------------------------------------------------------------------------- scoring
+
+
+def made_pair(task: str, script: str, seed: int = 0, **changes: Any) -> list[dict[str, Any]]:
+    """Lines of a script and of ours, which takes ``ours`` seconds, a fifth of it for the probe."""
+    seconds, ours = changes.pop("seconds", 200.0), changes.pop("ours", 50.0)
+    both = {"task": task, "seed": seed, "burner": False, "look": False, "commit": "a"}
+    one = {"batch": 64, "predicted_seconds": 39.0, "measured_seconds": 40.0,
+           "billed_seconds": 41.0, "predicted_resident_bytes": 9.5e8,
+           "resident_bytes": 1e9}  # fmt: skip
+    theirs = {**both, "arm": script, "seconds": seconds, "whole_seconds": seconds,
+              "accuracy": 60.0, "epochs": 6, "loaders": 2, "rate": 0.1}  # fmt: skip
+    return [
+        theirs,
+        {**both, "arm": "ours", "against": script, "target": 60.0, "seconds": ours,
+         "training_seconds": 0.8 * ours, "reached": True, "tries": [one], **changes},
+    ]  # fmt: skip
+
+
+def test_the_script_counts_that_is_better() -> None:
+    pairs = pairs_of([*made_pair(SHORT, "torch", ours=40.0), *made_pair(SHORT, "lightning")])
+    assert scores_of(pairs)[SHORT].ratio == pytest.approx(4)
+
+
+def test_a_pair_needs_the_accuracy_that_the_script_reached_last() -> None:
+    lines = made_pair(SHORT, "torch")
+    assert len(pairs_of(lines)) == 1
+    assert not pairs_of([*lines, {**lines[0], "accuracy": 61.0}])
+    assert not pairs_of(lines[1:])
+
+
+def test_a_goal_that_is_missed_counts_as_a_tenth() -> None:
+    (pair,) = pairs_of(made_pair(SHORT, "torch", reached=False))
+    assert (pair.ratio, pair.training_ratio) == (0.1, 0.1)
+
+
+def test_figures_are_of_long_and_of_short_tasks() -> None:
+    lines = [
+        line
+        for seed, ours in ((0, 50.0), (1, 12.5))
+        for line in made_pair(SHORT, "torch", seed, ours=ours)
+    ]
+    lines += made_pair(LONG, "torch", seconds=800.0, ours=100.0)
+    uneven = made_pair(SHORT, "torch", seconds=300.0)
+    pairs = [*pairs_of(lines), Pair(uneven[0], {**uneven[1], "burner": True})]
+    figures = {one.name: one for one in figures_of(pairs)}
+    values = {name: one.value for name, one in figures.items()}
+    assert values["time_to_accuracy_all"] == pytest.approx(8)
+    assert values["time_to_accuracy_short"] == pytest.approx(8)  # 4 and 16
+    short = figures["time_to_accuracy_short"]
+    assert (short.low, short.high) == pytest.approx((4, 16))
+    assert values["time_to_accuracy_training"] == pytest.approx(10)
+    assert values["time_to_accuracy_least"] == pytest.approx(8)
+    assert values["time_to_accuracy_uneven"] == pytest.approx(6)
+    assert values["time_to_accuracy_missed"] == 0
+    assert values["training_seconds_error"] == pytest.approx(0.025)
+    assert values["training_cost_worst"] == pytest.approx(2 / 41)
+    assert values["resident_memory_error"] == pytest.approx(0.05)
+    assert all(one.met is not False for one in figures.values())
+    assert set(figures) < set(NAMES)
+    assert json.dumps([told(pair) for pair in pairs], allow_nan=False)
+
+
+def test_each_figure_has_its_words() -> None:
+    assert set(readme_table.MEANINGS["time_to_accuracy"]) == set(NAMES)
