@@ -614,7 +614,7 @@ def test_one_candidate_needs_no_trial():
 
 def test_a_target_takes_trials_that_save_more_training_than_they_take():
     asks = question(epochs=24, target=0.6)
-    made, _ = asked(asks, budget=60.0)
+    _, made = asked(asks, budget=60.0)
     assert made
     assert sum(one.seconds for one in made) <= 60.0
     assert made[0].optimizer == "muon"
