@@ -124,6 +124,15 @@ def test_what_is_known_better_at_the_end_moves_less():
     assert "at the end about 49." in straying(unsure, epochs_of(0.08))
 
 
+def test_more_than_the_guessing_that_was_expected_is_told():
+    plan = told(0.1, 0.4)
+    guessing = Estimate(value=0.102, low=0.1, high=0.106)
+    plan = plan.model_copy(update={"epoch_accuracy": (guessing, plan.epoch_accuracy[1])})
+    line = straying(plan, epochs_of(0.2))
+    assert "above the 10.0 % to 10.6 % that the plan predicted" in line
+    assert "expected now" not in line  # how far guessing was from this is not known
+
+
 @pytest.mark.parametrize(
     ("shares", "told_after"),
     [

@@ -16,7 +16,7 @@ from batchwright.planning.recipe import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import CYCLED
 from batchwright.prediction.outcomes import epochs_to
 from batchwright.prediction.quality import SEED_ERROR, ProgressModel, fit_progress
-from batchwright.prediction.trainings import Observed
+from batchwright.prediction.trainings import Observed, offset_of
 from batchwright.records import GradientNoise, Job, Profile, RunSummary
 
 _ALL_REDUCE = ("plain", "dynamic-batch")  # the same training, however samples are shared
@@ -55,8 +55,8 @@ class Experience:
     def observed(self) -> list[tuple[Job, Observed]]:
         """Runs that trained as trials do, with the job of each.
 
-        To their end, with one batch at the rate that a plan would give it, nothing scaled by
-        gradient noise.
+        To their end, with one batch at the rate that a plan would give it, or at one that trials
+        found, nothing scaled by gradient noise.
         """
         found = []
         for run in self.runs:
@@ -68,7 +68,8 @@ class Experience:
             if _ended(run) and self._at_its_rate(run) and not scaled:
                 samples = sum(epoch.samples for epoch in run.epochs)
                 batch = batches.pop()
-                seen = Observed(plan.update, batch, samples, last.top1, last.val_count)
+                offset = offset_of(plan.learning_rate.tried)
+                seen = Observed(plan.update, batch, samples, last.top1, last.val_count, offset)
                 found.append((plan.job, seen))
         return found
 

@@ -17,6 +17,7 @@ from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
 from batchwright.prediction.collective import fit_collectives
+from batchwright.prediction.quality import EPOCHS_NOTE
 from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
 from batchwright.records.words import counted, size
 
@@ -501,7 +502,9 @@ def progress_of(
 def _noise_scale(job: Job, batch: int, progress: Progress, in_training: str) -> tuple[Reason, ...]:
     model = progress.model(batch)
     scale = model.noise_scale
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in model.notes)
+    by_trials = progress.by_trials(batch) and progress.epochs(batch) is not None
+    told = [one for one in model.notes if not (by_trials and one.startswith(EPOCHS_NOTE))]
+    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in told)
     notes = f"{notes} {in_training}".strip()
     if scale is None:
         return (

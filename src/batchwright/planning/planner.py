@@ -256,7 +256,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
         rows = [row for row in rows if row.mix.workers > 1] or rows
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
     try:
-        return rows, bends, choose(job, rows, bends, progress, table.error)
+        return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
     except PlanError:
         if job.method not in CYCLED or job.goal.deadline is None:
             raise
@@ -265,7 +265,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
         for row in rows
     ]
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
-    return rows, bends, choose(job, rows, bends, progress, table.error)
+    return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
 
 
 def _predicted(

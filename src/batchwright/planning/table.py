@@ -171,10 +171,15 @@ class Table:
             step += extra.value
             epoch += steps * extra.value
         epochs = self.job.epochs if self.epochs is None else self.epochs(batch)
-        train = epochs * epoch + self.evaluating(mix, epochs)
-        hourly = mix.hourly
+        row = Row(mix, side, totals, batch, steps, step, epoch, epochs, 0.0, None, asked)
+        return self.trained(row, epochs)
+
+    def trained(self, row: Row, epochs: int) -> Row:
+        """A candidate that is trained for so many epochs, and the limits that it misses then."""
+        train = epochs * row.epoch_seconds + self.evaluating(row.mix, epochs)
+        hourly = row.mix.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
-        row = Row(mix, side, totals, batch, steps, step, epoch, epochs, train, cost, asked)
+        row = replace(row, epochs=epochs, train_seconds=train, cost=cost, misses=())
         misses = tuple(self._misses(row))
         return replace(row, misses=misses) if misses else row
 

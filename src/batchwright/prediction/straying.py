@@ -40,9 +40,9 @@ def straying(plan: Plan, epochs: Sequence[EpochRecord]) -> str:
         f"held-out accuracy after epoch {last.epoch + 1} is {percent(measured)}, "
         f"{side} the {low} to {high} that the plan predicted"
     )
-    if last.epoch + 1 == plan.epochs:
-        return told
     now = _moved(end, expected, measured, len(plan.data.classes))
+    if now is None or last.epoch + 1 == plan.epochs:
+        return told
     return f"{told}; at the end about {percent(now)} is expected now, not {percent(end.value)}"
 
 
@@ -55,10 +55,12 @@ def _side(plan: Plan, epoch: EpochRecord) -> str:
     return "below" if epoch.top1 < expected.low else "above"
 
 
-def _moved(end: Estimate, expected: Estimate, measured: float, classes: int) -> float:
-    """Accuracy at the end, a share, by what an epoch was off."""
+def _moved(end: Estimate, expected: Estimate, measured: float, classes: int) -> float | None:
+    """Accuracy at the end, a share, by what an epoch was off; `None` if that tells nothing."""
     off = _logit(measured, classes) - _logit(expected.value, classes)
     wide, wider = (_logit(one.high, classes) - _logit(one.low, classes) for one in (end, expected))
+    if not wider:  # guessing was expected, whose logit may be anything
+        return None
     at = _logit(end.value, classes) + off * min(1.0, (wide / wider) ** 2)
     return 1 / classes + (1 - 1 / classes) / (1 + exp(-at))
 

@@ -153,12 +153,17 @@ def advice_for(
     level = at_level_of(drift.times, profile, plan, drift.stage)
     if level is None:
         return None
-    again, missed = _planned_again(plan, level.profile, drift, epoch, _spent(epochs, drift))
+    spent = _spent(epochs, drift)
+    again, missed = _planned_again(plan, level.profile, drift, epoch, spent)
     new = again.stages[0]
     if new.workers != plan.workers or new.predicted_epoch_seconds is None:
         return None
     followed = [drift.stage.global_batch_size]
     followed += [_batch_from(advice.plan, epoch) for advice in offered[-1:]]
+    if plan.job.goal.target is not None and profile.trials:
+        # With one optimizer's trials and the likeliest epochs the choice is another by itself.
+        unmoved, _ = _planned_again(plan, profile, drift, epoch, spent)
+        followed.append(unmoved.stages[0].global_batch_size)
     if any(_alike(new.global_batch_size, batch) for batch in followed):
         return None
     unchanged = epoch_seconds(level.profile, plan, drift.stage)
