@@ -31,7 +31,8 @@ _ADVICE = {
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
 FAR = 10
-"""Times the epochs stated beyond which none are told: such a law's end is nobody's knowledge."""
+"""Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
+holds so far."""
 
 
 def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:

@@ -18,7 +18,7 @@ from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
 from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
-from batchwright.records.words import counted, size
+from batchwright.records.words import counted, counted_points, size
 
 FAR_OFF = 2.0
 """Times the largest or smallest measured batch from which on a prediction is far from it."""
@@ -81,9 +81,8 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
 
 def _best_words(goal: Goal) -> str:
     if goal.objective == "auto":
-        points = 100 * goal.accuracy_tolerance
-        unit = "point" if points == 1 else "points"
-        return f"quickest candidate within {points:g} {unit} of the most accurate"
+        within = counted_points(goal.accuracy_tolerance)
+        return f"quickest candidate within {within} of the most accurate"
     return "most accurate candidate" if goal.objective == "accuracy" else "best candidate"
 
 
@@ -213,7 +212,9 @@ def _less_accurate(job: Job, choice: Choice) -> str:
         return ""
     if best.accuracy - row.accuracy <= goal.accuracy_tolerance:
         return ""
-    advice = "goal.objective=auto" if goal.objective != "auto" else "leave global_batch to the plan"
+    advice = "leave global_batch to the plan"
+    if goal.objective != "auto":
+        advice = "give goal.objective=auto"
     return (
         f"It is predicted to reach {row.accuracy:.1%} where {best.accuracy:.1%} is to be had in "
         f"{alternatives.share(best.train_seconds, row.train_seconds, 'time')}: {advice}."
@@ -583,8 +584,8 @@ def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
         return Reason(
             choice="accuracy",
             value="not known",
-            why=f"{progress.unknown} Finished runs of this task would tell, in a loop of your own, "
-            "too: `batchwright plan --run RUN`.",
+            why=f"{progress.unknown} Finished runs of this task would tell, also those of a loop of "
+            "your own: `batchwright plan --run RUN`.",
             source="assumed",
         )
     if progress.law is not None:

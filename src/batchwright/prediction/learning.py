@@ -44,7 +44,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchwright.prediction.trainings import Candidate, Observed
+from batchwright.prediction.trainings import (
+    LEAST_LEARNT,
+    Candidate,
+    Observed,
+    above_guessing,
+    with_guessing,
+)
 from batchwright.records import Estimate
 
 Z_975 = 1.96
@@ -59,7 +65,6 @@ the line may bend. Without it the intervals of trainings four times as long held
 FAILED_ERROR = 1.0
 """Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
 
-_LEAST_LEARNT = 0.01  # less than this above guessing is not told from nothing
 _ROUNDS, _SMALL = 50, 1e-6
 _FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
 _MOST_LOG = 60.0  # of samples: more than anybody has
@@ -281,7 +286,7 @@ class LearningModel:
 
     def _share(self, logit: float) -> float:
         """Accuracy at a logit, guessing included."""
-        return 1 / self.classes + (1 - 1 / self.classes) * _unit(logit)
+        return with_guessing(_unit(logit), self.classes)
 
     def _slope(self, logit: float) -> float:
         """Accuracy gained per unit of the logit."""
@@ -410,15 +415,14 @@ def _pull(above: float) -> float:
 
 def _target(one: Observed, classes: int, seed: float) -> tuple[float, float]:
     """Logit u of what was observed, and its standard error."""
-    unit = (one.accuracy - 1 / classes) / (1 - 1 / classes)
-    unit = min(1 - 0.5 / one.held_out, max(_LEAST_LEARNT, unit))
+    unit = above_guessing(one.accuracy, classes, 1 - 0.5 / one.held_out)
     return log(unit / (1 - unit)), _noise(unit, one.held_out, classes, seed)
 
 
 def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:
     """Standard error of logit u: of counting right answers, and from seed to seed."""
-    unit = min(1 - 0.5 / held_out, max(_LEAST_LEARNT, unit))
-    share = 1 / classes + (1 - 1 / classes) * unit
+    unit = min(1 - 0.5 / held_out, max(LEAST_LEARNT, unit))
+    share = with_guessing(unit, classes)
     counted = sqrt(share * (1 - share) / held_out) / ((1 - 1 / classes) * unit * (1 - unit))
     return sqrt(counted**2 + seed**2)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
+from batchwright.planning.resolution import ONE_BATCH
 from batchwright.planning.splicing import spliced
 from batchwright.records import Estimate, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
@@ -185,7 +186,7 @@ def _can_change(plan: Plan) -> bool:
     """
     return (
         supported(plan)
-        and plan.method in ("plain", "dynamic-batch")
+        and plan.method in ONE_BATCH
         and plan.job.global_batch == "auto"
         and len({stage.resolution for stage in plan.stages}) == 1
     )
