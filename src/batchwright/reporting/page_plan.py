@@ -107,13 +107,7 @@ def accuracy_chart(plan: Plan) -> str:
         x,
         linear_axis("predicted accuracy (%)", picture.percents, from_zero=False),
         series,
-        [
-            Band(
-                within,
-                "green",
-                ((x.low, low, high), (x.high, low, high)),
-            )
-        ],
+        [Band(within, "green", ((x.low, low, high), (x.high, low, high)))],
         candidates_table(plan),
     )
     drawn = [
@@ -134,7 +128,7 @@ def accuracy_chart(plan: Plan) -> str:
     ]
     table = markup.table(
         "The most accurate in the time, with 95 % intervals",
-        ["cluster", "batch", "training", "accuracy (%)", "it is"],
+        ["cluster", "batch", "training", "accuracy (%)", ""],
         rows,
     )
     return markup.pair(chart, f"<div>{table}</div>")
