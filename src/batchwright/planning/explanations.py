@@ -584,8 +584,8 @@ def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
         return Reason(
             choice="accuracy",
             value="not known",
-            why=f"{progress.unknown} Finished runs of this task would tell, also those of a loop of "
-            "your own: `batchwright plan --run RUN`.",
+            why=f"{progress.unknown} Finished runs of this task would tell, also those of a loop "
+            "of your own: `batchwright plan --run RUN`.",
             source="assumed",
         )
     if progress.law is not None:
