@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmarks.epoch_curves import Shortfall, fitted
+from benchmarks.epoch_curves import Shortfall, fitted, law_of
 
 from batchwright.cli_words import result
 from batchwright.planning.planner import make_plan
@@ -161,6 +161,11 @@ def test_the_lines_of_a_run_hold_the_prediction_and_say_so(tmp_path):
     said = joined(epoch_words(lines[0], brief=False, simulated=False))
     assert "accuracy 20.0 % (predicted 25.0 % to 35.0 %)" in said
     assert "predicted 25" not in joined(epoch_words(lines[0], brief=True, simulated=False))
+
+
+def test_what_the_benchmark_rests_on_is_at_the_rate_of_a_plan():
+    seen = law_of("digits").observed
+    assert len({one.training for one in seen}) == len(seen) > 10  # nothing at several rates
 
 
 # -------------------------------------------------------------------------------------- the report
