@@ -568,9 +568,10 @@ def rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt |
     if len({1.0, *scales}) == 1:
         return ""
     best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
+    whence = "Trials and runs" if learnt.runs else "Trials"
     told = (
-        f"Trials at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued by "
-        f"the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
+        f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
+        f"by the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
         f"the usual one {usual:.1%}."
     )
     if (failing := model.least_failing(optimizer)) < inf:
