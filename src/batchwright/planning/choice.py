@@ -179,9 +179,8 @@ class Progress:
             return None
         most = most or self.planned
         if (batch, most) not in self._needed:
-            found = self._fewest_by_trials(batch, most)
-            if not self.by_trials(batch):
-                found = self._fewest_by_runs(batch, most)
+            fewest = self._fewest_by_trials if self.by_trials(batch) else self._fewest_by_runs
+            found = fewest(batch, most)
             self._needed[batch, most] = found and max(found, self.least or 1)
         return self._needed[batch, most]
 

@@ -133,7 +133,7 @@ def make_plan(
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
     unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
-    if goal.objective == "knee" != job.goal.objective:
+    if goal.objective == "knee" and job.goal.objective != "knee":
         unknown += " So goal.objective=auto goes by time alone, as knee does."
     progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
     table = Table(

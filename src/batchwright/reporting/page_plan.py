@@ -128,7 +128,7 @@ def accuracy_chart(plan: Plan) -> str:
     ]
     table = markup.table(
         "The most accurate in the time, with 95 % intervals",
-        ["cluster", "batch", "training", "accuracy (%)", ""],
+        ["cluster", "batch", "training", "accuracy (%)", "it is"],
         rows,
     )
     return markup.pair(chart, f"<div>{table}</div>")

@@ -156,7 +156,7 @@ class Comparison:
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measured seconds fell inside the predicted interval."""
+        """Whether what was measured lies inside the predicted interval."""
         if self.predicted is None or self.measured is None:
             return None
         return self.predicted.low <= self.measured <= self.predicted.high

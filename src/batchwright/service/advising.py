@@ -205,7 +205,7 @@ def _planned_again(
         spent: Seconds that will be gone by then.
     """
     goal, left = plan.job.goal, plan.epochs - epoch
-    # What is learnt in the rest is no training of its own, which trials would tell of.
+    # Trials tell of whole trainings, so candidates are compared over all epochs.
     judged = plan.epochs if profile.trials else left
     asked = plan.job.warmup_epochs  # of the whole run, whose rule of the rate stays
     rest: dict[str, Any] = {
@@ -223,7 +223,7 @@ def _planned_again(
     told, found = "", None
     if all(value > 0 for value in limits.values()):
         try:
-            # Its epochs were chosen with certainty to spare; now the likeliest count.
+            # Epochs were chosen with a margin; for the rest the likeliest number counts.
             aims = {**limits, "confidence": 0.5}
             found = make_plan(profile, with_workers_of(plan, goal=aims, **rest))
         except PlanError:
