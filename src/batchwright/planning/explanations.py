@@ -458,7 +458,7 @@ def training_time(job: Job, prediction: Prediction) -> Reason:
     """The whole training and what it costs, against the limits."""
     time, cost = prediction.train_seconds, prediction.cost
     value = "" if time is None else f"{time.value:.3g} s ({time.low:.3g} to {time.high:.3g})"
-    why = f"{job.epochs} epochs, and the evaluations among them."
+    why = f"{counted(job.epochs, 'epoch')}, with evaluations."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
     if cost is not None:
@@ -533,18 +533,22 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
     why = f"To goal.accuracy={job.goal.accuracy:g}, {whence}."
     if progress.chooses:
         why += (
-            f" The plan trains {counted(job.epochs, 'epoch')}, which reach it with probability "
-            f"{job.goal.confidence:g}, of epochs={progress.planned} at most; training ends with "
-            "the first evaluation that reaches it."
+            f" The plan trains {counted(job.epochs, 'epoch')}, of epochs={progress.planned} at "
+            f"most: the fewest that reach it with probability {job.goal.confidence:g}. Training "
+            "ends with the first evaluation that reaches it."
         )
     elif epochs.value > job.epochs:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"
         why += f" The job trains only {job.epochs}: {enough}."
-    value = f"{epochs.value:.3g} ({epochs.low:.3g} to {epochs.high:.3g})"
-    if epochs.value > most:
-        value = f"more than {most}"
-    elif epochs.high > most:
-        value = f"{epochs.value:.3g} ({epochs.low:.3g} to more than {most})"
+
+    def told(count: float) -> str:
+        if count > most:
+            return f"more than {most}"
+        return "less than 1" if count < 1 else f"{count:.3g}"
+
+    value = told(epochs.value)
+    if epochs.value <= most:
+        value += f" ({told(epochs.low)} to {told(epochs.high)})"
     return (Reason(choice="epochs to target", value=value, why=why, source="predicted"),)
 
 
@@ -552,9 +556,9 @@ def _by_trials(job: Job, learnt: Learnt) -> str:
     trials = len(learnt.model.observed) - learnt.runs
     runs = f" and {counted(learnt.runs, 'run')} given" if learnt.runs else ""
     told = (
-        f"Held out, after {job.epochs} epochs: {counted(trials, 'trial')}, short trainings of "
-        f"up to {learnt.longest:,} images{runs}, continued by the law of learning and by what "
-        "other tasks showed. The interval is for one seed."
+        f"Held out, after {counted(job.epochs, 'epoch')}: {counted(trials, 'trial')}, short "
+        f"trainings of up to {learnt.longest:,} images{runs}, continued by the law of learning and "
+        "by what other tasks showed. The interval is for one seed."
     )
     return f"{told} {learnt.note}".rstrip()
 
@@ -592,7 +596,9 @@ def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
     if progress.law is not None:
         why = _by_trials(job, progress.law)
     else:
-        why = f"Held out, after {job.epochs} epochs, by the runs given at equal progress."
+        why = (
+            f"Held out, after {counted(job.epochs, 'epoch')}, by the runs given at equal progress."
+        )
     until = progress.accuracy_until(batch, job.epochs)
     if until is not None:
         why += (
