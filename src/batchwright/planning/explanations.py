@@ -458,7 +458,7 @@ def training_time(job: Job, prediction: Prediction) -> Reason:
     """The whole training and what it costs, against the limits."""
     time, cost = prediction.train_seconds, prediction.cost
     value = "" if time is None else f"{time.value:.3g} s ({time.low:.3g} to {time.high:.3g})"
-    why = f"{counted(job.epochs, 'epoch')}, with evaluations."
+    why = f"{counted(job.epochs, 'epoch')}, and the evaluations among them."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
     if cost is not None:
