@@ -182,7 +182,7 @@ def test_most_of_a_batchs_runs_say_whether_it_reaches_the_target():
     assert one.epochs(64) is None
     assert one.misses_target(64)
     assert not one.misses_target(32)
-    assert any("not known from runs, for 2 of 3 run(s) with batch 64" in note for note in one.notes)
+    assert any("not known, for 2 of 3 run(s) with batch 64" in note for note in one.notes)
     both = fit_progress(None, base_batch=64, target=HALF, runs=[reached, reached, missed])
     assert both.epochs(64).value == pytest.approx((9.5 + 9.5 + 10) / 3, rel=0.01)
     assert any("1 of 3 run(s) with batch 64" in note for note in both.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import hypot, isclose, log, sqrt
+from math import hypot, isclose, sqrt
 from statistics import fmean, stdev
 
 from batchwright.errors import PlanError
@@ -16,7 +16,7 @@ from batchwright.planning.recipe import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import CYCLED, ONE_BATCH
 from batchwright.prediction.outcomes import epochs_to
 from batchwright.prediction.quality import SEED_ERROR, ProgressModel, fit_progress
-from batchwright.prediction.trainings import OFFSET_DIGITS, Observed
+from batchwright.prediction.trainings import Observed, offset_of
 from batchwright.records import GradientNoise, Job, Profile, RunSummary
 
 
@@ -53,8 +53,8 @@ class Experience:
     def observed(self) -> list[tuple[Job, Observed]]:
         """Runs that trained as trials do, with the job of each.
 
-        To their end, with one batch at the rate that a plan would give it, nothing scaled by
-        gradient noise.
+        To their end, with one batch at the rate that a plan would give it, or at one that trials
+        found, nothing scaled by gradient noise.
         """
         found = []
         for run in self.runs:
@@ -64,14 +64,10 @@ class Experience:
                 continue
             scaled = plan.ags is not None or plan.learning_rate.scaling == "gain"
             if _ended(run) and self._at_its_rate(run) and not scaled:
-                seen = Observed(
-                    plan.update,
-                    batches.pop(),
-                    sum(epoch.samples for epoch in run.epochs),
-                    last.top1,
-                    last.val_count,
-                    round(log(plan.learning_rate.tried), OFFSET_DIGITS),
-                )
+                samples = sum(epoch.samples for epoch in run.epochs)
+                batch = batches.pop()
+                offset = offset_of(plan.learning_rate.tried)
+                seen = Observed(plan.update, batch, samples, last.top1, last.val_count, offset)
                 found.append((plan.job, seen))
         return found
 

@@ -533,9 +533,9 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
     why = f"To goal.accuracy={job.goal.accuracy:g}, {whence}."
     if progress.chooses:
         why += (
-            f" The plan trains {counted(job.epochs, 'epoch')}, of epochs={progress.planned} at "
-            f"most: the fewest that reach it with probability {job.goal.confidence:g}. Training "
-            "ends with the first evaluation that reaches it."
+            f" The plan trains {counted(job.epochs, 'epoch')} to reach it with probability "
+            f"{job.goal.confidence:g}, of epochs={progress.planned} at most; training ends with "
+            "the first evaluation that reaches it."
         )
     elif epochs.value > job.epochs:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"

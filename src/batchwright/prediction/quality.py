@@ -360,7 +360,7 @@ def _epochs_note(
     if not found.reached:
         best = max((accuracy for run in runs for _, accuracy in run.curve[1:]), default=None)
         why = "no run was given" if best is None else f"the runs given reached {best:.1%} at most"
-        return f"{head}: not known from runs, for {found.note or why}"
+        return f"{head}: not known, for {found.note or why}"
     if law is not None:
         form = "sqrt(B)" if law.power == 0.5 else "B"
         batches = ", ".join(map(str, found.reached))

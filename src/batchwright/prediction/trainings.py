@@ -64,6 +64,11 @@ class Candidate(NamedTuple):
     offset: float = 0.0
 
 
+def offset_of(ratio: float) -> float:
+    """Offset of a rate, by it over the usual one."""
+    return round(log(ratio), OFFSET_DIGITS)
+
+
 def of_trials(trials: Iterable[Trial]) -> list[Observed]:
     """What trials showed."""
     return [
@@ -73,7 +78,7 @@ def of_trials(trials: Iterable[Trial]) -> list[Observed]:
             one.samples,
             one.accuracy,
             one.held_out,
-            round(log(one.rate / one.usual_rate), OFFSET_DIGITS),
+            offset_of(one.rate / one.usual_rate),
             one.loss is None,
         )
         for one in trials
