@@ -159,10 +159,10 @@ def invented(classes: int, seed: int, *, apart: bool) -> LearningModel:
     return replace(blank, _mean=numbers)
 
 
-def simulated(task: LearningModel, images: int, epochs: int, *, rates: bool, seed: int) -> float:
-    """Regret on an invented task, in points."""
-    noise, size = np.random.default_rng(seed), images / 20_000
-    question = Question(
+def invented_question(task: LearningModel, images: int, epochs: int, **more: Any) -> Question:
+    """What is to be decided of an invented task; an epoch takes as long as it has images."""
+    size = images / 20_000
+    return Question(
         arms=tuple(Arm(batch, 1, batch, size * one) for batch, one in EPOCH_SECONDS.items()),
         optimizers=OPTIMIZERS,
         epochs=epochs,
@@ -170,9 +170,15 @@ def simulated(task: LearningModel, images: int, epochs: int, *, rates: bool, see
         classes=task.classes,
         tolerance=TOLERANCE,
         judging_seconds=0.15 * size,
-        rates=rates,
+        **more,
     )
-    budget = left = SHARE * epochs * EPOCH_SECONDS[256] * size
+
+
+def trials_of(task: LearningModel, question: Question, seed: int) -> tuple[list[Observed], float]:
+    """Trials of an invented task within a share of its training's time, and their seconds."""
+    noise = np.random.default_rng(seed)
+    epoch = EPOCH_SECONDS[256] * question.samples / 20_000
+    budget = left = SHARE * question.epochs * epoch
     seen = list[Observed]()
     while (wanted := question.next_trial(seen, budget=budget, left=left)) is not None:
         guess = 1 / task.classes
@@ -182,6 +188,13 @@ def simulated(task: LearningModel, images: int, epochs: int, *, rates: bool, see
         reached = float(right / question.held_out)
         seen.append(Observed(*wanted.training[:3], reached, question.held_out, wanted.offset))
         left -= wanted.seconds
+    return seen, budget - left
+
+
+def simulated(task: LearningModel, images: int, epochs: int, *, rates: bool, seed: int) -> float:
+    """Regret on an invented task, in points."""
+    question = invented_question(task, images, epochs, rates=rates)
+    seen, _ = trials_of(task, question, seed)
     model = fit_learning(seen, classes=task.classes, optimizers=OPTIMIZERS)
     options = {
         Candidate(name, batch, images * epochs, model.offset(name)): EPOCH_SECONDS[batch]

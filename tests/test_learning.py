@@ -612,6 +612,48 @@ def test_one_candidate_needs_no_trial():
     assert asks.next_trial([], budget=100, left=100) is None
 
 
+def test_a_target_takes_trials_that_save_more_training_than_they_take():
+    asks = question(epochs=24, target=0.6)
+    _, made = asked(asks, budget=60.0)
+    assert made
+    assert sum(one.seconds for one in made) <= 60.0
+    assert made[0].optimizer == "muon"
+    dear = question(epochs=1, target=0.6, judging_seconds=30.0)
+    assert dear.next_trial([], budget=1000, left=1000) is None
+
+
+def test_a_target_that_is_known_well_takes_no_trial():
+    sure = [
+        Observed(one.optimizer, one.batch, one.samples, one.accuracy, 10**6) for one in measured()
+    ] * 30
+    asks = question(target=0.6)
+    assert asks.next_trial(sure, budget=100, left=100) is None
+
+
+def test_a_target_that_is_no_better_than_guessing_takes_no_trial():
+    assert question(target=0.05).next_trial([], budget=100, left=100) is None
+
+
+def test_the_error_of_an_aim_after_a_trial_is_known_before_it():
+    known = measured()[:2]
+    model = fit_learning(known, classes=CLASSES)
+    trial = Candidate("sgd", 64, max(one.samples for one in known))
+    aim = model.aim("sgd", 128, 0.6)
+    told = model.aim_error(aim, trial, 1000)
+    seen = Observed(*trial[:3], model.accuracy(trial).value, 1000)
+    later = fit_learning([*known, seen], classes=CLASSES)
+    assert told < model.aim_error(aim)
+    assert later.aim_error(later.aim("sgd", 128, 0.6)) == pytest.approx(told, rel=0.05)
+
+
+@pytest.mark.parametrize("confidence", [0.05, 0.5, 0.8, 0.99])
+def test_what_is_surely_reached_is_reached_with_that_probability(confidence):
+    model, training = truth(), Candidate("muon", 128, 60_000)
+    surely = model.surely(training, confidence)
+    assert model.probability(training, surely) == pytest.approx(confidence)
+    assert model.probability(training, 0.05) == 1
+
+
 # ---------------------------------------------------------------------------------------- reports
 
 

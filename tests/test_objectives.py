@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from batchwright.documents import read_record, write_record
 from batchwright.errors import PlanError
+from batchwright.planning.choice import LEAST_CHANCE
 from batchwright.planning.inputs import idle_keys
 from batchwright.planning.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
@@ -213,9 +214,17 @@ def accuracy_to_give(said):
 
 def test_more_epochs_are_named_where_they_would_do():
     with pytest.raises(PlanError, match=r"or epochs=(\d+)$") as caught:
-        planned(accuracy=0.5, epochs=10)
+        planned(accuracy=0.5, epochs=3)
     enough = int(str(caught.value).rpartition("=")[2])
     assert planned(accuracy=0.5, epochs=enough).epochs <= enough
+
+
+def test_a_target_that_no_epochs_are_sure_to_reach_is_tried_with_the_most():
+    plan = planned(accuracy=0.5, epochs=10)
+    assert plan.epochs == 10
+    why = reason(plan, "epochs to target").why
+    chance = float(re.search(r"they reach it with probability ([0-9.]+), not 0.8", why)[1])
+    assert LEAST_CHANCE <= chance < 0.8
 
 
 def test_a_deadline_before_the_target_names_what_is_to_be_had_in_it():

@@ -238,8 +238,8 @@ def test_the_budget_is_kept_and_used(drift, sample_seconds):
         assert profile.probe_seconds >= 30 * 0.8
 
 
-@pytest.mark.parametrize(("epochs", "seconds"), [(1, 5), (8, 10), (100, 20)])
-def test_a_probe_takes_as_long_as_the_training_within_limits(epochs, seconds):
+@pytest.mark.parametrize(("epochs", "seconds"), [(1, 5), (100, 10), (400, 20)])
+def test_a_probe_takes_a_tenth_of_the_training_within_limits(epochs, seconds):
     """50,000 images take 1.25 s on two workers, at best."""
     machine = Machine(drift=0.1, sample_seconds=0.00005, latency=0.0)
     profile = measured_on(machine, epochs=epochs, probe=ProbeSettings())

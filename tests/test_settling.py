@@ -346,7 +346,7 @@ def test_rows_of_one_resolution_share_a_pair_and_others_have_their_own():
 
 @pytest.mark.parametrize(
     ("asked", "epochs", "budget"),
-    [("auto", 1, 5.0), ("auto", 8, 8.0), ("auto", 100, 20.0), (3.0, 100, 3.0)],
+    [("auto", 1, 5.0), ("auto", 80, 8.0), ("auto", 1000, 20.0), (3.0, 1000, 3.0)],
 )
 def test_pairs_are_measured_by_the_budget_of_a_probe_of_this_training(
     asked, epochs, budget, tmp_path, monkeypatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import ceil, floor, inf, isfinite, sqrt
+from math import ceil, floor, inf, isfinite, log, sqrt
 from operator import attrgetter, le
 from statistics import NormalDist
 
@@ -30,6 +30,8 @@ _ADVICE = {
 }
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
+LEAST_CHANCE = 0.1
+"""Probability of reaching its target below which a training is refused."""
 FAR = 10
 """Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
 holds so far."""
@@ -206,6 +208,22 @@ class Progress:
         training = self.learnt.candidate(self.optimizer(batch), batch, epochs)
         return self.learnt.model.surely(training, self.confidence)
 
+    def chance(self, batch: int) -> float:
+        """Probability that all planned epochs reach the target; 0 where nothing tells."""
+        if self.target is None:
+            return 0.0
+        if self.learnt is not None and self.by_trials(batch):
+            training = self.learnt.candidate(self.optimizer(batch), batch, self.planned)
+            return self.learnt.model.probability(training, self.target)
+        epochs = self.epochs(batch)
+        if epochs is None:
+            return 0.0
+        if epochs.high <= epochs.value:
+            return float(epochs.value <= self.planned)
+        # The interval is of 95 %, and normal in the logarithm.
+        error = log(epochs.high / epochs.value) / NormalDist().inv_cdf(0.975)
+        return NormalDist().cdf(log(self.planned / epochs.value) / error)
+
     def trained(self, batch: int) -> int:
         """Epochs that a candidate with such a batch is trained."""
         return self.needed(batch) or self.planned
@@ -357,10 +375,12 @@ def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
     """That a candidate does not reach the target within the epochs, if so."""
     if not progress.chooses or progress.needed(row.batch) is not None:
         return ()
+    if progress.chance(row.batch) >= LEAST_CHANCE:
+        return ()
     reached, target = progress.reached(row.batch), progress.target or 0.0
     text = (
-        f"is not known to reach goal.accuracy={target:g} with probability "
-        f"{progress.confidence:g} in {counted(progress.planned, 'epoch')}"
+        f"has no chance of {LEAST_CHANCE:.0%} to reach goal.accuracy={target:g} in "
+        f"{counted(progress.planned, 'epoch')}"
     )
     times = max(1.0, target / reached.value) if reached and reached.value else inf
     return (Miss("goal.accuracy", text, times),)
@@ -514,12 +534,16 @@ def _by_time(row: Row) -> tuple[float, int, str, int]:
 def target_seconds(row: Row, progress: Progress) -> float:
     """Seconds of training to the target: of the epochs that were chosen for it.
 
+    Where these are all that may be trained, and are not sure to reach it: over their chance.
     Where the plan does not choose them, evaluation aside: those of an epoch over its progress.
     Where nothing tells how many epochs it takes: for the progress that an epoch with the base batch
     makes. Infinite where the target is not reached, or runs speak against such a batch.
     """
+    if progress.chooses and progress.needed(row.batch) is not None:
+        return row.train_seconds
     if progress.chooses:
-        return inf if progress.needed(row.batch) is None else row.train_seconds
+        chance = progress.chance(row.batch)
+        return row.train_seconds / chance if chance else inf
     return row.epoch_seconds * (progress.relative_epochs(row.batch) or 1.0)
 
 
@@ -607,11 +631,12 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress) -> str:
     reached, seconds, epochs, row = min(
         (one for one in found if one[0].value >= least), key=lambda one: (one[1], one[3].order)
     )
-    sure = progress.sure(row.batch, epochs)
+    limited = {miss.limit: None for miss in row.misses if miss.limit != "goal.accuracy"}
+    # In fewer epochs than may be trained, only what is sure counts.
+    sure = progress.sure(row.batch, epochs) if limited else reached.value
     advice = "a lower goal.accuracy"
     if sure is not None:
         advice = f"goal.accuracy={floor(1000 * sure) / 1000:g} or less"
-    limited = {miss.limit: None for miss in row.misses if miss.limit != "goal.accuracy"}
     if limited:
         advice += f", or raise {' and '.join(limited)}"
     else:
@@ -619,8 +644,8 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress) -> str:
         advice += ", or more epochs" if enough is None else f", or epochs={enough}"
     within = [f"epochs={progress.planned}", *(f"{one}={_limit(goal, one):g}" for one in limited)]
     return (
-        f"no candidate reaches goal.accuracy={progress.target:g} with probability "
-        f"{progress.confidence:g} within {' and '.join(within)}; the best to be had is "
+        f"no candidate has a chance of {LEAST_CHANCE:.0%} to reach "
+        f"goal.accuracy={progress.target:g} within {' and '.join(within)}; the best to be had is "
         f"{reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), with "
         f"{progress.optimizer(row.batch)}, global batch {row.batch} and {row.mix.workers} "
         f"worker(s) in {counted(epochs, 'epoch')}, {duration(seconds)}: give {advice}"

@@ -229,6 +229,15 @@ def _why_asked(choice: Choice, goal: Goal) -> str:
     return f"{why}.{_instead(choice)}"
 
 
+def _how_sure(batch: int, progress: Progress) -> str:
+    """With which probability the epochs that the plan trains reach the target, in words."""
+    asked = f"{progress.confidence:g} (goal.confidence)"
+    if progress.needed(batch) is not None:
+        return f"the fewest that reach it with probability {asked}"
+    chance = f"with probability {progress.chance(batch):.2g}"
+    return f"the most that may be trained: they reach it {chance}, not {asked}"
+
+
 def _why_target(row: Row, goal: Goal, progress: Progress) -> str:
     epochs = progress.epochs(row.batch)
     aim = f"goal.accuracy={goal.accuracy:g}"
@@ -237,8 +246,7 @@ def _why_target(row: Row, goal: Goal, progress: Progress) -> str:
     if progress.chooses:
         return (
             f"The least predicted {goal.least} to {aim}: {counted(row.epochs, 'epoch')} of "
-            f"{row.epoch_seconds:.3g} s, the fewest that reach it with probability "
-            f"{goal.confidence:g} (goal.confidence).{more}"
+            f"{row.epoch_seconds:.3g} s, {_how_sure(row.batch, progress)}.{more}"
         )
     if epochs is not None:
         return (
@@ -533,9 +541,9 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
     why = f"To goal.accuracy={job.goal.accuracy:g}, {whence}."
     if progress.chooses:
         why += (
-            f" The plan trains {counted(job.epochs, 'epoch')} to reach it with probability "
-            f"{job.goal.confidence:g}, of epochs={progress.planned} at most; training ends with "
-            "the first evaluation that reaches it."
+            f" The plan trains {counted(job.epochs, 'epoch')} of epochs={progress.planned} at "
+            f"most, {_how_sure(batch, progress)}; training ends with the first evaluation that "
+            "reaches it."
         )
     elif epochs.value > job.epochs:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"

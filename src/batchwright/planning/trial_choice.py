@@ -5,6 +5,10 @@ lose is, for each other candidate, by how much more accurate that one may be tha
 trial is worth what it takes off that doubt, and costs its seconds; where it lies matters, not what
 comes of it, so it can be judged before it is made (Chaloner and Verdinelli 1995, Bayesian
 experimental design). Another learning rate is another candidate, as quick as the usual one.
+
+Where an accuracy is to be reached, the decision is the quickest candidate and how long it is to be
+trained. A trial saves time there in two ways: less is trained to be sure, and another candidate may
+prove quicker. It is made if that is more than it takes.
 """
 
 from __future__ import annotations
@@ -12,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import erf, exp, inf, log, pi, sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 from batchwright.planning.optimizer import OptimizerName
-from batchwright.prediction.learning import LearningModel, fit_learning
+from batchwright.prediction.learning import Aim, LearningModel, fit_learning
 from batchwright.prediction.trainings import OFFSET_DIGITS, Candidate, Observed
 
 LEAST_STEPS = 25
 """Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch
 normalization have not settled."""
 LEAST_SAMPLES = 512
+LEAST_BATCH = 16
+"""The law is known from 32 on; statistics of normalization over a few samples are others."""
 HELD_OUT = 1000
 """Most images that a trial is judged on."""
 HELD_OUT_SHARE = 0.1
@@ -36,6 +43,7 @@ MOST_RATE_STEPS = 3
 
 _LONGEST = 1 / 3  # of the budget: three trials tell of slope and level, one of neither
 _SHORTER = (1, 2, 4)  # a trial may be so many times shorter than the longest
+_LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)  # there each has to pay
 
 
 class Arm(NamedTuple):
@@ -101,6 +109,8 @@ class Question:
         tolerance: Accuracy that is given up for time, a share.
         judging_seconds: What judging a trial takes.
         rates: Whether the learning rate is open, too.
+        target: Accuracy to reach, a share; `None`: what counts is accuracy after all epochs.
+        confidence: Probability with which it is to be reached.
     """
 
     arms: tuple[Arm, ...]
@@ -111,6 +121,8 @@ class Question:
     tolerance: float
     judging_seconds: float
     rates: bool = False
+    target: float | None = None
+    confidence: float = 0.8
 
     @property
     def held_out(self) -> int:
@@ -121,7 +133,7 @@ class Question:
     def least_budget(self) -> float:
         """Seconds that do for a trial at some batch; infinite where the training is too short."""
         found = [
-            self._seconds(arm, samples) / _LONGEST
+            self._seconds(arm, samples) / self._longest
             for arm in self.arms
             if (samples := -(-_least_samples(arm) // arm.batch) * arm.batch)
             <= self.epochs * self.samples
@@ -142,6 +154,17 @@ class Question:
             return None
         model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
         offsets = {name: self.offsets(model, name) for name in self.optimizers}
+        made = {one.training for one in observed}  # the same again would end the same
+        trials = [
+            one
+            for one in self._affordable(budget, offsets)
+            if one.seconds <= left
+            and one.training not in made
+            # A rate tells little of itself beside none.
+            and (not one.offset or one.optimizer in {name for name, *_ in made})
+        ]
+        if self.target is not None:
+            return self._saving_most(model, trials, offsets, self.target)
         trainings = {
             Candidate(name, arm.batch, self.epochs * self.samples, offset): arm.epoch_seconds
             for arm in self.arms
@@ -160,21 +183,59 @@ class Question:
         doubted = max(losses, key=losses.__getitem__, default=None)
         if doubted is None or losses[doubted] < SETTLED:
             return None
-        made = {one.training for one in observed}  # the same again would end the same
         return max(
-            (
-                one
-                for one in self._affordable(budget, offsets)
-                if one.seconds <= left
-                and one.training not in made
-                # A rate tells little of itself beside none.
-                and (not one.offset or one.optimizer in {name for name, *_ in made})
-            ),
+            trials,
             key=lambda one: (
                 model.would_tell(one.training, self.held_out, chosen, doubted) / one.seconds
             ),
             default=None,
         )
+
+    def _saving_most(
+        self,
+        model: LearningModel,
+        trials: Sequence[Wanted],
+        offsets: Mapping[OptimizerName, Sequence[float]],
+        target: float,
+    ) -> Wanted | None:
+        """The trial that saves most seconds of training to the target beyond its own, if any."""
+        sure = NormalDist().inv_cdf(self.confidence)
+        aims = [
+            (log(aim.samples * self._each(arm)), aim, offset == model.offset(name), arm)
+            for arm in self.arms
+            for name in self.optimizers
+            for offset in {model.offset(name), *offsets[name]}
+            if (aim := model.aim(name, arm.batch, target, offset))
+        ]
+        if not aims:
+            return None
+
+        # Log seconds to reach it for sure.
+        surely = [seconds + sure * model.aim_error(aim) for seconds, aim, *_ in aims]
+        chosen = min((at for at, one in enumerate(aims) if one[2]), key=surely.__getitem__)
+        expected, aim, _, arm = aims[chosen]
+        most = self.epochs * self.samples * self._each(arm)  # no longer is it trained
+
+        def trained(log_seconds: float) -> float:
+            return most / (1 + exp(log(most) - log_seconds))  # it ends at the most by and by
+
+        def saved(trial: Wanted) -> float:
+            at = trial.training
+            after = expected + sure * model.aim_error(aim, at, self.held_out)
+            gain = trained(surely[chosen]) - trained(after)
+            other = max(
+                _expected_above(surely[chosen] - later, self._moved(model, at, one, aim), 0.0)
+                for later, (_, one, *_) in zip(surely, aims, strict=True)
+            )
+            return gain + trained(surely[chosen]) * (1 - exp(-other)) - trial.seconds
+
+        best = max(trials, key=saved, default=None)
+        return best if best is not None and saved(best) > 0 else None
+
+    def _moved(self, model: LearningModel, trial: Candidate, one: Aim, other: Aim) -> float:
+        """Standard deviation by which a trial moves the ratio of two aims, in logarithms."""
+        apart = one.by_parameters - other.by_parameters
+        return sqrt(model.told(trial, self.held_out, apart))
 
     def offsets(self, model: LearningModel, name: OptimizerName) -> list[float]:
         """Rates to weigh: those tried, the usual one, and one beyond an end that is best."""
@@ -196,11 +257,11 @@ class Question:
         self, budget: float, offsets: Mapping[OptimizerName, Sequence[float]]
     ) -> Iterator[Wanted]:
         for arm in self.arms:
-            each = self._seconds(arm, 1) - self.judging_seconds
             most = min(
-                (_LONGEST * budget - self.judging_seconds) / each, self.epochs * self.samples
+                (self._longest * budget - self.judging_seconds) / self._each(arm),
+                self.epochs * self.samples,
             )
-            for times in _SHORTER:
+            for times in _SHORTER if self.target is None else _SHORTER_TO_TARGET:
                 samples = int(most / times) // arm.batch * arm.batch
                 if samples >= _least_samples(arm):
                     seconds = self._seconds(arm, samples)
@@ -210,8 +271,16 @@ class Question:
 
     def _seconds(self, arm: Arm, samples: int) -> float:
         """What a trial takes."""
-        each = arm.slowness * arm.epoch_seconds / self.samples
-        return samples * each + self.judging_seconds
+        return samples * self._each(arm) + self.judging_seconds
+
+    def _each(self, arm: Arm) -> float:
+        """Seconds of training for each sample, here."""
+        return arm.slowness * arm.epoch_seconds / self.samples
+
+    @property
+    def _longest(self) -> float:
+        """Of the time for all trials, what the longest may take."""
+        return _LONGEST if self.target is None else _LONGEST_TO_TARGET
 
 
 def _least_samples(arm: Arm) -> int:

@@ -61,6 +61,8 @@ REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 FORM_ERROR = 0.25
 """Standard error of logit u for each e-fold beyond the longest training that was observed, by which
 the line may bend. Without it the intervals of trainings four times as long held 28 of 42."""
+SHORTER_ERROR = 0.1
+"""The same of what was observed, for each e-fold below the longest, which so counts for more."""
 
 FAILED_ERROR = 1.0
 """Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
@@ -118,6 +120,20 @@ PRIOR = Prior(
 """Means and spreads over seven tasks, of SGD and Muon (docs/log.md); AdamW was not among them."""
 
 
+class Aim(NamedTuple):
+    """A training that ends at an accuracy.
+
+    Attributes:
+        samples: It takes.
+        by_parameters: Derivatives of their logarithm by the law's parameters.
+        slope: Of logit u in that logarithm.
+    """
+
+    samples: float
+    by_parameters: np.ndarray
+    slope: float
+
+
 @dataclass(frozen=True)
 class LearningModel:
     """Accuracy of trainings of one task, with its error.
@@ -145,6 +161,15 @@ class LearningModel:
         middle, row = self._at(candidate)
         below = NormalDist().inv_cdf(confidence) * self._error(row, candidate.samples)
         return self._share(middle - below)
+
+    def probability(self, candidate: Candidate, accuracy: float) -> float:
+        """That a single seed reaches an accuracy; 1 where that is no better than guessing."""
+        unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
+        if not 0 < unit < 1:
+            return float(unit <= 0)
+        middle, row = self._at(candidate)
+        above = middle - log(unit / (1 - unit))
+        return NormalDist().cdf(above / self._error(row, candidate.samples))
 
     def counted(self, candidate: Candidate, short: Normal, held_out: int | None) -> Estimate:
         """Accuracy of a training that falls short of whole ones, as an evaluation would count it.
@@ -176,12 +201,11 @@ class LearningModel:
 
         Beyond all that was observed it is a guess, and the interval says so: it may span decades.
         """
-        found = self._reaching(optimizer, batch, accuracy)
-        if found is None:
+        aim = self.aim(optimizer, batch, accuracy)
+        if aim is None:
             return None
-        samples, row, slope = found
-        off = exp(min(_MOST_LOG, Z_975 * self._error(row, samples) / slope))
-        return _estimate(samples, samples / off, samples * off)
+        off = exp(min(_MOST_LOG, Z_975 * self.aim_error(aim)))
+        return _estimate(aim.samples, aim.samples / off, aim.samples * off)
 
     def samples_compared(
         self, one: tuple[str, int], other: tuple[str, int], accuracy: float
@@ -190,12 +214,11 @@ class LearningModel:
 
         Scatter from seed to seed is not in it.
         """
-        found, others = (self._reaching(*pair, accuracy) for pair in (one, other))
+        found, others = (self.aim(*pair, accuracy) for pair in (one, other))
         if found is None or others is None:
             return None
-        apart = found[1] / found[2] - others[1] / others[2]
-        error = sqrt(max(0.0, float(apart @ self._covariance @ apart)))
-        ratio, off = found[0] / others[0], exp(min(_MOST_LOG, Z_975 * error))
+        error = sqrt(self._variance(found.by_parameters - others.by_parameters))
+        ratio, off = found.samples / others.samples, exp(min(_MOST_LOG, Z_975 * error))
         return _estimate(ratio, ratio / off, ratio * off)
 
     def rate_of(self, optimizer: str) -> tuple[float, float]:
@@ -225,22 +248,58 @@ class LearningModel:
             (one.offset for one in failing if one.diverged or one.offset > least), default=inf
         )
 
-    def _reaching(
-        self, optimizer: str, batch: int, accuracy: float
-    ) -> tuple[float, np.ndarray, float] | None:
-        """Samples to an accuracy, derivatives of the logit there, and its slope in their logarithm.
+    def aim(
+        self, optimizer: str, batch: int, accuracy: float, offset: float | None = None
+    ) -> Aim | None:
+        """The training that ends at an accuracy; `None` where that is no better than guessing.
 
-        `None` below guessing.
+        Args:
+            optimizer: As in a job.
+            batch: Global batch, in samples.
+            accuracy: Held out, a share.
+            offset: Of the rate; `None`: of the best one by what is known.
         """
         unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
         if not 0 < unit < 1:
             return None
         slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
-        offset = self.offset(optimizer)
+        offset = self.offset(optimizer) if offset is None else offset
         start, _ = self._at(Candidate(optimizer, batch, 1, offset))
         samples = exp(min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope))
         _, row = self._at(Candidate(optimizer, batch, samples, offset))
-        return samples, row, slope
+        return Aim(samples, -row / slope, slope)
+
+    def aim_error(self, aim: Aim, trial: Candidate | None = None, held_out: int = 0) -> float:
+        """Standard error of the logarithm of an aim's samples, for a single seed.
+
+        Args:
+            aim: From `aim`.
+            trial: One more training that is known by then.
+            held_out: Images that it is judged on.
+        """
+        variance = self._variance(aim.by_parameters)
+        longest = [one.samples for one in self.observed]
+        if trial is not None:
+            variance -= self.told(trial, held_out, aim.by_parameters)
+            longest.append(trial.samples)
+        bent = _bent(aim.samples, max(longest, default=aim.samples))
+        return sqrt(max(0.0, variance) + (self._seed**2 + bent**2) / aim.slope**2)
+
+    def told(self, trial: Candidate, held_out: int, by_parameters: np.ndarray) -> float:
+        """By how much a trial would lower the variance of what has these derivatives.
+
+        It depends on where a trial is, not on what comes of it.
+        """
+        at, row = self._at(trial)
+        longest = max([trial.samples, *(one.samples for one in self.observed)])
+        noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
+        noise += _shorter(trial.samples, longest) ** 2
+        shared = float(by_parameters @ self._covariance @ row)
+        return shared**2 / (self._variance(row) + noise)
+
+    def _variance(self, by_parameters: np.ndarray) -> float:
+        """Of what has these derivatives by the parameters."""
+        return max(0.0, float(by_parameters @ self._covariance @ by_parameters))
 
     def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
         """Accuracy of one training less that of another, and the standard error of that.
@@ -248,24 +307,20 @@ class LearningModel:
         What both have in common, such as the level of the task, is not in the error.
         """
         apart, slopes = self._difference(one, other)
-        return apart, sqrt(max(0.0, float(slopes @ self._covariance @ slopes)))
+        return apart, sqrt(self._variance(slopes))
 
     def would_tell(
         self, trial: Candidate, held_out: int, one: Candidate, other: Candidate
     ) -> float:
         """By how much a trial would lower the standard error of `apart`.
 
-        As a share of that error, 0 to 1. It depends on where a trial is, not on what comes of it.
+        As a share of that error, 0 to 1.
         """
-        at, row = self._at(trial)
         _, slopes = self._difference(one, other)
-        noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
-        shared = float(slopes @ self._covariance @ row) ** 2
-        before = float(slopes @ self._covariance @ slopes)
+        before = self._variance(slopes)
         if before <= 0:
             return 0.0
-        left = max(0.0, before - shared / (float(row @ self._covariance @ row) + noise))
-        return 1 - sqrt(left / before)
+        return 1 - sqrt(max(0.0, 1 - self.told(trial, held_out, slopes) / before))
 
     def _difference(self, one: Candidate, other: Candidate) -> tuple[float, np.ndarray]:
         """Accuracy of one training less that of another, and its derivatives by the parameters."""
@@ -277,8 +332,7 @@ class LearningModel:
     def _error(self, row: np.ndarray, samples: float) -> float:
         """Standard error of logit u of one training, from its derivatives by the parameters."""
         longest = max((one.samples for one in self.observed), default=samples)
-        bent = FORM_ERROR * max(0.0, log(samples / longest))
-        return sqrt(float(row @ self._covariance @ row) + self._seed**2 + bent**2)
+        return sqrt(self._variance(row) + self._seed**2 + _bent(samples, longest) ** 2)
 
     def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
         """Logit u, and its derivatives by the parameters."""
@@ -311,7 +365,8 @@ def fit_learning(
     names = tuple(dict.fromkeys(("sgd", *optimizers, *(one.optimizer for one in observed))))
     weights, wanted = _prior_rows(names, prior)
     mean = np.linalg.solve(weights, wanted)  # as many rows as parameters
-    targets = [_target(one, classes, prior.seed) for one in observed]
+    longest = max((one.samples for one in observed), default=0)
+    targets = [_target(one, classes, prior.seed, longest) for one in observed]
 
     def linear_at(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Derivatives of all that is to be met, each over its error, and what is left of it."""
@@ -413,10 +468,21 @@ def _pull(above: float) -> float:
     return 0.0 if above >= 0 else min(1.0, sqrt(FAILED_ERROR / -above))
 
 
-def _target(one: Observed, classes: int, seed: float) -> tuple[float, float]:
-    """Logit u of what was observed, and its standard error."""
+def _bent(samples: float, longest: float) -> float:
+    """Standard error of logit u of a training beyond the longest observed."""
+    return FORM_ERROR * log(samples / longest) if samples > longest else 0.0
+
+
+def _shorter(samples: float, longest: float) -> float:
+    """Standard error of logit u of a training below the longest observed."""
+    return SHORTER_ERROR * log(longest / samples) if samples < longest else 0.0
+
+
+def _target(one: Observed, classes: int, seed: float, longest: float = 0.0) -> tuple[float, float]:
+    """Logit u of what was observed, and its standard error beside the longest training."""
     unit = above_guessing(one.accuracy, classes, 1 - 0.5 / one.held_out)
-    return log(unit / (1 - unit)), _noise(unit, one.held_out, classes, seed)
+    error = _noise(unit, one.held_out, classes, seed)
+    return log(unit / (1 - unit)), hypot(error, _shorter(one.samples, longest))
 
 
 def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:

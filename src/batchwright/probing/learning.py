@@ -11,6 +11,7 @@ from batchwright.errors import PlanError
 from batchwright.planning.learnt import teaches
 from batchwright.planning.optimizer import optimizers_to_try
 from batchwright.planning.trial_choice import (
+    LEAST_BATCH,
     LEAST_SAMPLES,
     LEAST_STEPS,
     Arm,
@@ -173,6 +174,7 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
         if batch not in quickest or (one.epoch_seconds.value < quickest[batch].epoch_seconds.value):
             quickest[batch] = one
     judging = profile.evaluation_seconds_per_image
+    least = min(LEAST_BATCH, max(quickest, default=0))
     question = Question(
         arms=tuple(
             Arm(
@@ -183,7 +185,7 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
                 slowness(one),
             )
             for batch, one in sorted(quickest.items())
-            if job.global_batch in ("auto", batch)
+            if batch == job.global_batch or (job.global_batch == "auto" and batch >= least)
         ),
         optimizers=optimizers_to_try(job, profile.updates),
         epochs=job.epochs,
@@ -192,6 +194,8 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
         tolerance=job.goal.accuracy_tolerance,
         judging_seconds=0.0,
         rates=job.learning_rate == "auto",
+        target=job.goal.target,
+        confidence=job.goal.confidence,
     )
     return replace(question, judging_seconds=judging * question.held_out)
 

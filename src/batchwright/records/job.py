@@ -25,6 +25,8 @@ AgsMode = Literal["off", "norm", "gain"]
 
 LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
+BUDGET_SHARE = 0.1
+"""Of the training's time, between these limits."""
 
 
 class ProbeSettings(Keys):
@@ -32,9 +34,9 @@ class ProbeSettings(Keys):
 
     budget: Literal["auto"] | Positive = Field(
         "auto",
-        description="Most time to spend on measuring, in seconds. `auto`: as long as the training "
-        f"itself is going to take, as far as the first steps tell, but {LEAST_BUDGET:g} s at least "
-        f"and {MOST_BUDGET:g} s at most.",
+        description="Most time to spend on measuring, in seconds. `auto`: a tenth of what the "
+        f"training is going to take, as far as the first steps tell, but {LEAST_BUDGET:g} s at "
+        f"least and {MOST_BUDGET:g} s at most.",
     )
     error: float = Field(
         0.05,
@@ -67,7 +69,7 @@ class ProbeSettings(Keys):
 
     def budget_for(self, training_seconds: float) -> float:
         """Seconds to spend on measuring for a training that takes as long as that."""
-        return max(self.first_budget, min(training_seconds, self.most_budget))
+        return max(self.first_budget, min(BUDGET_SHARE * training_seconds, self.most_budget))
 
     @property
     def most_budget(self) -> float:
@@ -341,7 +343,8 @@ class Goal(Keys):
         ge=0.5,
         lt=1,
         description="Probability with which the epochs that `target-accuracy` chooses reach "
-        "`goal.accuracy`.",
+        "`goal.accuracy`. Where none do, it trains the most, `epochs`, as long as these have a "
+        "chance of a tenth.",
     )
     least: Literal["time", "cost"] = Field(
         "time", description="Of what `target-accuracy` takes the least."
