@@ -334,7 +334,7 @@ def _order(one: Prediction) -> tuple[int, int, str, int]:
 def _columns_of(plan: PlanFields) -> list[str]:
     """The quantities that the plan's candidates have.
 
-    Where the plan chooses their epochs, these and the training are those to the target.
+    Where the plan chooses their epochs, these stand for those to the target.
     """
     chosen = any(one.trained_epochs for one in plan.considered)
     having = {
@@ -344,7 +344,7 @@ def _columns_of(plan: PlanFields) -> list[str]:
         "cost": any(one.cost for one in plan.considered),
         "worth of an image": any(one.efficiency for one in plan.considered),
         "epochs to target": not chosen and any(one.epochs for one in plan.considered),
-        "s to target": not chosen and any(one.target_seconds for one in plan.considered),
+        "s to target": any(one.target_seconds for one in plan.considered),
         "accuracy": any(one.accuracy for one in plan.considered),
         "peak": True,
     }
