@@ -270,6 +270,16 @@ def test_the_command_line_ends_with_2_where_the_target_is_out_of_reach(command, 
     assert "the best to be had is" in err
 
 
+def test_epochs_below_one_are_not_told_in_figures_and_the_table_has_those_that_are_trained():
+    plan = planned(accuracy=0.15)
+    assert plan.epochs == 1
+    assert reason(plan, "epochs to target").value.startswith("less than 1 (less than 1 to ")
+    table = plan.explain().partition("considered, with")[2]
+    assert "s / epoch" in table
+    assert "  epochs  " in table
+    assert "epochs to target" not in table
+
+
 def test_epochs_far_beyond_the_job_are_not_told():
     """By a law alone a far target may take decades."""
     plan = planned(objective="time", accuracy=0.99)

@@ -36,7 +36,8 @@ LEAST_CHANCE = 0.1
 Trained = Callable[[Row, int], Row]
 """A candidate with another number of epochs, and the limits that it misses: `Table.trained`."""
 FAR = 10
-"""Times the epochs stated beyond which none are told: such a law's end is nobody's knowledge."""
+"""Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
+holds so far."""
 
 
 def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
@@ -183,9 +184,8 @@ class Progress:
             return None
         most = most or self.planned
         if (batch, most) not in self._needed:
-            found = self._fewest_by_trials(batch, most)
-            if not self.by_trials(batch):
-                found = self._fewest_by_runs(batch, most)
+            fewest = self._fewest_by_trials if self.by_trials(batch) else self._fewest_by_runs
+            found = fewest(batch, most)
             self._needed[batch, most] = found and max(found, self.least or 1)
         return self._needed[batch, most]
 

@@ -51,8 +51,8 @@ class Row:
         steps: Updates per epoch.
         step_seconds: A whole step.
         epoch_seconds: An epoch of training, evaluation left out.
-        epochs: That it is trained.
-        train_seconds: Of all of them, evaluation included.
+        epochs: Of the whole training.
+        train_seconds: Of the same, evaluation included.
         cost: Of that, in the price's currency; `None` without a price.
         asked: Whether the batch is the job's own and no candidate otherwise.
         misses: Limits that it misses.
@@ -107,7 +107,7 @@ class Table:
         data: The data set.
         mixes: Clusters to compare.
         compared: What runs with either optimizer showed.
-        epochs: That a candidate with a global batch is trained; `None`: the job's.
+        epochs: Of a training with a global batch; `None`: the job's.
     """
 
     job: Job

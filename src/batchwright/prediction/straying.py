@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log
 
+from batchwright.prediction.trainings import LEAST_LEARNT, above_guessing, with_guessing
 from batchwright.records import EpochRecord, Estimate, Plan
 from batchwright.records.words import percent
-
-_LEAST_LEARNT = 0.01  # as in `prediction.learning`: less is not told from nothing
 
 
 def straying(plan: Plan, epochs: Sequence[EpochRecord]) -> str:
@@ -62,11 +61,10 @@ def _moved(end: Estimate, expected: Estimate, measured: float, classes: int) -> 
     if not wider:  # guessing was expected, whose logit may be anything
         return None
     at = _logit(end.value, classes) + off * min(1.0, (wide / wider) ** 2)
-    return 1 / classes + (1 - 1 / classes) / (1 + exp(-at))
+    return with_guessing(1 / (1 + exp(-at)), classes)
 
 
 def _logit(accuracy: float, classes: int) -> float:
     """Logit of accuracy freed of guessing."""
-    unit = (accuracy - 1 / classes) / (1 - 1 / classes)
-    unit = min(1 - _LEAST_LEARNT**2, max(_LEAST_LEARNT, unit))
+    unit = above_guessing(accuracy, classes, 1 - LEAST_LEARNT**2)
     return log(unit / (1 - unit))

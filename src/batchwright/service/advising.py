@@ -16,6 +16,7 @@ from typing import Any
 
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
+from batchwright.planning.resolution import ONE_BATCH
 from batchwright.planning.splicing import spliced
 from batchwright.records import Estimate, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
@@ -190,7 +191,7 @@ def _can_change(plan: Plan) -> bool:
     """
     return (
         supported(plan)
-        and plan.method in ("plain", "dynamic-batch")
+        and plan.method in ONE_BATCH
         and plan.job.global_batch == "auto"
         and len({stage.resolution for stage in plan.stages}) == 1
     )
@@ -209,7 +210,7 @@ def _planned_again(
         spent: Seconds that will be gone by then.
     """
     goal, left = plan.job.goal, plan.epochs - epoch
-    # What is learnt in the rest is no training of its own, which trials would tell of.
+    # Trials tell of whole trainings, so candidates are compared over all epochs.
     judged = plan.epochs if profile.trials else left
     asked = plan.job.warmup_epochs  # of the whole run, whose rule of the rate stays
     rest: dict[str, Any] = {
@@ -227,7 +228,7 @@ def _planned_again(
     told, found = "", None
     if all(value > 0 for value in limits.values()):
         try:
-            # Its epochs were chosen with certainty to spare; now the likeliest count.
+            # Epochs were chosen with a margin; for the rest the likeliest number counts.
             aims = {**limits, "confidence": 0.5}
             found = make_plan(profile, with_workers_of(plan, goal=aims, **rest))
         except PlanError:
