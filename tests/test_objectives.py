@@ -409,3 +409,11 @@ def test_the_list_of_candidates_has_their_epochs():
     for one in plan.considered:
         told = {row[2] for row in rows if row[0] == str(one.global_batch_size) and len(row) > 5}
         assert str(one.trained_epochs) in told
+
+
+def test_trials_and_runs_that_contradict_each_other_leave_a_plan():
+    right = tuple(one.model_copy(update={"accuracy": 1.0}) for one in PROFILE.trials)
+    profile = PROFILE.model_copy(update={"trials": right})
+    job = {"global_batch": 64, "goal": Goal(accuracy=0.3, objective="target-accuracy")}
+    plan = make_plan(profile, profile.job.model_copy(update=job), runs=[run_beside_trials(0.2)])
+    assert chosen(plan).global_batch_size == 64

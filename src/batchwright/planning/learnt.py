@@ -22,6 +22,10 @@ TAUGHT = (*ONE_BATCH, "auto")
 """Methods that train as trials do: one batch, one resolution; what `auto` compares others with."""
 
 
+MOST_EPOCHS = 1000
+"""Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
+
+
 @dataclass(frozen=True)
 class Learnt:
     """The law of learning, fitted to trials and to runs that trained as they do.
@@ -63,7 +67,10 @@ class Learnt:
         """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
 
         `None` as long as fewer than `LEAST_STEPS` steps were taken: that is as good as guessing.
+        Nothing for more than `MOST_EPOCHS`.
         """
+        if epochs > MOST_EPOCHS:
+            return ()
         from batchwright.planning.trial_choice import LEAST_STEPS
         from batchwright.prediction.unfinished import falls_short
 

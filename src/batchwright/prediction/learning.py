@@ -265,7 +265,8 @@ class LearningModel:
         slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
         offset = self.offset(optimizer) if offset is None else offset
         start, _ = self._at(Candidate(optimizer, batch, 1, offset))
-        samples = exp(min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope))
+        # At least one sample: trials that contradict each other may put a target before the first.
+        samples = exp(max(0.0, min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope)))
         _, row = self._at(Candidate(optimizer, batch, samples, offset))
         return Aim(samples, -row / slope, slope)
 
