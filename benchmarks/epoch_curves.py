@@ -93,15 +93,19 @@ class Shortfall(NamedTuple):
 
 
 def law_of(task: str, *, most: float = inf) -> LearningModel:
-    """The law by the look set's whole trainings of a task, of at most so many samples."""
+    """The law by the look set's whole trainings of a task, of at most so many samples.
+
+    Those at the rate of a plan, as the curves are.
+    """
+    lines = [one for one in read_lines(LOOK_LINES) if one["task"] == task]
     seen = [
-        Observed(one["optimizer"], one["batch"], one["samples"], one["accuracy"] / 100, held_out)
-        for one in read_lines(LOOK_LINES)
-        if one["task"] == task and one["steps"] >= LEAST_STEPS and one["samples"] <= most
-        for held_out in (one["held_out"],)
+        Observed(
+            one["optimizer"], one["batch"], one["samples"], one["accuracy"] / 100, one["held_out"]
+        )
+        for one in lines
+        if one["rate_scale"] == 1 and one["steps"] >= LEAST_STEPS and one["samples"] <= most
     ]
-    classes = next(one["classes"] for one in read_lines(LOOK_LINES) if one["task"] == task)
-    return fit_learning(seen, classes=classes, optimizers=OPTIMIZERS)
+    return fit_learning(seen, classes=lines[0]["classes"], optimizers=OPTIMIZERS)
 
 
 def factors_of(epochs: int) -> list[float]:

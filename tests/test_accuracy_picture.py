@@ -34,6 +34,16 @@ def test_there_is_no_picture_where_nothing_tells_accuracy():
     assert "What is learnt" not in choice_charts(make_choice(), None)
 
 
+def test_the_legend_of_the_figure_names_the_frontier():
+    legend = [
+        text.get_text()
+        for plan in (learning(make_choice()), make_choice())
+        for one in draw_plan(plan_curves(plan), plan).legends
+        for text in one.get_texts()
+    ]
+    assert legend.count("most in that time") == 1
+
+
 def test_every_line_holds_the_candidates_of_a_cluster_that_are_inside():
     plan = learning(make_choice())
     curves, picture = plan_curves(plan), picture_of(plan)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmarks.epoch_curves import Shortfall, fitted
+from benchmarks.epoch_curves import Shortfall, fitted, law_of
 
 from batchwright.cli_words import result
 from batchwright.planning.planner import make_plan
@@ -124,6 +124,15 @@ def test_what_is_known_better_at_the_end_moves_less():
     assert "at the end about 49." in straying(unsure, epochs_of(0.08))
 
 
+def test_more_than_the_guessing_that_was_expected_is_told():
+    plan = told(0.1, 0.4)
+    guessing = Estimate(value=0.102, low=0.1, high=0.106)
+    plan = plan.model_copy(update={"epoch_accuracy": (guessing, plan.epoch_accuracy[1])})
+    line = straying(plan, epochs_of(0.2))
+    assert "above the 10.0 % to 10.6 % that the plan predicted" in line
+    assert "expected now" not in line  # how far guessing was from this is not known
+
+
 @pytest.mark.parametrize(
     ("shares", "told_after"),
     [
@@ -163,6 +172,11 @@ def test_the_lines_of_a_run_hold_the_prediction_and_say_so(tmp_path):
     assert "predicted 25" not in joined(epoch_words(lines[0], brief=True, simulated=False))
 
 
+def test_what_the_benchmark_rests_on_is_at_the_rate_of_a_plan():
+    seen = law_of("digits").observed
+    assert len({one.training for one in seen}) == len(seen) > 10  # nothing at several rates
+
+
 # -------------------------------------------------------------------------------------- the report
 
 
@@ -172,8 +186,8 @@ def run_of(*shares: float | None):
 
 def test_the_report_counts_the_epochs_inside_and_names_the_worst():
     words = accuracy_words(run_of(0.31, 0.32, 0.49))
-    assert words.startswith("Of 3 evaluated epochs 2 lay inside")
-    assert "after epoch 2 the prediction was 8.0 points too high, outside" in words
+    assert words.startswith("Accuracy lay inside its predicted interval in 2 of 3 epochs")
+    assert "after epoch 2, the prediction was 8.0 points too high, outside" in words
     assert accuracy_words(make_summary()) == ""
 
 
@@ -197,8 +211,8 @@ def test_the_page_draws_what_was_predicted_up_to_the_end_of_the_plan():
     text = page(run_of(0.31, 0.32))
     assert "predicted, 95 % interval" in text
     assert "<td>40.0 % (35.0 % to 45.0 %)</td><td>8.0 points too high, outside" in text
-    assert "Of 2 evaluated epochs 1 lay inside" in text
-    assert "Of 2 evaluated" not in page(make_summary())
+    assert "inside its predicted interval in 1 of 2 epochs" in text
+    assert "its predicted interval" not in page(make_summary())
 
 
 @pytest.mark.slow

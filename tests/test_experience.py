@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 
 from batchwright.errors import PlanError
@@ -115,7 +117,11 @@ def test_runs_at_a_rate_that_trials_found_are_compared():
     usual = make_rule(run.plan.job, 512, 10, "muon", samples=run.plan.data.train_samples)
     tried = rule.model_copy(update={"tried": rule.base / usual.base})
     run = run.model_copy(update={"plan": run.plan.model_copy(update={"learning_rate": tried})})
-    assert experience_of(profile_of(), job, [run_of("sgd", 512, 0.97), run]).compared()
+    told = experience_of(profile_of(), job, [run_of("sgd", 512, 0.97), run])
+    assert told.compared()
+    # The law of learning takes them as trainings at those rates.
+    rates = [exp(seen.offset) for _, seen in told.observed()]
+    assert rates == [1.0, pytest.approx(rule.base / usual.base, rel=1e-5)]
 
 
 def by(run: RunSummary, mode: str) -> RunSummary:

@@ -397,13 +397,13 @@ def test_why_accuracy_is_not_known_is_said():
         "The probe had no trials: probe.learning": (bare, {}),
         "There are no trials, as it is late. So goal.objective=auto goes by time": (asked, {}),
         "The probe's trials had another rate": (taught(), {"clip_norm": 0.1}),
-        "one with rates or gradients scaled by gradient noise": (taught(), {"scaling": "gain"}),
+        "with rates or gradients scaled by gradient noise": (taught(), {"scaling": "gain"}),
     }
     for words, (profile, keys) in told.items():
         plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
         why = reason(plan, "accuracy").why
         assert words in why
-        assert "Finished runs of this task would tell, in a loop of your own, too" in why
+        assert "Finished runs of this task would tell, also those of a loop of your own" in why
     cyclic = taught().job.model_copy(update={"method": "cyclic"})
     assert "do not train as method=cyclic does" in why_unknown([taught()], cyclic)
 

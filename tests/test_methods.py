@@ -70,7 +70,7 @@ def test_without_anything_told_it_is_plain_and_says_what_else_there_was():
     assert list(others(plan)) == ["dynamic-batch", "cyclic", "dual-batch", "hybrid"]
     assert "accuracy not known: only runs with it tell" in others(plan)["dual-batch"]
     assert others(plan)["dual-batch"].endswith("not known to learn as much")
-    assert others(plan)["dynamic-batch"].endswith("saves less than 2.0 %")
+    assert others(plan)["dynamic-batch"].endswith("saves less than 2 %")
     assert "or hybrid" in plan.explain()
 
 

@@ -158,6 +158,14 @@ def test_more_confidence_takes_more_epochs_and_a_longer_warm_up_sets_the_least()
     assert planned(warm, accuracy=0.45).epochs == 26
 
 
+def test_epochs_that_trials_tell_are_not_called_unknown():
+    plan = planned(accuracy=0.5)
+    assert "as the trials tell" in reason(plan, "epochs to target").why
+    assert "no run was given" not in reason(plan, "gradient noise scale").why
+    bare = planned(make_profile(), accuracy=0.5)
+    assert "not known, for no run was given" in reason(bare, "gradient noise scale").why
+
+
 def test_runs_tell_the_epochs_likewise():
     run = make_summary()
     plan = planned(make_profile(), accuracy=0.9, runs=[run])
@@ -235,11 +243,41 @@ def test_a_deadline_before_the_target_names_what_is_to_be_had_in_it():
     assert chosen(plan).train_seconds.high <= 8.0
 
 
+@pytest.mark.parametrize(
+    ("deadline", "batch"), [(2.11, 512), (3.9, "auto"), (8.0, "auto"), (20.0, 64)]
+)
+def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadline, batch):
+    goal = Goal(accuracy=0.787, deadline=deadline)
+    job = PROFILE.job.model_copy(update={"epochs": 100, "global_batch": batch, "goal": goal})
+    with pytest.raises(PlanError, match="best to be had") as caught:
+        make_plan(PROFILE, job)
+    lower = goal.model_copy(update={"accuracy": accuracy_to_give(str(caught.value))})
+    made = make_plan(PROFILE, job.model_copy(update={"goal": lower}))
+    assert chosen(made).train_seconds.high <= deadline
+
+
+def test_more_epochs_than_a_deadline_allows_are_named_with_the_deadline():
+    with pytest.raises(PlanError, match=r"or epochs=\d+ and raise goal\.deadline$"):
+        planned(accuracy=0.4, epochs=3, deadline=2.43)
+    with pytest.raises(PlanError, match=r"or epochs=\d+$"):
+        planned(accuracy=0.4, epochs=3, deadline=40.0)
+
+
 def test_the_command_line_ends_with_2_where_the_target_is_out_of_reach(command, tmp_path):
     write_record(PROFILE, tmp_path / "profile.json")
     code, out, err = command("plan", str(tmp_path / "profile.json"), "goal.accuracy=0.99")
     assert (code, out) == (2, "")
     assert "the best to be had is" in err
+
+
+def test_epochs_below_one_are_not_told_in_figures_and_the_table_has_those_that_are_trained():
+    plan = planned(accuracy=0.15)
+    assert plan.epochs == 1
+    assert reason(plan, "epochs to target").value.startswith("less than 1 (less than 1 to ")
+    table = plan.explain().partition("considered, with")[2]
+    assert "s / epoch" in table
+    assert "  epochs  " in table
+    assert "epochs to target" not in table
 
 
 def test_epochs_far_beyond_the_job_are_not_told():
@@ -371,3 +409,11 @@ def test_the_list_of_candidates_has_their_epochs():
     for one in plan.considered:
         told = {row[2] for row in rows if row[0] == str(one.global_batch_size) and len(row) > 5}
         assert str(one.trained_epochs) in told
+
+
+def test_trials_and_runs_that_contradict_each_other_leave_a_plan():
+    right = tuple(one.model_copy(update={"accuracy": 1.0}) for one in PROFILE.trials)
+    profile = PROFILE.model_copy(update={"trials": right})
+    job = {"global_batch": 64, "goal": Goal(accuracy=0.3, objective="target-accuracy")}
+    plan = make_plan(profile, profile.job.model_copy(update=job), runs=[run_beside_trials(0.2)])
+    assert chosen(plan).global_batch_size == 64

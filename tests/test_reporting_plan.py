@@ -343,6 +343,15 @@ def test_a_plan_is_explained_with_alternatives_knees_and_candidates_by_cluster()
     assert "extrapolated" in two.splitlines()[-1]
 
 
+def test_a_long_remark_wraps_before_it_takes_a_table_of_its_own():
+    said = "goal.deadline=60: may take as long as 25 min with evaluations and all that it takes"
+    plan = make_choice(considered=(make_candidate(2, 256), make_candidate(2, 512, refused=said)))
+    table = explain(plan, 140).partition("2 workers at 32 px")[2]
+    assert sum(line.split()[:1] == ["batch"] for line in table.splitlines()) == 1
+    assert said not in table
+    assert said in explain(plan)
+
+
 def test_the_worth_of_an_image_is_explained_where_it_stands():
     text = make_choice().explain()
     assert "efficiency" not in text

@@ -264,6 +264,16 @@ def test_a_plan_with_a_target_keeps_its_epochs_and_its_target():
     assert offer.plan.stages[1].global_batch_size > plan.stages[0].global_batch_size
 
 
+@pytest.mark.parametrize("target", [0.7, 0.75])
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_a_target_calls_for_no_other_batch_where_all_batches_are_slower_alike(target, factor):
+    profile = profile_of(goal={"accuracy": target}, optimizer="auto", learning_rate="auto")
+    profile = profile.model_copy(update={"trials": trials_of(truth())})
+    plan = make_plan(profile)
+    assert drift_of(plan, lines(plan, 4, computing=factor)).beyond
+    assert advised(plan, profile=profile, computing=factor) is None
+
+
 # ---------------------------------------------------------------------------------- the service
 
 

@@ -143,6 +143,7 @@ def test_accuracy_over_time_is_the_first_picture_where_it_is_known(empty):
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
     assert titles[0] == "Accuracy over time: every candidate"
     assert titles.count(titles[0]) == 1
+    assert "<span>Accuracy</span>" in page.source
 
 
 def test_an_answer_comes_alone_with_what_is_wrong_by_field(service, stored):

@@ -76,11 +76,15 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
         wide = get_terminal_size().columns if sys.stderr.isatty() else None
         print(explained(plan, wide), file=sys.stderr)
         return
-    from batchwright.records.words import counted, local_batches
+    from batchwright.records.words import counted, local_batches, percent
 
     top = max(plan.stages, key=lambda stage: stage.resolution)
     seconds = top.predicted_epoch_seconds
     expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
+    if plan.job.goal.target is not None:
+        expected += f", {counted(plan.epochs, 'epoch')}"
+    if plan.chosen is not None and plan.chosen.accuracy is not None:
+        expected += f", accuracy {percent(plan.chosen.accuracy.value)}"
     first = " at first" if plan.method == "dynamic-batch" else ""
     batches = f"global batch {top.global_batch_size}"
     if plan.server is not None:

@@ -34,6 +34,7 @@ from batchwright.planning.partition import apportion
 from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
 from batchwright.planning.simulated import stated_line
 from batchwright.records import DataFacts, Job, Plan
+from batchwright.records.base import Keys
 from batchwright.records.explaining import is_chosen
 from batchwright.records.problems import described
 from batchwright.reporting.progress import steps
@@ -369,6 +370,13 @@ def with_job(plan: Plan, job: Job) -> Plan:
         planned, asked = getattr(plan.job, key), getattr(job, key)
         if key == "goal":  # the deadline is training's own to keep
             planned = planned.model_copy(update={"deadline": asked.deadline})
+        while isinstance(planned, Keys) and planned != asked:  # name the part that differs
+            part = next(
+                name
+                for name in type(planned).model_fields
+                if getattr(planned, name) != getattr(asked, name)
+            )
+            key, planned, asked = f"{key}.{part}", getattr(planned, part), getattr(asked, part)
         if planned != asked and key not in TRAINING_KEYS:
             raise PlanError(
                 f"{key}={asked} differs from the plan's {key}={planned}: plan again with it "

@@ -501,7 +501,7 @@ def _probe_in(folder: Path, job: Job, kept: Path | None) -> Profile:
         print(told, file=sys.stderr)  # noqa: T201 - for the person who waits
     with steps() as show:
         profile = measure(job, folder, kept=kept, progress=show)
-    for told in (busy_warning(profile.load), profile.trials_note):
+    for word, told in (("warning", busy_warning(profile.load)), ("note", profile.trials_note)):
         if told:
-            print(f"warning: {told}", file=sys.stderr)  # noqa: T201 - as above
+            print(f"{word}: {told}", file=sys.stderr)  # noqa: T201 - as above
     return profile

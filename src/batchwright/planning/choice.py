@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -32,8 +33,11 @@ EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
 LEAST_CHANCE = 0.1
 """Probability of reaching its target below which a training is refused."""
+Trained = Callable[[Row, int], Row]
+"""A candidate with another number of epochs, and the limits that it misses: `Table.trained`."""
 FAR = 10
-"""Times the epochs stated beyond which none are told: such a law's end is nobody's knowledge."""
+"""Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
+holds so far."""
 
 
 def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
@@ -180,9 +184,8 @@ class Progress:
             return None
         most = most or self.planned
         if (batch, most) not in self._needed:
-            found = self._fewest_by_trials(batch, most)
-            if not self.by_trials(batch):
-                found = self._fewest_by_runs(batch, most)
+            fewest = self._fewest_by_trials if self.by_trials(batch) else self._fewest_by_runs
+            found = fewest(batch, most)
             self._needed[batch, most] = found and max(found, self.least or 1)
         return self._needed[batch, most]
 
@@ -392,6 +395,7 @@ def choose(
     bends: Sequence[Bend],
     progress: Progress,
     error: RowError,
+    trained: Trained,
 ) -> Choice:
     """The candidate to train with.
 
@@ -401,6 +405,7 @@ def choose(
         bends: The knee of each cluster and resolution.
         progress: What a batch means for progress.
         error: Standard error of a candidate's time, as a share of it.
+        trained: What it would be with another number of epochs.
 
     Raises:
         PlanError: No candidate is within the limits; the message names the nearest.
@@ -416,7 +421,8 @@ def choose(
         )
     allowed = [row for row in asked if not row.misses]
     if not allowed:
-        raise PlanError(_best_to_be_had(job.goal, asked, progress) or _why_none(asked))
+        best = _best_to_be_had(job.goal, asked, progress, trained)
+        raise PlanError(best or _why_none(asked))
     free = [row for row in here if not row.misses and not row.asked] or allowed
     row = _best(job.goal, job.goal.objective, allowed, bends, progress)
     told = not progress.chooses and _tells_accuracy(progress)
@@ -609,7 +615,7 @@ def _priced_knee(sizes: Sequence[Row]) -> Row:
     return min(edge, key=lambda row: (row.train_seconds * row.expense, *_by_time(row)))
 
 
-def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress) -> str:
+def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
     """The most accurate training within the limits, where none reaches the target.
 
     Empty where the plan does not choose the epochs, or where nothing is within other limits.
@@ -618,37 +624,45 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress) -> str:
         return ""
     found = []
     for row in rows:
-        limits = {miss.limit: miss.times for miss in row.misses if miss.limit != "goal.accuracy"}
+        over = {miss.limit for miss in row.misses} - {"goal.accuracy"}
         # Time and cost go with the epochs, so fewer may keep them.
-        epochs = floor(row.epochs / max(limits.values(), default=1.0))
-        if epochs >= (progress.least or 1) and limits.keys() <= {"goal.deadline", "goal.max_cost"}:
+        if not over <= {"goal.deadline", "goal.max_cost"}:
+            continue
+        epochs = row.epochs
+        if over:
+            fewer = range(1, row.epochs)
+            epochs = bisect_left(fewer, True, key=lambda n: bool(trained(row, n).misses))
+        if epochs >= (progress.least or 1):
             reached = progress.accuracy(row.batch, epochs)
             if reached is not None:
-                found.append((reached, row.train_seconds * epochs / row.epochs, epochs, row))
+                found.append((reached, trained(row, epochs), sorted(over)))
     if not found:
         return ""
     least = max(reached.value for reached, *_ in found) - EQUAL
-    reached, seconds, epochs, row = min(
-        (one for one in found if one[0].value >= least), key=lambda one: (one[1], one[3].order)
+    reached, row, limited = min(
+        (one for one in found if one[0].value >= least),
+        key=lambda one: (one[1].train_seconds, one[1].order),
     )
-    limited = {miss.limit: None for miss in row.misses if miss.limit != "goal.accuracy"}
     # In fewer epochs than may be trained, only what is sure counts.
-    sure = progress.sure(row.batch, epochs) if limited else reached.value
+    sure = progress.sure(row.batch, row.epochs) if limited else reached.value
     advice = "a lower goal.accuracy"
     if sure is not None:
         advice = f"goal.accuracy={floor(1000 * sure) / 1000:g} or less"
+    enough = progress.needed(row.batch, FAR * progress.planned)
     if limited:
         advice += f", or raise {' and '.join(limited)}"
+    elif enough is None:
+        advice += ", or more epochs"
     else:
-        enough = progress.needed(row.batch, FAR * progress.planned)
-        advice += ", or more epochs" if enough is None else f", or epochs={enough}"
+        beyond = [f" and raise {miss.limit}" for miss in trained(row, enough).misses]
+        advice += f", or epochs={enough}{''.join(beyond)}"
     within = [f"epochs={progress.planned}", *(f"{one}={_limit(goal, one):g}" for one in limited)]
     return (
         f"no candidate has a chance of {LEAST_CHANCE:.0%} to reach "
         f"goal.accuracy={progress.target:g} within {' and '.join(within)}; the best to be had is "
         f"{reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), with "
         f"{progress.optimizer(row.batch)}, global batch {row.batch} and {row.mix.workers} "
-        f"worker(s) in {counted(epochs, 'epoch')}, {duration(seconds)}: give {advice}"
+        f"worker(s) in {counted(row.epochs, 'epoch')}, {duration(row.train_seconds)}: give {advice}"
     )
 
 

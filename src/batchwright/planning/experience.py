@@ -13,13 +13,11 @@ from batchwright.planning.inputs import sides
 from batchwright.planning.learning_rate import rule_for
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
 from batchwright.planning.recipe import Outcome, Recipe, Tried, recipe_of
-from batchwright.planning.resolution import CYCLED
+from batchwright.planning.resolution import CYCLED, ONE_BATCH
 from batchwright.prediction.outcomes import epochs_to
 from batchwright.prediction.quality import SEED_ERROR, ProgressModel, fit_progress
-from batchwright.prediction.trainings import Observed
+from batchwright.prediction.trainings import Observed, offset_of
 from batchwright.records import GradientNoise, Job, Profile, RunSummary
-
-_ALL_REDUCE = ("plain", "dynamic-batch")  # the same training, however samples are shared
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ class Experience:
     def observed(self) -> list[tuple[Job, Observed]]:
         """Runs that trained as trials do, with the job of each.
 
-        To their end, with one batch at the rate that a plan would give it, nothing scaled by
-        gradient noise.
+        To their end, with one batch at the rate that a plan would give it, or at one that trials
+        found, nothing scaled by gradient noise.
         """
         found = []
         for run in self.runs:
@@ -68,7 +66,8 @@ class Experience:
             if _ended(run) and self._at_its_rate(run) and not scaled:
                 samples = sum(epoch.samples for epoch in run.epochs)
                 batch = batches.pop()
-                seen = Observed(plan.update, batch, samples, last.top1, last.val_count)
+                offset = offset_of(plan.learning_rate.tried)
+                seen = Observed(plan.update, batch, samples, last.top1, last.val_count, offset)
                 found.append((plan.job, seen))
         return found
 
@@ -178,7 +177,7 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
 def _trained_as(run: RunSummary, job: Job) -> bool:
     """Whether a run had the resolutions that the job will have, and its method or one alike."""
     wanted = sides(job) if job.method in CYCLED else sides(job)[-1:]
-    methods = _ALL_REDUCE if job.method in _ALL_REDUCE else (job.method,)
+    methods = ONE_BATCH if job.method in ONE_BATCH else (job.method,)
     return run.plan.method in methods and {one.resolution for one in run.plan.stages} == {*wanted}
 
 

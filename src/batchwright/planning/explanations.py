@@ -17,8 +17,9 @@ from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
 from batchwright.prediction.collective import fit_collectives
+from batchwright.prediction.quality import EPOCHS_NOTE
 from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
-from batchwright.records.words import counted, size
+from batchwright.records.words import counted, counted_points, size
 
 FAR_OFF = 2.0
 """Times the largest or smallest measured batch from which on a prediction is far from it."""
@@ -81,9 +82,8 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
 
 def _best_words(goal: Goal) -> str:
     if goal.objective == "auto":
-        points = 100 * goal.accuracy_tolerance
-        unit = "point" if points == 1 else "points"
-        return f"quickest candidate within {points:g} {unit} of the most accurate"
+        within = counted_points(goal.accuracy_tolerance)
+        return f"quickest candidate within {within} of the most accurate"
     return "most accurate candidate" if goal.objective == "accuracy" else "best candidate"
 
 
@@ -213,7 +213,9 @@ def _less_accurate(job: Job, choice: Choice) -> str:
         return ""
     if best.accuracy - row.accuracy <= goal.accuracy_tolerance:
         return ""
-    advice = "goal.objective=auto" if goal.objective != "auto" else "leave global_batch to the plan"
+    advice = "leave global_batch to the plan"
+    if goal.objective != "auto":
+        advice = "give goal.objective=auto"
     return (
         f"It is predicted to reach {row.accuracy:.1%} where {best.accuracy:.1%} is to be had in "
         f"{alternatives.share(best.train_seconds, row.train_seconds, 'time')}: {advice}."
@@ -465,7 +467,7 @@ def training_time(job: Job, prediction: Prediction) -> Reason:
     """The whole training and what it costs, against the limits."""
     time, cost = prediction.train_seconds, prediction.cost
     value = "" if time is None else f"{time.value:.3g} s ({time.low:.3g} to {time.high:.3g})"
-    why = f"{job.epochs} epochs, and the evaluations among them."
+    why = f"{counted(job.epochs, 'epoch')}, and the evaluations among them."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
     if cost is not None:
@@ -501,7 +503,9 @@ def progress_of(
 def _noise_scale(job: Job, batch: int, progress: Progress, in_training: str) -> tuple[Reason, ...]:
     model = progress.model(batch)
     scale = model.noise_scale
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in model.notes)
+    by_trials = progress.by_trials(batch) and progress.epochs(batch) is not None
+    told = [one for one in model.notes if not (by_trials and one.startswith(EPOCHS_NOTE))]
+    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in told)
     notes = f"{notes} {in_training}".strip()
     if scale is None:
         return (
@@ -547,11 +551,15 @@ def _epochs(job: Job, batch: int, progress: Progress) -> tuple[Reason, ...]:
     elif epochs.value > job.epochs:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"
         why += f" The job trains only {job.epochs}: {enough}."
-    value = f"{epochs.value:.3g} ({epochs.low:.3g} to {epochs.high:.3g})"
-    if epochs.value > most:
-        value = f"more than {most}"
-    elif epochs.high > most:
-        value = f"{epochs.value:.3g} ({epochs.low:.3g} to more than {most})"
+
+    def told(count: float) -> str:
+        if count > most:
+            return f"more than {most}"
+        return "less than 1" if count < 1 else f"{count:.3g}"
+
+    value = told(epochs.value)
+    if epochs.value <= most:
+        value += f" ({told(epochs.low)} to {told(epochs.high)})"
     return (Reason(choice="epochs to target", value=value, why=why, source="predicted"),)
 
 
@@ -559,9 +567,9 @@ def _by_trials(job: Job, learnt: Learnt) -> str:
     trials = len(learnt.model.observed) - learnt.runs
     runs = f" and {counted(learnt.runs, 'run')} given" if learnt.runs else ""
     told = (
-        f"Held out, after {job.epochs} epochs: {counted(trials, 'trial')}, short trainings of "
-        f"up to {learnt.longest:,} images{runs}, continued by the law of learning and by what "
-        "other tasks showed. The interval is for one seed."
+        f"Held out, after {counted(job.epochs, 'epoch')}: {counted(trials, 'trial')}, short "
+        f"trainings of up to {learnt.longest:,} images{runs}, continued by the law of learning and "
+        "by what other tasks showed. The interval is for one seed."
     )
     return f"{told} {learnt.note}".rstrip()
 
@@ -575,9 +583,10 @@ def rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt |
     if len({1.0, *scales}) == 1:
         return ""
     best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
+    whence = "Trials and runs" if learnt.runs else "Trials"
     told = (
-        f"Trials at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued by "
-        f"the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
+        f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
+        f"by the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
         f"the usual one {usual:.1%}."
     )
     if (failing := model.least_failing(optimizer)) < inf:
@@ -591,14 +600,16 @@ def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
         return Reason(
             choice="accuracy",
             value="not known",
-            why=f"{progress.unknown} Finished runs of this task would tell, in a loop of your own, "
-            "too: `batchwright plan --run RUN`.",
+            why=f"{progress.unknown} Finished runs of this task would tell, also those of a loop "
+            "of your own: `batchwright plan --run RUN`.",
             source="assumed",
         )
     if progress.law is not None:
         why = _by_trials(job, progress.law)
     else:
-        why = f"Held out, after {job.epochs} epochs, by the runs given at equal progress."
+        why = (
+            f"Held out, after {counted(job.epochs, 'epoch')}, by the runs given at equal progress."
+        )
     until = progress.accuracy_until(batch, job.epochs)
     if until is not None:
         why += (

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING
 from batchwright.planning.inputs import sides
 from batchwright.planning.learning_rate import rate_factor
 from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
+from batchwright.planning.resolution import ONE_BATCH
 from batchwright.prediction.trainings import Candidate, Observed, of_trials
 from batchwright.records import Estimate, Job, LearningRateRule, Profile
 
 if TYPE_CHECKING:
     from batchwright.prediction.learning import LearningModel
 
-TAUGHT = ("plain", "dynamic-batch", "auto")
+TAUGHT = (*ONE_BATCH, "auto")
 """Methods that train as trials do: one batch, one resolution; what `auto` compares others with."""
+
+
+MOST_EPOCHS = 1000
+"""Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,10 @@ class Learnt:
         """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
 
         `None` as long as fewer than `LEAST_STEPS` steps were taken: that is as good as guessing.
+        Nothing for more than `MOST_EPOCHS`.
         """
+        if epochs > MOST_EPOCHS:
+            return ()
         from batchwright.planning.trial_choice import LEAST_STEPS
         from batchwright.prediction.unfinished import falls_short
 
@@ -191,9 +199,9 @@ def learnt_of(
 def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
     """Why trials tell nothing of a job's accuracy, and what may, in sentences."""
     if not teaches(job):
-        key = "one with rates or gradients scaled by gradient noise"
-        key = key if job.method in TAUGHT else f"method={job.method}"
-        return f"Trials do not train as {key} does, so they tell nothing of it."
+        other = "with rates or gradients scaled by gradient noise"
+        other = other if job.method in TAUGHT else f"as method={job.method} does"
+        return f"Trials do not train {other}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):
         return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
     return _note(profiles) or "The probe had no trials: probe.learning gives it time for them."

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from batchwright.errors import PlanError
 from batchwright.planning.experience import experience_of
 from batchwright.planning.inputs import SERVED, check_open_method
+from batchwright.planning.resolution import ONE_BATCH
 from batchwright.records import (
     Alternative,
     Estimate,
@@ -31,10 +32,11 @@ from batchwright.records import (
 )
 from batchwright.records.base import Method
 from batchwright.records.explaining import is_chosen
-from batchwright.records.words import duration, percent
+from batchwright.records.words import counted_points, duration, shares_between
 
 LEAST_SAVING = 0.02
 """Share of the time that a method must save: less is within what predictions are off."""
+_SAVING = f"{100 * LEAST_SAVING:g} %"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Rule:
 
 # `cyclic`: benchmarks/cheaper.py, five pairs; the interval is that of one more, by Student's t.
 RULES: Mapping[Method, Rule] = {
-    "plain": Rule("the others are held against it"),
+    "plain": Rule("the others are compared with it"),
     "dynamic-batch": Rule("it takes the same steps, however samples are shared"),
     "cyclic": Rule("as short trainings of three other tasks showed", (-2.2, -6.9, 2.5)),
     "dual-batch": Rule("only runs with it tell, and none was given"),
@@ -82,10 +84,7 @@ class Weighed:
     @property
     def accuracy_words(self) -> str:
         """With its interval."""
-        one = self.accuracy
-        if one is None:
-            return "not known"
-        return f"{percent(one.value)} ({percent(one.low)} to {percent(one.high)})"
+        return "not known" if self.accuracy is None else shares_between(self.accuracy)
 
     @property
     def words(self) -> str:
@@ -94,7 +93,7 @@ class Weighed:
 
     def against(self, best: Weighed, goal: Goal) -> str:
         """The same, and why another method was taken."""
-        why = f"saves less than {percent(LEAST_SAVING)}"
+        why = f"saves less than {_SAVING}"
         if self.least is None:
             why = "not known to learn as much"
         elif self.least < -goal.accuracy_tolerance:
@@ -153,14 +152,14 @@ def plan_of_best(
 
 
 def _with_reason(chosen: Weighed, job: Job, others: tuple[Alternative, ...]) -> Plan:
-    plan, tolerance = chosen.plan, percent(job.goal.accuracy_tolerance)
+    plan, tolerance = chosen.plan, counted_points(job.goal.accuracy_tolerance)
     described = next((one.why for one in plan.reasons if one.choice == "method"), "")
     reason = Reason(
         choice="method",
         value=plan.method,
-        why=f"{chosen.words}. The least predicted time of the methods known to get at most "
-        f"{tolerance} fewer of the held-out images right than plain; plain where they save less "
-        f"than {percent(LEAST_SAVING)}. {described.removeprefix('Asked for. ')}".strip(),
+        why=f"{chosen.words}. The least predicted time of the methods known to be at most "
+        f"{tolerance} less accurate than plain; plain itself where they save less than "
+        f"{_SAVING}. {described.removeprefix('Asked for. ')}".strip(),
         source="predicted",
         alternatives=others,
     )
@@ -278,7 +277,7 @@ def _speeds(plan: Plan, stage: Stage, runs: Sequence[RunSummary]) -> list[tuple[
         each = plan.job.virtual.relative_times(plan.workers)
         return [(speed / a, overhead * b / a) for speed, overhead in each]
     for run in reversed(runs):
-        if run.plan.method not in ("plain", "dynamic-batch") or not run.epochs:
+        if run.plan.method not in ONE_BATCH or not run.epochs:
             continue
         last = run.epochs[-1]
         fixed = run.plan.stages[-1].fixed_samples

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Literal
 
+from batchwright.planning.resolution import ONE_BATCH
 from batchwright.records import Estimate, Job, Profile, Reason, UpdateTime
 
 MUON_ABOVE = 2.0
@@ -147,7 +148,7 @@ def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:
 
 def _against_muon(job: Job) -> str:
     """What in a job speaks for SGD at any batch, in a sentence; empty if nothing does."""
-    if job.method not in ("plain", "dynamic-batch", "auto"):
+    if job.method not in (*ONE_BATCH, "auto"):
         return f"method={job.method} is as published: with SGD."
     if job.learning_rate != "auto":
         return (

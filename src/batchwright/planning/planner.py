@@ -133,8 +133,8 @@ def make_plan(
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
     unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
-    if goal.objective == "knee" != job.goal.objective:
-        unknown += " So goal.objective=auto goes by time alone, to its knee."
+    if goal.objective == "knee" and job.goal.objective != "knee":
+        unknown += " So goal.objective=auto goes by time alone, as knee does."
     progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
     table = Table(
         job=job, data=merged[0].data, mixes=mixes, compared=compared, epochs=progress.trained
@@ -230,14 +230,12 @@ def plan_to_measure(profile: Profile) -> Plan:
     Raises:
         PlanError: There is no such plan either.
     """
-    if profile.job.method == "auto":
-        job: Job | None = planning_job(profile).model_copy(update={"method": "plain"})
-    else:
-        job = None
+    job = planning_job(profile)
+    if job.method == "auto":
+        job = job.model_copy(update={"method": "plain"})
     try:
         return make_plan(profile, job)
     except PlanError:
-        job = job or planning_job(profile)
         free: dict[str, object] = {"objective": "auto", "accuracy": None}
         if job.goal.target is not None:  # in fewer epochs, it may keep these
             free |= {"deadline": None, "max_cost": None}
@@ -256,7 +254,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
         rows = [row for row in rows if row.mix.workers > 1] or rows
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
     try:
-        return rows, bends, choose(job, rows, bends, progress, table.error)
+        return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
     except PlanError:
         if job.method not in CYCLED or job.goal.deadline is None:
             raise
@@ -265,7 +263,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
         for row in rows
     ]
     bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
-    return rows, bends, choose(job, rows, bends, progress, table.error)
+    return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
 
 
 def _predicted(

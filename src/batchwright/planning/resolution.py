@@ -20,6 +20,7 @@ from batchwright.records import DataFacts, Job
 Number = TypeVar("Number", int, float)
 
 CYCLED = ("cyclic", "hybrid")
+ONE_BATCH = ("plain", "dynamic-batch")  # the same training, however samples are shared
 """Methods that go through resolutions and stages of the rate."""
 
 LARGE_SIDE = 64

@@ -51,8 +51,8 @@ class Row:
         steps: Updates per epoch.
         step_seconds: A whole step.
         epoch_seconds: An epoch of training, evaluation left out.
-        epochs: That it is trained.
-        train_seconds: Of all of them, evaluation included.
+        epochs: Of the whole training.
+        train_seconds: Of the same, evaluation included.
         cost: Of that, in the price's currency; `None` without a price.
         asked: Whether the batch is the job's own and no candidate otherwise.
         misses: Limits that it misses.
@@ -107,7 +107,7 @@ class Table:
         data: The data set.
         mixes: Clusters to compare.
         compared: What runs with either optimizer showed.
-        epochs: That a candidate with a global batch is trained; `None`: the job's.
+        epochs: Of a training with a global batch; `None`: the job's.
     """
 
     job: Job
@@ -171,10 +171,15 @@ class Table:
             step += extra.value
             epoch += steps * extra.value
         epochs = self.job.epochs if self.epochs is None else self.epochs(batch)
-        train = epochs * epoch + self.evaluating(mix, epochs)
-        hourly = mix.hourly
+        row = Row(mix, side, totals, batch, steps, step, epoch, epochs, 0.0, None, asked)
+        return self.trained(row, epochs)
+
+    def trained(self, row: Row, epochs: int) -> Row:
+        """A candidate that is trained for so many epochs, and the limits that it misses then."""
+        train = epochs * row.epoch_seconds + self.evaluating(row.mix, epochs)
+        hourly = row.mix.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
-        row = Row(mix, side, totals, batch, steps, step, epoch, epochs, train, cost, asked)
+        row = replace(row, epochs=epochs, train_seconds=train, cost=cost, misses=())
         misses = tuple(self._misses(row))
         return replace(row, misses=misses) if misses else row
 

@@ -44,7 +44,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchwright.prediction.trainings import Candidate, Observed
+from batchwright.prediction.trainings import (
+    LEAST_LEARNT,
+    Candidate,
+    Observed,
+    above_guessing,
+    with_guessing,
+)
 from batchwright.records import Estimate
 
 Z_975 = 1.96
@@ -61,7 +67,6 @@ SHORTER_ERROR = 0.1
 FAILED_ERROR = 1.0
 """Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
 
-_LEAST_LEARNT = 0.01  # less than this above guessing is not told from nothing
 _ROUNDS, _SMALL = 50, 1e-6
 _FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
 _MOST_LOG = 60.0  # of samples: more than anybody has
@@ -260,7 +265,8 @@ class LearningModel:
         slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
         offset = self.offset(optimizer) if offset is None else offset
         start, _ = self._at(Candidate(optimizer, batch, 1, offset))
-        samples = exp(min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope))
+        # At least one sample: trials that contradict each other may put a target before the first.
+        samples = exp(max(0.0, min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope)))
         _, row = self._at(Candidate(optimizer, batch, samples, offset))
         return Aim(samples, -row / slope, slope)
 
@@ -335,7 +341,7 @@ class LearningModel:
 
     def _share(self, logit: float) -> float:
         """Accuracy at a logit, guessing included."""
-        return 1 / self.classes + (1 - 1 / self.classes) * _unit(logit)
+        return with_guessing(_unit(logit), self.classes)
 
     def _slope(self, logit: float) -> float:
         """Accuracy gained per unit of the logit."""
@@ -475,16 +481,15 @@ def _shorter(samples: float, longest: float) -> float:
 
 def _target(one: Observed, classes: int, seed: float, longest: float = 0.0) -> tuple[float, float]:
     """Logit u of what was observed, and its standard error beside the longest training."""
-    unit = (one.accuracy - 1 / classes) / (1 - 1 / classes)
-    unit = min(1 - 0.5 / one.held_out, max(_LEAST_LEARNT, unit))
+    unit = above_guessing(one.accuracy, classes, 1 - 0.5 / one.held_out)
     error = _noise(unit, one.held_out, classes, seed)
     return log(unit / (1 - unit)), hypot(error, _shorter(one.samples, longest))
 
 
 def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:
     """Standard error of logit u: of counting right answers, and from seed to seed."""
-    unit = min(1 - 0.5 / held_out, max(_LEAST_LEARNT, unit))
-    share = 1 / classes + (1 - 1 / classes) * unit
+    unit = min(1 - 0.5 / held_out, max(LEAST_LEARNT, unit))
+    share = with_guessing(unit, classes)
     counted = sqrt(share * (1 - share) / held_out) / ((1 - 1 / classes) * unit * (1 - unit))
     return sqrt(counted**2 + seed**2)
 

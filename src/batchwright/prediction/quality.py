@@ -68,6 +68,9 @@ SEED_ERROR = 0.01
 FORM_ERROR = 0.05
 """Assumed standard error of the form of the law, which no number of runs mends."""
 
+EPOCHS_NOTE = "epochs to accuracy"
+"""How the note begins that says what runs tell of them."""
+
 _POWER = {"linear": 1.0, "sqrt": 0.5, "gain": 1.0, "none": 0.0}  # a gain is linear at most
 _FAR_BETTER = 0.5
 _LEAST_DEGREES = 4  # fewer show too little of the scatter between runs
@@ -355,7 +358,7 @@ def _epochs_note(
     law: _Law | None,
     scaling: Scaling,
 ) -> str:
-    head = f"epochs to accuracy {target:.1%}"
+    head = f"{EPOCHS_NOTE} {target:.1%}"
     more = f"; {found.note}" if found.note else ""
     if not found.reached:
         best = max((accuracy for run in runs for _, accuracy in run.curve[1:]), default=None)

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log
 
+from batchwright.prediction.trainings import LEAST_LEARNT, above_guessing, with_guessing
 from batchwright.records import EpochRecord, Estimate, Plan
 from batchwright.records.words import percent
-
-_LEAST_LEARNT = 0.01  # as in `prediction.learning`: less is not told from nothing
 
 
 def straying(plan: Plan, epochs: Sequence[EpochRecord]) -> str:
@@ -40,9 +39,9 @@ def straying(plan: Plan, epochs: Sequence[EpochRecord]) -> str:
         f"held-out accuracy after epoch {last.epoch + 1} is {percent(measured)}, "
         f"{side} the {low} to {high} that the plan predicted"
     )
-    if last.epoch + 1 == plan.epochs:
-        return told
     now = _moved(end, expected, measured, len(plan.data.classes))
+    if now is None or last.epoch + 1 == plan.epochs:
+        return told
     return f"{told}; at the end about {percent(now)} is expected now, not {percent(end.value)}"
 
 
@@ -55,16 +54,17 @@ def _side(plan: Plan, epoch: EpochRecord) -> str:
     return "below" if epoch.top1 < expected.low else "above"
 
 
-def _moved(end: Estimate, expected: Estimate, measured: float, classes: int) -> float:
-    """Accuracy at the end, a share, by what an epoch was off."""
+def _moved(end: Estimate, expected: Estimate, measured: float, classes: int) -> float | None:
+    """Accuracy at the end, a share, by what an epoch was off; `None` if that tells nothing."""
     off = _logit(measured, classes) - _logit(expected.value, classes)
     wide, wider = (_logit(one.high, classes) - _logit(one.low, classes) for one in (end, expected))
+    if not wider:  # guessing was expected, whose logit may be anything
+        return None
     at = _logit(end.value, classes) + off * min(1.0, (wide / wider) ** 2)
-    return 1 / classes + (1 - 1 / classes) / (1 + exp(-at))
+    return with_guessing(1 / (1 + exp(-at)), classes)
 
 
 def _logit(accuracy: float, classes: int) -> float:
     """Logit of accuracy freed of guessing."""
-    unit = (accuracy - 1 / classes) / (1 - 1 / classes)
-    unit = min(1 - _LEAST_LEARNT**2, max(_LEAST_LEARNT, unit))
+    unit = above_guessing(accuracy, classes, 1 - LEAST_LEARNT**2)
     return log(unit / (1 - unit))

@@ -10,6 +10,18 @@ from batchwright.records import Trial
 
 OFFSET_DIGITS = 6
 """After the point: a rate is the same whatever its last bits are."""
+LEAST_LEARNT = 0.01
+"""Less than this above guessing, as a share of what is above it, is not told from nothing."""
+
+
+def above_guessing(accuracy: float, classes: int, most: float) -> float:
+    """Accuracy u freed of guessing, a share, held between `LEAST_LEARNT` and ``most``."""
+    return min(most, max(LEAST_LEARNT, (accuracy - 1 / classes) / (1 - 1 / classes)))
+
+
+def with_guessing(unit: float, classes: int) -> float:
+    """The accuracy, a share, whose part above guessing is u."""
+    return 1 / classes + (1 - 1 / classes) * unit
 
 
 class Observed(NamedTuple):
@@ -52,6 +64,11 @@ class Candidate(NamedTuple):
     offset: float = 0.0
 
 
+def offset_of(ratio: float) -> float:
+    """Offset of a rate, by it over the usual one."""
+    return round(log(ratio), OFFSET_DIGITS)
+
+
 def of_trials(trials: Iterable[Trial]) -> list[Observed]:
     """What trials showed."""
     return [
@@ -61,7 +78,7 @@ def of_trials(trials: Iterable[Trial]) -> list[Observed]:
             one.samples,
             one.accuracy,
             one.held_out,
-            round(log(one.rate / one.usual_rate), OFFSET_DIGITS),
+            offset_of(one.rate / one.usual_rate),
             one.loss is None,
         )
         for one in trials

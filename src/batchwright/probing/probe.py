@@ -239,7 +239,7 @@ class _Reporter:
         if self._progress is not None:
             minutes, seconds = divmod(max(0, math.ceil(left)), 60)
             words = f"{name}, {minutes}:{seconds:02} left" if share < 1 else name
-            self._progress(int(100 * share), 100, f"{words}, %")
+            self._progress(int(100 * share), 100, f"{words}, percent done")
 
     def finish(self) -> None:
         """Say that all is measured."""

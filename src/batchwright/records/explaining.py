@@ -35,6 +35,7 @@ from batchwright.records.words import (
 MOST_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
 
 WIDTH = 100  # of the text, in characters; tables may be wider
+_REMARK = 30  # of the last column of a table that does not fit
 
 Cluster = tuple[int, tuple[KindCount, ...]]
 
@@ -331,14 +332,18 @@ def _order(one: Prediction) -> tuple[int, int, str, int]:
 
 
 def _columns_of(plan: PlanFields) -> list[str]:
-    """The quantities that the plan's candidates have."""
+    """The quantities that the plan's candidates have.
+
+    Where the plan chooses their epochs, these stand for those to the target.
+    """
+    chosen = any(one.trained_epochs for one in plan.considered)
     having = {
         "s / epoch": True,
-        "epochs": any(one.trained_epochs for one in plan.considered),
+        "epochs": chosen,
         "training": any(one.train_seconds for one in plan.considered),
         "cost": any(one.cost for one in plan.considered),
         "worth of an image": any(one.efficiency for one in plan.considered),
-        "epochs to target": any(one.epochs for one in plan.considered),
+        "epochs to target": not chosen and any(one.epochs for one in plan.considered),
         "s to target": any(one.target_seconds for one in plan.considered),
         "accuracy": any(one.accuracy for one in plan.considered),
         "peak": True,
@@ -368,13 +373,26 @@ def _or_dash(estimate: Estimate | None, shown: Callable[[float], str]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], room: int | None, *, keys: int) -> list[str]:
-    """Rows as lines, columns two spaces apart; what does not fit below, again with the ``keys``."""
+    """Rows as lines, columns two spaces apart; what does not fit below, again with the ``keys``.
+
+    Where not all fits, the last column takes several lines before it takes a table of its own.
+    """
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    if room and sum(widths) + 2 * (len(widths) - 1) > room:
+        widths[-1] = min(widths[-1], _REMARK)
+        rows = [line for row in rows for line in _wrapped(row, widths[-1])]
     lines: list[str] = []
     for block in column_blocks(widths, room or sum(widths) + 2 * len(widths), keys=keys):
         lines += [""] * bool(lines)
-        lines += ["  ".join(f"{row[at]:<{widths[at]}}" for at in block) for row in rows]
+        texts = ["  ".join(f"{row[at]:<{widths[at]}}" for at in block) for row in rows]
+        lines += [text for text in texts if text.strip()]
     return lines
+
+
+def _wrapped(row: Sequence[str], width: int) -> list[list[str]]:
+    """The row, its last cell in as many lines as it takes."""
+    first, *more = wrap(row[-1], width) or [""]
+    return [[*row[:-1], first], *([*[""] * (len(row) - 1), rest] for rest in more)]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -420,8 +420,9 @@ class Job(Keys):
     optimizer: Literal["auto", "sgd", "adamw", "muon"] = Field(
         "auto",
         description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
-        "kernels, SGD for everything else. `auto`: Muon where the global batch is more than twice "
-        "`base_batch`; else SGD, and SGD with any batch where `learning_rate` is given, even as it "
+        "kernels, SGD for everything else. `auto`: the one of SGD and Muon that trials or runs "
+        "show to reach more; without them Muon where the global batch is more than twice "
+        "`base_batch`, else SGD. SGD with any batch where `learning_rate` is given, even as it "
         "is by default, where layers are `frozen`, with `ags.mode=norm` or `gain` or "
         "`scaling=gain`, with `momentum=0`, and with `cyclic`, `dual-batch` and `hybrid`.",
     )

@@ -107,13 +107,7 @@ def accuracy_chart(plan: Plan) -> str:
         x,
         linear_axis("predicted accuracy (%)", picture.percents, from_zero=False),
         series,
-        [
-            Band(
-                within,
-                "green",
-                ((x.low, low, high), (x.high, low, high)),
-            )
-        ],
+        [Band(within, "green", ((x.low, low, high), (x.high, low, high)))],
         candidates_table(plan),
     )
     drawn = [

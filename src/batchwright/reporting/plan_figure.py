@@ -148,7 +148,7 @@ def _learnt(figure: Figure, curves: PlanCurves, picture: AccuracyPicture, rows: 
         [share for _, share in picture.frontier],
         color="#555555",
         linewidth=1,
-        linestyle=(0, (4, 3)),
+        linestyle=":",
     )
     for index, line in enumerate(picture.lines):
         allowed = [one for one in line if not one.candidate.refused]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from batchwright.records.words import counted
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 MARKS = ("o", "s", "^", "D", "v")
+_MOST_ABREAST = 6  # names in a row of the legend
 
 
 def title(curves: PlanCurves, resolutions: Iterable[int]) -> str:
@@ -40,7 +42,8 @@ def name_marks(figure: Figure, curves: PlanCurves, words: str, *, shaded: bool) 
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    grey, points = "#555555", points_of(curves)
+    grey, points, picture = "#555555", points_of(curves), accuracy_picture(curves)
+    hollow: dict[str, Any] = {"marker": "s", "markersize": 5.5, "markerfacecolor": "none"}
     ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
     clusters = [
         Line2D([], [], color=COLOURS[index], marker=MARKS[index], markersize=6, label=one.label)
@@ -69,6 +72,12 @@ def name_marks(figure: Figure, curves: PlanCurves, words: str, *, shaded: bool) 
             any(one.chosen for one in points),
             Line2D([], [], color="black", linestyle="", label="chosen", **ring),
         ),
+        (picture is not None, Line2D([], [], color=grey, linestyle=":", label="most in that time")),
+        (
+            picture is not None
+            and any(one.candidate.refused for line in picture.lines for one in line),
+            Line2D([], [], color=grey, linestyle="", label="refused", **hollow),
+        ),
         (shaded, Patch(color=SHADE, linewidth=0, label="every other stage of the rate")),
     ]
     shown = [mark for there, mark in marks if there]
@@ -82,7 +91,7 @@ def name_marks(figure: Figure, curves: PlanCurves, words: str, *, shaded: bool) 
             title=head,
             title_fontsize=12,
             loc=place,
-            ncols=len(handles),
+            ncols=ceil(len(handles) / ceil(len(handles) / _MOST_ABREAST)),
             frameon=False,
             fontsize=10,
             columnspacing=1.6,

@@ -156,7 +156,7 @@ class Comparison:
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measured seconds fell inside the predicted interval."""
+        """Whether what was measured lies inside the predicted interval."""
         if self.predicted is None or self.measured is None:
             return None
         return self.predicted.low <= self.measured <= self.predicted.high
@@ -228,8 +228,8 @@ def accuracy_words(summary: RunSummary) -> str:
     worst = max(told, key=lambda epoch: abs(told[epoch].points or 0.0))
     inside = sum(bool(one.inside) for one in told.values())
     return (
-        f"Of {counted(len(told), 'evaluated epoch')} {inside} lay inside the interval that was "
-        f"predicted; after epoch {worst + 1} the prediction was {told[worst].verdict}."
+        f"Accuracy lay inside its predicted interval in {inside} of {counted(len(told), 'epoch')}; "
+        f"furthest off, after epoch {worst + 1}, the prediction was {told[worst].verdict}."
     )
 
 
@@ -239,9 +239,9 @@ def learnt_words(summary: RunSummary) -> str:
     if reached.inside is not False:
         return ""
     return (
-        f"The predicted accuracy was {reached.verdict}. A later plan learns from this run by "
-        "`batchwright plan PROFILE.json --run RUN`; what it chooses is then no longer judged on "
-        "images that the choice has not seen."
+        f"The predicted accuracy was {reached.verdict}. A later plan learns from this run with "
+        "`batchwright plan PROFILE.json --run RUN`; its choice then rests on the held-out images, "
+        "too, so accuracy on them is no longer that on unseen ones."
     )
 
 

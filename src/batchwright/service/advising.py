@@ -16,6 +16,7 @@ from typing import Any
 
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
+from batchwright.planning.resolution import ONE_BATCH
 from batchwright.planning.splicing import spliced
 from batchwright.records import Estimate, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
@@ -153,12 +154,17 @@ def advice_for(
     level = at_level_of(drift.times, profile, plan, drift.stage)
     if level is None:
         return None
-    again, missed = _planned_again(plan, level.profile, drift, epoch, _spent(epochs, drift))
+    spent = _spent(epochs, drift)
+    again, missed = _planned_again(plan, level.profile, drift, epoch, spent)
     new = again.stages[0]
     if new.workers != plan.workers or new.predicted_epoch_seconds is None:
         return None
     followed = [drift.stage.global_batch_size]
     followed += [_batch_from(advice.plan, epoch) for advice in offered[-1:]]
+    if plan.job.goal.target is not None and profile.trials:
+        # With one optimizer's trials and the likeliest epochs the choice is another by itself.
+        unmoved, _ = _planned_again(plan, profile, drift, epoch, spent)
+        followed.append(unmoved.stages[0].global_batch_size)
     if any(_alike(new.global_batch_size, batch) for batch in followed):
         return None
     unchanged = epoch_seconds(level.profile, plan, drift.stage)
@@ -185,7 +191,7 @@ def _can_change(plan: Plan) -> bool:
     """
     return (
         supported(plan)
-        and plan.method in ("plain", "dynamic-batch")
+        and plan.method in ONE_BATCH
         and plan.job.global_batch == "auto"
         and len({stage.resolution for stage in plan.stages}) == 1
     )
@@ -204,7 +210,7 @@ def _planned_again(
         spent: Seconds that will be gone by then.
     """
     goal, left = plan.job.goal, plan.epochs - epoch
-    # What is learnt in the rest is no training of its own, which trials would tell of.
+    # Trials tell of whole trainings, so candidates are compared over all epochs.
     judged = plan.epochs if profile.trials else left
     asked = plan.job.warmup_epochs  # of the whole run, whose rule of the rate stays
     rest: dict[str, Any] = {
@@ -222,7 +228,7 @@ def _planned_again(
     told, found = "", None
     if all(value > 0 for value in limits.values()):
         try:
-            # Its epochs were chosen with certainty to spare; now the likeliest count.
+            # Epochs were chosen with a margin; for the rest the likeliest number counts.
             aims = {**limits, "confidence": 0.5}
             found = make_plan(profile, with_workers_of(plan, goal=aims, **rest))
         except PlanError:

@@ -19,6 +19,7 @@ from batchwright.prediction.straying import straying
 from batchwright.processes import STARTED, seconds_since_launch
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.run import reached_epoch
+from batchwright.records.words import percent
 from batchwright.reduction import WorkerNote
 from batchwright.training.meter import EpochMeter
 
@@ -73,7 +74,7 @@ class Recorder:
         first, goal = reached_epoch(self._plan, self.epochs), self._plan.job.goal
         if first is not None and first.epoch == epoch and first.top1 is not None:
             self.note(
-                f"goal.accuracy={goal.accuracy:g} is reached: {first.top1:.1%} after epoch "
+                f"goal.accuracy={goal.accuracy:g} is reached: {percent(first.top1)} after epoch "
                 f"{epoch + 1} of {self._plan.epochs}; training ends"
             )
 

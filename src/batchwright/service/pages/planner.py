@@ -20,7 +20,7 @@ from batchwright.records import Plan, Profile
 from batchwright.records.base import record_text
 from batchwright.records.explaining import is_chosen
 from batchwright.records.service import Identifier, Name
-from batchwright.records.words import between, counted, duration, in_seconds
+from batchwright.records.words import between, counted, duration, in_seconds, percent
 from batchwright.reporting.page import plan_part
 from batchwright.reporting.page_facts import profile_facts
 from batchwright.reporting.page_plan import accuracy_chart
@@ -78,7 +78,11 @@ class Answer:
         ]
         if train is not None:
             ends = f"{duration(train.low)} to {duration(train.high)}"
-            told.append(("The training", duration(train.value), f"{ends}, evaluation included"))
+            more = f"{counted(plan.epochs, 'epoch')}: {ends}, evaluation included"
+            told.append(("The training", duration(train.value), more))
+        if chosen is not None and (reached := chosen.accuracy) is not None:
+            ends = f"{percent(reached.low)} to {percent(reached.high)}"
+            told.append(("Accuracy", percent(reached.value), f"{ends}, held out at its end"))
         if cost is not None:
             told.append(("Cost", between(cost), "in the price's currency"))
         return told
