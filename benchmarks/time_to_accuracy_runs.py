@@ -427,7 +427,8 @@ def trained_facts(run: Path) -> dict[str, Any]:
 def _predicted_resident(profile: Profile, plan: Plan) -> float | None:
     stage = plan.stages[-1]
     model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
-    resident = model.resident(stage.resolution, stage.micro_batch_size, workers=stage.workers)
+    most = min(stage.micro_batch_size, max(stage.local_batch_sizes))
+    resident = model.resident(stage.resolution, most, workers=stage.workers)
     return resident.value if resident else None
 
 
