@@ -149,7 +149,7 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
     if least > budget:
         share = f"probe.learning={asked:g}" + (" of the training" if asked < 1 else "")
         return (
-            f"there are no trials, as {share}, {budget:.2g} s, does not do for one: give "
+            f"there are no trials, as {share}, {budget:.2g} s, is too little for one: give "
             f"probe.learning={ceil(max(1.0, least))}, in seconds, or more"
         )
     return ""
