@@ -299,7 +299,7 @@ def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(number, folder,
     assert whole == read_record(kept, Profile)
     assert whole.trials[:1] == first.trials
     assert len(whole.trials) > 1
-    shown = re.compile(r"trial 2: (sgd|muon), batch .* images, (.* rate, )?0:\d\d left, percent done")
+    shown = re.compile(r"trial 2: (sgd|muon), .* images, (.* rate, )?0:\d\d left, percent done")
     assert any(map(shown.fullmatch, whats))
     assert not whole.trials_open
     assert whole.steps == first.steps
