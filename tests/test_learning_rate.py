@@ -18,6 +18,7 @@ from batchwright.planning.learning_rate import (
     reach,
     scaled_rate,
 )
+from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, LearningRateRule
 from batchwright.workload.task import without_compiler
@@ -30,6 +31,10 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "warmup.json").read_text
 def rule_of(**changes):
     plain = {"base": 0.1, "base_batch": 128, "scaling": "linear", "peak": 0.8}
     return LearningRateRule(**{**plain, "warmup_epochs": 5, "decay": "none", **changes})
+
+
+def planned_rule(job, batch, epochs, **more):
+    return make_rule(job, batch, epochs, chosen_optimizer(job, batch), **more)
 
 
 def factor(epoch, rule, epochs=90):
@@ -112,7 +117,7 @@ def test_linear_scaling_over_workers_gives_the_published_peak(one):
 
 def test_a_gain_is_not_known_beforehand_so_the_plan_has_the_base_rate():
     assert scaled_rate(0.1, 128, 1024, "gain") == 0.1
-    rule = make_rule(Job(scaling="gain"), 1024, 30)
+    rule = planned_rule(Job(scaling="gain"), 1024, 30)
     assert (rule.peak, rule.warmup_epochs) == (rule.base, 0)
 
 
@@ -120,13 +125,13 @@ def test_a_gain_is_not_known_beforehand_so_the_plan_has_the_base_rate():
 def test_a_warmup_left_open_is_as_long_as_the_poster_found_best(scaling):
     job = Job(base_batch=128, scaling=scaling)
     for batch, epochs, warmup in ((7680, 90, 5), (30720, 90, 10), (7680, 180, 10)):
-        assert make_rule(job, batch, epochs).warmup_epochs == warmup
+        assert planned_rule(job, batch, epochs).warmup_epochs == warmup
 
 
 @pytest.mark.parametrize("batch", [1, 64, 128])
 def test_a_rate_that_is_not_scaled_up_has_no_warmup(batch):
-    assert make_rule(Job(), batch, 30).warmup_epochs == 0
-    assert make_rule(Job(scaling="none"), 64 * batch, 30).warmup_epochs == 0
+    assert planned_rule(Job(), batch, 30).warmup_epochs == 0
+    assert planned_rule(Job(scaling="none"), 64 * batch, 30).warmup_epochs == 0
     assert fitted_warmup(batch / 128, 30) == (0, 0, 0)
 
 
@@ -154,7 +159,7 @@ def test_one_cycle_is_that_of_pytorch():
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = without_compiler(torch.optim.SGD)([weight], lr=1)
     theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=steps)
-    rule = make_rule(Job(learning_rate=peak, decay="one-cycle"), 128, 90)
+    rule = planned_rule(Job(learning_rate=peak, decay="one-cycle"), 128, 90)
     assert rule.warmup_epochs == 27
     top = 0.3 * steps - 1  # of its steps, counted from 0, has the peak; its last one the end
     for step in range(steps):
@@ -167,12 +172,12 @@ def test_one_cycle_is_that_of_pytorch():
 
 
 def test_one_cycle_rises_as_long_as_asked_and_ends_far_below_its_start():
-    rule = make_rule(Job(decay="one-cycle", warmup_epochs=9), 1280, 90)
+    rule = planned_rule(Job(decay="one-cycle", warmup_epochs=9), 1280, 90)
     assert factor(0, rule) == pytest.approx(1 / 25)
     assert factor(4.5, rule) == pytest.approx((1 + 1 / 25) / 2)
     assert factor(9, rule) == 1
     assert factor(90, rule) == factor(200, rule) == pytest.approx(1 / 250_000)
-    falling = make_rule(Job(decay="one-cycle", warmup_epochs=0), 1280, 90)
+    falling = planned_rule(Job(decay="one-cycle", warmup_epochs=0), 1280, 90)
     assert factor(0, falling) == 1
 
 
@@ -203,15 +208,15 @@ def test_a_stage_of_a_cycle_has_its_own_rate_and_no_other_decay():
 
 
 def test_default_rate_depends_on_the_optimizer_and_an_asked_one_is_kept():
-    assert make_rule(Job(), 128, 30).peak == 0.1
-    assert make_rule(Job(optimizer="adamw"), 128, 30).peak == 0.001
-    rule = make_rule(Job(learning_rate=0.3, base_batch=64, scaling="linear"), 128, 30)
+    assert planned_rule(Job(), 128, 30).peak == 0.1
+    assert planned_rule(Job(optimizer="adamw"), 128, 30).peak == 0.001
+    rule = planned_rule(Job(learning_rate=0.3, base_batch=64, scaling="linear"), 128, 30)
     assert (rule.base, rule.base_batch, rule.peak) == (0.3, 64, 0.6)
 
 
 def test_a_warmup_longer_than_the_training_is_refused():
     with pytest.raises(JobError, match="warmup_epochs=31"):
-        make_rule(Job(warmup_epochs=31), 128, 30)
+        planned_rule(Job(warmup_epochs=31), 128, 30)
 
 
 @pytest.mark.parametrize("rate", ["0", "-0.1", "nan", "inf"])
@@ -223,7 +228,7 @@ def test_a_rate_that_is_not_above_zero_and_finite_is_refused(rate):
 @pytest.mark.parametrize(("rate", "batch"), [(1e308, 12800), (5e-324, 1)])
 def test_a_rate_that_scaling_makes_infinite_or_zero_is_refused(rate, batch):
     with pytest.raises(JobError, match="give another rate"):
-        make_rule(Job(learning_rate=rate, scaling="linear"), batch, 30)
+        planned_rule(Job(learning_rate=rate, scaling="linear"), batch, 30)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +255,9 @@ def test_the_plan_says_what_its_rate_is_made_of(job, batch, said):
 @pytest.mark.parametrize("scaling", ["sqrt", "none"])
 def test_the_default_rate_of_muon_reaches_far_enough_in_few_steps(decay, scaling):
     job = Job(optimizer="muon", global_batch=500, decay=decay, scaling=scaling)
-    usual = make_rule(job, 500, 5)
+    usual = planned_rule(job, 500, 5)
     assert reach(usual, 500, samples=1500, epochs=5) < MUON_REACH
-    rule = make_rule(job, 500, 5, samples=1500)
+    rule = planned_rule(job, 500, 5, samples=1500)
     seen = [500 * (step + 0.5) for step in range(15)]
     rates = [
         rule.peak * rate_factor(one, rule=rule, samples_per_epoch=1500, epochs=5) for one in seen
@@ -264,12 +269,12 @@ def test_the_default_rate_of_muon_reaches_far_enough_in_few_steps(decay, scaling
 
 def test_the_rate_of_muon_stays_where_steps_are_enough_or_it_was_asked_for():
     job = Job(optimizer="muon", global_batch=500)
-    assert make_rule(job, 500, 50, samples=1500) == make_rule(job, 500, 50)
+    assert planned_rule(job, 500, 50, samples=1500) == planned_rule(job, 500, 50)
     asked = job.model_copy(update={"learning_rate": 0.1})
-    assert make_rule(asked, 500, 5, samples=1500) == make_rule(asked, 500, 5)
+    assert planned_rule(asked, 500, 5, samples=1500) == planned_rule(asked, 500, 5)
     sgd = job.model_copy(update={"optimizer": "sgd"})
-    assert make_rule(sgd, 500, 5, samples=1500) == make_rule(sgd, 500, 5)
-    assert make_rule(job, 500, 1, samples=500).peak == 1.0  # as far as it goes
+    assert planned_rule(sgd, 500, 5, samples=1500) == planned_rule(sgd, 500, 5)
+    assert planned_rule(job, 500, 1, samples=500).peak == 1.0  # as far as it goes
 
 
 def test_a_plan_of_few_steps_says_why_the_rate_of_muon_is_higher():

@@ -409,9 +409,10 @@ def sweep(
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
     """Say what this machine offers to training, and what is wrong with it."""
+    from batchwright import __version__
     from batchwright.doctor import examine
 
-    findings = examine()
+    findings = examine(__version__)
     if as_json:
         problems = sum(bool(finding.problem) for finding in findings)
         found = [finding._asdict() for finding in findings]

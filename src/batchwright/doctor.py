@@ -29,11 +29,14 @@ class Finding(NamedTuple):
     problem: str = ""
 
 
-def examine() -> list[Finding]:
-    """Look at versions, devices, cores, allocator, network and shared memory."""
+def examine(version: str) -> list[Finding]:
+    """Look at versions, devices, cores, allocator, network and shared memory.
+
+    Args:
+        version: The package's own.
+    """
     import torch
 
-    from batchwright import __version__
     from batchwright.workload.host import (
         computes_in_bfloat16,
         default_workers,
@@ -47,7 +50,7 @@ def examine() -> list[Finding]:
     workers = default_workers(device.type)
     cores = usable_cores()
     return [
-        Finding("batchwright", __version__),
+        Finding("batchwright", version),
         Finding("python", f"{platform.python_version()} on {platform.system()}", _system()),
         Finding("torch", str(torch.__version__)),
         *(Finding(name, importlib.metadata.version(name)) for name in _PACKAGES),

@@ -30,6 +30,7 @@ from batchwright.planning.inputs import (
     least_local,
 )
 from batchwright.planning.learning_rate import make_rule
+from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.planning.partition import apportion
 from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
 from batchwright.planning.simulated import stated_line
@@ -50,8 +51,6 @@ TRAINING_KEYS = (
     *("restarts", "timeout"),
 )
 """Job keys that may change after planning; ``data`` only to another place of the same images."""
-
-_CODE_KEYS = ("data", "network", "loss")  # may name a function to import
 
 
 def job_of(
@@ -117,7 +116,7 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     from batchwright.workload.task import network_facts
 
     job = resolve(job, facts)
-    make_rule(job, job.base_batch, job.epochs)
+    make_rule(job, job.base_batch, job.epochs, chosen_optimizer(job, job.base_batch))
     ags_rule(job)
     check_goal(job)
     check_order(job)
@@ -133,7 +132,7 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
 
 def _check_strengths(job: Job, strengths: Iterable[float]) -> None:
     """Refuse strengths of an augmentation that is not ours to set."""
-    if set(strengths) != {1.0} and "data" in code_keys(job):
+    if set(strengths) != {1.0} and "data" in job.code_keys:
         listed = ",".join(f"{strength:g}" for strength in strengths)
         raise JobError(
             f"cycle.strengths={listed}: data={job.data} augments its images itself: leave "
@@ -392,21 +391,10 @@ def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[s
         PlanError: The job names code that is in neither ``keys`` nor ``overrides``.
     """
     named = {*keys, *(text.partition("=")[0].strip() for text in overrides)}
-    for key in code_keys(job):
+    for key in job.code_keys:
         if key not in named:
             name = getattr(job, key)
             raise PlanError(
                 f"{key}={name} in a file would run code: repeat {shlex.quote(f'{key}={name}')} on "
                 "the command line to allow it"
             )
-
-
-def code_keys(job: Job) -> list[str]:
-    """The job's keys that name a function to import."""
-    return [key for key in _CODE_KEYS if _is_import_string(key, getattr(job, key))]
-
-
-def _is_import_string(key: str, name: str) -> bool:
-    if key == "data":
-        return ":" in name and name.partition(":")[0] not in ("cifar10", "cifar100", "imagefolder")
-    return ":" in name

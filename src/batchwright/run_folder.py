@@ -20,7 +20,6 @@ from batchwright.documents import (
 )
 from batchwright.errors import ArgumentError, BatchwrightError, FileError, Interrupted
 from batchwright.locks import LOCK_FILE, writing
-from batchwright.preparing import code_keys
 from batchwright.records import Check, Job, Plan, Profile, RateSchedule, RunSummary, Sweep
 from batchwright.records.problems import described
 from batchwright.records.words import counted, data_name
@@ -110,7 +109,7 @@ def telling_how_to_resume(folder: Path, job: Job) -> Iterator[None]:
 
 def resuming_command(folder: str | Path, job: Job) -> str:
     """The command line that goes on with a run; it names again what the job imports."""
-    named = (f"{key}={getattr(job, key)}" for key in code_keys(job))
+    named = (f"{key}={getattr(job, key)}" for key in job.code_keys)
     return shlex.join(["batchwright", "run", "--resume", "--out", str(folder), *named])
 
 

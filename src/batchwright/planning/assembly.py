@@ -7,13 +7,14 @@ from typing import Any
 from batchwright.planning.gradient_scaling import ags_rule, check_parts
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.inputs import least_local, precision_of
-from batchwright.planning.optimizer import OptimizerName, chosen_optimizer
+from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.planning.recipe import no_factors
 from batchwright.records import (
     DataFacts,
     Job,
     LearningRateRule,
     NetworkFacts,
+    OptimizerName,
     Plan,
     Reason,
     ServerRule,

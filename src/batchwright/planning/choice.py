@@ -15,10 +15,9 @@ from batchwright.planning.knees import Bend
 from batchwright.planning.learnt import Learnt
 from batchwright.planning.level import RowError, level_batches, level_in_value, level_sizes
 from batchwright.planning.mixes import Mix
-from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.table import Miss, Row
 from batchwright.prediction.quality import ProgressModel, product
-from batchwright.records import Estimate, Goal, Job, LearningRateRule
+from batchwright.records import Estimate, Goal, Job, LearningRateRule, OptimizerName
 from batchwright.records.words import counted, duration
 
 _ADVICE = {

@@ -14,6 +14,7 @@ from batchwright.planning import cycle_reasons, explanations, group_reasons, rea
 from batchwright.planning.choice import Choice, Progress
 from batchwright.planning.inputs import SERVED, sides
 from batchwright.planning.learning_rate import make_rule
+from batchwright.planning.optimizer import chosen_optimizer
 from batchwright.planning.outlook import prediction
 from batchwright.planning.pacing import measured_pace
 from batchwright.planning.resolution import (
@@ -124,7 +125,8 @@ def rate_rule(job: Job, batch: int, network: NetworkFacts) -> LearningRateRule:
         job = job.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
     if job.method in CYCLED:
         job = job.model_copy(update={"decay": "none"})
-    return make_rule(job, batch, job.epochs, batch_norm=network.batch_norm)
+    update = chosen_optimizer(job, batch)
+    return make_rule(job, batch, job.epochs, update, batch_norm=network.batch_norm)
 
 
 def compose(

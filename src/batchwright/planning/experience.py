@@ -11,13 +11,13 @@ from statistics import fmean, stdev
 from batchwright.errors import PlanError
 from batchwright.planning.inputs import sides
 from batchwright.planning.learning_rate import rule_for
-from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
+from batchwright.planning.optimizer import Compared, optimizers_of
 from batchwright.planning.recipe import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import CYCLED, ONE_BATCH
 from batchwright.prediction.outcomes import epochs_to
 from batchwright.prediction.quality import SEED_ERROR, ProgressModel, fit_progress
 from batchwright.prediction.trainings import Observed, offset_of
-from batchwright.records import GradientNoise, Job, Profile, RunSummary
+from batchwright.records import GradientNoise, Job, OptimizerName, Profile, RunSummary
 
 
 @dataclass(frozen=True)

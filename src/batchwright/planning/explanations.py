@@ -13,12 +13,11 @@ from batchwright.planning.choice import FAR, Choice, Progress
 from batchwright.planning.knees import Bend
 from batchwright.planning.learnt import Learnt
 from batchwright.planning.mixes import Mix
-from batchwright.planning.optimizer import OptimizerName
 from batchwright.planning.shares import largest_shares
 from batchwright.planning.table import Row, mebibytes
 from batchwright.prediction.collective import fit_collectives
 from batchwright.prediction.quality import EPOCHS_NOTE
-from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
+from batchwright.records import Goal, Job, OptimizerName, Prediction, Reason, Source, Stage
 from batchwright.records.words import counted, counted_points, size
 
 FAR_OFF = 2.0

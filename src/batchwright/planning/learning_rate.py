@@ -12,8 +12,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from batchwright.errors import JobError
-from batchwright.planning.optimizer import OptimizerName, chosen_optimizer
-from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts
+from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts, OptimizerName
 
 DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}  # at the base batch, per step
 MUON_UNNORMALIZED = 0.02
@@ -188,7 +187,7 @@ def make_rule(
     job: Job,
     global_batch: int,
     epochs: int,
-    update: OptimizerName | None = None,
+    update: OptimizerName,
     *,
     samples: int | None = None,
     batch_norm: bool = True,
@@ -203,7 +202,7 @@ def make_rule(
         job: Gives the base rate and batch, scaling, warm-up and decay.
         global_batch: Samples per step over all workers.
         epochs: Length of the training, in epochs.
-        update: The optimizer, which the default rate goes by; `None`: as without any runs.
+        update: The optimizer, which the default rate goes by.
         samples: Of an epoch; with it the default rate of Muon is raised where there are so few
             steps that weights would not get far (`reach`).
         batch_norm: Whether the network has batch normalization; without it the default rate of Muon
@@ -215,7 +214,6 @@ def make_rule(
             finite number above 0.
     """
     asked = job.learning_rate
-    update = update or chosen_optimizer(job, global_batch)
     cautious = update == "muon" and not batch_norm
     usual = MUON_UNNORMALIZED if cautious else DEFAULT_RATE[update]
     base = usual if asked == "auto" else asked
@@ -249,7 +247,7 @@ def rule_for(
     batch: int,
     data: DataFacts,
     network: NetworkFacts,
-    update: OptimizerName | None = None,
+    update: OptimizerName,
     tried: float = 1.0,
 ) -> LearningRateRule:
     """`make_rule` for a job on these data with this network."""

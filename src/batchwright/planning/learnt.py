@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from batchwright.planning.inputs import sides
 from batchwright.planning.learning_rate import rate_factor
-from batchwright.planning.optimizer import Compared, OptimizerName, optimizers_of
+from batchwright.planning.optimizer import Compared, optimizers_of
 from batchwright.planning.resolution import ONE_BATCH
 from batchwright.prediction.trainings import Candidate, Observed, of_trials
-from batchwright.records import Estimate, Job, LearningRateRule, Profile
+from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Profile
 
 if TYPE_CHECKING:
     from batchwright.prediction.learning import LearningModel

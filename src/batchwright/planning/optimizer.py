@@ -8,7 +8,7 @@ from math import log2
 from typing import Literal
 
 from batchwright.planning.resolution import ONE_BATCH
-from batchwright.records import Estimate, Job, Profile, Reason, UpdateTime
+from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
 
 MUON_ABOVE = 2.0
 """Global batch over base batch beyond which `auto` takes Muon, where no runs tell better."""
@@ -21,9 +21,6 @@ _KEPT = (
     "Up to twice that one, SGD is kept: Muon reached more in trainings of 5 to 10 epochs, and no "
     "more in one of 40; optimizer=muon takes it."
 )
-
-
-OptimizerName = Literal["sgd", "adamw", "muon"]
 
 
 @dataclass(frozen=True)

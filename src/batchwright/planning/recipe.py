@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import hypot, log2
 from typing import Any
 
-from batchwright.planning.optimizer import Z_975, Compared, OptimizerName, chosen_optimizer
-from batchwright.records import Alternative, Job, Plan, Reason
+from batchwright.planning.optimizer import Z_975, Compared, chosen_optimizer
+from batchwright.records import Alternative, Job, OptimizerName, Plan, Reason
 from batchwright.records.job import AgsMode, Scaling
 
 

@@ -15,9 +15,9 @@ from batchwright.planning.grid import totals_to_compare
 from batchwright.planning.inputs import check_batch, sides
 from batchwright.planning.kinds import Kind
 from batchwright.planning.mixes import Mix
-from batchwright.planning.optimizer import Compared, OptimizerName, chosen_optimizer, extra_seconds
+from batchwright.planning.optimizer import Compared, chosen_optimizer, extra_seconds
 from batchwright.planning.shares import largest_shares, split
-from batchwright.records import DataFacts, Estimate, Job
+from batchwright.records import DataFacts, Estimate, Job, OptimizerName
 
 SECONDS_PER_HOUR = 3600
 

@@ -19,9 +19,9 @@ from math import erf, exp, inf, log, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
-from batchwright.planning.optimizer import OptimizerName
 from batchwright.prediction.learning import Aim, LearningModel, fit_learning
 from batchwright.prediction.trainings import OFFSET_DIGITS, Candidate, Observed
+from batchwright.records import OptimizerName
 
 LEAST_STEPS = 25
 """Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch

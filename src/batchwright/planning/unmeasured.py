@@ -23,7 +23,7 @@ from batchwright.planning.inputs import (
 )
 from batchwright.planning.kinds import cut
 from batchwright.planning.learning_rate import rule_for
-from batchwright.planning.optimizer import optimizer_reason
+from batchwright.planning.optimizer import chosen_optimizer, optimizer_reason
 from batchwright.planning.pacing import stated_pace
 from batchwright.planning.partition import apportion
 from batchwright.planning.resolution import CYCLED, Schedule, schedule_of
@@ -106,7 +106,7 @@ def _reduced(
     rows = [_level(job, data, max(sides(job)), local, least)]
     check_bounds(job, local)
     if job.method not in COMPOSED:
-        rule = rule_for(job, batch, data, network)
+        rule = rule_for(job, batch, data, network, chosen_optimizer(job, batch))
         stage = stage_of(job, max(sides(job)), rule, local, **_without_side(rows[0]))
         return assemble(
             job,

@@ -16,9 +16,8 @@ from torch.utils.data import default_collate
 
 from batchwright.errors import JobError
 from batchwright.group import Group
-from batchwright.planning.optimizer import OptimizerName
 from batchwright.probing.timing import now
-from batchwright.records import Job, MemoryParts, Precision
+from batchwright.records import Job, MemoryParts, OptimizerName, Precision
 from batchwright.reduction import Reducer, Tally, buffer_bytes
 from batchwright.training.sampler import balancing_weights
 from batchwright.workload.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed

@@ -21,6 +21,7 @@ Index = Annotated[int, Field(ge=0)]
 Precision = Literal["float32", "bfloat16"]
 Augmentation = Literal["none", "crop", "crop-flip"]
 Method = Literal["plain", "dynamic-batch", "dual-batch", "cyclic", "hybrid"]
+OptimizerName = Literal["sgd", "adamw", "muon"]
 AskedMethod = Literal["auto", Method]
 Source = Literal["measured", "predicted", "published", "assumed", "asked"]
 

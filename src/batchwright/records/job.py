@@ -22,6 +22,8 @@ from batchwright.records.job_keys import job_keys, job_problem
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
 
+_DATA_WITH_A_PATH = ("cifar10", "cifar100", "imagefolder")
+
 
 LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
@@ -593,6 +595,13 @@ class Job(Keys):
     def rate_scaling(self) -> Scaling:
         """`scaling`, with `auto` at its usual: what runs say `plan` puts in its place."""
         return "sqrt" if self.scaling == "auto" else self.scaling
+
+    @property
+    def code_keys(self) -> tuple[str, ...]:
+        """The keys that name a function to import."""
+        own_data = self.data.partition(":")[0] not in _DATA_WITH_A_PATH
+        named = {"data": self.data if own_data else "", "network": self.network, "loss": self.loss}
+        return tuple(key for key, name in named.items() if ":" in name)
 
     @property
     def augmentation(self) -> Augmentation:

@@ -26,7 +26,7 @@ from batchwright.errors import FileError
 from batchwright.files import make_folder
 from batchwright.launch import GRACE_SECONDS, noting_signals
 from batchwright.locks import take
-from batchwright.preparing import TRAINING_KEYS, code_keys
+from batchwright.preparing import TRAINING_KEYS
 from batchwright.processes import VERB_PARENT
 from batchwright.records import Plan
 from batchwright.records.words import job_value
@@ -187,7 +187,7 @@ def command_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[s
         for key in TRAINING_KEYS
         if key != "launch" and getattr(cell.job, key) != getattr(plan.job, key)
     }
-    named = {key: getattr(cell.job, key) for key in code_keys(cell.job)}
+    named = {key: getattr(cell.job, key) for key in cell.job.code_keys}
     return [
         *(sys.executable, "-m", "batchwright.verb_child", "train"),
         "--resume" if resumes else str(plan_file_of(folder, cell)),

@@ -25,7 +25,7 @@ from batchwright.documents import (
 )
 from batchwright.errors import Interrupted, JobError
 from batchwright.planning.schedule import rate_schedule
-from batchwright.preparing import TRAINING_KEYS, code_keys, job_of, refuse_unconfirmed_code
+from batchwright.preparing import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.records import Job, Plan, Sweep, SweptKey
 from batchwright.records.problems import printable
 from batchwright.records.words import counted
@@ -236,7 +236,7 @@ def _code_words(job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]) -> l
     """What a resume has to name again: keys of the job, and those of the grid."""
     values = {one.key: ",".join(map(str, one.values)) for one in swept}
     words = []
-    for key in dict.fromkeys(key for cell in cells for key in code_keys(cell.job)):
+    for key in dict.fromkeys(key for cell in cells for key in cell.job.code_keys):
         if key in values:
             words += ["--grid", f"{key}={values[key]}"]
         else:
