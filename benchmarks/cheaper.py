@@ -53,15 +53,15 @@ import torch
 from torch import Tensor, nn
 
 import batchwright as bw
-from batchwright.documents import change_job, read_record
-from batchwright.planning.partition import apportion
+from batchwright.algorithms.partition import apportion
 from batchwright.planning.planner import plan_without_profile
-from batchwright.preparing import resolve
 from batchwright.records import Job, Plan
+from batchwright.records.documents import change_job, read_record
+from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.loop import accuracy_and_loss, open_task
-from batchwright.workload import pipeline
+from batchwright.workflows.prepare_job import resolve
+from batchwright.workload.data import pipeline
 from batchwright.workload.host import autocast, prepare_process
-from batchwright.workload.randomness import seed_worker
 from benchmarks.common import RESULTS, say
 from benchmarks.decisions_runs import TASKS, Optimizer, job_keys, open_images
 from benchmarks.kept_runs import Run, RunLines, Wanted, read_lines

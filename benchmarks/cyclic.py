@@ -39,7 +39,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from batchwright.workload.sources import open_data
+from batchwright.workload.data.sources import open_data
 from benchmarks.common import (
     Arguments,
     Figure,

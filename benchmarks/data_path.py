@@ -33,11 +33,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from batchwright.processes import spinning_shortly
-from batchwright.workload.decoding import SUFFIXES
+from batchwright.distributed.processes import spinning_shortly
+from batchwright.workload.data.decoding import SUFFIXES
+from batchwright.workload.data.image_files import FilePipeline, ImageFiles
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process, usable_cores
-from batchwright.workload.image_files import FilePipeline, ImageFiles
-from batchwright.workload.sources import open_data
 from benchmarks.common import (
     Arguments,
     Figure,

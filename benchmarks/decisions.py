@@ -96,8 +96,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from batchwright import plan
-from batchwright.documents import read_record
 from batchwright.records import Estimate, Plan, Profile
+from batchwright.records.documents import read_record
 from benchmarks.common import (
     ROOT,
     Arguments,
@@ -426,7 +426,7 @@ def _profile(name: str, data: Path, folder: Path) -> Profile:
     }
     words = [f"{key}={value}" for key, value in keys.items()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "batchwright.cli", "probe", *words, "--out", str(made)],
+        [sys.executable, "-m", "batchwright.cli.commands", "probe", *words, "--out", str(made)],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

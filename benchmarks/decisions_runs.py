@@ -26,12 +26,12 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from batchwright.documents import change_job
 from batchwright.planning.planner import plan_without_profile
-from batchwright.preparing import resolve
 from batchwright.records import Job, Plan
-from batchwright.workload import cifar
-from batchwright.workload.sources import open_data
+from batchwright.records.documents import change_job
+from batchwright.workflows.prepare_job import resolve
+from batchwright.workload.data import cifar
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.common import RESULTS, say
 from benchmarks.kept_runs import Run, RunLines, Wanted, quick_precision

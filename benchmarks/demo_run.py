@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 import batchwright as bw
-from batchwright.documents import read_record
 from batchwright.records import Plan, Profile, RunSummary
+from batchwright.records.documents import read_record
 from batchwright.records.service import RunEnd, RunIntroduction
 from batchwright.service.pages import demo
 

@@ -56,9 +56,9 @@ from statistics import fmean
 from typing import Any
 
 from batchwright.planning.planner import plan_without_profile
-from batchwright.preparing import resolve
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan
-from batchwright.workload.sources import open_data
+from batchwright.workflows.prepare_job import resolve
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.common import (
     Arguments,

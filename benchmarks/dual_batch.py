@@ -43,9 +43,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from batchwright import verbs
 from batchwright.records import Job, Plan, Profile
-from batchwright.settling import Settled, pair_measurer_for, settle
+from batchwright.workflows import verbs
+from batchwright.workflows.match_rounds import Settled, pair_measurer_for, settle
 from benchmarks.common import Arguments, Figure, median_figure, quartiles, run_benchmark, say
 from benchmarks.pinned import RESNET8
 from benchmarks.pushes import pushes_per_second

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchwright.planning.trial_choice import LEAST_STEPS
-from batchwright.prediction.learning import LearningModel, Normal, fit_learning
-from batchwright.prediction.trainings import Candidate, Observed
+from batchwright.planning.candidates.trial_choice import LEAST_STEPS
+from batchwright.prediction.accuracy.learning import LearningModel, Normal, fit_learning
+from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from benchmarks.common import RESULTS, say
 from benchmarks.decisions_runs import (
     LOOK_LINES,
@@ -160,7 +160,7 @@ def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power
 
 
 def fit(lines: Sequence[dict[str, Any]]) -> None:
-    """Print what `prediction.unfinished` takes, and how well it holds."""
+    """Print what `prediction.accuracy.unfinished` takes, and how well it holds."""
     seen = list(shortfalls(lines))
     for name in (*OPTIMIZERS, "all"):
         own = [one for one in seen if name in (one.optimizer, "all")]

@@ -53,10 +53,10 @@ import numpy as np
 from PIL import Image
 
 import batchwright as bw
-from batchwright.documents import read_record, write_record
+from batchwright.distributed.processes import spinning_shortly
 from batchwright.prediction.step_time import fit_step_time
-from batchwright.processes import spinning_shortly
 from batchwright.records import Plan, Profile, RunSummary
+from batchwright.records.documents import read_record, write_record
 from benchmarks import first_look
 from benchmarks.common import (
     ROOT,

@@ -15,16 +15,16 @@ from statistics import median
 
 import torch
 
-from batchwright.documents import read_record
-from batchwright.group import Group
+from batchwright.distributed.group import Group
 from batchwright.probing.bench import Bench
-from batchwright.probing.precision import choose_precision, planned_batch
+from batchwright.probing.measure.precision import choose_precision, planned_batch
 from batchwright.records import Job, MachineLoad, Precision, Profile, RunSummary
+from batchwright.records.documents import read_record
 from batchwright.records.job import MOST_BUDGET
-from batchwright.records.load_words import busy_warning
-from batchwright.reporting.reading import whole_accounting
+from batchwright.records.text.load_text import busy_warning
+from batchwright.reporting.data.reading import whole_accounting
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process
-from batchwright.workload.sources import open_data
 from benchmarks.common import ROOT, Figure, Measurements, mean_figure, median_figure, say
 
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small", "resnet18", "benchmarks.own_data:network")

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 import batchwright as bw
+from batchwright.distributed.reducer import Reducer
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
-from batchwright.reduction import Reducer
 from batchwright.training import all_reduce_run
 from batchwright.training.loop import open_task
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process, usable_cores
-from batchwright.workload.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.common import (
     Arguments,

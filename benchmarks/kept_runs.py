@@ -22,14 +22,14 @@ from typing import Any, Literal
 
 import torch
 
-from batchwright.documents import read_record, write_record
 from batchwright.records import Plan, RunSummary
+from batchwright.records.documents import read_record, write_record
 from batchwright.workload.host import computes_in_bfloat16
 from benchmarks.common import ROOT, commit, say
 
 AT_A_TIME = 2
 POLL_SECONDS = 0.5
-TRAIN = ("batchwright.cli", "train")
+TRAIN = ("batchwright.cli.commands", "train")
 DIVERGED = "gradients were infinite or not a number"  # how training says so when it gives up
 
 

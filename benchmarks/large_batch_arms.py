@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchwright.planning.planner import plan_without_profile
-from batchwright.preparing import resolve
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan
-from batchwright.workload.sources import open_data
+from batchwright.workflows.prepare_job import resolve
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.kept_runs import TRAIN, Wanted, quick_precision
 from benchmarks.smaller import smaller_cifar100, smaller_folder

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from batchwright.documents import change_job
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Plan
+from batchwright.records.documents import change_job
 from benchmarks.common import say
 from benchmarks.kept_runs import KeptRuns, Wanted
 from benchmarks.large_batch_arms import TASKS, arms_of, open_task, plan_of, with_rates

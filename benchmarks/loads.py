@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from batchwright.processes import die_with_parent
+from batchwright.distributed.processes import die_with_parent
 
 STARTER = "BATCHWRIGHT_BURNER_STARTER"  # the process that a burner dies with
 PERIOD_SECONDS = 0.02  # in which a burner with a share below 1 burns once and rests once

@@ -45,10 +45,10 @@ from typing import Any
 
 import torch
 
-from batchwright.documents import write_record
 from batchwright.records import Job
+from batchwright.records.documents import write_record
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import computes_in_bfloat16
-from batchwright.workload.sources import open_data
 from benchmarks import main_job_arms as arms
 from benchmarks.common import (
     Arguments,
@@ -204,7 +204,7 @@ def _accuracy_pairs(
 def _batchwright(*words: str | Path) -> dict[str, Any]:
     """What a command prints as JSON; its own messages go to standard error if it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "batchwright.cli", *map(str, words), "--json"],
+        [sys.executable, "-m", "batchwright.cli.commands", *map(str, words), "--json"],
         capture_output=True,
         text=True,
         check=False,

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import batchwright as bw
 from batchwright.records import Job, LearningRateRule, Plan, Precision, Stage
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import computes_in_bfloat16, prepare_process, usable_cores
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.sources import ImageData, open_data
 from batchwright.workload.task import (
     build_loss,
     build_network,

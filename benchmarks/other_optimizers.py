@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 import batchwright as bw
-from batchwright.documents import read_record
 from batchwright.records import Plan
+from batchwright.records.documents import read_record
+from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.loop import accuracy_and_loss, open_task
-from batchwright.workload.randomness import seed_worker
 
 CPU = torch.device("cpu")
 Build = Callable[[nn.Module, Plan], torch.optim.Optimizer]

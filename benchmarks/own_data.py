@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import batchwright as bw
-from batchwright.documents import read_record
 from batchwright.records import Plan
+from batchwright.records.documents import read_record
 
 FOLDER = "OWN_DATA"
 """Environment variable: folder of the JPEG files."""

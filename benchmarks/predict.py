@@ -49,8 +49,8 @@ from statistics import fmean, median
 
 import batchwright as bw
 from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.prediction.memory import max_local_batch_size
-from batchwright.prediction.quality import fit_progress
 from batchwright.records import (
     Check,
     CheckPoint,
@@ -66,7 +66,7 @@ from batchwright.records import (
     StepTime,
     WorkerKind,
 )
-from batchwright.workload.sources import open_data
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.common import (
     Arguments,

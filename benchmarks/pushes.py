@@ -10,6 +10,7 @@ import multiprocessing
 import time
 from multiprocessing.connection import Connection
 
+from batchwright.distributed.server_child import ServerChild
 from batchwright.records import (
     DataFacts,
     Job,
@@ -19,9 +20,8 @@ from batchwright.records import (
     ServerRule,
     Stage,
 )
-from batchwright.server_child import ServerChild
-from batchwright.training.merging import layout, pack
-from batchwright.training.server_client import ServerClient
+from batchwright.training.parameter_server.merging import layout, pack
+from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.signals import StopRequest
 from batchwright.workload.task import build_network, network_facts
 

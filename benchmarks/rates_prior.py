@@ -5,7 +5,7 @@
 For each task of the look set of `benchmarks.decisions` and each optimizer the law of learning is
 fitted to all its trainings of `LEAST_STEPS` steps or more, with next to nothing known of rates
 before. Over the tasks, the spread of the best rates around the usual one and mean and spread of the
-logarithms of their weights are what `prediction.learning.PRIOR` holds.
+logarithms of their weights are what `prediction.accuracy.learning.PRIOR` holds.
 
 Then each task in turn is left out of that, and given trials of a 16th of its longer training with
 one batch: at a third, once and three times the usual rate, and one further out if the best of them
@@ -34,15 +34,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchwright.planning.trial_choice import LEAST_STEPS, RATE_STEP, Arm, Question
-from batchwright.prediction.learning import (
+from batchwright.planning.candidates.trial_choice import LEAST_STEPS, RATE_STEP, Arm, Question
+from batchwright.prediction.accuracy.learning import (
     PRIOR,
     LearningModel,
     Normal,
     Prior,
     fit_learning,
 )
-from batchwright.prediction.trainings import OFFSET_DIGITS, Candidate, Observed
+from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
 from benchmarks.common import say
 from benchmarks.decisions_runs import LOOK_LINES, OPTIMIZERS, TASKS
 from benchmarks.kept_runs import read_lines

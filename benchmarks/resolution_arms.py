@@ -11,12 +11,12 @@ import torch
 
 import batchwright as bw
 from batchwright.records import Job, LearningRateRule, Plan, Stage
-from batchwright.run_folder import read_summary
+from batchwright.records.run_folder import read_summary
 from batchwright.training.loop import accuracy_and_loss
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import computes_in_bfloat16, prepare_process, usable_cores
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.sources import ImageData, open_data
 from batchwright.workload.task import build_loss, build_network, build_optimizer, network_facts
 from benchmarks.turns import Turns
 

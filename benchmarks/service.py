@@ -45,7 +45,6 @@ import httpx
 from sqlalchemy import func, select
 
 from batchwright.planning.planner import plan_without_profile
-from batchwright.preparing import resolve
 from batchwright.records import Job, Plan
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
 from batchwright.service.access import COOKIE
@@ -54,7 +53,8 @@ from batchwright.service.database.engine import open_engine
 from batchwright.service.database.tables import records as stored
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from batchwright.workload.sources import open_data
+from batchwright.workflows.prepare_job import resolve
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.common import (
     ROOT,

@@ -14,10 +14,10 @@ import shutil
 import time
 from pathlib import Path
 
-from batchwright.client.companion import Companion
+from batchwright.client.reporter_process import Companion
 from batchwright.client.tokens import TOKEN
-from batchwright.documents import write_record
 from batchwright.records import Plan
+from batchwright.records.documents import write_record
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from benchmarks.common import say

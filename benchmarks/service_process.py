@@ -59,7 +59,7 @@ class Service:
         """
         words = ["serve", "--database", self._database, "--port", str(self._port)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "batchwright.cli", *words],
+            [sys.executable, "-m", "batchwright.cli.commands", *words],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from batchwright.workload import cifar
-from batchwright.workload.store import Part
+from batchwright.workload.data import cifar
+from batchwright.workload.data.store import Part
 
 PICKLE = 4  # the newest protocol that writes an array as the readers of CIFAR files admit it
 

@@ -38,8 +38,8 @@ from torch.nn.parallel import DistributedDataParallel
 import batchwright as bw
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process
-from batchwright.workload.sources import open_data
 from batchwright.workload.task import build_network, network_facts
 from benchmarks.common import (
     Arguments,

@@ -20,9 +20,9 @@ from itertools import product
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
-from batchwright.planning.choice import LEAST_CHANCE
-from batchwright.prediction.learning import LearningModel, fit_learning
-from batchwright.prediction.trainings import Candidate, Observed
+from batchwright.planning.candidates.choice import LEAST_CHANCE
+from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
+from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from benchmarks.common import say
 from benchmarks.decisions_runs import OPTIMIZERS
 from benchmarks.rates_prior import (

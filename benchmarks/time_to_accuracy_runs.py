@@ -27,9 +27,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from batchwright.documents import read_record
 from batchwright.prediction.memory import fit_memory
 from batchwright.records import Plan, Profile, RunSummary
+from batchwright.records.documents import read_record
 from batchwright.workload.load import LEAST_SECONDS, load_between, read_load
 from benchmarks import decisions_runs
 from benchmarks.common import RESULTS, ROOT, commit, environment, say
@@ -292,7 +292,7 @@ class Bench:
             with self._log(asked).open("wb") as log:
                 began = time.monotonic()
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "batchwright.cli", "run", *words, "--out", str(run)],
+                    [sys.executable, "-m", "batchwright", "run", *words, "--out", str(run)],
                     stdout=log,
                     stderr=log,
                     env={**os.environ, "BATCHWRIGHT_CACHE": str(Path(name) / "cache")},

@@ -77,9 +77,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from batchwright.documents import read_record
 from batchwright.records import Job, RunSummary
-from batchwright.workload.sources import open_data
+from batchwright.records.documents import read_record
+from batchwright.workload.data.sources import open_data
 from benchmarks import main_job_arms, uneven_arms
 from benchmarks.common import (
     Arguments,

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.records import Job, Sweep, SweepSetting
-from batchwright.sweeping.verb import sweep
+from batchwright.workflows.sweep.verb import sweep
 from benchmarks.common import (
     Arguments,
     Figure,

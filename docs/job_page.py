@@ -13,10 +13,10 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from batchwright.planning.inputs import PLANNING_KEYS
-from batchwright.preparing import TRAINING_KEYS
+from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import Disturbance, Job, WorkerKind
 from batchwright.records.job_keys import job_keys
+from batchwright.workflows.prepare_job import TRAINING_KEYS
 
 PAGE = Path(__file__).with_name("job.md")
 

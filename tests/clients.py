@@ -18,9 +18,9 @@ import httpx
 from fastapi.testclient import TestClient
 
 from batchwright.client.http import Service as Remote
-from batchwright.client.spool import METRICS, Report, new_report, write_report
-from batchwright.documents import write_record
+from batchwright.client.outbox import METRICS, Report, new_report, write_report
 from batchwright.records import Plan, Profile
+from batchwright.records.documents import write_record
 from samples import make_plan, make_profile
 from services import ADDRESS, Service, epoch, step
 
@@ -126,7 +126,7 @@ class Server:
             start = file.tell()
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "batchwright.cli", "serve"),
+                    *(sys.executable, "-m", "batchwright.cli.commands", "serve"),
                     *("--database", self.database, "--port", str(self.port), "--rate", "10000"),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -95,7 +95,7 @@ def command(
     """Runs ``batchwright WORDS`` in this process: exit code, stdout, stderr."""
     import typer
 
-    from batchwright import cli
+    from batchwright.cli import commands
 
     # A process has one command line; to make it again for each takes as long as most commands.
     monkeypatch.setattr(typer.main, "get_command", _command_line)
@@ -105,7 +105,7 @@ def command(
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         code = 0
         try:
-            cli.main()
+            commands.main()
         except SystemExit as end:
             code = int(end.code or 0)
         done = capsys.readouterr()

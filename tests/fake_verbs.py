@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from batchwright.client.companion import REPORT_TO, RUN_JOB, RUN_NAME, reported
-from batchwright.client.spool import METRICS, new_report, write_report
+from batchwright.client.outbox import METRICS, new_report, write_report
+from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME, reported
 
 MADE = Path(os.environ["FAKE_MADE"])
 STEPS = 20

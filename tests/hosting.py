@@ -17,10 +17,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from batchwright import Session
+from batchwright.distributed.server_child import SERVER, SERVER_KEY
 from batchwright.records import Plan
-from batchwright.server_child import SERVER, SERVER_KEY
-from batchwright.training import link, server_run
-from batchwright.training.server_process import ServerProcess
+from batchwright.training.parameter_server import server_run, transport
+from batchwright.training.parameter_server.server_process import ServerProcess
 from batchwright.workload.task import build_network
 from paced import PacedClock
 
@@ -179,15 +179,15 @@ def own_pace(speeds: dict[int, float] | None) -> Iterator[None]:
 @contextmanager
 def slow_link(seconds: float) -> Iterator[None]:
     """Every model that this process pushes takes so much longer."""
-    send = link.Link.send
+    send = transport.Link.send
 
     def sleep_and_send(self, kind, *args, **values):
         if kind == "push":
             threading.Event().wait(seconds)
         send(self, kind, *args, **values)
 
-    link.Link.send = sleep_and_send
+    transport.Link.send = sleep_and_send
     try:
         yield
     finally:
-        link.Link.send = send
+        transport.Link.send = send

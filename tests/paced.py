@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from batchwright.training.clock import StepClock
+from batchwright.training.step.clock import StepClock
 
 
 class PacedClock(StepClock):

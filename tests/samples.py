@@ -507,7 +507,7 @@ def make_rounds(
     Workers of these ``speeds``, one for each, take what `round_seconds` says, wait as the plan's
     consistency asks, and evaluate once for each epoch.
     """
-    from batchwright.training.rounds import Rounds
+    from batchwright.training.parameter_server.rounds import Rounds
 
     rounds = Rounds(plan, TRAIN)
     speeds = speeds or [1 - 0.01 * (worker % 3) for worker in range(plan.workers)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from batchwright.records import Plan, ServerRule, Stage
-from batchwright.training.merging import Weights
+from batchwright.training.parameter_server.merging import Weights
 from samples import make_data, make_job, make_plan
 
 

@@ -16,9 +16,9 @@ import torch
 from torch.nn import functional
 
 from batchwright import Session
-from batchwright.documents import read_record
-from batchwright.processes import worker_main
+from batchwright.distributed.processes import worker_main
 from batchwright.records import Plan
+from batchwright.records.documents import read_record
 from hosting import Points, correct, make_model, without_compiler
 
 folder = Path(sys.argv[1])

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from batchwright.records import Sweep, SweepCell, SweptKey
-from batchwright.sweeping.gathering import settings_of
+from batchwright.workflows.sweep.gathering import settings_of
 from samples import make_data, make_job
 
 

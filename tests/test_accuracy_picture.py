@@ -5,10 +5,10 @@ import re
 import pytest
 
 from batchwright.records import Estimate
-from batchwright.reporting.accuracy_curves import accuracy_picture
-from batchwright.reporting.page_plan import accuracy_chart, choice_charts
-from batchwright.reporting.plan_curves import plan_curves
-from batchwright.reporting.plan_figure import draw_plan, plan_figure_data
+from batchwright.reporting.data.accuracy_curves import accuracy_picture
+from batchwright.reporting.data.plan_curves import plan_curves
+from batchwright.reporting.figures.plan_figure import draw_plan, plan_figure_data
+from batchwright.reporting.pages.page_plan import accuracy_chart, choice_charts
 from clusters import make_choice
 from pages import Document
 

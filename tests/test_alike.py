@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright import Session
+from batchwright.distributed.group import Group
 from batchwright.errors import LostWorkerError, TrainingError
-from batchwright.group import Group
 from batchwright.training import all_reduce_run
 from batchwright.training.all_reduce_run import weights_digest
 from test_session import FEATURES, Points, make_tiny_plan

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.errors import TrainingError
-from batchwright.training.stepper import MOST_BAD_STEPS, release_graph
+from batchwright.training.step.stepper import MOST_BAD_STEPS, release_graph
 from test_session import Points, make_model, make_session, make_tiny_plan, summary_in, train
 
 BATCH = 8

@@ -1,4 +1,4 @@
-"""`planning.batch_size`: candidates, the doubling rule, and Kneedle beside it."""
+"""`algorithms.batch_size`: candidates, the doubling rule, and Kneedle beside it."""
 
 import random
 from math import inf, log2
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.planning.batch_size import (
+from batchwright.algorithms.batch_size import (
     candidates,
     first_from,
     knee_of_line,

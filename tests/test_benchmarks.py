@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from batchwright.workload.image_files import ImageFiles
-from batchwright.workload.image_store import ImageStore
+from batchwright.workload.data.image_files import ImageFiles
+from batchwright.workload.data.image_store import ImageStore
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed

@@ -1,4 +1,4 @@
-"""`planning.choice`: the frontier, every objective and limit, and what nothing meets."""
+"""`planning.candidates.choice`: the frontier, every objective and limit, and what nothing meets."""
 
 import re
 from itertools import pairwise
@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
-from batchwright.planning.choice import pareto
+from batchwright.planning.candidates.choice import pareto
 from batchwright.planning.planner import make_plan
-from batchwright.prediction.quality import fit_progress
+from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.records import GradientNoise, Job
 from samples import make_data, make_job, make_kind_profile, make_profile, make_step, make_summary
 

@@ -22,18 +22,18 @@ import torch
 from PIL import Image
 
 import batchwright as bw
-from batchwright import cli_words
-from batchwright.documents import write_record
+from batchwright.cli import output
 from batchwright.errors import JobError, PlanError, WorkerError
-from batchwright.locks import LOCK_FILE
 from batchwright.planning.planner import plan_without_profile
-from batchwright.preparing import refuse_unconfirmed_code
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
-from batchwright.records.explaining import is_chosen
-from batchwright.reporting.reading import overall
-from batchwright.run_folder import telling_how_to_resume
-from batchwright.workload.sources import open_data
+from batchwright.records.documents import write_record
+from batchwright.records.run_folder import telling_how_to_resume
+from batchwright.records.text.plan_text import is_chosen
+from batchwright.reporting.data.reading import overall
+from batchwright.storage.locks import LOCK_FILE
+from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+from batchwright.workload.data.sources import open_data
 from clusters import make_step
 from samples import (
     make_data,
@@ -510,7 +510,7 @@ def test_runs_of_different_data_are_not_compared(refused, place):
 
 def test_the_seconds_of_several_stages_are_their_mean():
     summary = make_server_summary(make_hybrid_plan())
-    told = cli_words.result(summary)
+    told = output.result(summary)
     assert told["method"] == "hybrid"
     assert told["predicted_epoch_seconds"] == overall(summary).predicted.value
     assert told["measured_epoch_seconds"] == overall(summary).measured
@@ -604,7 +604,7 @@ def test_the_verbs_pipe(place, command):
 
 @pytest.mark.slow
 def test_a_mistake_at_the_head_of_a_pipe_is_said_by_every_verb(place):
-    batchwright = f"{sys.executable} -m batchwright.cli"
+    batchwright = f"{sys.executable} -m batchwright.cli.commands"
     done = in_a_shell(
         f"{batchwright} probe data=digit | {batchwright} plan - | {batchwright} train -",
     )
@@ -835,14 +835,14 @@ def test_a_run_settles_its_two_batch_sizes_before_it_trains(
     _, profile = plan_of_digits
     job = dual_plan_of_digits.job
     profile = profile.model_copy(update={"job": job})
-    monkeypatch.setattr("batchwright.verbs._probe_in", lambda folder, job, kept: profile)
+    monkeypatch.setattr("batchwright.workflows.verbs._probe_in", lambda folder, job, kept: profile)
     trained = []
 
     def train(folder, plan, watch, **options):
         trained.append(plan)
         return make_summary(plan=plan, run_folder=str(folder))
 
-    monkeypatch.setattr("batchwright.verbs.conduct", train)
+    monkeypatch.setattr("batchwright.workflows.verbs.conduct", train)
     bw.run(job, run_folder=place / "run")
     (plan,) = trained
     assert (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from batchwright.workload.decoding import (
+from batchwright.workload.data.decoding import (
     UnreadableImageError,
     decode,
     shorter_side,

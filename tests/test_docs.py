@@ -27,10 +27,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import batchwright as bw
-from batchwright.cli import app
-from batchwright.documents import load_job, write_record
+from batchwright.cli.commands import app
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
+from batchwright.records.documents import load_job, write_record
 from batchwright.records.job_keys import job_keys
 from samples import make_data, make_network
 
@@ -168,12 +168,14 @@ def test_every_module_named_for_contributors_exists_and_every_folder_is_named():
     package = ROOT / "src" / "batchwright"
     page = read("CONTRIBUTING.md")
     table = page[page.index("## What is where") :].splitlines()
-    named = {name for row in table if row.startswith("| `") for name in re.findall("`(.+?)`", row)}
-    modules = {name for name in named if name.endswith((".py", "/"))}
-    assert all((package / name).exists() for name in modules)
+    rows = [row.split("|")[1:3] for row in table if row.startswith("| `")]
+    modules = {name for first, _ in rows for name in re.findall("`(.+?)`", first)}
     folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
     files = {path.name for path in package.glob("*.py")} - {"__init__.py"}
     assert folders | files == modules
+    for first, rest in rows:
+        home = package / first.strip().strip("`")
+        assert all((home / inner).exists() for inner in re.findall("`(.+?)`", rest)), first
 
 
 def test_decisions_are_numbered_without_gaps_and_have_three_parts():

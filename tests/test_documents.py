@@ -14,17 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from batchwright.documents import (
-    change_job,
-    job_yaml,
-    load_job,
-    one_line,
-    read_record,
-    write_record,
-    write_text,
-)
 from batchwright.errors import BatchwrightError, FileError, JobError
-from batchwright.files import write_whole
 from batchwright.records import (
     Ags,
     Cycle,
@@ -42,7 +32,17 @@ from batchwright.records import (
     WorkerKind,
 )
 from batchwright.records.base import Keys
+from batchwright.records.documents import (
+    change_job,
+    job_yaml,
+    load_job,
+    one_line,
+    read_record,
+    write_record,
+    write_text,
+)
 from batchwright.records.job_keys import job_keys
+from batchwright.storage.files import write_whole
 from samples import make_job, make_plan, make_profile, make_summary
 
 OTHER_VALUES = Job(

@@ -1,4 +1,4 @@
-"""`planning.dual_batch`: the published tables, what always holds, and what has no answer."""
+"""`algorithms.dual_batch`: the published tables, what always holds, and what has no answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from batchwright.errors import PlanError
-from batchwright.planning.dual_batch import (
+from batchwright.algorithms.dual_batch import (
     Relative,
     chord,
     largest_extra_time,
@@ -22,6 +21,7 @@ from batchwright.planning.dual_batch import (
     update_factor,
     weights_in_time,
 )
+from batchwright.errors import PlanError
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "dual_batch.json").read_text())
 A, B, LARGE, SAMPLES = 0.00056607, 0.014041204, 500, 50_000  # of table 2

@@ -5,17 +5,17 @@ import json
 import pytest
 from benchmarks.epoch_curves import Shortfall, fitted, law_of
 
-from batchwright.cli_words import result
+from batchwright.algorithms.splicing import spliced
+from batchwright.cli.output import result
 from batchwright.planning.planner import make_plan
-from batchwright.planning.splicing import spliced
-from batchwright.prediction.straying import straying
-from batchwright.prediction.trainings import Candidate
-from batchwright.prediction.unfinished import AT_PEAK, falls_short
+from batchwright.prediction.accuracy.straying import straying
+from batchwright.prediction.accuracy.trainings import Candidate
+from batchwright.prediction.accuracy.unfinished import AT_PEAK, falls_short
 from batchwright.records import Estimate, Plan
-from batchwright.reporting.figures import write_figures
-from batchwright.reporting.live_words import epoch_words, joined
-from batchwright.reporting.page import page
-from batchwright.reporting.reading import accuracy_comparison, accuracy_words, learnt_words
+from batchwright.reporting.data.live_words import epoch_words, joined
+from batchwright.reporting.data.reading import accuracy_comparison, accuracy_words, learnt_words
+from batchwright.reporting.figures.figures import write_figures
+from batchwright.reporting.pages.page import page
 from batchwright.training.recorder import Recorder
 from samples import make_epoch, make_summary
 from samples import make_plan as bare_plan

@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from batchwright import Session
+from batchwright.distributed.group import Group
 from batchwright.errors import TrainingError
-from batchwright.group import Group
 from batchwright.records import LearningRateRule, Stage
-from batchwright.training.stepper import MOST_BAD_STEPS
+from batchwright.training.step.stepper import MOST_BAD_STEPS
 from batchwright.workload.networks import resnet8, vgg8
 from test_session import make_tiny_plan, summary_in
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from batchwright import fork_server
-from batchwright.fork_server import imported_once, start
+from batchwright.distributed import fork_server
+from batchwright.distributed.fork_server import imported_once, start
 
 pytestmark = [
     pytest.mark.slow,
@@ -181,7 +181,7 @@ def test_a_worker_that_is_killed_while_the_server_imports_never_begins(program, 
 
 STARTING = """
 import sys, time
-from batchwright.fork_server import imported_once, start
+from batchwright.distributed.fork_server import imported_once, start
 
 with imported_once(), open(sys.argv[1], "ab") as log:
     sleep = ["-n1", "-r1", "import time; time.sleep(600)"]

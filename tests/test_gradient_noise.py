@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from batchwright.group import Group
-from batchwright.probing import gradient_noise
+from batchwright.distributed.group import Group
 from batchwright.probing.bench import Bench
-from batchwright.probing.gradient_noise import measure_noise, noise_of
+from batchwright.probing.measure import gradient_noise
+from batchwright.probing.measure.gradient_noise import measure_noise, noise_of
 from batchwright.records import DataFacts, Job
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.sources import ImageData
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.sources import ImageData
 
 CPU = torch.device("cpu")
 SIDE, CLASSES = 4, 2

@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from batchwright.distributed.reducer import Tally, sqr_norms
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.gradient_scaling import parting_of, small_parts
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.noise_scale import NoiseState, gain
 from batchwright.records import AgsRule, Job, LearningRateRule
-from batchwright.reduction import Tally, sqr_norms
-from batchwright.reporting.schedule_words import fact_rows
-from batchwright.training.gradient_scaling import (
+from batchwright.reporting.data.schedule_words import fact_rows
+from batchwright.training.batches.sampler import epoch_order
+from batchwright.training.step.gradient_scaling import (
     Adaptation,
     Adaptive,
     Learnt,
@@ -29,8 +30,7 @@ from batchwright.training.gradient_scaling import (
     factors,
     multiply,
 )
-from batchwright.training.sampler import epoch_order
-from batchwright.training.update import Updater
+from batchwright.training.step.update import Updater
 from samples import make_data, make_job, make_network, make_profile
 from test_session import (
     SAMPLES,
@@ -636,7 +636,7 @@ def test_parts_that_are_few_or_small_are_told(batch, parts, why, doubts):
 @pytest.mark.parametrize("local", range(2, 40))
 @pytest.mark.parametrize("least", [1, 2])
 def test_small_parts_add_up_and_are_cut_alike_in_training(local, least):
-    from batchwright.training.sampler import micro_batches
+    from batchwright.training.batches.sampler import micro_batches
 
     for passes in (1, 2, 4, 8):
         parts = small_parts(local, passes, least)

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from batchwright import group
+from batchwright.distributed import group
+from batchwright.distributed.group import Group
+from batchwright.distributed.heartbeat import Presence, RollCall, machine_name
+from batchwright.distributed.processes import LAUNCH
+from batchwright.distributed.rendezvous import choose_interface, interface_towards, meet
 from batchwright.errors import LostWorkerError
-from batchwright.group import Group
-from batchwright.meeting import choose_interface, interface_towards, meet
-from batchwright.processes import LAUNCH
-from batchwright.roll_call import Presence, RollCall, machine_name
 from batchwright.workload.host import collective_interface
 from gloo import free_port
 
@@ -93,7 +93,7 @@ def test_nobody_is_named_when_all_failed_alike(roll_calls):
 WORKER = """
 import os, signal, sys, time
 import torch
-from batchwright.group import Group
+from batchwright.distributed.group import Group
 from batchwright.errors import LostWorkerError
 
 torch.set_num_threads(1)

@@ -1,12 +1,12 @@
-"""`planning.groups`: two groups on measured step times, which are curves."""
+"""`planning.methods.groups`: two groups on measured step times, which are curves."""
 
 from __future__ import annotations
 
 import pytest
 
+from batchwright.algorithms.dual_batch import Relative, solve
 from batchwright.errors import PlanError
-from batchwright.planning.dual_batch import Relative, solve
-from batchwright.planning.groups import Pace, grouped, most_extra_time
+from batchwright.planning.methods.groups import Pace, grouped, most_extra_time
 from batchwright.records import PairTime
 
 A, B, SAMPLES = 0.0005, 0.02, 50_000

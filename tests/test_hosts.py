@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchwright.documents import write_record
+from batchwright.records.documents import write_record
 from test_session import make_tiny_plan
 
 EPOCHS, SAMPLES, BATCH = 25, 60, 12

@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from batchwright import Session
+from batchwright.distributed.group import Group
 from batchwright.errors import DataError
-from batchwright.group import Group
 from batchwright.probing.bench import Bench
-from batchwright.probing.evaluation import evaluation_seconds
-from batchwright.probing.step_time import visit_beside_loading
+from batchwright.probing.measure.evaluation import evaluation_seconds
+from batchwright.probing.measure.step_time import visit_beside_loading
 from batchwright.records import Job
-from batchwright.workload import decoding, image_files, image_folder
-from batchwright.workload.decoding import decode, decode_square
-from batchwright.workload.feeding import FileFeed
-from batchwright.workload.image_files import FilePipeline, ImageFiles
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.pipeline import ImagePipeline, resize
-from batchwright.workload.sources import ImageData, open_data
+from batchwright.training.batches.feeding import FileFeed
+from batchwright.workload.data import decoding, image_files, image_folder
+from batchwright.workload.data.decoding import decode, decode_square
+from batchwright.workload.data.image_files import FilePipeline, ImageFiles
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline, resize
+from batchwright.workload.data.sources import ImageData, open_data
 from samples import make_data
 from test_session import make_tiny_plan
 

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from batchwright.errors import DataError
-from batchwright.preparing import tell_doubts
 from batchwright.records import Job
-from batchwright.workload.image_folder import ImageFile, hold_out, list_images, natural_side
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.sources import ImageData, open_data
+from batchwright.workflows.prepare_job import tell_doubts
+from batchwright.workload.data.image_folder import ImageFile, hold_out, list_images, natural_side
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.sources import ImageData, open_data
 from samples import png_that_claims
 
 GREY = {"cat": 40, "dog": 200}
@@ -197,7 +197,7 @@ def test_an_image_beyond_pillows_limit_is_an_unreadable_one(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     if in_files:
-        monkeypatch.setattr("batchwright.workload.sources.fits_the_disk", lambda _: False)
+        monkeypatch.setattr("batchwright.workload.data.sources.fits_the_disk", lambda _: False)
     huge = root / "train" / "cat" / "0.png"
     huge.write_bytes(png_that_claims(edge, edge))
     said = f"unreadable image {huge}: .*pixels.*limit of 89,478,485; save it smaller; .*=skip$"

@@ -1,4 +1,4 @@
-"""Which module may import which, and who starts without torch."""
+"""Which room may import which, how large rooms are, and who starts without torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Container, Iterator
 from pathlib import Path
 
@@ -17,139 +18,99 @@ import batchwright
 ROOT = Path(batchwright.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
-# What each module or folder may import of ours, besides itself.
+# Rooms are the folders and files directly below the package. What each may import of ours, besides
+# itself; data flow down this list, so that no room imports one that stands below it.
 ARROWS = {
     "errors": set(),
-    "files": {"errors"},
-    "records": {"errors", "files"},
-    "locks": {"errors", "files"},
-    "documents": {"records", "errors", "files"},
-    "reports": set(),
-    "processes": {"documents", "errors", "locks", "reports"},
-    "roll_call": set(),
-    "meeting": {"errors", "processes", "workload.host"},
-    "group": {"errors", "meeting", "processes", "roll_call"},
-    "stopwatch": {"records"},
-    "fork_server": {"processes"},
-    "children": {"fork_server", "processes", "reports"},
-    "launch": {"children", "errors", "locks", "processes", "reports"},
-    "server_child": {"locks", "processes", "reports"},
-    "supervision": {
-        "children",
-        "errors",
-        "launch",
-        "locks",
-        "processes",
-        "reports",
-        "server_child",
-    },
-    "buckets": {"errors", "group"},
-    "reduction": {"buckets", "errors", "group"},
-    "prediction": {"records", "errors"},
-    "planning": {"records", "errors", "prediction"},
-    "simulation": {"records", "errors"},
-    "workload": {"records", "errors", "documents", "files", "locks"},
-    "probing": {
-        "records",
-        "errors",
-        "documents",
-        "fork_server",
-        "group",
-        "processes",
-        "reports",
-        "workload",
-        "launch",
-        "planning.learning_rate",
-        "planning.learnt",
-        "planning.optimizer",
-        "planning.partition",
-        "planning.planner",
-        "planning.trial_choice",
-        "prediction",
-        "reduction",
-        "training.evaluation",
-        "training.sampler",
-    },
+    "storage": {"errors"},
+    "records": {"errors", "storage"},
+    "prediction": {"errors", "records"},
+    "algorithms": {"errors", "records", "prediction.drift"},
+    "workload": {"errors", "storage", "records"},
+    "distributed": {"errors", "storage", "records", "workload.host"},
+    "reporting": {"errors", "storage", "records"},
+    "client": {"errors", "storage", "records", "distributed"},
+    "planning": {"errors", "records", "prediction", "algorithms"},
     "training": {
-        "client.companion",
-        "planning.continuing",
-        "planning.rebalancing",
-        "planning.splicing",
-        "records",
         "errors",
-        "documents",
-        "files",
-        "group",
-        "locks",
-        "meeting",
-        "processes",
-        "server_child",
-        "workload",
-        "planning.partition",
-        "planning.learning_rate",
+        "storage",
+        "records",
+        "prediction.accuracy.straying",
         "prediction.noise_scale",
-        "prediction.straying",
-        "reduction",
-        "simulation.clock",
+        "algorithms",
+        "workload",
+        "distributed",
+        "client.reporter_process",
     },
-    "reporting": {"records", "errors", "files"},
-    "service": {
-        "records",
+    "probing": {
         "errors",
-        "files",
-        "documents",
+        "records",
         "prediction",
+        "algorithms",
+        "workload",
+        "distributed",
         "planning",
-        "reporting",
-        "checking",
-        "deciding",
-        "preparing",
-        "refitting",
-        "verbs",
+        "training.batches",
+        "training.evaluate",
     },
-    "client": {
-        "records",
+    "workflows": {
         "errors",
-        "files",
-        "documents",
-        "locks",
-        "processes",
-        "reports",
-        "run_folder",
-        "reporting.following",
+        "storage",
+        "records",
+        "prediction",
+        "algorithms",
+        "workload",
+        "distributed",
+        "reporting",
+        "client",
+        "planning",
+        "training",
+        "probing",
+    },
+    "service": {
+        "errors",
+        "storage",
+        "records",
+        "prediction",
+        "algorithms",
+        "reporting",
+        "planning",
+        "workflows",
+    },
+    "cli": {
+        "__init__",
+        "errors",
+        "storage",
+        "records",
+        "distributed",
+        "reporting",
+        "client",
+        "planning",
+        "workflows",
+        "service",
+    },
+    "__main__": {"cli", "distributed"},
+    "__init__": {
+        "errors",
+        "records",
+        "prediction.memory",
+        "workload.muon",
+        "training.session",
+        "workflows",
     },
 }
-ASSEMBLY = {  # put everything together
-    *(
-        "__init__",
-        "__main__",
-        "cli",
-        "cli_client",
-        "cli_service",
-        "cli_words",
-        "conducting",
-        "verb_child",
-    ),
-    *("verbs", "doctor"),
-    *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
-    "deciding",
-}
+MOST_ROOMS, MOST_ARROWS = 17, 90
+MOST_FILES, MOST_AT_THE_TOP = 15, 3  # in one folder, its __init__.py aside
+
 WITHOUT_TORCH = {
-    *(
-        "__init__",
-        "__main__",
-        "cli",
-        "cli_client",
-        "cli_service",
-        "cli_words",
-        "conducting",
-        "verbs",
-    ),
-    *("children", "documents", "files", "fork_server", "launch", "locks", "processes", "stopwatch"),
-    *("checking", "preparing", "refitting", "run_folder", "scheduling", "settling", "sweeping"),
-    *("deciding", "server_child", "supervision"),
-    *("records", "errors", "prediction", "planning", "reporting"),
-    *("simulation", "service", "client"),
+    *("__init__", "__main__", "cli", "workflows", "service", "client"),
+    *("planning", "reporting", "algorithms", "prediction", "records", "storage", "errors"),
+    "distributed.fork_server",
+    "distributed.launch",
+    "distributed.launch_with_server",
+    "distributed.processes",
+    "distributed.server_child",
+    "distributed.worker_processes",
 }
 
 
@@ -174,6 +135,12 @@ def imports_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{alias.name}"
 
 
+def room_first(imported: str) -> str:
+    """``records.job.Job`` of ``batchwright.records.job.Job``; ``__init__`` for the package."""
+    name = imported.removeprefix("batchwright.")
+    return name if name.partition(".")[0] in ARROWS else "__init__"
+
+
 def within(name: str, allowed: str) -> bool:
     return name == allowed or name.startswith(f"{allowed}.")
 
@@ -186,16 +153,42 @@ def parse(path: Path) -> ast.Module:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_of_ours_follow_the_arrows(path):
     home = home_of(path)
-    if home in ASSEMBLY:
-        return
     allowed = ARROWS[home] | {home}
     strays = [
         f"line {line}: {name}"
         for line, name in imports_in(parse(path))
         if name.startswith("batchwright.")
-        and not any(within(name.removeprefix("batchwright."), one) for one in allowed)
+        and not any(within(room_first(name), one) for one in allowed)
     ]
     assert not strays
+
+
+def test_no_room_imports_one_further_down():
+    rooms = list(ARROWS)
+    for room, allowed in ARROWS.items():
+        before = {*rooms[: rooms.index(room)], "__init__"}
+        assert {one.partition(".")[0] for one in allowed} <= before
+
+
+def test_rooms_and_arrows_between_them_are_few():
+    homes = {home_of(path) for path in MODULES}
+    arrows = {
+        (home_of(path), target)
+        for path in MODULES
+        for _, name in imports_in(parse(path))
+        if name.startswith("batchwright.")
+        for target in [room_first(name).partition(".")[0]]
+        if target != home_of(path)
+    }
+    assert homes == ARROWS.keys()
+    assert len(homes) <= MOST_ROOMS
+    assert len(arrows) <= MOST_ARROWS
+
+
+def test_no_folder_holds_too_many_files():
+    files = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    assert files.pop(ROOT) <= MOST_AT_THE_TOP
+    assert max(files.values()) <= MOST_FILES
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -204,7 +197,9 @@ def test_torchvision_and_timm_are_imported_nowhere(path):
     assert not packages & {"torchvision", "timm"}
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if home_of(p) in WITHOUT_TORCH], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if {home_of(p), name_of(p)} & WITHOUT_TORCH], ids=name_of
+)
 def test_modules_that_start_without_torch_import_it_inside_functions_only(path):
     at_start = ast.Module([n for n in parse(path).body if not is_block(n)], [])
     assert "torch" not in {name.partition(".")[0] for _, name in imports_in(at_start)}
@@ -219,17 +214,17 @@ def is_block(node: ast.stmt) -> bool:
     [
         "import batchwright; dir(batchwright); batchwright.Job; batchwright.plan",
         "import sys; sys.argv = ['batchwright', '--help']\n"
-        "from batchwright.cli import main\n"
+        "from batchwright.cli.commands import main\n"
         "try: main()\nexcept SystemExit: pass",
         "import io, sys; sys.path.insert(0, TESTS); sys.argv = ['batchwright', 'plan', '-']\n"
         "from samples import make_profile\n"
         "sys.stdin = io.StringIO(make_profile().model_dump_json())\n"
-        "from batchwright.cli import main\n"
+        "from batchwright.cli.commands import main\n"
         "try: main()\nexcept SystemExit as end: assert not end.code, end.code",
         "import sys; sys.path.insert(0, TESTS)\n"
         "from samples import make_plan; make_plan().explain()\n"
-        "import batchwright.reporting.page, batchwright.reporting.figures\n"
-        "import batchwright.reporting.tables, batchwright.reporting.progress",
+        "import batchwright.reporting.pages.page, batchwright.reporting.figures.figures\n"
+        "import batchwright.reporting.text.tables, batchwright.reporting.text.progress",
     ],
     ids=["import", "help", "plan", "reporting"],
 )

@@ -19,7 +19,7 @@ from benchmarks.kept_runs import KeptRuns, Run, Wanted
 from benchmarks.large_batch_arms import TASKS, Opened, arms_of, open_task, plan_of, with_rates
 from benchmarks.smaller import smaller_cifar100, smaller_folder
 
-from batchwright.workload import cifar
+from batchwright.workload.data import cifar
 from samples import make_data, make_network
 
 
@@ -87,7 +87,7 @@ def test_other_optimizers_train_by_the_plans_rates(
 
     from benchmarks import other_optimizers
 
-    from batchwright.run_folder import read_summary
+    from batchwright.records.run_folder import read_summary
 
     task = TASKS["digits"]
     plan = plan_of(task, arms_of(task)[name], 0, digits)

@@ -1,4 +1,4 @@
-"""`planning.knees`: a cluster's knee on straight and bent curves, its interval, its words."""
+"""`candidates.knees`: a cluster's knee on straight and bent curves, its interval, its words."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from batchwright.planning.batch_size import knee_of_line
-from batchwright.planning.knees import Bend, bends_of, knee_record, line_of
-from batchwright.planning.mixes import Mix
+from batchwright.algorithms.batch_size import knee_of_line
+from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.knees import Bend, bends_of, knee_record, line_of
 from batchwright.planning.planner import make_plan
 from batchwright.records import Goal
 from samples import make_data, make_job, make_profile, make_step

@@ -105,7 +105,7 @@ def test_rates_follow_their_rules_and_warm_ups_are_where_they_are_said_to_be(tas
 
 
 def test_arms_with_gradient_scaling_differ_from_plain_in_nothing_else() -> None:
-    pytest.importorskip("batchwright.training.gradient_scaling")
+    pytest.importorskip("batchwright.training.step.gradient_scaling")
     found = plans("cifar-resnet8", ("unscaled", "sqrt-warmup", *AGS))
     for name in AGS:
         plan, without = found[name], found["unscaled" if name.endswith("none") else "sqrt-warmup"]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchwright import children, launch, supervision
-from batchwright.documents import write_record
+from batchwright.distributed import launch, launch_with_server, worker_processes
+from batchwright.distributed.launch import run_workers
 from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerError
-from batchwright.launch import run_workers
 from batchwright.planning.planner import plan_without_profile
-from batchwright.workload.sources import open_data
+from batchwright.records.documents import write_record
+from batchwright.workload.data.sources import open_data
 from samples import make_job, make_network
 from test_session import summary_in
 
@@ -29,7 +29,7 @@ WORK = """
 import os, signal, sys, time
 from pathlib import Path
 from batchwright.errors import DataError, LostWorkerError
-from batchwright.processes import worker_main
+from batchwright.distributed.processes import worker_main
 
 rank = int(os.environ["RANK"])
 
@@ -237,8 +237,8 @@ def test_a_stop_leaves_a_minute_for_step_and_checkpoint_unless_a_second_comes(
 ):
     noted = [signal.SIGINT]
     process = Lingering(seconds, noted, second_at)
-    monkeypatch.setattr(children, "time", process)
-    workers = children.Children(["unused"], threads=1, folder=tmp_path, environment={})
+    monkeypatch.setattr(worker_processes, "time", process)
+    workers = worker_processes.Children(["unused"], threads=1, folder=tmp_path, environment={})
     workers._processes[0] = process
     told = launch._stop(workers, lambda: None, noted)
     assert told.startswith(said)
@@ -258,11 +258,12 @@ def test_a_stop_says_who_had_to_be_killed_under_a_server(
     tmp_path, monkeypatch, worker_seconds, server_seconds, said
 ):
     process = Lingering(worker_seconds, [signal.SIGINT], None)
-    for module in (children, supervision):
+    for module in (worker_processes, launch_with_server):
         monkeypatch.setattr(module, "time", process)
-    workers = children.Children(["unused"], threads=1, folder=tmp_path, environment={})
+    workers = worker_processes.Children(["unused"], threads=1, folder=tmp_path, environment={})
     workers._processes[0] = process
-    run = supervision._Run(workers, EndingServer(process, server_seconds), 1, tmp_path, 0, print)
+    server = EndingServer(process, server_seconds)
+    run = launch_with_server._Run(workers, server, 1, tmp_path, 0, print)
     told = run.watch(lambda: None, process.noted)
     assert told.startswith(said)
     assert bool(told) == bool(said)
@@ -301,7 +302,7 @@ def start(tmp_path_factory, tmp_path, monkeypatch):
 
     def call(*words):
         process = subprocess.Popen(
-            [sys.executable, "-m", "batchwright.cli", "train", *words, "--out", tmp_path / "run"],
+            [sys.executable, "-m", "batchwright", "train", *words, "--out", tmp_path / "run"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

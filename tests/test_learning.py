@@ -7,24 +7,19 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from batchwright.planning.choice import accurate
-from batchwright.planning.explanations import _level_words
-from batchwright.planning.learning_rate import (
-    DEFAULT_RATE,
-    make_rule,
-    remark_on_muon,
-    rule_for,
-)
-from batchwright.planning.learnt import why_unknown
-from batchwright.planning.mixes import Mix
+from batchwright.algorithms.learning_rate import DEFAULT_RATE, make_rule, remark_on_muon, rule_for
+from batchwright.planning.candidates.choice import accurate
+from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.learnt import why_unknown
+from batchwright.planning.candidates.table import Row
+from batchwright.planning.candidates.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.planning.planner import make_plan
-from batchwright.planning.table import Row
-from batchwright.planning.trial_choice import LEAST_STEPS, Arm, Question
-from batchwright.prediction import learning
-from batchwright.prediction.learning import PRIOR, Prior, fit_learning
-from batchwright.prediction.trainings import Candidate, Observed
+from batchwright.planning.reasons.explanations import _level_words
+from batchwright.prediction.accuracy import learning
+from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
+from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from batchwright.records import Estimate, Goal, RunSummary, Trial
-from batchwright.reporting.reading import compared_rows
+from batchwright.reporting.data.reading import compared_rows
 from samples import make_job, make_profile, make_summary
 from test_choice import chosen, reason
 

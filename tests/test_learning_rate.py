@@ -1,4 +1,4 @@
-"""`planning.learning_rate`: the rate over samples seen."""
+"""`algorithms.learning_rate`: the rate over samples seen."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.documents import load_job
-from batchwright.errors import JobError
-from batchwright.planning.learning_rate import (
+from batchwright.algorithms.learning_rate import (
     MUON_REACH,
     fitted_warmup,
     make_rule,
@@ -18,9 +16,11 @@ from batchwright.planning.learning_rate import (
     reach,
     scaled_rate,
 )
-from batchwright.planning.optimizer import chosen_optimizer
+from batchwright.errors import JobError
+from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, LearningRateRule
+from batchwright.records.documents import load_job
 from batchwright.workload.task import without_compiler
 from samples import make_data, make_network
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchwright.planning import level as level_module
+from batchwright.planning.candidates import level as level_module
 from batchwright.planning.planner import make_plan
 from batchwright.records import Estimate, GradientNoise
-from batchwright.records.explaining import candidate_words
+from batchwright.records.text.plan_text import candidate_words
 from samples import make_job, make_profile, make_step
 from test_choice import allowed, chosen, reason
 

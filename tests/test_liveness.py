@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.training.desk import Arrival, Desk
-from batchwright.training.parameter_server import ParameterServer
+from batchwright.training.parameter_server.parameter_server import ParameterServer
+from batchwright.training.parameter_server.rounds import segments
+from batchwright.training.parameter_server.server_coordinator import Arrival, Desk
 from batchwright.training.recorder import Recorder
-from batchwright.training.rounds import segments
 from servers import make_rule, make_server_plan, numbers
 
 CONSISTENCIES = [("asp", None), ("bsp", None), ("ssp", 0), ("ssp", 1), ("ssp", 2)]

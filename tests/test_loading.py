@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import batchwright as bw
-from batchwright.documents import write_record
+from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import DataError
-from batchwright.processes import refuse_unguarded_script
-from batchwright.workload.loading import batches_of
+from batchwright.records.documents import write_record
+from batchwright.workload.data.loading import batches_of
 from test_session import make_tiny_plan
 
 SECONDS = 600  # each takes a few seconds of computing; a busy machine gives little of it
@@ -78,7 +78,7 @@ import numpy as np
 from PIL import Image
 from batchwright.records import Job
 from batchwright.workload import image_files
-from batchwright.workload.sources import open_data
+from batchwright.workload.data.sources import open_data
 
 def batches(files, loaders):
     pipeline = image_files.FilePipeline(
@@ -177,7 +177,7 @@ def test_a_fork_server_that_ends_while_it_imports_is_told_in_the_same_words(tmp_
 @pytest.mark.slow
 def test_a_job_with_data_of_the_users_trains_where_loaders_are_not_forked(tmp_path):
     (tmp_path / "my_own.py").write_text(PICTURES)
-    command = "from batchwright.cli import main; main()"
+    command = "from batchwright.cli.commands import main; main()"
     job = "data=my_own:pictures network=my_own:network workers=1 global_batch=16 epochs=1"
     words = ("run", *job.split(), "probe.budget=1", "--out", "run")
     done = run(tmp_path, "-c", command, *words)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from batchwright.documents import read_record, write_record
+from batchwright.distributed.server_child import ServerChild
 from batchwright.errors import FileError
-from batchwright.locks import LOCK_FILE, take, writing
 from batchwright.records import Plan
-from batchwright.server_child import ServerChild
+from batchwright.records.documents import read_record, write_record
+from batchwright.storage.locks import LOCK_FILE, take, writing
 from samples import make_dual_plan
 from test_recovery import (
     check_whole,
@@ -34,7 +34,10 @@ from test_recovery import (
 from test_session import make_session
 
 SECONDS = 60  # until a process that hangs is ended
-HOLD = "from pathlib import Path; from batchwright.locks import take; lock = take(Path('.'), 'x')\n"
+HOLD = (
+    "from pathlib import Path; from batchwright.storage.locks import take; "
+    "lock = take(Path('.'), 'x')\n"
+)
 SLEEP = "import time; print('held', flush=True); time.sleep(600)\n"
 
 

@@ -7,9 +7,9 @@ from statistics import fmean, median
 
 import pytest
 
+from batchwright.algorithms.measured_pairs import expected_ratio, fixed_samples, solved_line
 from batchwright.errors import PlanError
-from batchwright.planning.measured_pairs import expected_ratio, fixed_samples, solved_line
-from test_settling import make_pair
+from test_match_rounds import make_pair
 
 A, FIXED, LARGE = 0.0006, 25.0, 500
 

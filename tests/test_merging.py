@@ -2,11 +2,11 @@
 
 import pytest
 
-from batchwright.deciding import decide
 from batchwright.errors import PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.records import OutOfMemory, Profile
+from batchwright.workflows.plan_from_profiles import decide
 from samples import (
     LOCAL_BATCHES,
     make_cluster,

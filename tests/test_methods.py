@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from batchwright.documents import change_job
 from batchwright.errors import PlanError
-from batchwright.planning import methods
-from batchwright.planning.inputs import check_open_method
-from batchwright.planning.learnt import teaches
-from batchwright.planning.optimizer import optimizers_of
+from batchwright.planning import method_choice
+from batchwright.planning.candidates.learnt import teaches
+from batchwright.planning.candidates.optimizer import optimizers_of
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.resolution import settled
+from batchwright.planning.validation import check_open_method
 from batchwright.records import Job, Plan, RunSummary, Virtual
+from batchwright.records.documents import change_job
 from batchwright.records.run import WorkerTime
 from samples import make_data, make_epoch, make_network, make_summary
 from test_learning import taught
@@ -95,7 +95,7 @@ def test_time_by_shares_is_that_of_steps_that_all_end_together():
     first = (level - b) / a  # samples of the first worker, and of the second
     assert first + (0.5 * level - 2 * b) / a == pytest.approx(96)
     steps = 50_000 // 96 + 1
-    assert methods.saved_by_shares(plan, ()) == pytest.approx(
+    assert method_choice.saved_by_shares(plan, ()) == pytest.approx(
         plan.epochs * steps * (even - level), rel=0.01
     )
 

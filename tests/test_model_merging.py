@@ -1,4 +1,4 @@
-"""`training.merging`: whole models in one vector, and the rules by which they are merged."""
+"""`parameter_server.merging`: whole models in one vector, and the rules of merging them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from batchwright.training.merging import Weights, merge, pack, unpack, weighted_mean
+from batchwright.training.parameter_server.merging import (
+    Weights,
+    merge,
+    pack,
+    unpack,
+    weighted_mean,
+)
 from batchwright.workload.task import build_network
 from servers import numbers
 

@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 import batchwright as bw
+from batchwright.algorithms.learning_rate import DEFAULT_RATE
+from batchwright.distributed.group import Group
 from batchwright.errors import JobError
-from batchwright.group import Group
-from batchwright.planning.learning_rate import DEFAULT_RATE
 from batchwright.probing.bench import PROBE_RATES, Bench
-from batchwright.probing.memory import estimate_peak, weigh
+from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.records import Job, LearningRateRule
 from batchwright.workload import muon
 from batchwright.workload.networks import NETWORKS

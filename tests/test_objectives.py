@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.documents import read_record, write_record
 from batchwright.errors import PlanError
-from batchwright.planning.choice import LEAST_CHANCE
-from batchwright.planning.inputs import idle_keys
-from batchwright.planning.learnt import Learnt
+from batchwright.planning.candidates.choice import LEAST_CHANCE
+from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
+from batchwright.planning.validation import idle_keys
 from batchwright.records import Goal, Job, RunSummary
-from batchwright.records.explaining import explain
-from batchwright.reporting.plan_curves import plan_curves
+from batchwright.records.documents import read_record, write_record
+from batchwright.records.text.plan_text import explain
+from batchwright.reporting.data.plan_curves import plan_curves
 from samples import make_job, make_profile, make_summary
 from test_choice import allowed, chosen, reason
-from test_experience import run_of
 from test_learning import CLASSES, IMAGES, taught, truth
+from test_run_history import run_of
 
 EQUAL = 0.0005
 PROFILE = taught()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from batchwright.distributed.group import Group
 from batchwright.errors import PlanError
-from batchwright.group import Group
+from batchwright.planning.candidates.optimizer import MUON_ABOVE, chosen_optimizer, extra_seconds
 from batchwright.planning.merging import merge_profiles
-from batchwright.planning.optimizer import MUON_ABOVE, chosen_optimizer, extra_seconds
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.probing.bench import Bench
-from batchwright.probing.update_time import update_times
+from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Profile, UpdateTime
 from batchwright.training.loop import open_task
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.muon import Muon
-from batchwright.workload.sources import open_data
 from samples import make_cluster, make_data, make_job, make_network, make_profile
 from test_probe import tiny_image_data, tiny_job
 

@@ -12,15 +12,16 @@ import pytest
 from batchwright.errors import JobError
 from batchwright.planning.merging import merge_profiles
 from batchwright.prediction.drift import ratio_error
-from batchwright.probing import commands, pair_time
+from batchwright.probing import commands
 from batchwright.probing.commands import Pair
+from batchwright.probing.measure import pair_time
 from batchwright.probing.pairs import BUDGET, ENOUGH_VISITS, LEAST_VISITS, PairVisits, pair_measurer
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import Job, MemoryParts, ProbeSettings, Profile
 from batchwright.records.job import LEAST_BUDGET
 from samples import make_data, make_job, make_network, make_profile
-from test_settling import make_pair
+from test_match_rounds import make_pair
 
 MIB = 2**20
 PAIR = Pair(32, 1, 1, 256, 40)

@@ -1,4 +1,4 @@
-"""`training.parameter_server`: models in, merged as the plan says."""
+"""`training.parameter_server.parameter_server`: models in, merged as the plan says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.training.merging import Weights
-from batchwright.training.parameter_server import ParameterServer
+from batchwright.training.parameter_server.merging import Weights
+from batchwright.training.parameter_server.parameter_server import ParameterServer
 from servers import make_rule, make_server_plan, numbers
 
 calmly = settings(max_examples=60)  # nothing here is about time

@@ -1,4 +1,4 @@
-"""`planning.partition`: whole shares that always add up."""
+"""`algorithms.partition`: whole shares that always add up."""
 
 import re
 from fractions import Fraction
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.planning.partition import apportion
+from batchwright.algorithms.partition import apportion
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from batchwright.workload import pipeline as module
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.pipeline import ImagePipeline, draw, split_mix
+from batchwright.workload.data import pipeline as module
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline, draw, split_mix
 
 CPU = torch.device("cpu")
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.algorithms.simulated_clock import step_times
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.prediction.memory import fit_memory
@@ -24,8 +25,7 @@ from batchwright.records import (
     StepTime,
     Virtual,
 )
-from batchwright.simulation.clock import step_times
-from batchwright.verbs import plan as plan_verb
+from batchwright.workflows.verbs import plan as plan_verb
 from samples import make_data, make_network
 
 MIB = 2**20

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from batchwright.documents import write_record
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import (
@@ -25,7 +24,8 @@ from batchwright.records import (
     Profile,
     StepTime,
 )
-from batchwright.verbs import plan as plan_verb
+from batchwright.records.documents import write_record
+from batchwright.workflows.verbs import plan as plan_verb
 from samples import make_profile, make_summary
 
 MIB = 2**20

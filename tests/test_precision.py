@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from batchwright.group import Group
-from batchwright.planning.reasons import measured_precision
-from batchwright.probing import precision as module
-from batchwright.probing.precision import (
+from batchwright.distributed.group import Group
+from batchwright.planning.reasons.reasons import measured_precision
+from batchwright.probing.measure import precision as module
+from batchwright.probing.measure.precision import (
     USUAL_BATCH,
     WORTHWHILE,
     choose_precision,

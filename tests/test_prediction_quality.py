@@ -1,4 +1,4 @@
-"""`prediction.quality`: the worth of a larger batch, epochs to a target, accuracy."""
+"""`prediction.accuracy.quality`: the worth of a larger batch, epochs to a target, accuracy."""
 
 import random
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.prediction.outcomes import epochs_to
-from batchwright.prediction.quality import SEED_ERROR, fit_progress
+from batchwright.prediction.accuracy.outcomes import epochs_to
+from batchwright.prediction.accuracy.quality import SEED_ERROR, fit_progress
 from batchwright.records import GradientNoise
 from samples import VAL, make_epoch, make_plan, make_summary
 

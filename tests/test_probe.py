@@ -11,17 +11,17 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from batchwright.distributed.group import Group
 from batchwright.errors import JobError
-from batchwright.group import Group
 from batchwright.planning.planner import make_plan
-from batchwright.probing import gradient_noise
 from batchwright.probing.bench import Bench
-from batchwright.probing.memory import estimate_peak, weigh
+from batchwright.probing.measure import gradient_noise
+from batchwright.probing.measure.memory import estimate_peak, weigh
+from batchwright.probing.measure.timing import spread
 from batchwright.probing.probe import _Reporter, measure_points, probe
-from batchwright.probing.timing import spread
 from batchwright.records import DataFacts, Job, ProbeSettings, Profile
-from batchwright.reporting.progress import steps
-from batchwright.workload.sources import ImageData
+from batchwright.reporting.text.progress import steps
+from batchwright.workload.data.sources import ImageData
 
 CPU = torch.device("cpu")
 SIDE, CLASSES = 8, 4

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchwright.documents import read_record
+from batchwright.distributed.group import Group
 from batchwright.errors import Interrupted, WorkerError
-from batchwright.group import Group
 from batchwright.probing import commands
 from batchwright.probing.executor import Executor
 from batchwright.probing.probe import measure_points, probe, unfinished
 from batchwright.probing.visiting import MOST_RESTARTS
 from batchwright.probing.workers import Killed, Workers
 from batchwright.records import Job, ProbeSettings, Profile
+from batchwright.records.documents import read_record
 from test_launch import processes_naming, wait_until
 
 pytestmark = pytest.mark.slow

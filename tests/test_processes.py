@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from batchwright.processes import spinning_shortly
+from batchwright.distributed.processes import spinning_shortly
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux only")
 @pytest.mark.slow
 def test_a_worker_dies_with_its_parent(tmp_path):
     worker = (
-        "import os, time; from batchwright.processes import die_with_parent\n"
+        "import os, time; from batchwright.distributed.processes import die_with_parent\n"
         "die_with_parent('PARENT'); print(os.getpid(), flush=True); time.sleep(60)"
     )
     parent = (
@@ -43,7 +43,7 @@ def test_waiting_threads_soon_sleep_unless_the_user_says_otherwise():
 
 LEAVING = """
 import gzip, io
-from batchwright.processes import leave
+from batchwright.distributed.processes import leave
 held = [open("text", "w"), open("bytes", "wb"), gzip.open("packed", "wt")]
 held[0].write("the last line")
 held[1].write(b"the last byte")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.planning.rebalancing import (
+from batchwright.algorithms.rebalancing import (
     balanced,
     fixed_cost,
     followed,
@@ -16,7 +16,7 @@ from batchwright.planning.rebalancing import (
     speeds_of,
     worth_changing,
 )
-from batchwright.training.balancer import Balancer
+from batchwright.training.batches.balancer import Balancer
 from samples import make_job
 
 calmly = settings(max_examples=100)

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchwright.documents import write_record
-from batchwright.planning.learning_rate import rate_factor
+from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.records import LearningRateRule
+from batchwright.records.documents import write_record
 from test_session import make_tiny_plan
 
 pytestmark = pytest.mark.slow

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from batchwright.records import DataFacts
-from batchwright.workload import reduced as module
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.reduced import area_mean, reduced, reduced_sizes
-from batchwright.workload.store import open_store
-from batchwright.workload.store_writer import StoreWriter
+from batchwright.workload.data import reduced as module
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.reduced import area_mean, reduced, reduced_sizes
+from batchwright.workload.data.store import open_store
+from batchwright.workload.data.store_writer import StoreWriter
 
 FACTS = DataFacts(
     name="test",
@@ -216,7 +216,7 @@ def test_resolutions_near_the_top_and_evaluation_need_no_copy(
     def fail(*_, **__):
         pytest.fail("a copy was made")
 
-    monkeypatch.setattr("batchwright.workload.pipeline.reduced", fail)
+    monkeypatch.setattr("batchwright.workload.data.pipeline.reduced", fail)
     source = pipeline(stored())
     for resolution in (36, 40, 48):
         source.training_batch(torch.arange(4), epoch=0, resolution=resolution)

@@ -17,17 +17,17 @@ from typing import ClassVar
 import pytest
 from sqlalchemy import delete
 
-from batchwright import cli_client
-from batchwright.client import companion, reporter
-from batchwright.client.companion import Companion, destination, reported
+from batchwright.cli import client_commands
+from batchwright.client import reporter, reporter_process
 from batchwright.client.http import ServiceError
+from batchwright.client.outbox import Lines, read_report, seal_of, sound
 from batchwright.client.reporter import Order, Reporter
+from batchwright.client.reporter_process import Companion, destination, reported
 from batchwright.client.send_verb import report_to_send, send
 from batchwright.client.sending import MOST_LINES, Sender
-from batchwright.client.spool import Lines, read_report, seal_of, sound
-from batchwright.documents import read_record, write_record
 from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
 from batchwright.records import Plan
+from batchwright.records.documents import read_record, write_record
 from batchwright.records.service import KeptAdvice, RunIntroduction
 from batchwright.service.database.tables import runs
 from batchwright.training.recorder import Recorder, mend
@@ -186,7 +186,7 @@ def test_a_folder_of_somebody_elses_does_not_get_the_token(tmp_path, monkeypatch
     with pytest.raises(BatchwrightError, match="with another token than yours: say --report-to"):
         destination(tmp_path, None)
     with pytest.raises(BatchwrightError, match="with another token than yours: say --to"):
-        cli_client.send(tmp_path)
+        client_commands.send(tmp_path)
     assert destination(tmp_path, "") is None
     assert destination(tmp_path, evil) == evil
     monkeypatch.setenv("BATCHWRIGHT_REPORT_TO", evil)
@@ -630,7 +630,7 @@ def test_a_report_that_cannot_be_written_does_not_stop_a_run(folder, told):
 
 @pytest.mark.slow
 def test_a_service_that_is_not_there_is_told_of_and_left_for_later(folder, told, monkeypatch):
-    monkeypatch.setattr(companion, "LAST_SECONDS", 0.5)
+    monkeypatch.setattr(reporter_process, "LAST_SECONDS", 0.5)
 
     def interrupted():
         with reported(folder, "http://127.0.0.1:9", tell=told.append):
@@ -647,7 +647,7 @@ def test_a_service_that_is_not_there_is_told_of_and_left_for_later(folder, told,
 
 @pytest.mark.slow
 def test_a_service_that_hangs_keeps_nobody_waiting(folder, told, monkeypatch):
-    monkeypatch.setattr(companion, "LAST_SECONDS", 0.5)
+    monkeypatch.setattr(reporter_process, "LAST_SECONDS", 0.5)
     monkeypatch.setenv("BATCHWRIGHT_TOKEN", "bw_x")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with reported(folder, f"http://127.0.0.1:{silent.getsockname()[1]}", tell=told.append):
@@ -693,7 +693,7 @@ def remote_of(server):
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from batchwright.client.companion import Companion
+from batchwright.client.reporter_process import Companion
 companion = Companion(Path(sys.argv[1]), sys.argv[2])
 print("ready", flush=True)
 time.sleep(60)
@@ -790,9 +790,9 @@ def test_a_session_without_a_run_folder_has_nothing_to_report():
 
 def test_neither_training_nor_a_reporter_loads_what_it_does_not_need():
     code = (
-        "import sys, batchwright.client.reporter as r, batchwright.client.companion\n"
+        "import sys, batchwright.client.reporter as r, batchwright.client.reporter_process\n"
         "assert not {'pydantic', 'torch', 'httpx', 'yaml'} & set(sys.modules)\n"
-        "import batchwright.verbs\n"
+        "import batchwright.workflows.verbs\n"
         "assert not {'torch', 'httpx'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=500)

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from batchwright import verbs
 from batchwright.errors import FileError
-from batchwright.reporting.comparison import compared, comparison_rows, setting_rows, time_unit
-from batchwright.reporting.comparison_figure import draw_comparison
-from batchwright.reporting.page_comparison import comparison_page
-from batchwright.reporting.run_tables import comparison_table
+from batchwright.reporting.data.comparison import compared, comparison_rows, setting_rows, time_unit
+from batchwright.reporting.figures.comparison_figure import draw_comparison
+from batchwright.reporting.pages.page_comparison import comparison_page
+from batchwright.reporting.text.run_tables import comparison_table
+from batchwright.workflows import verbs
 from samples import (
     VAL,
     make_data,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from batchwright.reporting.following import Tail
+from batchwright.storage.follow_lines import Tail
 from batchwright.training.recorder import mend
 
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import KindCount, Plan
-from batchwright.reporting.live_page import RunStory, happened, plan_parts, run_parts, tiles
-from batchwright.reporting.live_run import (
+from batchwright.reporting.data.live_run import (
     RunLines,
     epoch_now,
     rounds_of,
     summary_so_far,
     workers_now,
 )
-from batchwright.reporting.pareto_chart import pareto_part
-from batchwright.reporting.spending import hourly_price, spending
+from batchwright.reporting.live.live_page import RunStory, happened, plan_parts, run_parts, tiles
+from batchwright.reporting.live.spending import hourly_price, spending
+from batchwright.reporting.pages.pareto_chart import pareto_part
 from clusters import make_choice
 from samples import (
     EPOCHS,

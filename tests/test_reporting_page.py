@@ -11,11 +11,11 @@ import yaml
 
 from batchwright.errors import FileError
 from batchwright.records import Estimate, Job, Reason, Refit
-from batchwright.reporting.axes import batch_axis, linear_axis
-from batchwright.reporting.page import page, write_page
-from batchwright.reporting.plan_words import stage_rows
-from batchwright.reporting.reading import accounting
-from batchwright.reporting.style import STYLE
+from batchwright.reporting.data.axes import batch_axis, linear_axis
+from batchwright.reporting.data.plan_words import stage_rows
+from batchwright.reporting.data.reading import accounting
+from batchwright.reporting.pages.page import page, write_page
+from batchwright.reporting.pages.style import STYLE
 from browsers import browsing
 from clusters import make_choice, make_measured
 from samples import make_data, make_epoch, make_job, make_network, make_plan, make_summary

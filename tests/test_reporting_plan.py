@@ -14,7 +14,7 @@ from PIL import Image
 
 from batchwright.errors import FileError
 from batchwright.records import Estimate, KindCount
-from batchwright.records.explaining import (
+from batchwright.records.text.plan_text import (
     MOST_ROWS,
     explain,
     is_chosen,
@@ -22,8 +22,7 @@ from batchwright.records.explaining import (
     knee_rows,
     rivals,
 )
-from batchwright.reporting.page import page
-from batchwright.reporting.plan_curves import (
+from batchwright.reporting.data.plan_curves import (
     MOST_CURVES,
     MeasuredPoint,
     plan_curves,
@@ -31,7 +30,8 @@ from batchwright.reporting.plan_curves import (
     top_of,
     units_of,
 )
-from batchwright.reporting.plan_figure import draw_plan, plan_figure_data, write_plan_figure
+from batchwright.reporting.figures.plan_figure import draw_plan, plan_figure_data, write_plan_figure
+from batchwright.reporting.pages.page import page
 from clusters import (
     EPOCHS,
     EVALUATION,

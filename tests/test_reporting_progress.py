@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from batchwright.reporting.live_workers import LiveWorkers
-from batchwright.reporting.progress import LINE_SECONDS, StepsProgress, progress, steps
+from batchwright.reporting.text.live_workers import LiveWorkers
+from batchwright.reporting.text.progress import LINE_SECONDS, StepsProgress, progress, steps
 from dynamic_runs import shares_line, step_line
 
 

@@ -13,13 +13,9 @@ from PIL import Image
 from rich.console import Console
 
 from batchwright.records import RoundRecord
-from batchwright.reporting.colours import ROUND_COLOURS
-from batchwright.reporting.figures import write_figures
-from batchwright.reporting.page import page
-from batchwright.reporting.page_rounds import rounds_part
-from batchwright.reporting.plan_words import decided_words, local_range, split_rows, stage_rows
-from batchwright.reporting.reading import accounting, comparisons, overall
-from batchwright.reporting.round_curves import (
+from batchwright.reporting.data.plan_words import decided_words, local_range, split_rows, stage_rows
+from batchwright.reporting.data.reading import accounting, comparisons, overall
+from batchwright.reporting.data.round_curves import (
     MOST_ROUNDS,
     all_rounds,
     bin_count,
@@ -32,11 +28,15 @@ from batchwright.reporting.round_curves import (
     marks,
     one_clock,
 )
-from batchwright.reporting.rounds_figure import draw_rounds
-from batchwright.reporting.rounds_words import round_rows, server_words
-from batchwright.reporting.run_tables import summary_table
-from batchwright.reporting.stage_curves import rate_stages, stage_charts
-from batchwright.reporting.stages_figure import draw_stages
+from batchwright.reporting.data.rounds_words import round_rows, server_words
+from batchwright.reporting.data.stage_curves import rate_stages, stage_charts
+from batchwright.reporting.figures.colours import ROUND_COLOURS
+from batchwright.reporting.figures.figures import write_figures
+from batchwright.reporting.figures.rounds_figure import draw_rounds
+from batchwright.reporting.figures.stages_figure import draw_stages
+from batchwright.reporting.pages.page import page
+from batchwright.reporting.pages.page_rounds import rounds_part
+from batchwright.reporting.text.run_tables import summary_table
 from samples import (
     TRAIN,
     make_cyclic_plan,

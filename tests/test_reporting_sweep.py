@@ -9,14 +9,23 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from batchwright.documents import read_record, write_record
 from batchwright.records import Sweep
-from batchwright.reporting.page_sweep import sweep_page
-from batchwright.reporting.sweep_curves import MOST_LINES, against, curves, scale_of, varying
-from batchwright.reporting.sweep_figure import draw_against, draw_curves, write_sweep_figures
-from batchwright.reporting.sweep_progress import SweepProgress
-from batchwright.reporting.sweep_tables import sweep_table
-from batchwright.reporting.sweep_words import best_setting, setting_head, setting_rows, sweep_csv
+from batchwright.records.documents import read_record, write_record
+from batchwright.reporting.data.sweep_curves import MOST_LINES, against, curves, scale_of, varying
+from batchwright.reporting.data.sweep_words import (
+    best_setting,
+    setting_head,
+    setting_rows,
+    sweep_csv,
+)
+from batchwright.reporting.figures.sweep_figure import (
+    draw_against,
+    draw_curves,
+    write_sweep_figures,
+)
+from batchwright.reporting.pages.page_sweep import sweep_page
+from batchwright.reporting.text.sweep_progress import SweepProgress
+from batchwright.reporting.text.sweep_tables import sweep_table
 from sweeps import make_cell, make_sweep
 from test_reporting_page import HOSTILE, Document
 

@@ -17,8 +17,7 @@ from batchwright.records import (
     PairTime,
     RoundCheck,
 )
-from batchwright.reporting.page import page
-from batchwright.reporting.reading import (
+from batchwright.reporting.data.reading import (
     accounting,
     check_words,
     compared_rows,
@@ -26,9 +25,10 @@ from batchwright.reporting.reading import (
     whole_accounting,
     worker_rows,
 )
-from batchwright.reporting.run_tables import summary_table
-from batchwright.reporting.tables import check_table, profile_table
-from batchwright.reporting.worker_curves import worker_curves
+from batchwright.reporting.data.worker_curves import worker_curves
+from batchwright.reporting.pages.page import page
+from batchwright.reporting.text.run_tables import summary_table
+from batchwright.reporting.text.tables import check_table, profile_table
 from clusters import make_measured
 from dynamic_runs import dynamic_summary
 from samples import (

@@ -11,19 +11,19 @@ from hypothesis import strategies as some
 from rich.console import Console
 
 from batchwright.records import LocalBatches, WorkerTime
-from batchwright.records.explaining import explain
-from batchwright.reporting.figures import _time, write_figures
-from batchwright.reporting.page import page
-from batchwright.reporting.reading import accounting, worker_rows
-from batchwright.reporting.run_tables import summary_table
-from batchwright.reporting.worker_curves import (
+from batchwright.records.text.plan_text import explain
+from batchwright.reporting.data.reading import accounting, worker_rows
+from batchwright.reporting.data.worker_curves import (
     Share,
     changes,
     most_different,
     step_lines,
     worker_curves,
 )
-from batchwright.reporting.workers_figure import MOST_PANELS, draw_workers
+from batchwright.reporting.figures.figures import _time, write_figures
+from batchwright.reporting.figures.workers_figure import MOST_PANELS, draw_workers
+from batchwright.reporting.pages.page import page
+from batchwright.reporting.text.run_tables import summary_table
 from dynamic_runs import STEPS, dynamic_epoch, dynamic_summary
 from samples import make_plan, make_summary
 from test_reporting_page import Document

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.algorithms.presets import PRESETS
 from batchwright.errors import PlanError
-from batchwright.planning.presets import PRESETS
 from batchwright.planning.resolution import (
     rising_sides,
     schedule_of,

@@ -1,4 +1,4 @@
-"""`training.rounds`: who trains on which samples next, and who has to wait."""
+"""`training.parameter_server.rounds`: who trains on which samples next, and who has to wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.training.rounds import FEWEST, Rounds, segments
+from batchwright.training.parameter_server.rounds import FEWEST, Rounds, segments
 from servers import make_rule, make_server_plan
 
 calmly = settings(max_examples=80)  # nothing here is about time

@@ -7,14 +7,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from batchwright.planning.partition import apportion
-from batchwright.training.sampler import (
+from batchwright.algorithms.partition import apportion
+from batchwright.training.batches.epoch_steps import Shares, Walk
+from batchwright.training.batches.sampler import (
     balancing_weights,
     epoch_order,
     micro_batches,
     step_sizes,
 )
-from batchwright.training.walk import Shares, Walk
 
 calmly = settings(max_examples=60)  # nothing here is about time
 

@@ -11,17 +11,17 @@ import pytest
 from rich.console import Console
 
 import batchwright as bw
-from batchwright import conducting
-from batchwright.documents import job_yaml, write_record
+from batchwright.algorithms.learning_rate import fitted_warmup, rate_factor
 from batchwright.errors import BatchwrightError, FileError
-from batchwright.planning.learning_rate import fitted_warmup, rate_factor
 from batchwright.planning.planner import plan_without_profile
 from batchwright.planning.schedule import POINTS, rate_schedule
 from batchwright.records import Job, LearningRateRule, Plan, RateSchedule
-from batchwright.reporting.schedule_figure import draw_schedule, write_schedule_figure
-from batchwright.reporting.schedule_table import EVENLY, schedule_table, shown_points
-from batchwright.reporting.schedule_words import start_lines
-from batchwright.training.sampler import step_sizes
+from batchwright.records.documents import job_yaml, write_record
+from batchwright.reporting.data.schedule_words import start_lines
+from batchwright.reporting.figures.schedule_figure import draw_schedule, write_schedule_figure
+from batchwright.reporting.text.schedule_table import EVENLY, schedule_table, shown_points
+from batchwright.training.batches.sampler import step_sizes
+from batchwright.workflows import run_training
 from samples import (
     make_cyclic_plan,
     make_data,
@@ -221,7 +221,7 @@ def test_workers_of_a_server_have_no_global_batch():
 
 
 def test_training_says_it_before_it_starts(capsys):
-    conducting._tell_rate(plan_of(global_batch=64))
+    run_training._tell_rate(plan_of(global_batch=64))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["warning", "learning rate", "warm-up"]
 
@@ -237,7 +237,7 @@ def test_training_says_it_before_it_starts(capsys):
     ],
 )
 def test_a_run_that_cannot_tell_its_noise_scale_says_so_and_how(job, said, capsys):
-    conducting._tell_rate(plan_of(**job))
+    run_training._tell_rate(plan_of(**job))
     lines = [line for line in capsys.readouterr().err.splitlines() if "noise scale" in line]
     assert len(lines) == bool(said)
     assert said in "".join(lines)

@@ -14,14 +14,14 @@ from types import SimpleNamespace
 import pytest
 
 import batchwright as bw
-from batchwright import supervision
-from batchwright.documents import read_record, write_record
+from batchwright.distributed import launch_with_server
+from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import RunSummary
-from batchwright.supervision import run_with_server
-from batchwright.training.checkpoint import load_checkpoint
-from batchwright.workload.sources import open_data
+from batchwright.records.documents import read_record, write_record
+from batchwright.training.checkpoints.checkpoint import load_checkpoint
+from batchwright.workload.data.sources import open_data
 from samples import make_job, make_network
 from served import make_served_plan, serve
 
@@ -165,7 +165,7 @@ def test_a_server_that_is_started_again_is_told_who_is_gone(tmp_path, monkeypatc
         start=lambda resume: told.append("started"), give_up=lambda rank: told.append(rank)
     )
     workers = SimpleNamespace(kill=lambda: None, forget=lambda rank: None)
-    watch = supervision._Run(workers, server, 3, tmp_path, 0, lambda line: None)
+    watch = launch_with_server._Run(workers, server, 3, tmp_path, 0, lambda line: None)
     watch._after_worker(1, -signal.SIGKILL)
     watch._most = 1
     monkeypatch.setattr(watch, "_start", lambda rank: None)

@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from batchwright.training import strangers
-from batchwright.training.link import connect
-from batchwright.training.merging import layout, pack
-from batchwright.training.server_process import ServerProcess
+from batchwright.training.parameter_server import strangers
+from batchwright.training.parameter_server.merging import layout, pack
+from batchwright.training.parameter_server.server_process import ServerProcess
+from batchwright.training.parameter_server.transport import connect
 from hosting import KEY, make_model
 from served import make_served_plan
-from test_server_keeper import SlowDisk, best_score
+from test_server_checkpoints import SlowDisk, best_score
 
 pytestmark = pytest.mark.slow
 SECONDS = 60  # after which a test gives up waiting

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from batchwright.documents import read_record
+from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.errors import PlanError, TrainingError
-from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import LearningRateRule, RunSummary
-from batchwright.training.checkpoint import load_checkpoint
-from batchwright.training.link import connect
-from batchwright.training.merging import layout, pack
-from batchwright.training.sampler import epoch_order, step_sizes
-from batchwright.training.server_client import ServerClient
-from batchwright.training.server_process import ServerProcess
+from batchwright.records.documents import read_record
+from batchwright.training.batches.sampler import epoch_order, step_sizes
+from batchwright.training.checkpoints.checkpoint import load_checkpoint
+from batchwright.training.parameter_server.merging import layout, pack
+from batchwright.training.parameter_server.server_client import ServerClient
+from batchwright.training.parameter_server.server_process import ServerProcess
+from batchwright.training.parameter_server.transport import connect
 from gloo import Crew
 from hosting import KEY, Pictures, Points, hosted, make_model, train, values_of, without_compiler
 from served import make_served_plan

@@ -6,13 +6,13 @@ import uuid
 
 import pytest
 
+from batchwright.algorithms.splicing import spliced
 from batchwright.planning.planner import make_plan
-from batchwright.planning.splicing import spliced
 from batchwright.records import Job
 from batchwright.records.service import Advice, AgentIntroduction, JobProgress
-from batchwright.refitting import EpochTime, at_level_of, epoch_seconds
 from batchwright.service.adviser import Adviser
 from batchwright.service.advising import LEAST_CHANGE, MOST_CHANGE, advice_for, drift_of
+from batchwright.workflows.replan import EpochTime, at_level_of, epoch_seconds
 from clusters import LOCAL_BATCHES, make_step, step_seconds
 from samples import make_cyclic_plan, make_data, make_dual_plan, make_job, make_profile
 from test_learning import trials_of, truth

@@ -15,18 +15,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from batchwright import cli_client, locks
-from batchwright.client import job_work, pulse
+from batchwright.cli import client_commands
+from batchwright.client import job_work, lease_heartbeat
 from batchwright.client.agent import Agent, allowed
 from batchwright.client.http import Service, ServiceError
 from batchwright.client.job_work import code_words
-from batchwright.client.spool import read_report
+from batchwright.client.outbox import read_report
 from batchwright.client.submitting import follow, state_words, submit
-from batchwright.documents import change_job, job_yaml, write_record
 from batchwright.errors import BatchwrightError, FileError, WorkerError
 from batchwright.records import Job
+from batchwright.records.documents import change_job, job_yaml, write_record
 from batchwright.records.service import AgentIntroduction, KeptAdvice, RunIntroduction
 from batchwright.service.database.tables import jobs
+from batchwright.storage import locks
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
 from samples import make_dual_plan, make_job, make_plan, make_profile, make_summary
 
@@ -56,7 +57,7 @@ def hold(tmp_path, monkeypatch, made):
     monkeypatch.setenv("FAKE_HOLD", str(file))
     monkeypatch.setattr(job_work, "VERBS", "fake_verbs")
     monkeypatch.setattr(job_work, "STOP_SECONDS", 0.2)
-    monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lease_heartbeat, "BEAT_SECONDS", 0.05)
     yield file
     file.unlink(missing_ok=True)
 
@@ -247,7 +248,7 @@ def test_only_what_no_repeating_helps_against_is_a_lost_lease(status, lost):
         raise ServiceError("refused", status=status)
 
     key = "00000000-0000-4000-8000-000000000001"
-    one = pulse.Pulse(report, key, 30.0, threading.Event())
+    one = lease_heartbeat.Pulse(report, key, 30.0, threading.Event())
     one.say_once("queued")
     assert (one.lost, one.ended) == (lost, lost)
 
@@ -368,7 +369,7 @@ class Held:
 def test_a_job_is_submitted_by_a_command(service, reached_in_process, tmp_path, capsys):
     file = tmp_path / "small.yaml"
     file.write_text("epochs: 3\n")
-    cli_client.submit("http://127.0.0.1:8400", [str(file), "seed=4"], as_json=True)
+    client_commands.submit("http://127.0.0.1:8400", [str(file), "seed=4"], as_json=True)
     (job,) = service.store.jobs.list()
     assert (job.name, job.job["epochs"], job.job["seed"], job.auto) == ("small", 3, 4, False)
     out, err = capsys.readouterr()
@@ -382,12 +383,15 @@ def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monk
     monkeypatch.delenv("BATCHWRIGHT_TOKEN", raising=False)
     url = "https://train.example"
     for mistake, why in (
-        (lambda: cli_client.submit(url, ["epochs=0"]), "epochs"),
-        (lambda: cli_client.submit(url, []), "there is no token for https://train.example"),
-        (lambda: cli_client.submit("train.example", []), "is no address of a service"),
-        (lambda: cli_client.send(tmp_path), "holds no run"),
-        (lambda: cli_client.agent(url, tmp_path, name="a\nb"), "--name: "),
-        (lambda: cli_client.agent(url, tmp_path, allow=["x"]), "--allow 'x': write KEY=PATTERN"),
+        (lambda: client_commands.submit(url, ["epochs=0"]), "epochs"),
+        (lambda: client_commands.submit(url, []), "there is no token for https://train.example"),
+        (lambda: client_commands.submit("train.example", []), "is no address of a service"),
+        (lambda: client_commands.send(tmp_path), "holds no run"),
+        (lambda: client_commands.agent(url, tmp_path, name="a\nb"), "--name: "),
+        (
+            lambda: client_commands.agent(url, tmp_path, allow=["x"]),
+            "--allow 'x': write KEY=PATTERN",
+        ),
     ):
         with pytest.raises(BatchwrightError, match=re.escape(why)):
             mistake()

@@ -10,8 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records import service as messages
 from batchwright.records.service import RecordPage, RunInfo
-from batchwright.service import examples
-from batchwright.service.api import health, profiles
+from batchwright.service.api import examples, health, profiles
 from samples import make_plan, make_profile, make_summary
 from services import epoch, step
 

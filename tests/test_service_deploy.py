@@ -12,10 +12,10 @@ from pathlib import Path
 import typer
 import yaml
 
-from batchwright.cli import app
+from batchwright.cli.commands import app
 from batchwright.client.agent import allowed
 from batchwright.client.job_work import LAST_SECONDS
-from batchwright.service.serving import GRACE_SECONDS
+from batchwright.service.operating.serving import GRACE_SECONDS
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

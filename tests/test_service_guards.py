@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.service.app import create_app
-from batchwright.service.logs import JsonLines
 from batchwright.service.middleware.bodies import STRANGERS_BYTES, check_json
 from batchwright.service.middleware.headers import HEADERS
 from batchwright.service.middleware.identify import MOST_KEYS, Rates
+from batchwright.service.operating.logs import JsonLines
 from batchwright.service.problems import Refused
 from batchwright.service.settings import Limits
 from services import ADDRESS, HandClock, serving_from, step

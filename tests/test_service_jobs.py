@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from batchwright.documents import change_job, record_text
 from batchwright.records import Job
+from batchwright.records.documents import change_job, record_text
 from batchwright.records.service import AgentIntroduction, JobProgress
 from batchwright.service.problems import NotFound, ServiceProblem, TooMany
 from batchwright.service.settings import DAY, Settings

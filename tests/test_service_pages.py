@@ -8,7 +8,7 @@ import pytest
 
 from batchwright.records.service import RunEnd
 from batchwright.service.pages.assets import assets
-from batchwright.service.pages.telling import MOST_EPOCHS, lines_of
+from batchwright.service.pages.run_page import MOST_EPOCHS, lines_of
 from pages import (
     LONG,
     NASTY,

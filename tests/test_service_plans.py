@@ -7,8 +7,8 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 
-from batchwright.cli import main
-from batchwright.documents import record_text, write_record
+from batchwright.cli.commands import main
+from batchwright.records.documents import record_text, write_record
 from batchwright.records.service import PlanRequest
 from batchwright.service import plan_answers
 from batchwright.service.bounds import PLANNING
@@ -172,6 +172,6 @@ def test_plans_that_are_made_at_the_same_time_are_the_same(service):
 
 
 def make_plan_of(profile):
-    from batchwright import verbs
+    from batchwright.workflows import verbs
 
     return verbs.plan(profile)

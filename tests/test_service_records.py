@@ -13,8 +13,13 @@ from batchwright.records.service import RecordBatch, RunEnd, RunIntroduction
 from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, Unavailable
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
-from batchwright.service.store.lines import LONGEST_LINE, MOST_KEYS, _known_shape, checked
-from batchwright.service.store.records import MOST_KINDS, from_level
+from batchwright.service.store.run_records.lines import (
+    LONGEST_LINE,
+    MOST_KEYS,
+    _known_shape,
+    checked,
+)
+from batchwright.service.store.run_records.records import MOST_KINDS, from_level
 from samples import make_plan
 from services import epoch, step
 
@@ -142,7 +147,7 @@ def test_a_commit_that_fails_is_told_to_everybody_in_it_and_stores_nothing(store
         raise DiskFullError
 
     with monkeypatch.context() as patch:
-        patch.setattr("batchwright.service.store.records.progress_in", fail)
+        patch.setattr("batchwright.service.store.run_records.records.progress_in", fail)
         with pytest.raises(DiskFullError):
             send(store, run, 0, step(0))
     assert store.runs.get(run).records == 0
@@ -358,7 +363,8 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
     run = a_run(store)
     send(store, run, 0, *(step(i) for i in range(100)))
     length = len(checked(step(0), 0)[1])
-    monkeypatch.setattr("batchwright.service.store.records.MOST_CHARACTERS", 10 * length)
+    place = "batchwright.service.store.run_records.records.MOST_CHARACTERS"
+    monkeypatch.setattr(place, 10 * length)
     for kind in (None, "step"):
         found, last = [], -1
         while sequences := store.records.after(run, kind, last).sequences:
@@ -371,7 +377,7 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
     steps = [record["step"] + 1 for record in page.records]
     assert steps[:-1] == [page.stride * (i + 1) for i in range(len(steps) - 1)]
     assert steps[-1] == 100
-    monkeypatch.setattr("batchwright.service.store.records.MOST_CHARACTERS", 1)
+    monkeypatch.setattr("batchwright.service.store.run_records.records.MOST_CHARACTERS", 1)
     assert store.records.after(run, None, 41).sequences == (42,)
     assert store.records.page(run, "step", 100).sequences[-1] == 99
 
@@ -380,7 +386,7 @@ def test_every_line_that_a_run_writes_is_taken(tmp_path):
     """The recorder's own lines, not a list of them."""
     import json
 
-    from batchwright.reduction import WorkerNote  # noqa: F401 - imports torch, as the recorder does
+    from batchwright.distributed.reducer import WorkerNote  # noqa: F401 - imports torch, as the recorder does
     from batchwright.training.recorder import Recorder
     from samples import make_epoch
 

@@ -23,10 +23,10 @@ import uvicorn
 
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records.service import RecordBatch, RunIntroduction
-from batchwright.service import connections
-from batchwright.service.backup import backup
-from batchwright.service.local import LOCAL, keep_local_token, local_token_file
-from batchwright.service.serving import (
+from batchwright.service.operating import connections
+from batchwright.service.operating.backup import backup
+from batchwright.service.operating.local import LOCAL, keep_local_token, local_token_file
+from batchwright.service.operating.serving import (
     address_of,
     is_loopback,
     listen,
@@ -44,7 +44,7 @@ LAST_SECONDS = 500
 BARE = """
 import sys
 sys.modules.update(dict.fromkeys(("torch", "sklearn", "matplotlib", "PIL")))
-from batchwright.cli import main
+from batchwright.cli.commands import main
 main()
 """
 
@@ -304,7 +304,7 @@ def test_tokens_are_made_listed_and_revoked_by_command(tmp_path, capsys, monkeyp
 
 
 def run_here(capsys, *words):
-    from batchwright.cli import app
+    from batchwright.cli.commands import app
 
     app(list(words), standalone_mode=False)
     return capsys.readouterr()
@@ -326,7 +326,7 @@ def run_here(capsys, *words):
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, told):
-    from batchwright.cli import app
+    from batchwright.cli.commands import app
 
     monkeypatch.setenv("BATCHWRIGHT_DATABASE", f"sqlite:///{tmp_path}/s.sqlite")
     with pytest.raises(BatchwrightError, match=told) as mistake:
@@ -336,9 +336,9 @@ def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, told):
 
 
 def test_what_to_install_is_said_where_it_is_missing(monkeypatch):
-    from batchwright.cli import app
+    from batchwright.cli.commands import app
 
-    for name in ("sqlalchemy", "batchwright.service.store", "batchwright.service.local"):
+    for name in ("sqlalchemy", "batchwright.service.store", "batchwright.service.operating.local"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     with pytest.raises(BatchwrightError, match=r'sqlalchemy is missing: pip install ".\[serve\]"'):

@@ -21,17 +21,19 @@ from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 from batchwright import Session
-from batchwright.documents import read_record
+from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.errors import DataError, FileError, PlanError, TrainingError
-from batchwright.locks import LOCK_FILE
-from batchwright.planning.learning_rate import rate_factor
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
-from batchwright.training import all_reduce_run, clock, keeper
-from batchwright.training.checkpoint import load_checkpoint, save_checkpoint
-from batchwright.training.sampler import epoch_order
-from batchwright.workload.feeding import SeededItems
+from batchwright.records.documents import read_record
+from batchwright.storage.locks import LOCK_FILE
+from batchwright.training import all_reduce_run
+from batchwright.training.batches.feeding import SeededItems
+from batchwright.training.batches.randomness import seed_item
+from batchwright.training.batches.sampler import epoch_order
+from batchwright.training.checkpoints import checkpoint_manager
+from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from batchwright.training.step import clock
 from batchwright.workload.muon import muon
-from batchwright.workload.randomness import seed_item
 from samples import make_data, make_job, make_plan
 
 SAMPLES, FEATURES, CLASSES = 22, 4, 3
@@ -1040,7 +1042,7 @@ def test_improving_epochs_do_not_put_off_the_checkpoint_that_is_resumed(tmp_path
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(keeper, "time", clock)
+    monkeypatch.setattr(checkpoint_manager, "time", clock)
     path = tmp_path / "run" / "checkpoints" / "last.pt"
     plan = make_tiny_plan(epochs=4, checkpoint_seconds=45)
     with make_session(run_folder=tmp_path / "run", plan=plan) as one:

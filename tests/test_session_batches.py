@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from batchwright import Session
-from batchwright.server_child import SERVER, SERVER_KEY
+from batchwright.distributed.server_child import SERVER, SERVER_KEY
 from batchwright.training import recorder
 from hosting import KEY, hosted
 from served import make_served_plan

@@ -17,10 +17,10 @@ from torch.nn import functional
 from batchwright import Session
 from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, Stage
-from batchwright.training.evaluation import Fitting
-from batchwright.training.recalibration import recalibrated
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.pipeline import ImagePipeline
+from batchwright.training.evaluate.evaluation import Fitting
+from batchwright.training.evaluate.recalibration import recalibrated
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
 from samples import make_data, make_job, make_plan
 from test_session import summary_in, weights_of
 

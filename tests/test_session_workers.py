@@ -14,7 +14,7 @@ from batchwright import Session
 from batchwright.errors import FileError, PlanError
 from batchwright.prediction.noise_scale import NoiseState, estimate
 from batchwright.records import AgsRule, LearningRateRule
-from batchwright.training.sampler import epoch_order
+from batchwright.training.batches.sampler import epoch_order
 from test_session import FEATURES, Points, make_model, make_tiny_plan, summary_in
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`simulation.clock`: how long virtual workers compute and exchange, and what happens next."""
+"""`algorithms.simulated_clock`: how long virtual workers take, and what happens next."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.algorithms.simulated_clock import Cluster, Events, StepTime, Worker, step_times
 from batchwright.errors import JobError, PlanError
 from batchwright.records import VIRTUAL_BANDWIDTH, VIRTUAL_LATENCY, Disturbance, Estimate
-from batchwright.simulation.clock import (
-    Cluster,
-    Events,
-    StepTime,
-    Worker,
-    step_times,
-)
 from samples import make_job
 from servers import make_server_plan
 

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from batchwright import Session
 from batchwright.errors import FileError, Interrupted
-from batchwright.training import writing
-from batchwright.training.checkpoint import load_checkpoint
-from batchwright.training.keeper import Keeper
+from batchwright.training.checkpoints import checkpoint_writer
+from batchwright.training.checkpoints.checkpoint import load_checkpoint
+from batchwright.training.checkpoints.checkpoint_manager import Keeper
 from test_session import Points, make_model, make_tiny_plan, wait_until
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ class Disk:
         self.trained_without = False
 
     def patch(self, patch):
-        save, settle = writing.save_checkpoint, Keeper.settle
+        save, settle = checkpoint_writer.save_checkpoint, Keeper.settle
 
         def wait_and_save(path, content, **options):
             wait_until(self.released.exists)
@@ -48,7 +48,7 @@ class Disk:
                 inner.setattr(keeper._group, "gather", self.listen(keeper._group.gather))
                 settle(keeper)
 
-        patch.setattr(writing, "save_checkpoint", wait_and_save)
+        patch.setattr(checkpoint_writer, "save_checkpoint", wait_and_save)
         patch.setattr(Keeper, "settle", listening)
 
     def listen(self, gather):

@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from batchwright.errors import DataError, JobError
 from batchwright.records import Job
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.sources import ImageData, open_data
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.sources import ImageData, open_data
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_cached_digits_are_opened_without_scikit_learn() -> None:
     open_data(Job(data="digits"))
     code = (
         "import sys; from batchwright.records import Job\n"
-        "from batchwright.workload.sources import open_data\n"
+        "from batchwright.workload.data.sources import open_data\n"
         "open_data(Job(data='digits')); sys.exit('sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

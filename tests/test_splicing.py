@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.algorithms.splicing import spliced
 from batchwright.errors import PlanError
 from batchwright.planning.schedule import rate_schedule
-from batchwright.planning.splicing import spliced
 from samples import EPOCHS, make_cyclic_plan, make_data, make_plan, make_summary
 
 
@@ -86,8 +86,8 @@ def test_a_spliced_plan_is_explained_as_any_other():
 
 @pytest.mark.slow
 def test_a_spliced_plan_is_reported_as_any_other(tmp_path):
-    from batchwright.reporting.figures import write_figures
-    from batchwright.reporting.page import write_page
+    from batchwright.reporting.figures.figures import write_figures
+    from batchwright.reporting.pages.page import write_page
 
     summary = make_summary(plan=spliced(make_plan(), other(), 7))
     write_figures(summary, tmp_path / "figures")

@@ -7,9 +7,9 @@ from math import inf
 
 import pytest
 
-from batchwright.probing import evaluation, step_time
-from batchwright.probing.step_time import visit_beside_loading
-from batchwright.workload.loading import Totals
+from batchwright.probing.measure import evaluation, step_time
+from batchwright.probing.measure.step_time import visit_beside_loading
+from batchwright.workload.data.loading import Totals
 
 NOTHING = 1e-12  # seconds
 

@@ -10,10 +10,10 @@ import torch
 
 from batchwright.errors import DataError, FileError
 from batchwright.records import DataFacts
-from batchwright.workload import store_writer
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.store import open_store
-from batchwright.workload.store_writer import StoreWriter
+from batchwright.workload.data import store_writer
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.store import open_store
+from batchwright.workload.data.store_writer import StoreWriter
 
 RECIPE = {"data": "made for a test"}
 FACTS = DataFacts(

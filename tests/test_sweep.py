@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
-from batchwright import locks
-from batchwright.documents import read_record, write_record
+from batchwright.distributed.exit_reports import last_error
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.probing.commands import Compared
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
-from batchwright.reports import last_error
-from batchwright.run_folder import read_summaries
-from batchwright.sweeping import plans, runner, verb
-from batchwright.sweeping.grid import cells_of, read_grid
-from batchwright.sweeping.plans import Planner, needs_probe
-from batchwright.sweeping.runner import Runner, Watcher, command_of, run_folder_of
-from batchwright.sweeping.slots import Machine, Slots, width_of
+from batchwright.records.documents import read_record, write_record
+from batchwright.records.run_folder import read_summaries
+from batchwright.storage import locks
+from batchwright.workflows.sweep import plans, runner, verb
+from batchwright.workflows.sweep.grid import cells_of, read_grid
+from batchwright.workflows.sweep.plans import Planner, needs_probe
+from batchwright.workflows.sweep.runner import Runner, Watcher, command_of, run_folder_of
+from batchwright.workflows.sweep.slots import Machine, Slots, width_of
 from samples import make_epoch, make_job, make_plan, make_profile, make_summary
 
 SHORT = {
@@ -322,7 +322,7 @@ def test_the_command_names_code_and_what_changed_since_the_plan(tmp_path):
     (cell, _) = cells(job, epochs="3")[1]
     plan = make_plan(job=cell.job.model_copy(update={"timeout": 20.0, "launch": "in-process"}))
     words = command_of(tmp_path, cell, plan, resumes=True)
-    assert words[1:5] == ["-m", "batchwright.verb_child", "train", "--resume"]
+    assert words[1:5] == ["-m", "batchwright.cli.verb_child", "train", "--resume"]
     assert words[-2:] == ["timeout=99", "network=mine:net"]
     fresh = command_of(tmp_path, cell, plan, resumes=False)
     assert fresh[4] == str(tmp_path / "plans" / f"{cell.name}.json")

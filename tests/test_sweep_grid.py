@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batchwright.errors import JobError
 from batchwright.records import Job
-from batchwright.sweeping.grid import cells_of, read_grid, seeds_of, widened, words_of_grid
+from batchwright.workflows.sweep.grid import cells_of, read_grid, seeds_of, widened, words_of_grid
 
 JOB = Job(global_batch=64)
 

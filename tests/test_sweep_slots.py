@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import JobError
-from batchwright.sweeping.slots import Machine, Slots, read_at_once
+from batchwright.workflows.sweep.slots import Machine, Slots, read_at_once
 
 FOUR_GPUS = Machine(16, ("0", "1", "2", "3"))
 

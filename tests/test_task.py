@@ -17,7 +17,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.training import loop
 from batchwright.workload import task
-from batchwright.workload.sources import open_data
+from batchwright.workload.data.sources import open_data
 from samples import make_job, make_network
 
 USER_MODULE = """

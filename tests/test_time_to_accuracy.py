@@ -23,8 +23,8 @@ from benchmarks.kept_runs import read_lines
 from benchmarks.time_to_accuracy import NAMES, Pair, figures_of, pairs_of, scores_of, told
 from benchmarks.time_to_accuracy_runs import LOADERS, RATES, TASKS, Asked, Bench, TimeIsUpError
 
-from batchwright.documents import write_record
 from batchwright.records import Estimate, MachineLoad
+from batchwright.records.documents import write_record
 from batchwright.workload.task import build_network
 from samples import make_plan, make_profile, make_summary
 

@@ -12,18 +12,19 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional
 
+from batchwright.distributed.group import Group
 from batchwright.errors import JobError
-from batchwright.group import Group
 from batchwright.probing import bench as bench_module
-from batchwright.probing import commands, trials
+from batchwright.probing import commands
 from batchwright.probing.bench import Bench
 from batchwright.probing.executor import Executor
-from batchwright.probing.trials import GivenUp, NoAccuracy, run_trial
+from batchwright.probing.measure import trials
+from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.records import DataFacts, Job
-from batchwright.training.sampler import epoch_order
-from batchwright.workload.image_files import ImageFiles
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.sources import ImageData, open_data
+from batchwright.training.batches.sampler import epoch_order
+from batchwright.workload.data.image_files import ImageFiles
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.task import build_network
 
 CPU = torch.device("cpu")

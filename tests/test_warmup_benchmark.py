@@ -20,9 +20,9 @@ from benchmarks.warmup import (
     warmup_figures,
 )
 
-from batchwright.planning.learning_rate import make_rule
-from batchwright.sweeping.gathering import settings_of
-from batchwright.sweeping.grid import cells_of, read_grid
+from batchwright.algorithms.learning_rate import make_rule
+from batchwright.workflows.sweep.gathering import settings_of
+from batchwright.workflows.sweep.grid import cells_of, read_grid
 from sweeps import make_cell, make_sweep
 
 

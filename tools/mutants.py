@@ -35,12 +35,18 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "src/batchwright"
 
 MODULES = {
-    "reducer": (["reduction.py", "buckets.py"], ["test_reduction"]),
-    "sampler": (["training/sampler.py", "training/walk.py"], ["test_sampler"]),
-    "rounds": (["training/rounds.py"], ["test_rounds", "test_parameter_server", "test_liveness"]),
-    "partition": (["planning/partition.py"], ["test_partition"]),
-    "dual_batch": (["planning/dual_batch.py"], ["test_dual_batch"]),
-    "knees": (["planning/knees.py"], ["test_knees", "test_mixes"]),
+    "reducer": (["distributed/reducer.py", "distributed/buckets.py"], ["test_reducer"]),
+    "sampler": (
+        ["training/batches/sampler.py", "training/batches/epoch_steps.py"],
+        ["test_sampler"],
+    ),
+    "rounds": (
+        ["training/parameter_server/rounds.py"],
+        ["test_rounds", "test_parameter_server", "test_liveness"],
+    ),
+    "partition": (["algorithms/partition.py"], ["test_partition"]),
+    "dual_batch": (["algorithms/dual_batch.py"], ["test_dual_batch"]),
+    "knees": (["planning/candidates/knees.py"], ["test_knees", "test_cluster_options"]),
 }
 """For each name its files and the test files that are to hold them, the quickest first."""
 

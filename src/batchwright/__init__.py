@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from batchwright.errors import BatchwrightError, Interrupted
     from batchwright.prediction.memory import max_local_batch_size
     from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
-    from batchwright.run_folder import load
-    from batchwright.sweeping.verb import sweep
+    from batchwright.records.run_folder import load
     from batchwright.training.session import Session
-    from batchwright.verbs import check, plan, probe, report, run, schedule, train
+    from batchwright.workflows.sweep.verb import sweep
+    from batchwright.workflows.verbs import check, plan, probe, report, run, schedule, train
     from batchwright.workload.muon import muon
 
 __version__ = "0.1.0"
@@ -43,17 +43,17 @@ _HOME = {
     "RunSummary": "records",
     "Session": "training.session",
     "Sweep": "records",
-    "check": "verbs",
-    "load": "run_folder",
+    "check": "workflows.verbs",
+    "load": "records.run_folder",
     "max_local_batch_size": "prediction.memory",
     "muon": "workload.muon",
-    "plan": "verbs",
-    "probe": "verbs",
-    "report": "verbs",
-    "run": "verbs",
-    "schedule": "verbs",
-    "sweep": "sweeping.verb",
-    "train": "verbs",
+    "plan": "workflows.verbs",
+    "probe": "workflows.verbs",
+    "report": "workflows.verbs",
+    "run": "workflows.verbs",
+    "schedule": "workflows.verbs",
+    "sweep": "workflows.sweep.verb",
+    "train": "workflows.verbs",
 }
 
 __all__ = [

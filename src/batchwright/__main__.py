@@ -39,7 +39,7 @@ def _tell() -> None:
 def main() -> None:
     """Entry point."""
     signal.signal(signal.SIGINT, _end)
-    from batchwright.cli import main as command
+    from batchwright.cli.commands import main as command
 
     stopped = False
 
@@ -74,7 +74,7 @@ def entry() -> None:
         code: object = 0
     except SystemExit as end:
         code = end.code
-    from batchwright.processes import leave
+    from batchwright.distributed.processes import leave
 
     leave(code if isinstance(code, int) else int(code is not None))
 

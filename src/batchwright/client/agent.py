@@ -1,6 +1,6 @@
 """An agent: leases jobs of a service, one after the other, and carries them out on this machine.
 
-A service only says which job; what may run here the agent's own rules say (`records.allowing`).
+A service only says which job; what may run here the agent's own rules say (`records.agent_rules`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pydantic import ValidationError
 
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.job_work import JobWork
-from batchwright.client.pulse import LeaseEnded, Pulse
+from batchwright.client.lease_heartbeat import LeaseEnded, Pulse
 from batchwright.errors import BatchwrightError, Interrupted
-from batchwright.files import make_folder
-from batchwright.locks import take
 from batchwright.records import Record
-from batchwright.records.allowing import rules_of
+from batchwright.records.agent_rules import rules_of
 from batchwright.records.service import AgentIntroduction, JobOrders, JobProgress, Lease
+from batchwright.storage.files import make_folder
+from batchwright.storage.locks import take
 
 ASK_SECONDS = 2.0  # between two questions for a job
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

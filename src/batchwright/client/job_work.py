@@ -17,23 +17,29 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batchwright.client.companion import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.http import Backoff, Service, ServiceError
-from batchwright.client.pulse import LeaseEnded, Pulse
+from batchwright.client.lease_heartbeat import LeaseEnded, Pulse
+from batchwright.client.outbox import read_report, write_report
+from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.sending import Sender
-from batchwright.client.spool import read_report, write_report
 from batchwright.client.tokens import TOKEN
-from batchwright.documents import change_job, job_yaml, read_record, write_record, write_text
+from batchwright.distributed.exit_reports import last_error
+from batchwright.distributed.processes import VERB_PARENT
 from batchwright.errors import BatchwrightError, FileError, JobError
-from batchwright.files import make_folder
-from batchwright.locks import take
-from batchwright.processes import VERB_PARENT
 from batchwright.records import Job, Plan, Profile
-from batchwright.records.allowing import not_allowed
+from batchwright.records.agent_rules import not_allowed
+from batchwright.records.documents import (
+    change_job,
+    job_yaml,
+    read_record,
+    write_record,
+    write_text,
+)
 from batchwright.records.service import Lease
-from batchwright.reports import last_error
+from batchwright.storage.files import make_folder
+from batchwright.storage.locks import take
 
-VERBS = "batchwright.verb_child"  # the command line, in a process that ends with this one
+VERBS = "batchwright.cli.verb_child"  # the command line, in a process that ends with this one
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it

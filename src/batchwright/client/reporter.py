@@ -2,9 +2,9 @@
 
     python -m batchwright.client.reporter RUN_FOLDER
 
-started by `client.companion`. It reads what training writes into the run folder and sends it on, at
-a low priority; training never waits for it. Standard input brings the order to finish, or ends with
-the process that trains; what a person should know goes to standard output, a line each.
+started by `client.reporter_process`. It reads what training writes into the run folder and sends
+it on, at a low priority; training never waits for it. Standard input brings the order to finish, or
+ends with the process that trains; what a person should know goes to standard output, a line each.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.outbox import read_report, seal_of, write_report
 from batchwright.client.sending import Sender
-from batchwright.client.spool import read_report, seal_of, write_report
 from batchwright.client.tokens import find_token
 from batchwright.errors import BatchwrightError
 

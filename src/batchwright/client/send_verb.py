@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.outbox import METRICS, Lines, Report, new_report, read_report, write_report
 from batchwright.client.sending import Sender
-from batchwright.client.spool import METRICS, Lines, Report, new_report, read_report, write_report
 from batchwright.errors import FileError
 
 ATTEMPTS = 4  # in a row that come to nothing, before it gives up

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.client.http import Service, ServiceError
-from batchwright.client.spool import METRICS, Lines, Report, sound
+from batchwright.client.outbox import METRICS, Lines, Report, sound
 from batchwright.errors import FileError
 
 MOST_LINES = 1000  # of a message; `records.service.MOST_RECORDS`, without importing all records

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.gradient_scaling import ags_rule, check_parts
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
-from batchwright.planning.inputs import least_local, precision_of
-from batchwright.planning.optimizer import chosen_optimizer
-from batchwright.planning.recipe import no_factors
+from batchwright.planning.methods.update_rule import no_factors
+from batchwright.planning.validation import least_local, precision_of
 from batchwright.records import (
     DataFacts,
     Job,

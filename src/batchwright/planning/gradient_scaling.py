@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from batchwright.algorithms.learning_rate import room_to_linear
 from batchwright.errors import JobError, PlanError
-from batchwright.planning.inputs import SERVED
-from batchwright.planning.learning_rate import room_to_linear
+from batchwright.planning.validation import SERVED
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
 
 WANTED_PARTS = 4

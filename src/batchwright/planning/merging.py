@@ -8,7 +8,7 @@ from statistics import median
 from typing import TypeVar
 
 from batchwright.errors import PlanError
-from batchwright.planning.inputs import PLANNING_KEYS
+from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.prediction.loading import pooled_loading
 from batchwright.records import (
     Cluster,

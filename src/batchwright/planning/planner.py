@@ -19,10 +19,11 @@ from dataclasses import replace
 from functools import partial
 from math import ceil
 
+from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
-from batchwright.planning import alternatives, cycle_reasons, explanations, methods, reasons
+from batchwright.planning import method_choice
 from batchwright.planning.assembly import assemble, stage_of
-from batchwright.planning.choice import (
+from batchwright.planning.candidates.choice import (
     Choice,
     Progress,
     aimed,
@@ -30,10 +31,34 @@ from batchwright.planning.choice import (
     choose,
     settled_goal,
 )
-from batchwright.planning.composed import COMPOSED, compose, searched
-from batchwright.planning.experience import Experience, experience_of
+from batchwright.planning.candidates.cluster_options import mixes_of
+from batchwright.planning.candidates.knees import Bend, bends_of, knee_record
+from batchwright.planning.candidates.learnt import TAUGHT, Learnt, learnt_of, why_unknown
+from batchwright.planning.candidates.local_batches import local_batches
+from batchwright.planning.candidates.optimizer import (
+    Compared,
+    chosen_optimizer,
+    optimizer_reason,
+    optimizers_of,
+)
+from batchwright.planning.candidates.prediction_records import (
+    MOST_SHOWN,
+    held_out,
+    kept_rows,
+    predictions,
+)
+from batchwright.planning.candidates.table import Row, Table
+from batchwright.planning.candidates.worker_types import Kind, kinds_of, link_given
 from batchwright.planning.gradient_scaling import unmeasured_noise
-from batchwright.planning.inputs import (
+from batchwright.planning.merging import merge_profiles
+from batchwright.planning.methods.multi_stage import COMPOSED, compose, searched
+from batchwright.planning.methods.simulated import simulated, usual_times
+from batchwright.planning.methods.update_rule import settle
+from batchwright.planning.reasons import alternatives, cycle_reasons, explanations, reasons
+from batchwright.planning.resolution import CYCLED
+from batchwright.planning.run_history import Experience, experience_of
+from batchwright.planning.stated_times import plan_without_profile
+from batchwright.planning.validation import (
     PLANNING_KEYS,
     SERVED,
     check_bounds,
@@ -45,25 +70,6 @@ from batchwright.planning.inputs import (
     planning_job,
     precision_of,
 )
-from batchwright.planning.kinds import Kind, kinds_of, link_given
-from batchwright.planning.knees import Bend, bends_of, knee_record
-from batchwright.planning.learning_rate import rule_for
-from batchwright.planning.learnt import TAUGHT, Learnt, learnt_of, why_unknown
-from batchwright.planning.merging import merge_profiles
-from batchwright.planning.mixes import mixes_of
-from batchwright.planning.optimizer import (
-    Compared,
-    chosen_optimizer,
-    optimizer_reason,
-    optimizers_of,
-)
-from batchwright.planning.outlook import MOST_SHOWN, held_out, kept_rows, predictions
-from batchwright.planning.recipe import settle
-from batchwright.planning.resolution import CYCLED
-from batchwright.planning.shares import local_batches
-from batchwright.planning.simulated import simulated, usual_times
-from batchwright.planning.table import Row, Table
-from batchwright.planning.unmeasured import plan_without_profile
 from batchwright.records import (
     Estimate,
     HeldOut,
@@ -115,7 +121,7 @@ def make_plan(
     job = measured_job(merged, job)
     with_method = partial(_with_method, profiles, job, runs)
     if job.method == "auto":
-        return methods.plan_of_best(job, merged[0], runs, with_method)
+        return method_choice.plan_of_best(job, merged[0], runs, with_method)
     if job.launch == "virtual":
         slowest = job.method not in SERVED
         given = [simulated(profile, job, slowest=slowest) for profile in given]
@@ -210,7 +216,7 @@ def make_plan(
     )
     told_of = runs or any(profile.trials for profile in given)
     if job.method in COMPOSED and told_of:
-        return methods.beside_plain(plan, merged[0], runs, with_method)
+        return method_choice.beside_plain(plan, merged[0], runs, with_method)
     return plan
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from batchwright.algorithms.partition import apportion
+from batchwright.algorithms.presets import PRESETS, Preset
 from batchwright.errors import PlanError
-from batchwright.planning.partition import apportion
-from batchwright.planning.presets import PRESETS, Preset
 from batchwright.records import DataFacts, Job
 
 Number = TypeVar("Number", int, float)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import ceil, isclose
 
-from batchwright.planning.batch_size import steps_per_epoch
+from batchwright.algorithms.batch_size import steps_per_epoch
+from batchwright.algorithms.learning_rate import drops, raises_nothing, rate_factor, scaled_rate
 from batchwright.planning.gradient_scaling import doubts as scaling_doubts
 from batchwright.planning.gradient_scaling import largest_rate
-from batchwright.planning.inputs import least_local
-from batchwright.planning.learning_rate import drops, raises_nothing, rate_factor, scaled_rate
+from batchwright.planning.validation import least_local
 from batchwright.records import Plan, RateSchedule, SchedulePoint, ScheduleRow
 
 POINTS = 240

@@ -23,7 +23,7 @@ from pathlib import Path
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.prediction.fit import Line, between, fit_line, interval, student_t_975
 from batchwright.records import Estimate, MemoryParts, MemoryPoint, Profile
-from batchwright.records.problems import described
+from batchwright.records.text.problems import described
 
 MARGIN = {"cpu": 0.005, "cuda": 0.03}
 """Share by which the interval is widened: blocks are rounded up, on CUDA more."""

@@ -13,7 +13,7 @@ from statistics import median
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.probing.commands import Point
-from batchwright.probing.step_time import LEAST_STEPS, LONG_STEP, in_turns
+from batchwright.probing.measure.step_time import LEAST_STEPS, LONG_STEP, in_turns
 from batchwright.records import StepLoading
 
 FIRST_BATCH = 16

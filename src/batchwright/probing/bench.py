@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from batchwright.distributed.group import Group
+from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
 from batchwright.errors import JobError
-from batchwright.group import Group
-from batchwright.probing.timing import now
+from batchwright.probing.measure.timing import now
 from batchwright.records import Job, MemoryParts, OptimizerName, Precision
-from batchwright.reduction import Reducer, Tally, buffer_bytes
-from batchwright.training.sampler import balancing_weights
-from batchwright.workload.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
+from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
+from batchwright.training.batches.sampler import balancing_weights
+from batchwright.workload.data.image_files import FilePipeline, ImageFiles
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.loading import loader_processes
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import AtResolution, ImageData, resized, to_resolution
 from batchwright.workload.host import autocast, is_out_of_memory
-from batchwright.workload.image_files import FilePipeline, ImageFiles
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.loading import loader_processes
-from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.sources import AtResolution, ImageData, resized, to_resolution
 from batchwright.workload.task import (
     build_loss,
     build_network,

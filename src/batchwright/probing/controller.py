@@ -34,7 +34,6 @@ from batchwright.probing.acquisition import (
     visit_seconds,
 )
 from batchwright.probing.bench import SMALLEST_BATCH, sides_of
-from batchwright.probing.collective import SIZES, Operation
 from batchwright.probing.commands import (
     Evaluate,
     Evaluated,
@@ -47,8 +46,9 @@ from batchwright.probing.commands import (
     UpdatesTimed,
     ignored,
 )
-from batchwright.probing.evaluation import passes
 from batchwright.probing.learning import TrialProgress, run_trials
+from batchwright.probing.measure.collective import SIZES, Operation
+from batchwright.probing.measure.evaluation import passes
 from batchwright.probing.visiting import Visitor
 from batchwright.records import (
     CollectiveTime,

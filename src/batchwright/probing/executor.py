@@ -9,22 +9,22 @@ from pathlib import Path
 
 import torch
 
-from batchwright.group import Group
+from batchwright.distributed.group import Group
 from batchwright.probing import commands
 from batchwright.probing.bench import Bench
-from batchwright.probing.collective import time_exchange
-from batchwright.probing.evaluation import evaluation_seconds
-from batchwright.probing.gradient_noise import measure_noise
-from batchwright.probing.memory import estimate_peak, weigh
-from batchwright.probing.pair_time import visit_pair
-from batchwright.probing.precision import choose_precision
-from batchwright.probing.step_time import visit, visit_beside_loading
-from batchwright.probing.timing import on_any
-from batchwright.probing.trials import GivenUp, NoAccuracy, run_trial
-from batchwright.probing.update_time import update_times
+from batchwright.probing.measure.collective import time_exchange
+from batchwright.probing.measure.evaluation import evaluation_seconds
+from batchwright.probing.measure.gradient_noise import measure_noise
+from batchwright.probing.measure.memory import estimate_peak, weigh
+from batchwright.probing.measure.pair_time import visit_pair
+from batchwright.probing.measure.precision import choose_precision
+from batchwright.probing.measure.step_time import visit, visit_beside_loading
+from batchwright.probing.measure.timing import on_any
+from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
+from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Record
+from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import free_memory, worker_threads
-from batchwright.workload.sources import open_data
 from batchwright.workload.task import network_facts, set_training
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from math import ceil, inf
 
 from batchwright.errors import PlanError
-from batchwright.planning.learnt import teaches
-from batchwright.planning.optimizer import optimizers_to_try
-from batchwright.planning.trial_choice import (
+from batchwright.planning.candidates.learnt import teaches
+from batchwright.planning.candidates.optimizer import optimizers_to_try
+from batchwright.planning.candidates.trial_choice import (
     LEAST_BATCH,
     LEAST_SAMPLES,
     LEAST_STEPS,
@@ -18,8 +18,8 @@ from batchwright.planning.trial_choice import (
     Question,
     Wanted,
 )
+from batchwright.prediction.accuracy.trainings import of_trials
 from batchwright.prediction.step_time import fit_step_time
-from batchwright.prediction.trainings import of_trials
 from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Job, Plan, Prediction, Profile

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from batchwright.documents import read_record, write_record
+from batchwright.distributed.launch import noting_signals
 from batchwright.errors import BatchwrightError, JobError
-from batchwright.launch import noting_signals
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
@@ -20,6 +19,7 @@ from batchwright.probing.controller import PRECISION, Controller, Progress
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers
 from batchwright.records import Cluster, Job, MemoryPoint, OutOfMemory, Profile, StepTime
+from batchwright.records.documents import read_record, write_record
 from batchwright.workload.host import default_workers
 from batchwright.workload.load import LoadWatch
 

@@ -28,7 +28,7 @@ from batchwright.probing.commands import (
     Weighed,
     ignored,
 )
-from batchwright.probing.timing import spread
+from batchwright.probing.measure.timing import spread
 from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
     Cluster,
@@ -40,7 +40,7 @@ from batchwright.records import (
     PrecisionTime,
     StepTime,
 )
-from batchwright.records.load_words import disturbances, load_words
+from batchwright.records.text.load_text import disturbances, load_words
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
 

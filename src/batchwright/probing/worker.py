@@ -16,12 +16,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from batchwright.documents import read_record
-from batchwright.group import Group
+from batchwright.distributed.group import Group
+from batchwright.distributed.processes import worker_main
 from batchwright.probing.commands import read_command
 from batchwright.probing.executor import Executor
-from batchwright.processes import worker_main
 from batchwright.records import Job, Record
+from batchwright.records.documents import read_record
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
 
 

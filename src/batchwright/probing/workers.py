@@ -17,17 +17,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from batchwright import fork_server
-from batchwright.documents import write_record
+from batchwright.distributed import fork_server
+from batchwright.distributed.exit_reports import ERRORS_FOLDER
+from batchwright.distributed.group import Group
+from batchwright.distributed.launch import raise_failure
+from batchwright.distributed.processes import PARENT_PID, spinning_shortly
 from batchwright.errors import Interrupted, WorkerError
-from batchwright.group import Group
-from batchwright.launch import raise_failure
 from batchwright.probing.commands import Command, TrialRun, ignored
 from batchwright.probing.executor import Executor
 from batchwright.probing.worker import Ready
-from batchwright.processes import PARENT_PID, spinning_shortly
 from batchwright.records import Job, Record
-from batchwright.reports import ERRORS_FOLDER
+from batchwright.records.documents import write_record
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
 
 ANSWER_SECONDS = 900.0

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from batchwright.errors import ArgumentError
-from batchwright.files import write_whole
-from batchwright.records.problems import described, printable
+from batchwright.records.text.problems import described, printable
+from batchwright.storage.files import write_whole
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]

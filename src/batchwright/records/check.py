@@ -9,7 +9,7 @@ from pydantic import Field
 
 from batchwright.records.base import Count, Document, Positive, Record
 from batchwright.records.profile import Cluster, OutOfMemory, PairTime, Profile
-from batchwright.records.words import percent
+from batchwright.records.text.formatting import percent
 
 
 class CheckPoint(Record):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ValidationError
 
-from batchwright.records.problems import first_problem, shorten
+from batchwright.records.text.problems import first_problem, shorten
 
 _WORDS = {
     "data=imagefolder:PATH": "dataset dataset_path data_dir data_path data_root root path images "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from batchwright.records.explaining import explain
 from batchwright.records.plan_fields import PlanFields
+from batchwright.records.text.plan_text import explain
 
 
 class Plan(PlanFields):

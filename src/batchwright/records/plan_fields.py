@@ -21,7 +21,7 @@ from batchwright.records.base import (
 )
 from batchwright.records.job import Job
 from batchwright.records.profile import DataFacts, NetworkFacts
-from batchwright.records.words import in_seconds, local_batches
+from batchwright.records.text.formatting import in_seconds, local_batches
 
 
 class KindCount(Record):
@@ -146,7 +146,7 @@ class Reason(Record):
 
 
 class LearningRateRule(Record):
-    """The learning rate as a function of samples seen; see `planning.learning_rate`."""
+    """The learning rate as a function of samples seen; see `algorithms.learning_rate`."""
 
     base: Positive = Field(description="Rate at the base batch, per step.")
     base_batch: Count = Field(description="Global batch at which the base rate holds.")
@@ -168,7 +168,7 @@ class LearningRateRule(Record):
 
 
 class AgsRule(Record):
-    """Adaptive gradient scaling; see `training.gradient_scaling`."""
+    """Adaptive gradient scaling; see `training.step.gradient_scaling`."""
 
     mode: Literal["norm", "gain"] = Field(
         description="Factors are the ratio of gradient norms at two batches, or its square."

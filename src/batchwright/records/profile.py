@@ -18,7 +18,7 @@ from batchwright.records.base import (
     Record,
 )
 from batchwright.records.job import Job
-from batchwright.records.words import duration, number
+from batchwright.records.text.formatting import duration, number
 
 
 class DataFacts(Record):

@@ -11,7 +11,7 @@ from pydantic import Field
 from batchwright.records.base import Count, Document, Estimate, Index, NonNegative, Positive, Record
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
-from batchwright.records.words import duration, local_batches, percent
+from batchwright.records.text.formatting import duration, local_batches, percent
 
 
 def reached_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | None:

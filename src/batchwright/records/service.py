@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from batchwright.records.allowing import rules_of
+from batchwright.records.agent_rules import rules_of
 from batchwright.records.base import Count, Index, NonNegative, Positive, Record
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from batchwright.records.base import Count, Document, Index, NonNegative, Positive, Record
 from batchwright.records.job import Job
 from batchwright.records.profile import DataFacts
-from batchwright.records.words import job_value, percent
+from batchwright.records.text.formatting import job_value, percent
 
 
 class SweptKey(Record):

@@ -6,12 +6,12 @@ import logging
 from collections import OrderedDict
 from contextlib import suppress
 
-from batchwright.documents import one_line
 from batchwright.errors import BatchwrightError
 from batchwright.records import Profile
+from batchwright.records.documents import one_line
 from batchwright.records.service import Advice, RunInfo
+from batchwright.service.background_queue import Errands
 from batchwright.service.bounds import PLANNING, refuse_costly
-from batchwright.service.errands import Errands
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 

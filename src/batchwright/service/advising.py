@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from batchwright.algorithms.splicing import spliced
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
 from batchwright.planning.resolution import ONE_BATCH
-from batchwright.planning.splicing import spliced
 from batchwright.records import Estimate, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
-from batchwright.records.words import between, counted, duration
-from batchwright.refitting import (
+from batchwright.records.text.formatting import between, counted, duration
+from batchwright.workflows.replan import (
     EpochTime,
     Level,
     at_level_of,

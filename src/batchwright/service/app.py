@@ -18,7 +18,6 @@ from starlette.middleware import Middleware
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
-from batchwright.service.answers import answer, problem_of
 from batchwright.service.api import (
     advice,
     agents,
@@ -30,15 +29,16 @@ from batchwright.service.api import (
     records,
     runs,
 )
-from batchwright.service.meters import Meters
+from batchwright.service.api.error_responses import answer, problem_of
 from batchwright.service.middleware.bodies import Bodies
 from batchwright.service.middleware.headers import SecurityHeaders
 from batchwright.service.middleware.hosts import Hosts
 from batchwright.service.middleware.identify import Identify
 from batchwright.service.middleware.observe import Observe
+from batchwright.service.operating.meters import Meters
+from batchwright.service.operating.remover import Remover
 from batchwright.service.pages.problem import error_page
 from batchwright.service.pages.routers import ROUTERS as PAGES
-from batchwright.service.remover import Remover
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 

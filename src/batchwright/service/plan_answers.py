@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import BoundedSemaphore
 
-from batchwright.documents import change_job
-from batchwright.planning.inputs import planning_job
 from batchwright.planning.merging import merge_profiles
+from batchwright.planning.validation import planning_job
 from batchwright.records import Plan
+from batchwright.records.documents import change_job
 from batchwright.records.service import PlanRequest
 from batchwright.service.bounds import PLANNING, refuse_costly
 from batchwright.service.problems import Refused, TooMany
@@ -35,7 +35,9 @@ def planned(request: PlanRequest) -> Plan:
         BatchwrightError: As there; what planning cannot cope with is refused, too.
         TooMany: Others are waiting already, or it was not this one's turn for too long.
     """
-    from batchwright.deciding import decide  # the planner; the service starts before it is there
+    from batchwright.workflows.plan_from_profiles import (
+        decide,  # the planner; the service starts before it is there
+    )
 
     try:
         job = change_job(planning_job(*merge_profiles(request.profiles)), request.keys)

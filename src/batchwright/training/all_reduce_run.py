@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from batchwright.distributed.reducer import Reducer
 from batchwright.errors import (
     DeadlineReached,
     FileError,
@@ -18,20 +19,19 @@ from batchwright.errors import (
     TrainingError,
 )
 from batchwright.records import Stage
-from batchwright.reduction import Reducer
-from batchwright.training.advised import Advised
-from batchwright.training.clock import StepClock
-from batchwright.training.evaluation import Forward, Metric
-from batchwright.training.keeper import Keeper, RunState
-from batchwright.training.meter import EpochMeter
-from batchwright.training.normalization import Statistics
-from batchwright.training.passes import Once, Passes
+from batchwright.training.batches.batch_split import Sharing, share_of
+from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.sampler import Step
+from batchwright.training.checkpoints.checkpoint_manager import Keeper, RunState
+from batchwright.training.evaluate.evaluation import Forward, Metric
+from batchwright.training.plan_switch import Advised
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
-from batchwright.training.sampler import Step
-from batchwright.training.sharing import Sharing, share_of
-from batchwright.training.stepper import Stepper, Wishes
-from batchwright.workload.feeding import Batch, Feed
+from batchwright.training.step.clock import StepClock
+from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.training.step.micro_batches import Once, Passes
+from batchwright.training.step.normalization import Statistics
+from batchwright.training.step.stepper import Stepper, Wishes
 
 DRIFT_STEPS = 100
 """Steps of an epoch after which the workers compare their weights: one pass over them."""

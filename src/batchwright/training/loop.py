@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from batchwright.documents import read_record
+from batchwright.distributed.processes import worker_main
 from batchwright.errors import JobError, PlanError
-from batchwright.processes import worker_main
 from batchwright.records import Job, Plan
-from batchwright.training.sampler import balancing_weights
+from batchwright.records.documents import read_record
+from batchwright.training.batches.randomness import seed_worker
+from batchwright.training.batches.sampler import balancing_weights
 from batchwright.training.session import Images, Session
+from batchwright.workload.data.image_files import FilePipeline, ImageFiles
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.loading import loader_processes
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import AtResolution, ImageData, open_data, resized
 from batchwright.workload.host import resolve_device
-from batchwright.workload.image_files import FilePipeline, ImageFiles
-from batchwright.workload.image_store import ImageStore
-from batchwright.workload.loading import loader_processes
-from batchwright.workload.pipeline import ImagePipeline
-from batchwright.workload.randomness import seed_worker
-from batchwright.workload.sources import AtResolution, ImageData, open_data, resized
 from batchwright.workload.task import (
     Loss,
     build_loss,

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchwright.documents import write_record
+from batchwright.distributed.processes import STARTED, seconds_since_launch
+from batchwright.distributed.reducer import WorkerNote
 from batchwright.errors import FileError
-from batchwright.files import end_of_lines
-from batchwright.prediction.straying import straying
-from batchwright.processes import STARTED, seconds_since_launch
+from batchwright.prediction.accuracy.straying import straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
+from batchwright.records.documents import write_record
 from batchwright.records.run import reached_epoch
-from batchwright.records.words import percent
-from batchwright.reduction import WorkerNote
-from batchwright.training.meter import EpochMeter
+from batchwright.records.text.formatting import percent
+from batchwright.storage.files import end_of_lines
+from batchwright.training.step.epoch_totals import EpochMeter
 
 STEP_LINE_SECONDS = 0.5  # between two lines inside an epoch
 _ENDS = (("", "value"), ("_low", "low"), ("_high", "high"))

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchwright.group import Group
-from batchwright.locks import Lock
+from batchwright.distributed.group import Group
+from batchwright.distributed.reducer import Reducer
 from batchwright.records import Plan, Stage
-from batchwright.reduction import Reducer
-from batchwright.training.clock import StepClock
-from batchwright.training.evaluation import Fitting, Forward, Metric, evaluate
-from batchwright.training.keeper import RunState
-from batchwright.training.peak_memory import PeakMemory
-from batchwright.training.recalibration import calibrating_batches, recalibrated
+from batchwright.storage.locks import Lock
+from batchwright.training.batches.feeding import Feed
+from batchwright.training.batches.stage_settings import StageSettings
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.evaluate.evaluation import Fitting, Forward, Metric, evaluate
+from batchwright.training.evaluate.recalibration import calibrating_batches, recalibrated
 from batchwright.training.signals import StopRequest
-from batchwright.training.staging import StageSettings
-from batchwright.training.stepper import Stepper
-from batchwright.training.update import Updater
-from batchwright.workload.feeding import Feed
+from batchwright.training.step.clock import StepClock
+from batchwright.training.step.peak_memory import PeakMemory
+from batchwright.training.step.stepper import Stepper
+from batchwright.training.step.update import Updater
 from batchwright.workload.host import autocast
 from batchwright.workload.tensor_bytes import lasting_bytes
 

@@ -24,23 +24,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from batchwright.client.companion import Companion, destination, outcome_of
-from batchwright.documents import record_of, refuse_no_path, write_record
+from batchwright.client.reporter_process import Companion, destination, outcome_of
+from batchwright.distributed.group import Group, loss_behind
+from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
+from batchwright.distributed.server_child import SERVER
 from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError
-from batchwright.group import Group, loss_behind
-from batchwright.locks import WAIT_SECONDS, Lock, take
-from batchwright.processes import die_with_agent, refuse_unguarded_script
 from batchwright.records import Plan, Stage
-from batchwright.records.problems import described, printable
-from batchwright.server_child import SERVER
+from batchwright.records.documents import record_of, refuse_no_path, write_record
+from batchwright.records.text.problems import described, printable
+from batchwright.storage.locks import WAIT_SECONDS, Lock, take
 from batchwright.training.all_reduce_run import AllReduceRun
-from batchwright.training.evaluation import Forward, Metric, outputs_and_labels
-from batchwright.training.running import Run, Setup
-from batchwright.training.server_run import ServerRun
-from batchwright.training.signals import StopRequest
-from batchwright.training.staging import StageSettings
-from batchwright.training.stepper import Loss
-from batchwright.workload.feeding import (
+from batchwright.training.batches.feeding import (
     Batch,
     DatasetFeed,
     Feed,
@@ -48,10 +42,16 @@ from batchwright.workload.feeding import (
     ImagePart,
     PipelineFeed,
 )
+from batchwright.training.batches.stage_settings import StageSettings
+from batchwright.training.evaluate.evaluation import Forward, Metric, outputs_and_labels
+from batchwright.training.parameter_server.server_run import ServerRun
+from batchwright.training.running import Run, Setup
+from batchwright.training.signals import StopRequest
+from batchwright.training.step.stepper import Loss
+from batchwright.workload.data.image_files import FilePipeline
+from batchwright.workload.data.loading import loader_processes
+from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import is_out_of_memory, prepare_process, worker_threads
-from batchwright.workload.image_files import FilePipeline
-from batchwright.workload.loading import loader_processes
-from batchwright.workload.pipeline import ImagePipeline
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
 """What can be trained on and evaluated: a map-style data set, or one of our pipelines."""

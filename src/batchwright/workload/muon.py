@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from batchwright.errors import ArgumentError, JobError
-from batchwright.records.problems import described
+from batchwright.records.text.problems import described
 from batchwright.workload.optimizers import without_compiler
 
 SGD_SHARE = 1.0

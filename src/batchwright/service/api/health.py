@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from batchwright.errors import BatchwrightError
 from batchwright.records import Record
 from batchwright.service.access import need, open_to_all, store_of
-from batchwright.service.described import described
+from batchwright.service.api.openapi import described
 from batchwright.service.problems import Unavailable
 
 router = APIRouter(tags=["operation"])

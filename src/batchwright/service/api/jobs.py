@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from batchwright.documents import change_job
 from batchwright.records import Job, Plan, Profile, Record
 from batchwright.records.base import record_text
+from batchwright.records.documents import change_job
 from batchwright.records.service import (
     Identifier,
     JobInfo,

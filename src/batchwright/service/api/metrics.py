@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from batchwright.service.access import need
-from batchwright.service.meters import Meters
+from batchwright.service.operating.meters import Meters
 
 router = APIRouter(tags=["operation"])
 

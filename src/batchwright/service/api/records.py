@@ -10,7 +10,7 @@ from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.access import store_of
 from batchwright.service.api.quick import QuickRoute
 from batchwright.service.api.runs import Reader, Reporter, RunId
-from batchwright.service.meters import Meters
+from batchwright.service.operating.meters import Meters
 
 router = APIRouter(prefix="/v1/runs", tags=["records"], route_class=QuickRoute)
 

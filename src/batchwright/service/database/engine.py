@@ -20,7 +20,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from batchwright.errors import BatchwrightError, FileError
-from batchwright.files import make_folder
+from batchwright.storage.files import make_folder
 
 BUSY_SECONDS = 30.0
 """How long SQLite waits for another process that writes, such as ``batchwright token``."""

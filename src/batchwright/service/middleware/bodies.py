@@ -13,7 +13,7 @@ import re
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchwright.service.answers import answer, is_for_programs
+from batchwright.service.api.error_responses import answer, is_for_programs
 from batchwright.service.middleware.identify import caller_of
 from batchwright.service.problems import Refused, ServiceProblem, TooLarge, Unauthorized
 from batchwright.service.settings import Limits

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from batchwright.service.answers import answer
+from batchwright.service.api.error_responses import answer
 from batchwright.service.problems import Forbidden, ServiceProblem
 
 _PORTS = {"http": 80, "https": 443}

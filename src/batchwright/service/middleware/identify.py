@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchwright.service.access import COOKIE
-from batchwright.service.answers import answer
+from batchwright.service.api.error_responses import answer
 from batchwright.service.caller import Caller
 from batchwright.service.problems import TooMany
 from batchwright.service.settings import Limits

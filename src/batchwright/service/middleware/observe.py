@@ -10,9 +10,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchwright.service.answers import answer, problem_of
-from batchwright.service.meters import Meters
+from batchwright.service.api.error_responses import answer, problem_of
 from batchwright.service.middleware.identify import caller_of
+from batchwright.service.operating.meters import Meters
 
 log = logging.getLogger("batchwright.service")
 

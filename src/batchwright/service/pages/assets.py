@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
 
-from batchwright.reporting.style import STYLE
+from batchwright.reporting.pages.style import STYLE
 from batchwright.service.access import open_to_all
 from batchwright.service.problems import NotFound
 

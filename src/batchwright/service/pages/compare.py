@@ -6,18 +6,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from batchwright.documents import one_line
 from batchwright.errors import FileError
 from batchwright.records import RunSummary
+from batchwright.records.documents import one_line
 from batchwright.records.service import Identifier, RunInfo
-from batchwright.reporting.comparison import compared
-from batchwright.reporting.live_page import Part
-from batchwright.reporting.page_comparison import clock_note, comparison_parts
+from batchwright.reporting.data.comparison import compared
+from batchwright.reporting.live.live_page import Part
+from batchwright.reporting.pages.page_comparison import clock_note, comparison_parts
 from batchwright.service.access import need_page, store_of
 from batchwright.service.caller import Caller
 from batchwright.service.pages.fragments import digest_of, live_parts, tagged, unchanged
 from batchwright.service.pages.rendering import piece, render
-from batchwright.service.pages.telling import OVER, story_of
+from batchwright.service.pages.run_page import OVER, story_of
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 

@@ -7,16 +7,16 @@ from typing import Annotated, get_args
 from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from batchwright.documents import job_yaml
 from batchwright.records import Job
-from batchwright.records.problems import printable
+from batchwright.records.documents import job_yaml
 from batchwright.records.service import AgentInfo, Identifier, JobInfo, JobState, RunInfo
-from batchwright.records.words import counted
-from batchwright.reporting.live_page import Part, plan_parts
+from batchwright.records.text.formatting import counted
+from batchwright.records.text.problems import printable
+from batchwright.reporting.live.live_page import Part, plan_parts
 from batchwright.service.access import check_form, csrf_of, need_page, own, settings_of, store_of
 from batchwright.service.caller import Caller
 from batchwright.service.pages.fragments import digest_of, live_parts, tagged, unchanged
-from batchwright.service.pages.job_text import EXAMPLE, JobTextError, job_of_text
+from batchwright.service.pages.planning.job_text import EXAMPLE, JobTextError, job_of_text
 from batchwright.service.pages.rendering import origin_of, piece, render
 from batchwright.service.problems import NotFound
 

@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
-from batchwright.records.problems import printable
-from batchwright.records.words import counted, duration, number, percent
+from batchwright.records.text.formatting import counted, duration, number, percent
+from batchwright.records.text.problems import printable
 from batchwright.service.access import csrf_of
 from batchwright.service.caller import Caller
 from batchwright.service.pages.assets import asset_url

@@ -6,16 +6,8 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from batchwright.service.pages import (
-    assets,
-    compare,
-    demo,
-    jobs,
-    planner,
-    run,
-    runs,
-    sign_in,
-)
+from batchwright.service.pages import assets, compare, demo, jobs, run, runs, sign_in
+from batchwright.service.pages.planning import planner
 
 ROUTERS: Sequence[APIRouter] = (
     assets.router,

@@ -9,12 +9,12 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.records.base import record_text
 from batchwright.records.service import Identifier
-from batchwright.reporting.page import page as report_page
+from batchwright.reporting.pages.page import page as report_page
 from batchwright.service.access import check_form, need_page, store_of
 from batchwright.service.caller import Caller
 from batchwright.service.pages.fragments import live_parts, tagged, unchanged
 from batchwright.service.pages.rendering import render
-from batchwright.service.pages.telling import RunPages
+from batchwright.service.pages.run_page import RunPages
 from batchwright.service.problems import NotFound
 
 router = APIRouter(prefix="/runs", include_in_schema=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Row, insert, select, update
 
-from batchwright.planning.splicing import spliced
+from batchwright.algorithms.splicing import spliced
 from batchwright.records import Plan
 from batchwright.records.service import Advice
 from batchwright.service.database.engine import Database

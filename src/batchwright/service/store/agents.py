@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from batchwright.records.problems import printable
 from batchwright.records.service import AgentInfo, AgentIntroduction
+from batchwright.records.text.problems import printable
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs
 from batchwright.service.problems import Conflict, NotFound, TooMany

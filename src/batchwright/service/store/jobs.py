@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, select, update
 
 from batchwright.records import Job, Plan, Profile
-from batchwright.records.allowing import DEFAULTS
-from batchwright.records.problems import printable
+from batchwright.records.agent_rules import DEFAULTS
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
+from batchwright.records.text.problems import printable
 from batchwright.service import job_states
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs

@@ -9,7 +9,7 @@ from functools import lru_cache
 from sqlalchemy import Connection, RowMapping, select
 
 from batchwright.records import Job
-from batchwright.records.allowing import DEFAULTS, Rules, refusal, rules_of
+from batchwright.records.agent_rules import DEFAULTS, Rules, refusal, rules_of
 from batchwright.service.database.tables import agents, jobs
 from batchwright.service.settings import Settings
 from batchwright.service.store.clock import Clock

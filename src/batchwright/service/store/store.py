@@ -17,7 +17,7 @@ from batchwright.service.store.audit import Audit
 from batchwright.service.store.clock import Clock
 from batchwright.service.store.jobs import Jobs
 from batchwright.service.store.profiles import Profiles
-from batchwright.service.store.records import Records
+from batchwright.service.store.run_records.records import Records
 from batchwright.service.store.runs import Runs
 from batchwright.service.store.sign_in import SignIn
 from batchwright.service.store.tokens import Tokens

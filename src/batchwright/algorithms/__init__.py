@@ -1,0 +1,1 @@
+"""Published mathematics as pure functions: shares, rates, batch sizes, the simulated clock."""

@@ -1,0 +1,159 @@
+r"""Local batches that follow the workers' measured speeds, and not the noise in them.
+
+A worker's step takes :math:`t_i = (b_i + o) / v_i` seconds: :math:`v_i` is its speed in samples per
+second, and :math:`o` the fixed cost of a step, as so many samples' worth. All finish together at
+
+.. math:: b_i = v_i \frac{B + n o}{\sum_m v_m} - o
+
+With :math:`o = 0` this is the published rule of dynamic batch size, whose shares are the last ones
+over their times, normalized. It comes to rest at the same shares, a few rounds later: a fixed cost
+makes it go too short a way each time.
+
+docs/methods.md has the published rule and its relatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from batchwright.algorithms.partition import apportion
+
+DEAD_BAND = 0.03
+"""Batches stay as they are while none would change by more than this share."""
+
+SUDDEN = 3 * DEAD_BAND
+"""A change of a worker's relative speed beyond this is believed at once."""
+
+SMOOTHING = 0.3
+"""Weight of the newest measurement in all others."""
+
+_LEAST_CHANGE = 0.75  # samples: less only goes back and forth between two whole numbers
+_TELLING = 0.25  # batches must have changed by this share, or noise drowns the fixed cost
+_HALVINGS = 40
+
+
+def midmean(values: Sequence[float]) -> float:
+    """Mean of the middle half: one hiccup moves it little, a lasting change at once."""
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return fmean(ordered[cut : len(ordered) - cut])
+
+
+def speeds_of(
+    batches: Sequence[int], seconds: Sequence[float], fixed_samples: float
+) -> list[float]:
+    """Speed of each worker, in samples per second, from a step's seconds of computing."""
+    return [(batch + fixed_samples) / t for batch, t in zip(batches, seconds, strict=True)]
+
+
+def followed(known: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """Speeds after one more measurement of some workers.
+
+    Only speeds relative to each other move shares, so what all workers have in common (a machine
+    that slows down for everybody) is taken out first. The rest is smoothed, unless any worker's
+    relative speed changed by more than `SUDDEN`: then the measurement is believed as it is.
+
+    Args:
+        known: Samples per second so far, by worker; may lack some, and have others besides.
+        measured: The newest ones.
+
+    Returns:
+        The speeds of all workers in either.
+    """
+    both = [worker for worker in measured if worker in known]
+    if not both:
+        return {**known, **measured}
+    common = sum(measured[w] for w in both) / sum(known[w] for w in both)
+    expected = {worker: common * speed for worker, speed in known.items()}
+    sudden = any(abs(measured[w] / expected[w] - 1) > SUDDEN for w in both)
+    weight = 1.0 if sudden else SMOOTHING
+    smoothed = {w: expected[w] + weight * (measured[w] - expected[w]) for w in both}
+    return {**expected, **measured, **smoothed}
+
+
+def balanced(
+    speeds: Sequence[float],
+    batch: int,
+    *,
+    fixed_samples: float = 0.0,
+    least: int | Sequence[int] = 1,
+    most: int | Sequence[int] | None = None,
+) -> list[int]:
+    """Local batches of equal time, as whole numbers that sum to ``batch``.
+
+    Args:
+        speeds: Of each worker, in samples per second, positive.
+        batch: Global batch, in samples.
+        fixed_samples: Fixed cost of a step, as so many samples' worth.
+        least: Fewest samples of a worker, for all or one each.
+        most: Most samples of a worker; what it cannot take goes to others. Unset: no limit.
+
+    Raises:
+        ValueError: The bounds leave no way to reach ``batch``.
+    """
+    # The fixed cost counts like samples that every worker has to go through besides.
+    fixed = round(fixed_samples)
+    count = len(speeds)
+    low = [least] * count if isinstance(least, int) else least
+    high = [most or batch] * count if most is None or isinstance(most, int) else most
+    shares = apportion(
+        speeds,
+        batch + fixed * count,
+        least=[fixed + bound for bound in low],
+        most=[fixed + bound for bound in high],
+    )
+    return [share - fixed for share in shares]
+
+
+def worth_changing(current: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether any local batch would change by more than the dead band."""
+    return any(
+        abs(now - then) > max(DEAD_BAND * then, _LEAST_CHANGE)
+        for then, now in zip(current, wanted, strict=True)
+    )
+
+
+def fixed_cost(
+    before: tuple[Sequence[int], Sequence[float]],
+    after: tuple[Sequence[int], Sequence[float]],
+) -> float | None:
+    r"""The fixed cost of a step, from times before and after the local batches changed.
+
+    It is the :math:`o` under which no worker's speed changed relative to the others': between the
+    worker that gained most and the one that lost most,
+
+    .. math:: \frac{t'_g / t_g}{t'_l / t_l} = \frac{(b'_g + o) (b_l + o)}{(b_g + o) (b'_l + o)}
+
+    whose right side falls as :math:`o` rises. It is sought between 0 and the mean local batch.
+    Where a speed did change meanwhile, the answer is wrong but harmless: any fixed cost comes to
+    rest at equal times.
+
+    Args:
+        before: Local batches and seconds of each worker.
+        after: The same later.
+
+    Returns:
+        As so many samples' worth; `None` where the batches changed too little to tell.
+    """
+    (old, old_seconds), (new, new_seconds) = before, after
+    growth = [b / a for a, b in zip(old, new, strict=True)]
+    gained, lost = growth.index(max(growth)), growth.index(min(growth))
+    if growth[gained] < (1 + _TELLING) * growth[lost]:
+        return None
+    slowdown = [b / a for a, b in zip(old_seconds, new_seconds, strict=True)]
+    ratio = slowdown[gained] / slowdown[lost]
+
+    def expected(fixed: float) -> float:
+        return (
+            (new[gained] + fixed)
+            / (old[gained] + fixed)
+            * (old[lost] + fixed)
+            / (new[lost] + fixed)
+        )
+
+    low, high = 0.0, sum(new) / len(new)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(middle) > ratio else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,173 @@
+"""Commands that speak to a service: `submit`, `send`, `agent`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchwright.errors import BatchwrightError
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Holds the token; else BATCHWRIGHT_TOKEN, or this machine's own."
+    ),
+]
+Server = Annotated[
+    str, typer.Option(metavar="URL", help="The service, such as http://127.0.0.1:8400.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these commands of the command line."""
+    app.command()(submit)
+    app.command()(send)
+    app.command()(agent)
+
+
+def submit(
+    server: Server,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB.yaml|KEY=VALUE", help="A job file, and job keys that change it."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="For people; without it, the file's name or network and data."),
+    ] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Train without waiting for the plan to be approved.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Tell what becomes of it, until it has ended.")
+    ] = False,
+    token_file: TokenFile = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout.")
+    ] = False,
+) -> None:
+    """Queue a job at a service, for its agents to carry out."""
+    from batchwright.client.http import Service
+    from batchwright.client.submitting import follow, state_words
+    from batchwright.client.submitting import submit as hand_in
+    from batchwright.records.documents import load_job
+
+    given = list(words or ())
+    is_file = bool(given) and ("=" not in given[0] or Path(given[0]).exists())
+    path = given.pop(0) if is_file else None
+    job = load_job(path, given)
+    called = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
+    url, token = _reached(server, token_file)
+    with Service(url, token) as service:
+        info = hand_in(service, job, name=called, auto=auto)
+        _tell(f"submitted as {info.id}")
+        if wait:
+            try:
+                info = follow(service, info, _tell)
+            except KeyboardInterrupt:
+                _tell(f"the job goes on without being watched: {url}/jobs/{info.id}")
+                raise
+        else:
+            _tell(state_words(info, url))
+    if as_json:
+        print(info.model_dump_json(indent=2))
+
+
+def send(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The service; without it, where the run reported before."),
+    ] = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Send a service what it does not have of a run."""
+    from batchwright.client.http import Service, checked_url
+    from batchwright.client.outbox import seal_of
+    from batchwright.client.send_verb import report_to_send
+    from batchwright.client.send_verb import send as send_run
+
+    report = report_to_send(run, checked_url(to) if to is not None else None)
+    url, token = _reached(report.url, token_file)
+    if to is None and token_file is None and report.seal != seal_of(url, token):
+        raise BatchwrightError(
+            f"{run} reported to {url} with another token than yours: say --to {shlex.quote(url)} "
+            "if yours is meant for it"
+        )
+    report = report.to(seal=seal_of(url, token))
+    with Service(url, token) as service:
+        done = send_run(run, report, service, _tell)
+    _tell(f"{done.next} lines of {run} are at {url}/runs/{done.run}")
+
+
+def agent(
+    server: Server,
+    folder: Annotated[
+        Path, typer.Option(metavar="DIR", help="Takes the jobs' folders; one agent at a time.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Unique at the service; without it, this machine's name.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=PATTERN",
+            help="What jobs may name in data, network, loss or weights; may be repeated.",
+        ),
+    ] = None,
+    follow_advice: Annotated[
+        bool,
+        typer.Option("--follow-advice", help="Take new plans at the end of an epoch."),
+    ] = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Carry out the jobs of a service on this machine, until stopped."""
+    import socket
+
+    from pydantic import ValidationError
+
+    from batchwright.client.agent import Agent, allowed
+    from batchwright.client.http import Service
+    from batchwright.records.service import AgentIntroduction
+
+    rules, called = allowed(allow or ()), name or socket.gethostname()
+    try:
+        introduction = AgentIntroduction(name=called, allow=rules)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        what = ".".join(str(part) for part in wrong["loc"])
+        raise BatchwrightError(f"--{what.partition('.')[0]}: {wrong['msg']}") from None
+    url, token = _reached(server, token_file)
+    with Service(url, token, answer_seconds=10.0) as service:
+        Agent(service, token, folder, introduction, follow_advice=follow_advice, tell=_tell).work()
+
+
+def _reached(server: str, token_file: Path | None) -> tuple[str, str]:
+    """Address and token.
+
+    Raises:
+        BatchwrightError: The address is none, or there is no token.
+    """
+    from batchwright.client.http import checked_url
+    from batchwright.client.tokens import find_token
+
+    url = checked_url(server)
+    token = find_token(url, token_file)
+    if token is None:
+        raise BatchwrightError(
+            f"there is no token for {url}: set BATCHWRIGHT_TOKEN, or give --token-file; "
+            "`batchwright token create NAME --scopes ...` makes one there"
+        )
+    return url, token
+
+
+def _tell(line: str) -> None:
+    from batchwright.records.text.problems import printable
+
+    print(printable(line), file=sys.stderr, flush=True)

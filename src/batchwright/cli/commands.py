@@ -1,0 +1,457 @@
+"""The command line: the same verbs as the library, reading and writing JSON files.
+
+What a person reads goes to standard error, JSON to standard output, so commands pipe:
+
+    batchwright probe data=digits | batchwright plan - | batchwright train - --out runs/a
+
+Everything heavy is imported inside the command that needs it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from batchwright.cli import client_commands, service_commands
+from batchwright.cli.output import (
+    compare,
+    files_and_keys,
+    finish,
+    job_of,
+    new_choice,
+    print_plan,
+    refuse_bad_target,
+    show,
+    write,
+)
+from batchwright.errors import ArgumentError, BatchwrightError, PlanError, TrainingError
+
+if TYPE_CHECKING:
+    from batchwright.records import Plan
+
+
+class _Commands(TyperGroup):
+    """Answers an unknown command or option in one line, with what was probably meant."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        with _unknown_options_refused():
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _unknown_options_refused():
+            return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.commands)}"
+            raise ArgumentError(f"there is no command {args[0]!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _unknown_options_refused() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Typer brings a click of its own, or takes the one that is installed.
+        if type(error).__name__ != "NoSuchOption":
+            raise
+        missing: Any = error
+        hint = _key_for(missing.option_name)
+        if not hint and missing.possibilities:
+            hint = f"did you mean {missing.possibilities[0]}?"
+        hint = hint or f"{missing.ctx.command_path} --help lists them"
+        raise ArgumentError(f"there is no option {missing.option_name}: {hint}") from None
+
+
+def _key_for(option: str) -> str:
+    """What to write in place of an option; empty where it is like no job key."""
+    from batchwright.records import Job
+    from batchwright.records.job_keys import OTHER_WORDS, job_keys, meaning
+
+    word = option.lstrip("-").lower().replace("-", "_")
+    known = job_keys(Job)
+    if word in known:
+        return f"a job key has no dashes: write {word}=..."
+    return meaning(word, known) if word in OTHER_WORDS else ""
+
+
+app = typer.Typer(
+    name="batchwright",
+    cls=_Commands,
+    help="Decides how an image-training job should use its workers, runs it, and checks itself.",
+    epilog="Job keys, such as epochs=3 or data=cifar100:PATH, are explained in docs/job.md.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+JobWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="JOB.yaml|KEY=VALUE", help="A job file, and job keys that change it."),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Job keys to change.")
+]
+ReportTo = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Service that is told how the run goes; else what BATCHWRIGHT_REPORT_TO says.",
+    ),
+]
+FollowAdvice = Annotated[
+    bool,
+    typer.Option("--follow-advice", help="Take a new plan from there at the end of an epoch."),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from batchwright import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    del version  # printed by its callback
+
+
+@app.command()
+def run(
+    words: JobWords = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    report_to: ReportTo = None,
+    follow_advice: FollowAdvice = False,
+    as_json: JsonFlag = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
+) -> None:
+    """Probe, plan, train and report."""
+    from batchwright.workflows import verbs
+
+    def tell(plan: Plan) -> None:
+        print_plan(plan, explain=explain)
+
+    told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
+    if resume:
+        told |= {"resume": True, "overrides": words or ()}
+        summary = verbs.run(run_folder=out, on_plan=tell, **told)
+    else:
+        summary = verbs.run(job_of(words), run_folder=out, on_plan=tell, **told)
+    finish(summary, as_json)
+
+
+@app.command()
+def probe(
+    words: JobWords = None,
+    out: Annotated[Path | None, typer.Option(help="File for the profile; - is stdout.")] = None,
+) -> None:
+    """Measure: step times, memory, exchange times, gradient noise, and how the network learns."""
+    from batchwright.reporting.text.tables import profile_table
+    from batchwright.workflows import verbs
+
+    refuse_bad_target(out)
+    piped = out is None or str(out) == "-"
+    profile = verbs.probe(job_of(words), out=None if piped else out)
+    show(profile_table(profile))
+    if piped:
+        write(profile, out)
+
+
+@app.command()
+def plan(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROFILE.json... [KEY=VALUE]...",
+            help="From probe, one or more; - is stdin. Then job keys to change.",
+        ),
+    ],
+    run: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Finished run of this workload, or sweep, to learn epochs from; may be repeated."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the plan; - is stdout.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="File for a figure of time and cost: .png, .pdf or .svg.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
+) -> None:
+    """Decide, and predict: workers, batch, rate and why. Needs no torch."""
+    from batchwright.records import Profile
+    from batchwright.records.documents import read_record
+    from batchwright.workflows import verbs
+
+    places, overrides = files_and_keys(words)
+    if not places:
+        raise PlanError("plan needs a profile: give its file, or - for standard input")
+    profiles = [read_record(place, Profile) for place in places]
+    decided = verbs.plan(profiles, overrides, runs=run or ())
+    if explain or out is not None:
+        print_plan(decided, explain=explain)
+    if figure is not None:
+        from batchwright.reporting.figures.plan_figure import write_plan_figure
+
+        drawn, numbers = write_plan_figure(decided, profiles, figure)
+        print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
+    if out is not None or not (explain and sys.stdout.isatty()):
+        write(decided, out)
+
+
+@app.command()
+def check(
+    plan: Annotated[str, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")],
+    overrides: Overrides = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE.json", help="What the plan was made from, to add to."),
+    ] = None,
+    points: Annotated[
+        int | None, typer.Option(help="Most steps to measure; without it, all that it predicts.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the profile with the new points; needs --profile.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure steps that a plan predicted and nobody measured, and compare."""
+    from batchwright.records import Plan
+    from batchwright.records.documents import read_record
+    from batchwright.reporting.data.reading import check_words
+    from batchwright.reporting.text.tables import check_table
+    from batchwright.workflows import verbs
+    from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+
+    if out is not None and profile is None:
+        raise PlanError(f"nothing to write to {out}: name the profile to add to with --profile")
+    refuse_bad_target(out)
+    words = list(overrides or ())
+    decided = read_record(plan, Plan)
+    refuse_unconfirmed_code(decided.job, (), words)
+    found = verbs.check(decided, profile=profile, points=points, overrides=words)
+    show(check_table(found))
+    print(check_words(found), file=sys.stderr)
+    if found.profile is not None:
+        print(new_choice(decided, found.profile), file=sys.stderr)
+        if out is not None:
+            write(found.profile, out)
+    if as_json:
+        print(found.model_dump_json(indent=2))
+
+
+@app.command()
+def schedule(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PLAN.json|RUN|PROFILE.json|JOB.yaml [KEY=VALUE]...",
+            help="A plan, a run folder, a profile, a job with its global batch, or - for stdin.",
+        ),
+    ],
+    figure: Annotated[
+        Path | None, typer.Option(help="File for a figure of the rate: .png, .pdf or .svg.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
+    from batchwright.reporting.figures.schedule_figure import check_figure, write_schedule_figure
+    from batchwright.reporting.text.schedule_table import schedule_table
+    from batchwright.workflows import verbs
+
+    places, overrides = files_and_keys(words)
+    if len(places) > 1:
+        raise PlanError(f"schedule shows one thing at a time, not {' and '.join(places)}")
+    if figure is not None:
+        check_figure(figure)
+    told = verbs.schedule(places[0] if places else None, overrides=overrides)
+    for doubt in told.doubts:
+        print(f"warning: {doubt}", file=sys.stderr)
+    show(schedule_table(told))
+    if figure is not None:
+        print(f"figure: {write_schedule_figure(told, figure)}", file=sys.stderr)
+    if as_json:
+        print(told.model_dump_json(indent=2))
+
+
+@app.command()
+def train(
+    plan: Annotated[
+        str | None, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")
+    ] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE.json", help="What the plan was made from; kept with the run."
+        ),
+    ] = None,
+    report_to: ReportTo = None,
+    follow_advice: FollowAdvice = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train as a plan says, with real worker processes."""
+    from batchwright.records import Profile
+    from batchwright.records.documents import read_record
+    from batchwright.workflows import verbs
+
+    words = list(overrides or ())
+    if plan is not None and "=" in plan and not Path(plan).exists():
+        words.insert(0, plan)
+        plan = None
+    summary = verbs.train(
+        plan,
+        run_folder=out,
+        resume=resume,
+        profile=None if profile is None else read_record(profile, Profile),
+        report_to=report_to,
+        follow_advice=follow_advice,
+        overrides=words,
+    )
+    finish(summary, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run folder or summary.json; several: compared."),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder for page and figures.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
+    from batchwright.records.run_folder import read_summary
+    from batchwright.workflows import verbs
+    from batchwright.workflows.run_training import with_refit
+
+    if len(runs) > 1:
+        compare(runs, out or Path(), as_json)
+        return
+    summary = with_refit(read_summary(runs[0]))
+    page = verbs.report(summary, out=out)
+    finish(summary, as_json, page=page)
+
+
+@app.command()
+def sweep(
+    words: JobWords = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2,...",
+            help="Values of a job key; may be repeated. YAML where values hold commas.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Runs of each setting, with seeds from the job's on; else 3."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; must be new or empty.")] = None,
+    at_once: Annotated[
+        str, typer.Option(metavar="auto|N", help="Most runs at the same time.")
+    ] = "auto",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the sweep in --out, and widen it.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a job over a grid of its keys and several seeds, and compare."""
+    from batchwright.reporting.data.sweep_words import best_setting, progress_words
+    from batchwright.reporting.text.sweep_tables import sweep_table
+    from batchwright.workflows.sweep.grid import read_seeds, words_of_grid
+    from batchwright.workflows.sweep.verb import sweep as run_sweep
+
+    varied = words_of_grid(grid or ())
+    options: dict[str, Any] = {"seeds": read_seeds(seeds), "out": out, "at_once": at_once}
+    if resume:
+        found = run_sweep(None, varied, resume=True, overrides=words or (), **options)
+    else:
+        found = run_sweep(job_of(words), varied, **options)
+    show(sweep_table(found))
+    for line in (best_setting(found), f"page: {Path(found.folder) / 'sweep.html'}"):
+        if line:
+            print(line, file=sys.stderr)
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    if found.failed:
+        told = "; ".join(f"{cell.name}: {cell.error}" for cell in found.failed[:3])
+        raise TrainingError(f"{progress_words(found)}: {told}")
+
+
+@app.command()
+def doctor(as_json: JsonFlag = False) -> None:
+    """Say what this machine offers to training, and what is wrong with it."""
+    from batchwright import __version__
+    from batchwright.workflows.doctor import examine
+
+    findings = examine(__version__)
+    if as_json:
+        problems = sum(bool(finding.problem) for finding in findings)
+        found = [finding._asdict() for finding in findings]
+        print(json.dumps({"problems": problems, "findings": found}, indent=2))
+    else:
+        for finding in findings:
+            print(f"{'!' if finding.problem else ' '} {finding.name:<20} {finding.value}")
+            if finding.problem:
+                print(f"  {'':<20} {finding.problem}")
+    if any(finding.problem for finding in findings):
+        raise typer.Exit(1)
+
+
+client_commands.add_to(app)
+service_commands.add_to(app)
+
+
+def main() -> None:
+    """Read the words and do it: every known mistake is one line on stderr and exit code 2."""
+    from batchwright.distributed.processes import spinning_shortly
+    from batchwright.records.documents import one_line
+    from batchwright.workflows.stopwatch import command_begins
+
+    command_begins()
+    os.environ.update(spinning_shortly(os.environ))  # before torch, for launch=in-process
+
+    if sys.platform == "win32":
+        print("error: batchwright does not run on Windows; use Linux or WSL 2", file=sys.stderr)
+        sys.exit(2)
+    sys.path.append(str(Path.cwd()))  # import strings find the user's modules, as `python -m` does
+    try:
+        app()
+    except BatchwrightError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What the verbs of the command line read and print: words, files, tables, one line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
+
+from batchwright.errors import BatchwrightError
+
+if TYPE_CHECKING:
+    from batchwright.records import Job, Plan, Profile, Record, RunSummary
+
+
+def job_of(words: list[str] | None) -> Job:
+    """The job of ``[JOB.yaml] [KEY=VALUE]...``."""
+    from batchwright.records.documents import load_job
+
+    words = list(words or ())
+    is_file = bool(words) and ("=" not in words[0] or Path(words[0]).exists())
+    path = words.pop(0) if is_file else None
+    return load_job(path, words)
+
+
+def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
+    """Words that are files, and those that are ``KEY=VALUE``; a file may have = in its name."""
+    files = [word for word in words if "=" not in word or Path(word).exists()]
+    return files, [word for word in words if word not in files]
+
+
+def new_choice(plan: Plan, profile: Profile) -> str:
+    """What planning again would choose, in a line."""
+    from batchwright.planning.planner import make_plan
+    from batchwright.records.text.formatting import counted
+    from batchwright.workflows.check_plan import open_again
+
+    try:
+        again = make_plan(profile, open_again(plan, profile))
+    except BatchwrightError as error:
+        return f"no new plan comes of it: {error}"
+    before, now = (
+        f"{counted(one.workers, 'worker')} with global batch {one.stages[0].global_batch_size}"
+        for one in (plan, again)
+    )
+    return f"planned again with these points: {now}" + (
+        ", as before" if now == before else f"; before, {before}"
+    )
+
+
+def refuse_bad_target(out: Path | None) -> None:
+    """Better now than after measuring for half a minute."""
+    if out is None or str(out) == "-":
+        return
+    if out.is_dir():
+        raise BatchwrightError(f"cannot write {out}: it is a folder; name a file in it")
+    if not os.access(out.parent, os.W_OK):
+        raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
+
+
+def write(record: Record, out: Path | None) -> None:
+    """To the file; without one to stdout."""
+    from batchwright.records.documents import write_record
+
+    write_record(record, "-" if out is None else out)
+
+
+def print_plan(plan: Plan, *, explain: bool) -> None:
+    """The plan in a line, or with all its reasons."""
+    if explain:
+        from batchwright.records.text.plan_text import explain as explained
+
+        wide = get_terminal_size().columns if sys.stderr.isatty() else None
+        print(explained(plan, wide), file=sys.stderr)
+        return
+    from batchwright.records.text.formatting import counted, local_batches, percent
+
+    top = max(plan.stages, key=lambda stage: stage.resolution)
+    seconds = top.predicted_epoch_seconds
+    expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
+    if plan.job.goal.target is not None:
+        expected += f", {counted(plan.epochs, 'epoch')}"
+    if plan.chosen is not None and plan.chosen.accuracy is not None:
+        expected += f", accuracy {percent(plan.chosen.accuracy.value)}"
+    first = " at first" if plan.method == "dynamic-batch" else ""
+    batches = f"global batch {top.global_batch_size}"
+    if plan.server is not None:
+        batches = f"local batches {local_batches(top.local_batch_sizes)}"
+    elif plan.workers > 1:
+        batches += f" ({local_batches(top.local_batch_sizes)}{first})"
+    sides = ", ".join(str(side) for side in sorted({stage.resolution for stage in plan.stages}))
+    rows = f" in {len(plan.stages)} stretches" if len(plan.stages) > 1 else ""
+    print(
+        f"plan: {counted(plan.workers, 'worker')}, {batches}, "
+        f"{sides} px{rows}, "
+        f"rate {plan.stages[0].learning_rate:.3g}, {plan.precision}{expected}",
+        file=sys.stderr,
+    )
+
+
+def show(table: Any) -> None:
+    """A table, for a person."""
+    from rich.console import Console
+
+    Console(stderr=True).print(table)
+
+
+def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
+    """What a run comes to: a table for a person, one object for a program."""
+    from batchwright.reporting.data.reading import learnt_words, refit_words
+    from batchwright.reporting.text.run_tables import summary_table
+
+    show(summary_table(summary))
+    for line in (refit_words(summary), learnt_words(summary)):
+        if line:
+            print(line, file=sys.stderr)
+    found = page or Path(summary.run_folder) / "report.html"
+    profile = Path(summary.run_folder) / "profile.json"
+    if profile.exists():
+        command = shlex.join(["batchwright", "plan", str(profile), "--explain"])
+        print(f"why this plan: {command}", file=sys.stderr)
+    if found.exists():
+        print(f"report: {found}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(result(summary), indent=2))
+
+
+def compare(runs: list[str], out: Path, as_json: bool) -> None:
+    """Several runs beside each other: page, figure, table."""
+    from batchwright.reporting.text.run_tables import comparison_table
+    from batchwright.workflows import verbs
+
+    told, page = verbs.compare_runs(runs, out=out)
+    show(comparison_table(told))
+    print(f"comparison: {page} (figure: {page.with_suffix('.png')})", file=sys.stderr)
+    if as_json:
+        results = [
+            result(one.summary)
+            | {"training_seconds": one.seconds, "seconds_to_common_accuracy": one.reached}
+            for one in told.runs
+        ]
+        print(json.dumps({"common_accuracy": told.common, "runs": results}, indent=2))
+
+
+def result(summary: RunSummary) -> dict[str, Any]:
+    """What a program wants to know of a run."""
+    from batchwright.reporting.data.reading import accuracy_comparison, overall
+
+    stage = summary.plan.stages[-1]
+    best, whole, learnt = summary.best_epoch, overall(summary), accuracy_comparison(summary)
+    seconds, share = whole.predicted, learnt.predicted
+    return {
+        "test_accuracy": summary.accuracy,
+        "best_accuracy": best.top1 if best else None,
+        "best_epoch": best.epoch + 1 if best else None,
+        "epochs": len(summary.epochs),
+        "method": summary.plan.method,
+        "workers": summary.plan.workers,
+        "global_batch_size": stage.global_batch_size,
+        "local_batch_sizes": stage.local_batch_sizes,
+        "precision": summary.plan.precision,
+        "predicted_epoch_seconds": seconds.value if seconds else None,
+        "predicted_epoch_seconds_low": seconds.low if seconds else None,
+        "predicted_epoch_seconds_high": seconds.high if seconds else None,
+        "measured_epoch_seconds": whole.measured,
+        "predicted_accuracy": share.value if share else None,
+        "predicted_accuracy_low": share.low if share else None,
+        "predicted_accuracy_high": share.high if share else None,
+        "accuracy_as_predicted": learnt.inside,
+        "refit": summary.refit.model_dump(mode="json") if summary.refit else None,
+        "simulated": summary.simulated,
+        "wall_seconds": summary.wall_seconds,
+        "run_folder": summary.run_folder,
+    }

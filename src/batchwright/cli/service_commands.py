@@ -1,0 +1,216 @@
+"""Commands of whoever runs a service: `serve`, `token`, `sign-in`, `backup`.
+
+What they need beyond the rest of Batchwright comes with ``pip install ".[serve]"`` in a clone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from batchwright.errors import BatchwrightError
+
+if TYPE_CHECKING:
+    from batchwright.service.store import Store
+
+PACKAGES = {"alembic", "fastapi", "multipart", "prometheus_client", "psycopg", "python_multipart"}
+PACKAGES |= {"jinja2", "sqlalchemy", "starlette", "uvicorn"}
+
+Database = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="BATCHWRIGHT_DATABASE",
+        help="sqlite:////FOLDER/FILE or postgresql://USER:PASSWORD@HOST/NAME.",
+        show_envvar=False,
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these commands of the command line."""
+    app.command()(serve)
+    app.command()(token)
+    app.command(name="sign-in")(sign_in)
+    app.command()(backup)
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8400,
+    database: Database = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name that clients use; may be repeated."),
+    ] = None,
+    secure_cookies: Annotated[
+        bool, typer.Option("--secure-cookies", help="Browsers come over HTTPS only.")
+    ] = False,
+    proxy: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Proxy that says truly who its clients are."),
+    ] = None,
+    retention_days: Annotated[
+        float | None, typer.Option(help="Delete what is so old: runs, jobs, profiles.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second of one token or address.")
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="Least level of what is logged."),
+    ] = "info",
+) -> None:
+    """Serve runs, plans, jobs and pages. Needs no torch."""
+    with _with_serve():
+        from batchwright.service.access import sign_in_address
+        from batchwright.service.database.engine import shown
+        from batchwright.service.operating.local import default_database
+        from batchwright.service.operating.logs import log_to
+        from batchwright.service.operating.serving import Started
+        from batchwright.service.operating.serving import serve as serve_until_told
+        from batchwright.service.settings import Limits, Settings
+
+    for name, value in (("--retention-days", retention_days), ("--rate", rate)):
+        if value is not None and not 0 < value < float("inf"):
+            raise BatchwrightError(f"{name} {value:g}: give a number above 0")
+    usual = Limits()
+    given = rate or usual.requests_per_second
+    limits = Limits(requests_per_second=given, burst=max(usual.burst, round(4 * given)))
+    settings = Settings(
+        database=database or default_database(),
+        host=host,
+        port=port,
+        allowed_hosts=tuple(allowed_host or ()),
+        secure_cookies=secure_cookies,
+        retention_days=retention_days,
+        limits=limits,
+    )
+
+    def tell(started: Started) -> None:
+        link = sign_in_address(started.address, started.store.sign_in.link(["admin"]))
+        minutes = round(settings.link_seconds / 60)
+        _say(f"batchwright serves at {started.address}, from {shown(settings.database)}")
+        _say(f"sign in within {minutes} minutes: {link}")
+        log_to(level=log_level)
+
+    serve_until_told(settings, on_start=tell, proxy=proxy)
+
+
+def token(
+    action: Annotated[Literal["create", "list", "revoke"], typer.Argument(help="What to do.")],
+    name: Annotated[str | None, typer.Argument(help="Of the token.")] = None,
+    scopes: Annotated[
+        str | None,
+        typer.Option(metavar="SCOPE,...", help="Some of read, report, submit, admin."),
+    ] = None,
+    database: Database = None,
+) -> None:
+    """Create, list or revoke the tokens of those who may use a service."""
+    if action == "list":
+        with _store(database) as store:
+            for one in store.tokens.list():
+                state = "revoked" if one.revoked else f"used {_when(one.used)}"
+                print(f"{one.name}\t{','.join(one.scopes)}\tcreated {_when(one.created)}\t{state}")
+        return
+    if name is None:
+        raise BatchwrightError(f"which token? write `batchwright token {action} NAME`")
+    if action == "create" and scopes is None:
+        raise BatchwrightError(
+            f"what may {name} do? add --scopes with some of read, report, submit, admin"
+        )
+    with _store(database) as store:
+        if action == "revoke":
+            store.tokens.revoke(name)
+            store.audit.note("operator", "token.revoke", name)
+            _say(f"{name} is refused from now on")
+            return
+        words = [word.strip() for word in (scopes or "").split(",") if word.strip()]
+        secret = store.tokens.create(name, words)
+        store.audit.note("operator", "token.create", name, " ".join(words))
+        _say(f"the token of {name}, shown this once; for BATCHWRIGHT_TOKEN:")
+        print(secret)
+
+
+def sign_in(
+    scopes: Annotated[
+        str, typer.Option(metavar="SCOPE,...", help="Some of read, report, submit, admin.")
+    ] = "admin",
+    server: Annotated[
+        str, typer.Option(metavar="URL", help="Address of the service, for the link.")
+    ] = "http://127.0.0.1:8400",
+    out: Annotated[
+        bool, typer.Option("--out", help="Sign all browsers out instead, and void all links.")
+    ] = False,
+    database: Database = None,
+) -> None:
+    """Print a link that signs a browser in, once; or sign all browsers out."""
+    with _store(database) as store:
+        if out:
+            _say(f"signed in until now: {store.sign_in.leave_all()}; nobody is any more")
+            store.audit.note("operator", "sign-in.out", "browser")
+            return
+        from batchwright.service.access import sign_in_address
+
+        words = [word.strip() for word in scopes.split(",") if word.strip()]
+        link = store.sign_in.link(words)
+        store.audit.note("operator", "sign-in.link", "browser", " ".join(words))
+        print(sign_in_address(server, link))
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file for the copy.")],
+    database: Database = None,
+) -> None:
+    """Copy a service's database while the service goes on."""
+    with _with_serve():
+        from batchwright.service.operating.backup import backup as copy
+        from batchwright.service.operating.local import default_database
+
+    size = copy(database or default_database(), file)
+    _say(f"{file}: {size / 2**20:.1f} MiB")
+
+
+@contextmanager
+def _with_serve() -> Iterator[None]:
+    """Say what to install where it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in PACKAGES:
+            raise
+        raise BatchwrightError(
+            f'{missing} is missing: pip install ".[serve]" in the clone'
+        ) from None
+
+
+@contextmanager
+def _store(database: str | None) -> Iterator[Store]:
+    """The store of a database that is there, or of the user's own."""
+    with _with_serve():
+        from batchwright.service.operating.local import default_database
+        from batchwright.service.settings import Settings
+        from batchwright.service.store import Store
+
+    store = Store.open(Settings(database=database or default_database()))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _when(seconds: float | None) -> str:
+    if seconds is None:
+        return "never"
+    return datetime.fromtimestamp(seconds).isoformat(" ", timespec="minutes")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,235 @@
+"""Starts a reporter beside a run, and ends it with the run; training never waits for it.
+
+    with reported(run_folder, "http://127.0.0.1:8400") as companion:
+        ...                       # train; companion.lines() is what the reporter has to say
+
+At the end it gets a few seconds to send what is left. What it cannot send stays in the run folder,
+for `batchwright send` or the next time that the run is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from batchwright.client.http import checked_url, is_loopback
+from batchwright.client.outbox import (
+    METRICS,
+    Lines,
+    Report,
+    new_report,
+    read_report,
+    seal_of,
+    write_report,
+)
+from batchwright.client.tokens import find_token
+from batchwright.errors import BatchwrightError, Interrupted, NewPlan
+
+REPORT_TO = "BATCHWRIGHT_REPORT_TO"  # the service that runs report to, unless they say otherwise
+RUN_NAME = "BATCHWRIGHT_RUN_NAME"  # what an agent calls the run, and the job that it is of
+RUN_JOB = "BATCHWRIGHT_RUN_JOB"
+LAST_SECONDS = 5.0  # for what is left at the end of the run
+_GRACE_SECONDS = 1.0  # beyond that, before the reporter is killed
+
+
+def destination(former: Path | None, wanted: str | None) -> str | None:
+    """The service that a run reports to; ``None`` if to none.
+
+    Args:
+        former: The folder of a run that goes on.
+        wanted: As asked for; empty: none; ``None``: where it reported before, if it goes on, else
+            what the environment says.
+
+    Raises:
+        BatchwrightError: It is no address, or there is no token for it.
+    """
+    set_to = os.environ.get(REPORT_TO)
+    if wanted is None and former is not None:
+        wanted = _remembered(former, set_to)
+    if wanted is None:
+        wanted = set_to
+    if not wanted:
+        return None
+    url = checked_url(wanted)
+    if find_token(url) is None and not is_loopback(url):  # one here may leave it later
+        raise BatchwrightError(
+            f"there is no token to report to {url} with: set BATCHWRIGHT_TOKEN to one that "
+            "`batchwright token create` made there"
+        )
+    return url
+
+
+def _remembered(folder: Path, set_to: str | None) -> str | None:
+    """Where the run of a folder reported before, if it was with this user's token.
+
+    Raises:
+        BatchwrightError: It was with another one.
+    """
+    try:
+        report = read_report(folder)
+    except BatchwrightError:
+        return None
+    if report is None or (set_to and checked_url(set_to) == report.url):
+        return set_to
+    if report.seal != seal_of(report.url, find_token(report.url)):
+        raise BatchwrightError(
+            f"{folder} reported to {report.url} with another token than yours: say --report-to "
+            f"{shlex.quote(report.url)} if yours is meant for it, or --report-to '' to report "
+            "nowhere"
+        )
+    return report.url
+
+
+class Companion:
+    """A reporter and the run that it belongs to.
+
+    Args:
+        folder: The run folder, with the plan in it.
+        url: The service.
+        follow_advice: Whether training takes a new plan at the end of an epoch.
+    """
+
+    def __init__(self, folder: Path, url: str, *, follow_advice: bool = False) -> None:
+        self._folder = folder
+        self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            report = _report_of(folder, url, follow_advice)
+            self.report = report.to(seal=seal_of(url, find_token(url)))
+            write_report(folder, self.report)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "batchwright.client.reporter", str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # the terminal's Ctrl-C is for the training
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        except (BatchwrightError, OSError) as error:  # a run is worth more than its report
+            self._told.put(f"this run is not reported: {_words(error)}")
+            return
+        threading.Thread(target=self._read, name="reporter", daemon=True).start()
+        self._told.put(f"reporting to {url}/runs/{self.report.run}")
+
+    def lines(self) -> Iterator[str]:
+        """What the reporter has said since this was called last."""
+        with suppress(queue.Empty):
+            while True:
+                yield self._told.get_nowait()
+
+    def end(self, outcome: str, error: str | None) -> None:
+        """Give the reporter a few seconds to send what is left, and how the run ended.
+
+        Args:
+            outcome: ``finished``, ``stopped`` or ``failed``.
+            error: The line that the user sees, if it failed.
+        """
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        order = {"outcome": outcome, "error": error, "seconds": LAST_SECONDS}
+        with suppress(OSError):
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_SECONDS + _GRACE_SECONDS)
+        process.kill()
+        process.wait()
+        with suppress(OSError):
+            process.stdin.close()
+        self._process = None
+        with suppress(BatchwrightError):
+            self._tell_what_is_left(outcome, error)
+
+    def _tell_what_is_left(self, outcome: str, error: str | None) -> None:
+        report = read_report(self._folder)
+        if report is None or report.told:
+            return
+        if report.state != outcome:  # the reporter had no time to note it, or was not there
+            report = report.to(state=outcome, error=error)
+            write_report(self._folder, report)
+        left = max(0, Lines(self._folder / METRICS).count() - report.next)
+        what = (
+            f"{left} line{'s' if left != 1 else ''} of this run" if left else "the end of this run"
+        )
+        self._told.put(
+            f"{what} could not be sent to {report.url} yet; "
+            f"`{shlex.join(['batchwright', 'send', str(self._folder)])}` sends what is left"
+        )
+
+    def _read(self) -> None:
+        """Hand on what the reporter says; it is never kept waiting."""
+        process = self._process
+        if process is None or process.stdout is None:
+            return
+        for line in process.stdout:
+            self._told.put(line.decode(errors="replace").rstrip("\n"))
+
+
+def _report_of(folder: Path, url: str, follow_advice: bool) -> Report:
+    """Where the run reports to: as before, if it is the same service."""
+    former = read_report(folder)
+    if former is None or former.url != url:
+        return new_report(
+            folder,
+            url,
+            name=os.environ.get(RUN_NAME, ""),
+            job=os.environ.get(RUN_JOB) or None,
+            follows_advice=follow_advice,
+        )
+    return former.to(state="running", error=None, told=False, follows_advice=follow_advice)
+
+
+def _words(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, BatchwrightError) else f"{type(error).__name__}: {text}"
+
+
+@contextmanager
+def reported(
+    folder: Path,
+    url: str | None,
+    *,
+    follow_advice: bool = False,
+    tell: Callable[[str], None],
+) -> Iterator[Companion | None]:
+    """Inside, the run is reported; after, the service knows how it ended, or will.
+
+    Args:
+        folder: The run folder, with the plan in it.
+        url: The service; ``None``: the run is not reported.
+        follow_advice: Whether training takes a new plan at the end of an epoch.
+        tell: Takes what is left to say after the end.
+    """
+    if url is None:
+        yield None
+        return
+    companion = Companion(folder, url, follow_advice=follow_advice)
+    outcome: tuple[str, str | None] = "failed", None
+    try:
+        yield companion
+        outcome = "finished", None
+    except BaseException as error:
+        outcome = outcome_of(error)
+        raise
+    finally:
+        companion.end(*outcome)
+        for line in companion.lines():
+            tell(line)
+
+
+def outcome_of(error: BaseException | None) -> tuple[str, str | None]:
+    """How a run ended, and its line if it failed; by what ended it."""
+    if error is None:
+        return "finished", None
+    if isinstance(error, Interrupted | NewPlan | KeyboardInterrupt):
+        return "stopped", None
+    return "failed", _words(error)

@@ -1,0 +1,1 @@
+"""Processes: started, joined into a group, watched, and gradients exchanged between them."""

@@ -1,0 +1,245 @@
+"""Fixed buckets that gradients are summed over the workers in, and squared norms of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from batchwright.distributed.group import Group
+from batchwright.errors import TrainingError
+
+
+class Bucket:
+    """A flat tensor that holds several gradients and, in the last bucket, the tail.
+
+    Args:
+        number: Place among the buckets, in the order in which they are sent.
+        parameters: Whose gradients.
+        tail: Numbers behind them.
+        dtype: Of the flat tensor.
+        group: The workers.
+        per_tensor: Whether each gradient's norm is wanted, not only that of all together.
+
+    Attributes:
+        number: As given.
+        parameters: As given.
+        flat: What is sent.
+        tail: Its end.
+        views: Its pieces, shaped like the parameters.
+        missing: Arrivals of gradients that the backward pass in progress still owes.
+        held: For each parameter, whether the step in progress has put a gradient of it in.
+        squares: Squared norms of the gradients that were added last: (parameters,), or (1,) for
+            all together.
+        taken: Sum over the micro-batches before the last of their squared norms over their shares
+            of the step: the same shape, or 0.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        parameters: Sequence[nn.Parameter],
+        tail: int,
+        dtype: torch.dtype,
+        group: Group,
+        *,
+        per_tensor: bool,
+    ) -> None:
+        self.number, self.parameters = number, parameters
+        self._group, self._per_tensor = group, per_tensor
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes) + tail, dtype=dtype, device=group.device)
+        *pieces, self.tail = self.flat.split([*sizes, tail])
+        self.views = [_shaped_like(p, piece) for p, piece in zip(parameters, pieces, strict=True)]
+        self._numbers = self.flat[: sum(sizes)]
+        self.missing = 0
+        self.squares = _zeros(len(parameters) if per_tensor else 1, group.device)
+        self._work: dist.Work | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing of the next step has been put in."""
+        self.held = [False] * len(self.parameters)
+        self.taken: Tensor | float = 0.0
+
+    def add(self) -> None:
+        """Add the parameters' gradients to what the step has put in before.
+
+        They are summed in the order in which autograd accumulates, so to the same bits.
+        """
+        if not self.parameters:
+            return
+        gradients = [p.grad for p in self.parameters]
+        present = [gradient is not None for gradient in gradients]
+        if all(present) and not any(self.held):  # the usual case: one call for all of them
+            if self._per_tensor:
+                self.squares = sqr_norms(self.parameters)
+            copy_all(self.views, cast("list[Tensor]", gradients))
+            self.held = present
+            if not self._per_tensor:
+                self.squares = self.sum_sqr_norms()
+            return
+        self.squares = sqr_norms(self.parameters, per_tensor=self._per_tensor)
+        for index, (view, gradient) in enumerate(zip(self.views, gradients, strict=True)):
+            if gradient is None:
+                if not self.held[index]:
+                    view.zero_()
+            elif self.held[index]:
+                view.add_(gradient)
+            else:
+                view.copy_(gradient)
+                self.held[index] = True
+
+    def take(self, share: float) -> None:
+        """Add the gradients of a micro-batch that is not the step's last.
+
+        Args:
+            share: Its part of the step's weight, by which its gradients are multiplied already.
+        """
+        self.add()
+        self.taken = self.taken + self.squares / (share or 1.0)
+
+    def send(self) -> None:
+        """Start summing over the workers."""
+        self._work = dist.all_reduce(self.flat, group=self._group.handle, async_op=True)
+
+    def wait(self) -> None:
+        """Wait until the sum is there."""
+        if self._work is not None:
+            self._work.wait()
+        self._work = None
+
+    def sum_sqr_norms(self) -> Tensor:
+        """Squared norms of what is in the bucket: of the shape of `squares`."""
+        if self._per_tensor:
+            return _squares_of(self.views) if self.views else self.squares
+        accurate = max(torch.float32, self.flat.dtype, key=lambda dtype: dtype.itemsize)
+        norm: Tensor = torch.linalg.vector_norm(self._numbers, dtype=accurate)
+        return norm.double().square().view(1)
+
+    def hand_over(self) -> None:
+        """Make the sums the parameters' gradients."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+
+def sqr_norms(parameters: Sequence[nn.Parameter], *, per_tensor: bool = True) -> Tensor:
+    """Squared norm of each parameter's gradient, 0 where there is none: float64 (parameters,).
+
+    Args:
+        parameters: At least one.
+        per_tensor: Else their sum: (1,).
+
+    Raises:
+        TrainingError: A gradient is sparse.
+    """
+    gradients = [p.grad for p in parameters]
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
+        return _zeros(len(parameters) if per_tensor else 1, parameters[0].device)
+    squares = _squares_of(present)
+    if not per_tensor:
+        return squares.sum().view(1)
+    if len(present) == len(gradients):  # the usual case, spared the scattering
+        return squares
+    result = _zeros(len(parameters), squares.device)
+    result[[index for index, gradient in enumerate(gradients) if gradient is not None]] = squares
+    return result
+
+
+def _zeros(count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, device=device, dtype=torch.float64)
+
+
+def _squares_of(tensors: Sequence[Tensor]) -> Tensor:
+    try:
+        return torch.stack(torch._foreach_norm(list(tensors))).double().square()
+    except RuntimeError:
+        _refuse_sparse(tensors)
+        raise
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors onto others of the same shapes.
+
+    Raises:
+        TrainingError: One is sparse.
+    """
+    try:
+        torch._foreach_copy_(list(targets), list(sources))
+    except RuntimeError:
+        _refuse_sparse(sources)
+        raise
+
+
+def grouped(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Parameters in the given order, cut where the number format changes or a bucket is full."""
+    groups: list[list[nn.Parameter]] = []
+    filled = 0
+    for parameter in parameters:
+        size = parameter.numel() * parameter.element_size()
+        if not groups or groups[-1][0].dtype != parameter.dtype or filled + size > bucket_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(parameter)
+        filled += size
+    return groups
+
+
+def with_room_for_tail(groups: Sequence[Sequence[nn.Parameter]]) -> list[Sequence[nn.Parameter]]:
+    """The groups, and an empty one where the last cannot hold the tail: real 4-byte numbers."""
+    if groups and (last := dtype_of(groups[-1])).itemsize >= 4 and not last.is_complex:
+        return list(groups)
+    return [*groups, ()]
+
+
+def make_buckets(
+    groups: Sequence[Sequence[nn.Parameter]], tail: int, group: Group, *, per_tensor: bool
+) -> list[Bucket]:
+    """Buckets in the order in which they are sent.
+
+    Args:
+        groups: Parameters of each, of one number format; the last has room for the tail.
+        tail: Numbers behind the gradients in the last bucket.
+        group: The workers.
+        per_tensor: As for `Bucket`.
+    """
+    last = len(groups) - 1
+    return [
+        Bucket(
+            number,
+            members,
+            tail if number == last else 0,
+            dtype_of(members),
+            group,
+            per_tensor=per_tensor,
+        )
+        for number, members in enumerate(groups)
+    ]
+
+
+def dtype_of(members: Sequence[nn.Parameter]) -> torch.dtype:
+    """The number format of a bucket of these parameters."""
+    return members[0].dtype if members else torch.float32
+
+
+def _refuse_sparse(gradients: Sequence[Tensor]) -> None:
+    for gradient in gradients:
+        if gradient.layout != torch.strided:
+            raise TrainingError(
+                f"a gradient of shape {tuple(gradient.shape)} is sparse, and workers sum dense "
+                "ones: build its layer with sparse=False"
+            )
+
+
+def _shaped_like(parameter: nn.Parameter, piece: Tensor) -> Tensor:
+    """A view of a flat piece with the parameter's shape and, where dense, its memory format.
+
+    Same strides for weights and gradients keep the optimizer's passes over them dense.
+    """
+    if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
+        return piece.as_strided(parameter.size(), parameter.stride(), piece.storage_offset())
+    return piece.view(parameter.size())

@@ -1,0 +1,372 @@
+"""A process that has imported PyTorch and the package once, and becomes the workers by forking.
+
+    this process --> python -m batchwright.distributed.fork_server --> workers
+
+A worker's own start takes two seconds of a core for its imports; forked, it takes milliseconds. The
+server computes nothing, so no thread and no GPU is lost in the fork. It dies with this process, and
+the workers die with it. Where there is none (elsewhere than on Linux, or outside of
+`imported_once`), workers are started as usual.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import count
+from typing import IO, Protocol
+
+from batchwright.distributed.processes import PARENT_PID, die_with_parent, spinning_shortly
+
+_MODULES = ("batchwright.probing.worker", "batchwright.training.loop")
+_MOST_BYTES = 1 << 20  # of a message: what to start, with its environment
+_MOST_FILES = 64
+_POLL_SECONDS = 0.01
+_PR_SET_NAME = 15  # from <sys/prctl.h>
+
+
+class Process(Protocol):
+    """What a started process is asked; a `subprocess.Popen` answers, too."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def poll(self) -> int | None:
+        """Exit code, negative if a signal ended it; ``None`` while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended; returns the exit code."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, if it still runs."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+def start(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: IO[bytes],
+    files: Sequence[int] = (),
+) -> Process:
+    """Run ``python -m module arguments`` in a session of its own; it dies with this process.
+
+    Args:
+        module: Its main calls `processes.worker_main`.
+        arguments: Its command line.
+        environment: All its variables.
+        log: Takes what it prints.
+        files: Descriptors that it inherits, under the same numbers.
+    """
+    server: _ForkServer | None = getattr(_of_thread, "server", None)
+    if server is not None:
+        with suppress(OSError):  # it is gone
+            return server.start(module, arguments, environment, [log.fileno(), *files])
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=dict(environment),
+        pass_fds=files,
+        start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+    )
+
+
+@contextmanager
+def imported_once() -> Iterator[None]:
+    """Inside, workers that this thread starts come from a fork server, which imports at once.
+
+    The kernel ends a process with the thread that has started it, so each thread has its own.
+    """
+    if getattr(_of_thread, "server", None) is not None or sys.platform != "linux":
+        yield
+        return
+    server = _of_thread.server = _ForkServer()
+    try:
+        yield
+    finally:
+        _of_thread.server = None
+        server.close()
+
+
+class _ForkServer:
+    """The server, as this process sees it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "batchwright.distributed.fork_server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                env={
+                    **spinning_shortly(os.environ),
+                    "OMP_NUM_THREADS": "1",  # else NumPy's BLAS starts threads before the fork
+                    PARENT_PID: str(os.getpid()),
+                },
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
+        self._line = ours
+        self._orders = count()
+        self._started: dict[int, int] = {}  # process numbers by order
+        self._ended: dict[int, int] = {}  # exit codes by order
+        self._gone = False
+
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        files: list[int],
+    ) -> Process:
+        """Have a worker forked; the first of ``files`` is its log.
+
+        Raises:
+            OSError: The server is gone.
+        """
+        number = next(self._orders)
+        order = {
+            "number": number,
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "files": files,
+        }
+        socket.send_fds(self._line, [json.dumps(order).encode()], files)
+        return _Forked(number, self)
+
+    def started(self, order: int) -> int | None:
+        """Process number of a worker; ``None`` while the server still imports."""
+        self._listen()
+        return self._started.get(order)
+
+    def ended(self, order: int) -> int | None:
+        """Exit code of a worker; ``None`` while it runs. They do not outlive the server."""
+        self._listen()
+        return self._ended.get(order, -signal.SIGKILL if self._gone else None)
+
+    def close(self) -> None:
+        """End it, and with it whatever it has started."""
+        self._listen()
+        self._gone = True
+        self._line.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        """Take in what it has said; waits for nothing."""
+        while not self._gone and select.select([self._line], [], [], 0)[0]:
+            try:
+                message = self._line.recv(_MOST_BYTES)
+            except ConnectionError:
+                message = b""
+            if not message:
+                self._gone = True
+                return
+            told = json.loads(message)
+            if "pid" in told:
+                self._started[told["order"]] = told["pid"]
+            else:
+                self._ended[told["order"]] = told["code"]
+
+
+_of_thread = threading.local()
+
+
+class _Forked:
+    """A worker that the server has started."""
+
+    def __init__(self, order: int, server: _ForkServer) -> None:
+        self._order, self._server = order, server
+        self._code: int | None = None
+        self._signals: list[int] = []  # that came before it was started
+
+    @property
+    def pid(self) -> int:
+        """Its number; waits until it is started."""
+        while (pid := self._server.started(self._order)) is None:
+            if self.poll() is not None:
+                raise ProcessLookupError("it was never started")
+            time.sleep(_POLL_SECONDS)
+        return pid
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            self._code = self._server.ended(self._order)
+        if self._signals and self._code is None:
+            pid = self._server.started(self._order)
+            while pid is not None and self._signals:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, self._signals.pop(0))
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is not None:
+            return
+        if sig == signal.SIGKILL and self._server.started(self._order) is None:
+            self._server.close()  # it still imports, and might begin what nobody waits for any more
+            return
+        self._signals.append(sig)
+        self.poll()
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------- in the server
+
+
+@dataclass
+class _Order:
+    """What a fork becomes.
+
+    Attributes:
+        number: By which the other side knows it.
+        module: To run as the main one.
+        arguments: Its command line.
+        environment: All its variables.
+        files: Numbers under which it has what came with the order; the first is its log.
+    """
+
+    number: int
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    files: list[int]
+
+
+def _serve(line: socket.socket) -> _Order | None:
+    """Fork as ordered until the other side is gone; returns an order in the process it is for."""
+    parent = os.getpid()
+    waking, woken = socket.socketpair()
+    for end in (waking, woken):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the descriptor is written to
+    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    running: dict[int, int] = {}  # orders by process number
+    while True:
+        readable, _, _ = select.select([line, waking], [], [])
+        if waking in readable:
+            with suppress(BlockingIOError):
+                waking.recv(4096)
+            _reap(line, running)
+        if line not in readable:
+            continue
+        try:
+            message, files, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_FILES)
+        except ConnectionError:
+            return None
+        if not message:
+            return None
+        order = _Order(**json.loads(message))
+        pid = _fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (line, waking, woken):
+                end.close()
+            _become(order, files, parent)
+            return order
+        for descriptor in files:
+            os.close(descriptor)
+        running[pid] = order.number
+        with suppress(OSError):
+            line.send(json.dumps({"order": order.number, "pid": pid}).encode())
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():  # of threads, of which there is none that computes
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _reap(line: socket.socket, running: dict[int, int]) -> None:
+    """Tell of workers that have ended."""
+    for pid in sorted(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            told = {"order": running.pop(pid), "code": os.waitstatus_to_exitcode(status)}
+            with suppress(OSError):
+                line.send(json.dumps(told).encode())
+
+
+def _become(order: _Order, files: list[int], parent: int) -> None:
+    """Make the fork what a process of its own would be."""
+    os.setsid()
+    # First out of the way of the numbers that they get.
+    above = max([2, *order.files, *files]) + 1
+    moved = [_moved(descriptor, above) for descriptor in files]
+    for descriptor, number in zip(moved[1:], order.files[1:], strict=True):
+        os.dup2(descriptor, number)
+    for number in (1, 2):
+        os.dup2(moved[0], number)
+    for descriptor in moved:
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    os.environ[PARENT_PID] = str(parent)
+    die_with_parent(PARENT_PID)
+    name = f"worker {order.environment.get('RANK', '')}"
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())  # as ps and top show it
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:  # else all workers would draw the same numbers until they are seeded
+        numpy.random.seed()
+        threads = int(order.environment.get("OMP_NUM_THREADS", "0"))
+        if threads:  # its BLAS has read the server's number as it was loaded
+            from threadpoolctl import threadpool_limits
+
+            threadpool_limits(threads, user_api="blas")
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+
+
+def _moved(descriptor: int, above: int) -> int:
+    import fcntl
+
+    number = fcntl.fcntl(descriptor, fcntl.F_DUPFD, above)
+    os.close(descriptor)
+    return number
+
+
+def _main() -> None:
+    die_with_parent(PARENT_PID)
+    for module in _MODULES:
+        import_module(module)
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        order = _serve(line)
+    if order is not None:
+        sys.argv[1:] = order.arguments
+        sys.modules.pop(order.module, None)  # it runs as the main one
+        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,309 @@
+"""The workers as this process sees them: rank, world size, and collectives that name what failed.
+
+Reads only what every launcher sets: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT. Without them the process is the only worker and no collective is ever called.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import socket
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from batchwright.distributed.heartbeat import Presence, RollCall, presence
+from batchwright.distributed.processes import LAUNCH
+from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
+from batchwright.errors import LostWorkerError
+
+_LAUNCH_FILE = "launch.json"
+_COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+_process = ""  # names this very process
+
+
+def _name_process() -> None:
+    global _process
+    _process = os.urandom(8).hex()
+
+
+_name_process()
+os.register_at_fork(after_in_child=_name_process)
+
+
+class Group:
+    """The process group of one run; a single process has none and every call is local.
+
+    Joins the group of the environment if nobody has, and then leaves it on `close`.
+
+    Args:
+        device: Where this worker computes; CUDA uses NCCL, the CPU gloo.
+        timeout: Seconds after which a collective gives up.
+        meeting: File, not there yet, through which the workers of one machine find each other;
+            unset: MASTER_ADDR and MASTER_PORT.
+
+    Attributes:
+        rank: This worker, 0 to ``size - 1``.
+        size: Number of workers.
+        places: Where each worker computes, in rank order: host name, device type and local rank,
+            as in ``node1/cuda:0``. A worker that is started again may find itself under another
+            rank, but not at another place.
+        handle: What `torch.distributed` calls take as ``group``; ``None`` is everybody.
+    """
+
+    def __init__(
+        self, device: torch.device, timeout: float = 120.0, *, meeting: Path | None = None
+    ) -> None:
+        self.device = device
+        self.handle: dist.ProcessGroup | None = None
+        self._owned = False
+        self._timeout = timeout
+        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            join_process_group(device, timeout, meeting)
+            self._owned = True
+        joined = dist.is_initialized()
+        self.rank = dist.get_rank() if joined else 0
+        self.size = dist.get_world_size() if joined else 1
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        own = presence(f"{socket.gethostname()}/{device.type}:{local_rank}")
+        present: list[Presence] = self.gather(own)
+        self.places = tuple(one.place for one in present)
+        self._roll_call: RollCall | None = None
+        if self.size > 1 and meeting is None:  # a file would grow with every beat
+            self._roll_call = RollCall(
+                distributed_c10d._get_default_store(),
+                self.rank,
+                present,
+                store_keeper(),
+            )
+
+    def started_again(self, folder: Path) -> bool:
+        """Whether workers of this very launch have opened a run folder before these did.
+
+        Then a run that is in the folder is this launch's own: the command, or torchrun's agent, has
+        started all workers again, because one was lost or because a host came or went. All workers
+        call this together and get the same answer.
+        """
+        agents, processes, noted = self._starts(folder)
+        return bool(noted["agents"] & agents) and not noted["processes"] & processes
+
+    def note_start(self, folder: Path, *, again: bool) -> None:
+        """Note in a run folder who has opened it, for `started_again`; all workers together.
+
+        Only the folder's writer may say so; a folder with the run of another launch stays as it is.
+
+        Args:
+            folder: The run folder.
+            again: What `started_again` has said.
+        """
+        agents, processes, noted = self._starts(folder)
+        if self.rank == 0 and agents and (again or not (folder / "metrics.jsonl").exists()):
+            _note_starts(folder, {"agents": noted["agents"] | agents, "processes": processes})
+
+    def _starts(self, folder: Path) -> tuple[set[str], set[str], dict[str, set[str]]]:
+        """Agents and processes of these workers, and those that are noted in a run folder."""
+        starts = self.gather((_launcher(), _process, _noted_starts(folder)))
+        noted: dict[str, set[str]] = {"agents": set(), "processes": set()}
+        for _, _, seen in starts:  # without a shared disk not all see the same
+            for key, names in seen.items():
+                noted[key] |= set(names)
+        agents = {agent for agent, _, _ in starts} - {""}
+        return agents, {process for _, process, _ in starts}, noted
+
+    def part(self, size: int) -> Self | None:
+        """The first ``size`` workers as a group of their own; all workers call this together.
+
+        Returns:
+            The part, to be left with the whole; ``None`` on workers that are not in it.
+        """
+        if size == self.size:
+            return self
+        with naming_the_lost():
+            handle = dist.new_group(list(range(size)), timeout=timedelta(seconds=self._timeout))
+        if self.rank >= size:
+            return None
+        part = copy.copy(self)
+        part.handle, part.size, part._owned = handle, size, False
+        part.places, part._roll_call = self.places[:size], None
+        return part
+
+    def alone(self) -> Self:
+        """This worker as a group of its own, to be left with the whole."""
+        part = copy.copy(self)
+        part.handle, part.rank, part.size, part._owned = None, 0, 1, False
+        part.places, part._roll_call = (self.places[self.rank],), None
+        return part
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give everyone rank 0's values, in place."""
+        if self.size > 1:
+            with torch.no_grad(), naming_the_lost():
+                for tensor in tensors:
+                    self._share_one(tensor)
+
+    def _share_one(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype in _COMMON:
+            dist.broadcast(tensor, src=0, group=self.handle)
+            return
+        whole = tensor.contiguous()  # as bytes: not every backend knows every number format
+        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0, group=self.handle)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum of a tensor over the workers, in place; the same on all of them."""
+        if self.size > 1:
+            with naming_the_lost():
+                dist.all_reduce(values, group=self.handle)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every worker's value (picklable), in rank order, on all of them."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with naming_the_lost():
+            dist.all_gather_object(values, value, group=self.handle)
+        return values
+
+    def hand_out(self, value: Any, source: int) -> Any:
+        """The value (picklable) of worker ``source``, on all of them; the others' is not read."""
+        if self.size == 1:
+            return value
+        values = [value if self.rank == source else None]
+        with naming_the_lost():
+            dist.broadcast_object_list(values, src=source, group=self.handle)
+        return values[0]
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        if self.size > 1:
+            self.sum(torch.zeros(1, device=self.device))
+
+    def close(self) -> None:
+        """Leave the process group, if this object joined it."""
+        if self._roll_call is not None:
+            self._roll_call.close()
+            self._roll_call = None
+        if self._owned and dist.is_initialized():
+            dist.destroy_process_group()
+            self._owned = False
+
+
+def join_process_group(device: torch.device, timeout: float, meeting: Path | None = None) -> None:
+    """Join the process group that the environment describes; ``meeting`` as for `Group`.
+
+    Raises:
+        LostWorkerError: The others did not come within ``timeout`` seconds.
+    """
+    choose_interface()
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # NCCL's object collectives go by the current device
+        backend = "nccl"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    where: dict[str, Any] = {}
+    with naming_the_lost():
+        if meeting is None:
+            where["store"] = meet(rank, size, timeout)
+        else:
+            where["init_method"] = f"file://{meeting.absolute()}"
+        dist.init_process_group(
+            backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **where
+        )
+
+
+def _launcher() -> str:
+    """Names what started this process, the same after each of its restarts.
+
+    `run_workers` says it. torchrun gives each worker a file below a folder that each agent makes
+    for itself: ``.../RUN_RANDOM/attempt_N/LOCAL_RANK/error.json``.
+    """
+    if LAUNCH in os.environ:
+        return os.environ[LAUNCH]
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    return f"{socket.gethostname()}:{Path(report).parent.parent.parent}" if report else ""
+
+
+def _noted_starts(folder: Path) -> dict[str, list[str]]:
+    """Agents and worker processes that have opened a run folder; none where that cannot be read."""
+    try:
+        noted: dict[str, list[str]] = json.loads((folder / _LAUNCH_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return noted
+
+
+def _note_starts(folder: Path, noted: Mapping[str, Iterable[str]]) -> None:
+    text = json.dumps({key: sorted(names) for key, names in noted.items()}, indent=1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".{_LAUNCH_FILE}.writing"
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(folder / _LAUNCH_FILE)
+    except OSError:
+        return  # whoever makes the folder will say so
+
+
+def loss_behind(error: BaseException) -> LostWorkerError | None:
+    """The loss of another worker that an error follows from, if it came out of a collective.
+
+    The loop of a user may exchange something by itself, and then learns first that a worker is
+    gone.
+    """
+    roll_call = RollCall.current
+    if roll_call is None or not isinstance(error, RuntimeError) or not _of_a_collective(error):
+        return None
+    lost = roll_call.inquire()
+    if not lost:
+        return None
+    return LostWorkerError(
+        f"lost contact with another worker during an exchange: {lost} ({_cause(error)})"
+    )
+
+
+def _of_a_collective(error: RuntimeError) -> bool:
+    if isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|ProcessGroup", str(error)):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("torch/distributed" in frame.filename for frame in frames)
+
+
+def _cause(error: RuntimeError) -> str:
+    """The first sentence of a collective's error, without the source line it comes from."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return re.sub(r"^\[\S+\] ", "", line).partition(". ")[0]
+
+
+@contextmanager
+def naming_the_lost() -> Iterator[None]:
+    """Turn a collective's low-level error into one line that says which worker is gone.
+
+    Raises:
+        LostWorkerError: The block raised `RuntimeError`, as collectives do.
+    """
+    roll_call = RollCall.current
+    if roll_call is not None:
+        roll_call.exchanging = True
+    try:
+        yield
+    except RuntimeError as error:
+        cause = _cause(error)
+        lost = roll_call.inquire() if roll_call is not None else ""
+        raise LostWorkerError(
+            "lost contact with another worker during an exchange: "
+            + (f"{lost} ({cause})" if lost else cause)
+        ) from error
+    finally:
+        if roll_call is not None:
+            roll_call.exchanging = False

@@ -1,0 +1,180 @@
+"""What every worker process does first and last: live no longer than its parent, report its error.
+
+Imports nothing heavy, so that the promise to die with the parent is made before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import io
+import multiprocessing.process
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+from batchwright.distributed.exit_reports import leave_report
+from batchwright.errors import (
+    BatchwrightError,
+    DeadlineReached,
+    Interrupted,
+    LostWorkerError,
+    NewPlan,
+)
+from batchwright.records.documents import one_line
+from batchwright.storage.locks import keep_handed
+
+PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
+LAUNCH = "BATCHWRIGHT_LAUNCH"  # names the launch, the same after each of its restarts
+STORE_SOCKET = "BATCHWRIGHT_STORE_SOCKET"  # descriptor at which worker 0 holds the store
+VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # a sweep or a job's agent, for the verbs that it runs
+STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
+SHORT_SPIN = "1000"  # turns that a waiting OpenMP thread spins before it sleeps
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # its agents set it for their workers
+_IMPORTED_BY = os.getpid(), os.getppid()  # process and parent, for whoever has forked since
+_FILE = io.IOBase.__base__  # of all of Python's own files, those in C among them
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+
+def die_with_parent(variable: str) -> None:
+    """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing).
+
+    Args:
+        variable: Environment variable with the parent's process number; if the parent is gone
+            already, this process ends at once.
+    """
+    if variable in os.environ:
+        _die_with(int(os.environ[variable]))
+
+
+def die_with_agent() -> None:
+    """The same for a worker of torchrun, whose agent has started it and says no process number.
+
+    An agent that was killed before this module was imported is not missed here.
+    """
+    if _OF_TORCHRUN in os.environ:
+        process, parent = _IMPORTED_BY
+        _die_with(parent if process == os.getpid() else os.getppid())
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
+
+
+def refuse_unguarded_script() -> None:
+    """End a process of multiprocessing that imports a script and would run it once more.
+
+    It happens where processes are not forked, and the script does not hold what it runs under
+    ``if __name__ == "__main__":``.
+
+    Raises:
+        SystemExit: After one line on standard error. Any other exception would be printed with
+            the traceback of multiprocessing's own files, by each loader process; a fork server
+            prints no message of this one.
+    """
+    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        sys.stderr.write(
+            "error: a loader process imports the script, which would start all over in it: put "
+            'what the script runs under `if __name__ == "__main__":`, or give loaders=0\n'
+        )
+        raise SystemExit(1)
+
+
+def seconds_since_launch() -> float:
+    """Seconds since the launcher started the processes; 0 without a launcher."""
+    return max(0.0, time.time() - float(os.environ.get(STARTED, "inf")))
+
+
+def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` with which OpenMP threads that wait for each other soon go to sleep.
+
+    By default GNU's wait spinning, for milliseconds. While another program has one of the cores,
+    a thread then spins through its time at every operation: `resnet8` with two threads on two
+    cores, batch 64 at 32 px, went from 50 ms a step to 1,240 ms beside one busy program, and to
+    130 ms with this. Alone it costs nothing there, and at 8 px some 4 ms of a 10 ms step.
+
+    It must be set before torch is loaded. Whatever the user has set stands.
+    """
+    if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environment.keys():
+        return dict(environment)
+    return {**environment, "GOMP_SPINCOUNT": SHORT_SPIN}
+
+
+def leave(code: int) -> NoReturn:
+    """End this process as `sys.exit` does, but let the kernel take it apart.
+
+    Python would unload PyTorch's modules one by one, which takes 0.7 s. Exit functions are called,
+    threads that are not daemons waited for, and files that nobody has closed written to their end.
+    What else Python does with objects that are left, such as to remove a `NamedTemporaryFile`, it
+    does not do here.
+    """
+    threading._shutdown()  # type: ignore[attr-defined] # idle pools are let go first, then joined
+    atexit._run_exitfuncs()
+    _flush_files()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = code or 1
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            print(f"error: cannot write to standard output: {error}", file=sys.stderr)  # noqa: T201
+        code = code or 1
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # what libraries have printed
+    os._exit(code)
+
+
+def _flush_files() -> None:
+    """Write what is still in the buffers of open files; pipes are left, a write may wait there."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if _FILE in kind.__mro__}
+    for one in objects:
+        if type(one) not in kinds:
+            continue
+        try:
+            if not one.closed and stat.S_ISREG(os.fstat(one.fileno()).st_mode):
+                one.flush()
+        except Exception as error:  # noqa: BLE001 - it may be of a class of the user's
+            if isinstance(error, OSError) and not isinstance(error, io.UnsupportedOperation):
+                with suppress(OSError, ValueError):
+                    name = getattr(one, "name", "a file")
+                    print(f"error: cannot write {name}: {error}", file=sys.stderr)  # noqa: T201
+
+
+def worker_main(work: Callable[[], None]) -> None:
+    """Run a worker's work; whatever ends it is left as one line for the launcher."""
+    die_with_parent(PARENT_PID)
+    keep_handed()
+    leave(_exit_code(work))
+
+
+def _exit_code(work: Callable[[], None]) -> int:
+    try:
+        work()
+    except NewPlan:
+        pass  # all went well, and the launcher sees that the run folder's plan is another
+    except BatchwrightError as error:
+        # The launcher also stops a worker by a signal because another one failed.
+        stopped = isinstance(error, Interrupted) and not isinstance(error, DeadlineReached)
+        secondary = stopped or isinstance(error, LostWorkerError)
+        leave_report(one_line(error), error.exit_code, secondary=secondary)
+        print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - the worker's own log
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - this is the last frame: report and end
+        traceback.print_exc()
+        leave_report(one_line(error), 1, secondary=False)
+        return 1
+    return 0

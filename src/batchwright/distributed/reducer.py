@@ -1,0 +1,475 @@
+"""Gradients summed over the workers while the backward pass still runs.
+
+Each worker's gradient arrives already weighted by its samples, so the sum over the workers is the
+gradient of the mean loss over the union of their batches, whatever the local batch sizes are:
+
+    g = sum_i (b_i / B) g_i
+
+Gradients are copied into fixed buckets, and each full bucket is all-reduced at once. The first step
+is sent as a whole after its backward pass, and records in which order the gradients came; the
+buckets of all later steps follow that order. The last message also carries `Tally`: loss, weight,
+the sample-weighted squared norms of the gradients of all parts of the step (each micro-batch of
+each worker is one), flags, and what each worker says of itself. Nothing needs a message of its own.
+
+To see each micro-batch's own gradient, those before a worker's last are taken out of ``.grad`` and
+added up here, in the order in which autograd would have added them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from batchwright.distributed.buckets import (
+    Bucket,
+    dtype_of,
+    grouped,
+    make_buckets,
+    sqr_norms,
+    with_room_for_tail,
+)
+from batchwright.distributed.group import Group, naming_the_lost
+from batchwright.errors import TrainingError
+
+__all__ = ["Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
+
+BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
+_ATTEMPTS = 3  # steps in which some worker's backward pass was not seen before that is let be
+_SCALARS = 6  # weight, loss, stop, checkpoint, out of memory, parts
+
+
+class WorkerNote(NamedTuple):
+    """What a worker tells the others of itself; each has a place of its own in the message."""
+
+    seconds: float = 0.0
+    """From the end of the last exchange until its gradients were ready, in seconds."""
+    ahead: float = 0.0
+    """Steps after this one whose samples its loader was already asked for."""
+    micro_batch: float = 0.0
+    """Most samples that it puts through the network at once."""
+    digest: float = 0.0
+    """A number that tells its weights from others, at steps where the workers compare them."""
+
+
+_NOTHING = WorkerNote()
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What rides in the last message, summed over the workers.
+
+    Attributes:
+        weight: Weight of the step's samples (their number, unless the caller weighs them).
+        loss: Sum over the micro-batches of weight x mean loss.
+        stop: Workers that were asked to stop.
+        checkpoint: Workers that ask for a checkpoint (rank 0 does, by its clock).
+        out_of_memory: Workers whose gradients are missing for want of memory: the sums are then
+            to be thrown away.
+        note: What this worker says of itself; not summed.
+        parts: n, micro-batches of all workers that have a gradient.
+        local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 over the parts, in gradient units squared: of
+            each parameter, (parameters,), or of all together, (1,); ``None`` where there is one
+            part only, as it says nothing.
+        sqr_norms: Squared norm of the summed gradient, of the same shape.
+        notes: What all workers say of themselves, in rank order.
+    """
+
+    weight: float
+    loss: float
+    stop: float = 0.0
+    checkpoint: float = 0.0
+    out_of_memory: float = 0.0
+    note: WorkerNote = _NOTHING
+    parts: int = 0
+    local_sqr_norms: Tensor | None = None
+    sqr_norms: Tensor | None = None
+    notes: tuple[WorkerNote, ...] = ()
+
+
+class Reducer:
+    """Sums gradients over a step's micro-batches and over a group, bucket by bucket.
+
+    A restarted run must sum in the same order, since rounding depends on it: checkpoints keep
+    `order`.
+
+    Args:
+        parameters: All, in the model's order; frozen ones are left out until `take_up`.
+        group: The workers. With one worker nothing is copied or sent.
+        bucket_bytes: Size at which a bucket is sent.
+        order: What another reducer of these parameters had recorded; empty: nothing yet.
+        per_tensor: Whether the norms of each parameter's gradients are wanted, which takes time.
+
+    Attributes:
+        parameters: Those that are or were trained, in the same order.
+        order: Indices of these among all parameters: those whose gradients came in the backward
+            pass of every worker, in the order in which they came on worker 0, and then the others.
+            Empty until a step has recorded them.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        group: Group,
+        bucket_bytes: int = BUCKET_BYTES,
+        order: Sequence[Sequence[int]] = (),
+        *,
+        per_tensor: bool = True,
+    ) -> None:
+        self._per_tensor = per_tensor
+        self._given, self._group, self._bucket_bytes = list(parameters), group, bucket_bytes
+        self.parameters: list[nn.Parameter] = []
+        self.order = [list(part) for part in order]
+        self._trained: set[int] = set()
+        self._watched: set[int] = set()  # those that have not been frozen all the time
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[int, Bucket] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._next = 0  # first bucket not sent yet
+        self._armed = False
+        self._arrived: list[int] = []  # in the step in progress, while its order is recorded
+        self._arrivals: Counter[int] | None = None  # of each gradient in one backward pass
+        self._sums: list[Tensor | None] = []  # of one worker: over the micro-batches taken so far
+        self._norms: Tensor | None = None  # of one worker: their part of S, (parameters,)
+        self._parts = 0
+        self._sum_also({index for part in self.order for index in part})
+        self.take_up()
+
+    def take_up(self) -> bool:
+        """Take in parameters that were unfrozen since the last call; before a backward pass.
+
+        One that is frozen again keeps its place, and has no gradient.
+
+        Returns:
+            Whether there were any.
+
+        Raises:
+            RuntimeError: Gradients of the step in progress are on their way already.
+        """
+        if len(self._watched) == len(self._given):
+            return False
+        unfrozen = {
+            index
+            for index, p in enumerate(self._given)
+            if index not in self._watched and p.requires_grad
+        }
+        added = unfrozen - self._trained  # the others were trained before a resume
+        if added and (self._parts or self._next):
+            raise RuntimeError(
+                f"{len(added)} parameter(s) were unfrozen between the micro-batches of a step: "
+                "unfreeze layers between epochs, before session.batches()"
+            )
+        self._watched |= unfrozen
+        if self._group.size > 1:
+            self._hooks += [
+                self._given[index].register_post_accumulate_grad_hook(self._arrival_of(index))
+                for index in sorted(unfrozen)
+            ]
+        self._sum_also(added)
+        return bool(added)
+
+    def _sum_also(self, added: set[int]) -> None:
+        """Give more parameters a place among the sums; the arguments are their indices."""
+        if not added:
+            return
+        self._trained |= added
+        self.parameters = [self._given[index] for index in sorted(self._trained)]
+        if self._group.size > 1:
+            self._lay_out()
+        self._drop()
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buckets; 0 with one worker."""
+        return sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._buckets)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no parameter has got a gradient in the step in progress."""
+        held = any(any(bucket.held) for bucket in self._buckets)
+        held = held or any(total is not None for total in self._sums)
+        return not held and all(p.grad is None for p in self.parameters)
+
+    def take(self, share: float) -> None:
+        """Keep the gradients of a micro-batch that is not this worker's last, and clear them.
+
+        Args:
+            share: Its part of the step's weight, by which its gradients are multiplied already.
+        """
+        self._parts += share > 0
+        gradients = [p.grad for p in self.parameters]
+        if all(gradient is None for gradient in gradients):
+            return
+        if self._buckets:
+            for bucket in self._buckets:
+                bucket.take(share)
+        else:
+            squares = self._own_sqr_norms() / (share or 1.0)
+            self._norms = squares if self._norms is None else self._norms + squares
+            self._sums = summed(self._sums, gradients)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def arm(self) -> None:
+        """Send buckets as they fill during the next backward pass: it is the step's last one."""
+        self._armed = bool(self._buckets)
+        self._arrived = []
+        if self._armed and self._arrivals is not None:
+            # A bucket waits for each gradient that may come: also for one that did not come in
+            # the recorded pass, but not for those of frozen parameters.
+            for bucket in self._buckets:
+                bucket.missing = 0
+            for index, bucket in self._bucket_of.items():
+                if self._given[index].requires_grad:
+                    bucket.missing += self._arrivals[index] or 1
+
+    def finish(self, tally: Tally, share: float) -> Tally:
+        """Wait for all buckets; then every worker holds the sum of all gradients in ``.grad``.
+
+        A parameter that got a gradient on no worker keeps ``None``.
+
+        Args:
+            tally: This worker's own figures; its parts are counted here.
+            share: Part of the step's weight of this worker's last micro-batch, whose gradients are
+                in ``.grad``; 0 for a worker that has none.
+
+        Returns:
+            The figures summed over all workers.
+
+        Raises:
+            LostWorkerError: Another worker is gone or silent.
+            TrainingError: A gradient is sparse.
+        """
+        if tally.out_of_memory:
+            self._drop()
+        tally = replace(tally, parts=self._parts + (share > 0))
+        if self._buckets:
+            found = self._exchange(tally, share)
+            self._record(found)
+        else:
+            found = self._sum_up(replace(tally, notes=(tally.note,)), share)
+        self._drop()
+        return found
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    # ------------------------------------------------------------------------------------ buckets
+
+    def _lay_out(self) -> None:
+        """Make the buckets: in the recorded order, else last layers first."""
+        if sorted(index for part in self.order for index in part) == sorted(self._trained):
+            parts = self.order
+        else:
+            self.order, parts = [], [sorted(self._trained, reverse=True)]
+        self._arrivals, self._attempts = None, 0
+        # Gradients that do not come on all workers share no bucket with those before them.
+        groups = [
+            members
+            for part in parts
+            for members in grouped([self._given[index] for index in part], self._bucket_bytes)
+        ]
+        tail = _tail_numbers(len(self.parameters), self._group.size, per_tensor=self._per_tensor)
+        self._buckets = make_buckets(
+            with_room_for_tail(groups), tail, self._group, per_tensor=self._per_tensor
+        )
+        laid = [index for part in parts for index in part]
+        owners = [bucket for bucket in self._buckets for _ in bucket.parameters]
+        self._bucket_of = dict(zip(laid, owners, strict=True))
+        places = {index: place for place, index in enumerate(laid)}
+        inverse = [places[index] for index in sorted(self._trained)]
+        self._places = torch.tensor(inverse, device=self._group.device)
+
+    def _arrival_of(self, index: int) -> Callable[[Tensor], None]:
+        """What autograd calls when the gradient of a parameter is whole, or a part of it is."""
+
+        def arrived(parameter: Tensor) -> None:
+            if not self._armed:
+                return
+            if self._arrivals is None:
+                self._arrived.append(index)
+                return
+            bucket = self._bucket_of[index]
+            if bucket.number < self._next:
+                self._armed = False
+                raise TrainingError(
+                    f"a gradient of shape {tuple(parameter.shape)} came once more after it had "
+                    "been sent to the other workers: reentrant activation checkpointing of layers "
+                    "that share weights does this; use checkpoint(..., use_reentrant=False)"
+                )
+            bucket.missing -= 1
+            if bucket.missing <= 0:
+                self._send_full()
+
+        return arrived
+
+    def _send_full(self) -> None:
+        """Send the buckets that are next and owed nothing more."""
+        # The last bucket waits for `finish`, which knows what rides in its tail.
+        while self._next < len(self._buckets) - 1 and self._buckets[self._next].missing <= 0:
+            bucket = self._buckets[self._next]
+            bucket.add()
+            with naming_the_lost():
+                bucket.send()
+            self._next += 1
+
+    def _exchange(self, tally: Tally, share: float) -> Tally:
+        """Several workers: all gradients and figures are summed over them."""
+        self._armed = False
+        for bucket in self._buckets[self._next :]:
+            bucket.add()
+            if bucket is self._buckets[-1]:
+                self._fill_tail(tally, share)
+            with naming_the_lost():
+                bucket.send()
+        with naming_the_lost():
+            for bucket in self._buckets:
+                bucket.wait()
+        self._next = 0
+        return self._read_tail()
+
+    def _record(self, tally: Tally) -> None:
+        """After the first whole step the workers agree on the order in which gradients come."""
+        if self._arrivals is not None or tally.out_of_memory:
+            return
+        if not self.order:
+            everyone = self._group.gather(list(dict.fromkeys(self._arrived)))
+            self._attempts += 1
+            if all(everyone):
+                always = set[int].intersection(*map(set, everyone))
+                came = [index for index in everyone[0] if index in always]
+                self.order = [came, sorted(self._trained - always, reverse=True)]
+                self._lay_out()
+            elif self._attempts == _ATTEMPTS:  # the loop never gives `step` the whole loss
+                self.order = [sorted(self._trained, reverse=True), []]
+        if self.order and self._arrived:
+            self._arrivals = Counter(self._arrived)
+
+    def _fill_tail(self, tally: Tally, share: float) -> None:
+        """Scalars, whether each parameter has a gradient, squared norms, the workers' notes.
+
+        Parameters come in the order of the buckets.
+        """
+        scalars = [
+            *(tally.weight, tally.loss, tally.stop, tally.checkpoint),
+            *(tally.out_of_memory, float(tally.parts)),
+        ]
+        present = [float(held) for bucket in self._buckets for held in bucket.held]
+        squares = torch.cat([b.taken + b.squares / (share or 1.0) for b in self._buckets])
+        fields = len(WorkerNote._fields)
+        notes = [0.0] * (fields * self._group.size)
+        first = fields * self._group.rank
+        notes[first : first + fields] = tally.note
+        tail = self._buckets[-1].tail
+        parts = [
+            tail.new_tensor(scalars + present),
+            (squares if self._per_tensor else squares.sum().view(1)).to(tail.dtype),
+            tail.new_tensor(notes),
+        ]
+        torch.cat(parts, out=tail)
+
+    def _read_tail(self) -> Tally:
+        for bucket in self._buckets:
+            bucket.hand_over()
+        tail, count = self._buckets[-1].tail, len(self.parameters)
+        numbers = tail.tolist()
+        weight, loss, stop, checkpoint, out_of_memory, parts = numbers[:_SCALARS]
+        present = numbers[_SCALARS : _SCALARS + count]
+        if not all(present):
+            laid = [p for bucket in self._buckets for p in bucket.parameters]
+            for parameter, workers in zip(laid, present, strict=True):
+                if not workers:
+                    parameter.grad = None
+        fields = len(WorkerNote._fields)
+        notes = numbers[-fields * self._group.size :]
+        norms = tail[_SCALARS + count : -len(notes)]
+        squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
+        return Tally(
+            weight,
+            loss,
+            stop,
+            checkpoint,
+            out_of_memory,
+            parts=round(parts),
+            local_sqr_norms=norms[self._places] if self._per_tensor else norms.clone(),
+            sqr_norms=squares[self._places] if self._per_tensor else squares.sum().view(1),
+            notes=tuple(
+                WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
+            ),
+        )
+
+    # --------------------------------------------------------------------------------- one worker
+
+    def _drop(self) -> None:
+        """Forget what was taken."""
+        self._norms, self._parts = None, 0
+        self._sums = []
+        for bucket in self._buckets:
+            bucket.forget()
+
+    def _sum_up(self, tally: Tally, share: float) -> Tally:
+        """One worker: ``.grad`` gets the sums, and the tally their norms; S if there are parts."""
+        squares = self._own_sqr_norms()
+        if self._norms is None:
+            return replace(tally, sqr_norms=squares)
+        totals = summed(self._sums, [p.grad for p in self.parameters])
+        for parameter, total in zip(self.parameters, totals, strict=True):
+            parameter.grad = total
+        return replace(
+            tally,
+            local_sqr_norms=self._norms + squares / (share or 1.0),
+            sqr_norms=self._own_sqr_norms(),
+        )
+
+    def _own_sqr_norms(self) -> Tensor:
+        """Of what is in ``.grad`` now."""
+        return sqr_norms(self.parameters, per_tensor=self._per_tensor)
+
+
+def summed(
+    totals: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients added to those before, in place; ``None`` where there is neither.
+
+    Args:
+        totals: Those before, which are changed; empty: none.
+        gradients: One for each parameter; may become totals themselves.
+    """
+    if not totals:
+        return list(gradients)
+    both = [
+        (total, gradient)
+        for total, gradient in zip(totals, gradients, strict=True)
+        if total is not None and gradient is not None
+    ]
+    if both:
+        torch._foreach_add_([total for total, _ in both], [gradient for _, gradient in both])
+    return [g if t is None else t for t, g in zip(totals, gradients, strict=True)]
+
+
+def buffer_bytes(
+    parameters: Iterable[nn.Parameter],
+    bucket_bytes: int = BUCKET_BYTES,
+    *,
+    workers: int = 2,
+    per_tensor: bool = True,
+) -> int:
+    """Bytes of the buckets that a `Reducer` of several workers keeps for these parameters."""
+    trained = [p for p in parameters if p.requires_grad]
+    groups = with_room_for_tail(grouped(trained[::-1], bucket_bytes))
+    numbers = _tail_numbers(len(trained), workers, per_tensor=per_tensor)
+    tail = numbers * dtype_of(groups[-1]).itemsize
+    return sum(p.numel() * p.element_size() for p in trained) + tail
+
+
+def _tail_numbers(parameters: int, workers: int, *, per_tensor: bool) -> int:
+    """Numbers behind the gradients in the last message."""
+    norms = parameters if per_tensor else 1
+    return _SCALARS + parameters + norms + workers * len(WorkerNote._fields)

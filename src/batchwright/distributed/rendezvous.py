@@ -1,0 +1,233 @@
+"""How the workers of one start find each other: store, agreement, network interface.
+
+The launcher gives every worker the address of a store. That of torchrun's agent outlives the
+workers: it still holds the addresses that the workers of an earlier start left, and under a change
+of hosts not even the restart count tells the starts apart. So before anything else the workers of a
+start agree on a part of the store that nobody has used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public all the same
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from batchwright.distributed.processes import STORE_SOCKET
+from batchwright.errors import LostWorkerError
+from batchwright.workload.host import collective_interface
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
+_POLL_SECONDS = 0.02
+_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR from <linux/sockios.h>
+
+
+def agent_holds_store() -> bool:
+    """Whether the store is an elastic agent's and so outlives this process."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def store_keeper() -> str:
+    """Address of an agent's store; empty where worker 0 holds the store."""
+    if not agent_holds_store():
+        return ""
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+
+
+def meet(rank: int, size: int, timeout: float) -> Store:
+    """A store with which nobody but the workers of this start has anything to do.
+
+    Args:
+        rank: This worker.
+        size: Number of workers.
+        timeout: Seconds until those who have not come are missed.
+
+    Raises:
+        LostWorkerError: Some did not come in time.
+        RuntimeError: The store cannot be reached.
+    """
+    if rank == 0:
+        store = _connect(timeout, serve=not agent_holds_store())
+        return _part(store, _lead(_starts(store), size, timeout))
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            store = _connect(end - time.monotonic())
+            return _part(store, _follow(_starts(store), rank, size, end - time.monotonic()))
+        except RuntimeError:  # the store of an earlier start, just about to go
+            if time.monotonic() > end:
+                raise
+            time.sleep(_POLL_SECONDS)
+
+
+def _connect(timeout: float, *, serve: bool = False) -> Store:
+    inherited = os.environ.pop(STORE_SOCKET, None) if serve else None
+    store: Store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=serve,
+        timeout=timedelta(seconds=max(1.0, timeout)),
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=None if inherited is None else int(inherited),
+    )
+    return store
+
+
+def _starts(store: Store) -> Store:
+    return PrefixStore("batchwright/starts", store)
+
+
+def _part(store: Store, number: int) -> Store:
+    return PrefixStore(f"batchwright/start/{number}", store)
+
+
+def _lead(store: Store, size: int, timeout: float) -> int:
+    """Worker 0 opens a new start, and closes it when all others have signed."""
+    number: int = store.add("count", 1)
+    store.set("current", str(number))
+    missing = set(range(1, size))
+    end = time.monotonic() + timeout
+    while missing := {r for r in missing if not store.check([f"{number}/signed/{r}"])}:
+        _refuse_late(end, timeout, sorted(missing))
+        time.sleep(_POLL_SECONDS)
+    signatures = [store.get(f"{number}/signed/{r}").decode() for r in range(1, size)]
+    store.set(f"{number}/closed", json.dumps(["", *signatures]))
+    return number
+
+
+def _follow(store: Store, rank: int, size: int, timeout: float) -> int:
+    """Others sign whatever start is current, until one is closed with this very signature.
+
+    The current one may be of workers that are gone: it stays unsigned by this process, or is closed
+    with a signature of another.
+    """
+    own, signed = os.urandom(8).hex(), ""
+    end = time.monotonic() + timeout
+    while True:
+        if store.check(["current"]):
+            number = store.get("current").decode()
+            if number != signed:
+                store.set(f"{number}/signed/{rank}", own)
+                signed = number
+            if store.check([f"{number}/closed"]):
+                signatures = json.loads(store.get(f"{number}/closed"))
+                if signatures[rank : rank + 1] == [own]:
+                    return int(number)
+        _refuse_late(end, timeout, _missing(store, signed, size))
+        time.sleep(_POLL_SECONDS)
+
+
+def _missing(store: Store, number: str, size: int) -> list[int]:
+    """Who has not signed; worker 0 where it has opened nothing that is still open."""
+    if not number or store.check([f"{number}/closed"]):
+        return [0]
+    return [r for r in range(1, size) if not store.check([f"{number}/signed/{r}"])]
+
+
+def _refuse_late(end: float, timeout: float, missing: Sequence[int]) -> None:
+    if time.monotonic() < end:
+        return
+    who = ", ".join(str(rank) for rank in missing)
+    hint = ""
+    if agent_holds_store() and not on_one_host():
+        hint = (
+            "; if a host came or went, the agents may disagree about the store: start all of them "
+            "with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment"
+        )
+    raise LostWorkerError(
+        f"worker {who} did not come to the start within {round(timeout, 1):g} s{hint}"
+    )
+
+
+# ------------------------------------------------------------------------------ network interface
+
+
+def on_one_host() -> bool:
+    """Whether all workers were started by one launcher on this host."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
+def choose_interface() -> None:
+    """Tell gloo which network interface to use, unless GLOO_SOCKET_IFNAME says it already.
+
+    Left to itself gloo takes the address that the host's own name resolves to: often 127.0.1.1, or
+    a second network card's, where nobody answers. On one host it is the loopback interface; between
+    hosts the one over which this host reaches MASTER_ADDR.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    address = os.environ.get("MASTER_ADDR", "")
+    if address in _LOOPBACK or on_one_host():
+        os.environ["GLOO_SOCKET_IFNAME"] = collective_interface()
+        return
+    name = interface_towards(address)
+    if name == collective_interface() and not address.startswith("127."):
+        # The host of worker 0 itself: its own name may resolve to the loopback interface.
+        name = interface_towards("192.0.2.1")  # any address outside: RFC 5737, never sent to
+    if name is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def own_address() -> str:
+    """Address under which the workers of other hosts reach this one; loopback if there are none."""
+    if on_one_host():
+        return "127.0.0.1"
+    found = _address_towards(os.environ.get("MASTER_ADDR", ""), socket.AF_INET)
+    if found is None or found.startswith("127."):
+        # The host of the store itself: as in `choose_interface`.
+        found = _address_towards("192.0.2.1", socket.AF_INET)
+    return found or socket.gethostbyname(socket.gethostname())
+
+
+def interface_towards(address: str) -> str | None:
+    """Name of the network interface whose address packets to ``address`` would carry.
+
+    ``None`` where there is no such route, or the system (other than Linux) cannot be asked.
+    """
+    own = _address_towards(address)
+    if own is None:
+        return None
+    return next((name for name, known in _addresses() if known == own), None)
+
+
+def _address_towards(address: str, family: int = 0) -> str | None:
+    """The address that packets to another would carry; ``None`` where there is no route."""
+    try:
+        infos = socket.getaddrinfo(address, 9, family=family, type=socket.SOCK_DGRAM)
+        with socket.socket(infos[0][0], socket.SOCK_DGRAM) as probe:
+            probe.connect(infos[0][4])  # chooses a route; for datagrams nothing is sent
+            own: str = probe.getsockname()[0]
+    except OSError:
+        return None
+    return own
+
+
+def _addresses() -> list[tuple[str, str]]:
+    """(interface, address) of this host, one IPv4 address and all IPv6 addresses of each."""
+    if sys.platform != "linux":
+        return []
+    import fcntl
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF_INTERFACE, request)
+            except OSError:
+                continue  # it has no IPv4 address
+            found.append((name, socket.inet_ntoa(answer[20:24])))
+    listing = Path("/proc/net/if_inet6")
+    for line in listing.read_text(encoding="utf-8").splitlines() if listing.exists() else ():
+        digits, *_, name = line.split()
+        found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
+    return found

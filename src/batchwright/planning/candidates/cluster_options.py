@@ -1,0 +1,182 @@
+"""Clusters to compare: so many workers of one kind, or all of several kinds together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from batchwright.errors import PlanError
+from batchwright.planning.candidates.worker_types import Kind, link_given
+from batchwright.planning.validation import shown
+from batchwright.records import Job, KindCount
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Workers of one or several kinds, in rank order.
+
+    Attributes:
+        members: Kind and count, each kind once.
+    """
+
+    members: tuple[tuple[Kind, int], ...]
+
+    @cached_property
+    def workers(self) -> int:
+        """Workers over all kinds."""
+        return sum(count for _, count in self.members)
+
+    @property
+    def kinds(self) -> tuple[KindCount, ...]:
+        """For a record."""
+        return tuple(KindCount(kind=kind.name, count=count) for kind, count in self.members)
+
+    @property
+    def hourly(self) -> float | None:
+        """Price of all workers for an hour; `None` if one has none."""
+        total = 0.0
+        for kind, count in self.members:
+            if kind.price is None:
+                return None
+            total += count * kind.price
+        return total
+
+    @property
+    def least(self) -> int:
+        """Smallest global batch, in samples."""
+        return sum(count * kind.least for kind, count in self.members)
+
+    @property
+    def assumed(self) -> bool:
+        """Whether stated figures enter: more workers than measured, a stated speed, a mixture."""
+        workers = self.workers
+        return len(self.members) > 1 or any(
+            kind.stated or kind.times.assumed(workers) for kind, _ in self.members
+        )
+
+    def __str__(self) -> str:
+        """Such as ``4 a100 + 8 t4``."""
+        return " + ".join(f"{count} {kind.name}" for kind, count in self.members)
+
+
+def mixes_of(kinds: Sequence[Kind], job: Job) -> tuple[Mix, ...]:
+    """Clusters to compare, by size.
+
+    Of each kind the measured counts, powers of two and all; of several kinds together all workers
+    of the first few, ordered by speed and, where all have prices, by speed per price; cut off at
+    ``goal.max_workers``. A number of workers that the job asks for is among them.
+
+    Raises:
+        PlanError: More workers asked for than there are, or than can be predicted.
+    """
+    asked = 1 if job.launch == "in-process" else job.workers
+    _check_asked(kinds, job, asked)
+    found = [Mix(((kind, n),)) for kind in kinds for n in _sizes(kind, job)]
+    if len(kinds) > 1 and link_given(job.link):
+        for cap in (job.goal.max_workers, *([asked] if isinstance(asked, int) else [])):
+            found += _prefixes(_by_speed(kinds, job), cap)
+            if all(kind.price for kind in kinds):
+                found += _prefixes(_by_value(kinds, job), cap)
+    if isinstance(asked, int):
+        found += [
+            Mix(((kind, asked),)) for kind in kinds if kind.measured[0] <= asked <= kind.count
+        ]
+        if all(mix.workers != asked for mix in found):
+            raise PlanError(
+                f"workers={asked}: no kind was measured with or has so many, and kinds are mixed "
+                "only over a stated network: give link.latency and link.bandwidth, or probe with "
+                f"workers={asked}"
+            )
+    unique = {frozenset((kind.name, count) for kind, count in mix.members): mix for mix in found}
+    return tuple(sorted(unique.values(), key=_order))
+
+
+def _order(mix: Mix) -> tuple[int, str]:
+    return mix.workers, str(mix)
+
+
+def _check_asked(kinds: Sequence[Kind], job: Job, asked: int | str) -> None:
+    for kind in kinds:
+        if job.goal.kinds and kind.count < kind.measured[0]:
+            raise PlanError(
+                f"goal.kinds: {kind.count} of {kind.name!r}, but the profile was measured with "
+                f"{kind.measured[0]} workers at least: probe with workers={kind.count}"
+            )
+    most, measured = max(kind.count for kind in kinds), max(kind.measured[-1] for kind in kinds)
+    if isinstance(asked, int):
+        _check_count(kinds, job, asked)
+    if most > measured and not link_given(job.link):
+        name = "goal.kinds" if job.goal.kinds else "goal.max_workers"
+        raise PlanError(
+            f"{name} allows {most} workers, at most {measured} were measured together: probe with "
+            f"workers={most}, or state the network with link.latency and link.bandwidth"
+        )
+
+
+def _check_count(kinds: Sequence[Kind], job: Job, asked: int) -> None:
+    counts = sorted({count for kind in kinds for count in kind.measured})
+    if job.launch == "in-process" and counts[0] > 1:
+        raise PlanError(
+            f"launch=in-process runs one worker, the profile was measured with {counts[0]}: "
+            "probe again with workers=1, or give launch=local"
+        )
+    together = sum(kind.count for kind in kinds)
+    if asked > together:
+        raise PlanError(
+            f"workers={asked}, but goal.kinds holds {together}: give at most that"
+            if job.goal.kinds
+            else f"workers={asked}, but the profiles measured {together}: say in goal.kinds how "
+            "many there are of each kind"
+        )
+    beyond = asked > counts[-1] and not link_given(job.link)
+    if beyond or asked < counts[0]:
+        raise PlanError(
+            f"the profile was measured with workers={shown(tuple(counts))}, the job says "
+            f"workers={asked}: probe again with that"
+            + (", or state the network with link.latency and link.bandwidth" if beyond else "")
+        )
+
+
+def _sizes(kind: Kind, job: Job) -> list[int]:
+    """Counts of one kind to compare."""
+    top = kind.count
+    if job.goal.max_workers is not None and top > job.goal.max_workers:
+        top = max(job.goal.max_workers, kind.measured[0])
+    sizes = {n for n in kind.measured if n <= kind.count}
+    if kind.count > kind.measured[-1] or job.goal.kinds:
+        power = 1
+        while power <= top:
+            sizes.add(power)
+            power *= 2
+        sizes.add(top)
+    return sorted(n for n in sizes if n >= kind.measured[0])
+
+
+def _by_speed(kinds: Sequence[Kind], job: Job) -> list[Kind]:
+    return sorted(kinds, key=lambda kind: (-_speed(kind, job), kind.name))
+
+
+def _by_value(kinds: Sequence[Kind], job: Job) -> list[Kind]:
+    return sorted(kinds, key=lambda kind: (-_speed(kind, job) / (kind.price or 1.0), kind.name))
+
+
+def _speed(kind: Kind, job: Job) -> float:
+    """Samples per second of one worker at its largest measured batch."""
+    side = max(() if job.resolutions == "auto" else job.resolutions)
+    batch = max(point.local_batch_size for point in kind.profile.steps)
+    return batch / kind.seconds_at_once(kind.measured[-1], side, batch)
+
+
+def _prefixes(kinds: Iterable[Kind], cap: int | None) -> list[Mix]:
+    """All workers of the first two kinds, three, ..., at most ``cap`` in all."""
+    found, members, left = [], [], cap
+    for kind in kinds:
+        count = kind.count if left is None else min(kind.count, left)
+        if not count:
+            break
+        members.append((kind, count))
+        left = None if left is None else left - count
+        if len(members) > 1:
+            found.append(Mix(tuple(members)))
+    return found

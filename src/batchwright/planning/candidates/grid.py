@@ -1,0 +1,116 @@
+"""The global batches that a cluster is compared at, as totals of each kind of worker.
+
+Up to the first that does not fit the memory or leaves too few steps, so that the table shows what
+bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.algorithms.batch_size import candidates
+from batchwright.errors import PlanError
+from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.local_batches import (
+    equal_time,
+    largest_shares,
+    memory_caps,
+    split,
+)
+from batchwright.planning.candidates.worker_types import Kind
+from batchwright.records import DataFacts, Job
+
+Totals = tuple[int, ...]
+
+
+def totals_to_compare(mix: Mix, resolution: int, job: Job, data: DataFacts) -> list[Totals]:
+    """Samples per step of each kind, for every global batch to compare; rising.
+
+    Args:
+        mix: The workers.
+        resolution: Image side, in pixels.
+        job: Resolved; says how few steps an epoch may have.
+        data: Gives the number of images.
+
+    Returns:
+        Empty if the data are too few for the workers, or micro-batches as asked fit no batch.
+    """
+    if mix.least > data.train_samples:
+        return []
+    most = data.train_samples // job.goal.least_steps
+    if len(mix.members) > 1:
+        found = _of_equal_time(mix, resolution, most)
+    else:
+        found = [(batch,) for batch in _of_one_kind(mix, resolution, most, data.train_samples)]
+    # Whole numbers can meet at one global batch in two ways.
+    by_batch = {sum(totals): totals for totals in found if _can_be_cut(mix, totals)}
+    return [by_batch[batch] for batch in sorted(by_batch) if batch <= data.train_samples]
+
+
+def _of_one_kind(mix: Mix, resolution: int, most: int, samples: int) -> list[int]:
+    """Equal local batches in powers of two, and the largest; one more that a limit leaves out.
+
+    Batches smaller than the measured ones only where nothing else is left.
+    """
+    kind, workers = mix.members[0]
+    within = workers * memory_caps(mix, resolution)[0]
+    every = candidates(workers, most, least_local=max(kind.least, kind.smallest_measured))
+    if not every or every[0] > within:
+        every = candidates(workers, most, least_local=kind.least)
+    fitting = [batch for batch in every if batch <= within]
+    if len(fitting) < len(every):
+        return every[: len(fitting) + 1]
+    beyond = workers * max(kind.least, 1 << (most // workers).bit_length())
+    if beyond > samples and not fitting:
+        beyond = workers * kind.least
+    return [*fitting, beyond]
+
+
+def _of_equal_time(mix: Mix, resolution: int, most: int) -> list[Totals]:
+    """Shares that take equal time, while the slowest kind goes through powers of two."""
+    workers = mix.workers
+    caps = [max(cap, 1) for cap in memory_caps(mix, resolution)]
+    leader = _slowest(mix, resolution, [min(cap, most) for cap in caps])
+    kind = mix.members[leader][0]
+    local = 1 << (kind.least - 1).bit_length()
+    found: list[Totals] = []
+    while True:
+        seconds = kind.seconds_at_once(workers, resolution, local)
+        shares = equal_time(mix, resolution, seconds, caps)
+        shares[leader] = local
+        totals = tuple(
+            count * max(round(share), kind.least)
+            for (kind, count), share in zip(mix.members, shares, strict=True)
+        )
+        if local > caps[leader]:
+            return [*found, totals]
+        if sum(totals) > most:
+            largest = split(mix, resolution, most)
+            return [*found, *([largest] if largest else []), totals]
+        found.append(totals)
+        local *= 2
+
+
+def _slowest(mix: Mix, resolution: int, shares: Sequence[int]) -> int:
+    """Index of the kind that takes longest for its share."""
+    times = [
+        kind.seconds(mix.workers, resolution, max(share, kind.least))
+        for (kind, _), share in zip(mix.members, shares, strict=True)
+    ]
+    return max(range(len(times)), key=times.__getitem__)
+
+
+def _can_be_cut(mix: Mix, totals: Totals) -> bool:
+    """Whether micro-batches as asked leave no part too small."""
+    return all(
+        _parts_suffice(kind, share)
+        for (kind, _), share in zip(mix.members, largest_shares(mix, totals), strict=True)
+    )
+
+
+def _parts_suffice(kind: Kind, share: int) -> bool:
+    try:
+        kind.check_parts(share)
+    except PlanError:
+        return False
+    return True

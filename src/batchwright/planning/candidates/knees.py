@@ -1,0 +1,255 @@
+"""The knee of each cluster at each resolution: where more batch stops paying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from math import hypot, inf, isfinite, log2
+
+from batchwright.algorithms.batch_size import first_from, knee_of_line, knee_point, kneedle
+from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.local_batches import largest_shares, split
+from batchwright.planning.candidates.table import Row
+from batchwright.records import Knee
+
+_Z_975 = 1.96
+_HALVINGS = 12  # of the logarithm's range, in search of an interval's end
+
+
+@dataclass(frozen=True)
+class Bend:
+    """A cluster's candidates at one resolution, and their knee.
+
+    Attributes:
+        rows: The candidates, rising; a batch that was only asked for is not among them.
+        row: The knee; `None` if every doubling pays.
+        line: Fixed seconds of a step, update included, and those of each sample, up to twice the
+            knee; `None` if there is no line.
+        closed_form: Where that puts the knee, in samples; `None` if there is no line.
+        kneedle: What Kneedle says of the same candidates; `None` if nothing.
+        surplus: Seconds that the update of a batch takes more than the measured one.
+    """
+
+    rows: tuple[Row, ...]
+    row: Row | None
+    line: tuple[float, float] | None
+    closed_form: float | None
+    kneedle: int | None
+    surplus: Callable[[float], float]
+
+    @property
+    def mix(self) -> Mix:
+        """Its workers."""
+        return self.rows[0].mix
+
+    @property
+    def resolution(self) -> int:
+        """Image side, in pixels."""
+        return self.rows[0].resolution
+
+    def per_sample(self, batch: float) -> float:
+        """Seconds of a step for each sample of a global batch that need not be a candidate."""
+        return _seconds_per_sample(self.rows, batch, self.surplus)
+
+    @property
+    def best(self) -> Row | None:
+        """The knee, or what comes nearest to it within the limits; `None` if nothing does.
+
+        Without a knee the largest batch; past a limit of time or cost the next larger one, which
+        is quicker, and else the next smaller one.
+        """
+        allowed = [row for row in self.rows if not row.misses]
+        if not allowed or self.row is None:
+            return allowed[-1] if allowed else None
+        knee = self.row.batch
+        return next((row for row in allowed if row.batch >= knee), allowed[-1])
+
+
+def bends_of(
+    rows: Sequence[Row], doubling_gain: float, surplus: Callable[[Mix, float], float]
+) -> list[Bend]:
+    """The knee of each cluster and resolution among rows in their order.
+
+    Args:
+        rows: Candidates.
+        doubling_gain: As in the goal.
+        surplus: Seconds that the update of a batch takes more than the measured one; a row's time
+            has it, what its kinds of workers predict has not.
+    """
+    found = []
+    for (_, mix), group in groupby(rows, key=lambda row: (row.resolution, row.mix)):
+        candidates = tuple(row for row in group if not row.asked)
+        if candidates:
+            found.append(_bend(candidates, doubling_gain, partial(surplus, mix)))
+    return found
+
+
+def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> Bend:
+    mix, side = rows[0].mix, rows[0].resolution
+    open_to = [row for row in rows if not _bounded(row)]
+    batches = [row.batch for row in open_to]
+    line = line_of(mix, side)
+    closed_form = batch = None
+    if line is not None:
+        line = line[0] + surplus(rows[0].batch), line[1]
+        closed_form = knee_of_line(*line, gain)
+        batch = first_from(batches, closed_form)
+        below = [rows[0].batch, *(n for n in batches if batch is None or n <= batch)]
+        if len({surplus(n) for one in below for n in (one, 2 * one)}) > 1:
+            line = closed_form = None  # another optimizer's update on the way
+    if line is None:
+        batch = knee_point(batches, lambda n: _seconds_per_sample(rows, n, surplus), gain)
+    return Bend(
+        rows=rows,
+        row=next((row for row in rows if row.batch == batch), None),
+        line=line,
+        closed_form=closed_form if closed_form is not None and isfinite(closed_form) else None,
+        kneedle=_kneedle(open_to),
+        surplus=surplus,
+    )
+
+
+def _bounded(row: Row) -> bool:
+    """Whether a limit on the batch itself leaves it out; time and cost are judged later."""
+    return any(miss.limit in ("goal.memory", "goal.least_steps") for miss in row.misses)
+
+
+def _kneedle(rows: Sequence[Row]) -> int | None:
+    if not rows:
+        return None
+    found = kneedle([log2(row.batch) for row in rows], [row.per_sample for row in rows])
+    return None if found is None else round(2**found)
+
+
+def line_of(mix: Mix, resolution: int) -> tuple[float, float] | None:
+    r"""Fixed seconds of a step and seconds per sample of the global batch, where time is a line.
+
+    Of kinds that take equal time :math:`t`, each :math:`n_k` times :math:`(t - \beta_k) / a_k`
+    samples, together :math:`B = t S - R` with :math:`S = \sum n_k / a_k` and
+    :math:`R = \sum n_k \beta_k / a_k`; so :math:`t = R / S + B / S`.
+    """
+    if any(kind.cuts(mix.workers) for kind, _ in mix.members):
+        return None  # cut into passes, time goes up in stairs
+    workers, rate, behind = mix.workers, 0.0, 0.0
+    for kind, count in mix.members:
+        line = kind.line(workers, resolution)
+        if line is None or line[1] <= 0:
+            return line if len(mix.members) == 1 else None
+        fixed, slope = line
+        rate += count / slope
+        behind += count * fixed / slope
+    return behind / rate, 1 / rate
+
+
+def _seconds_per_sample(
+    rows: Sequence[Row], batch: float, surplus: Callable[[float], float]
+) -> float:
+    return _measured_per_sample(rows, batch, surplus) + surplus(batch) / batch
+
+
+def _measured_per_sample(
+    rows: Sequence[Row], batch: float, surplus: Callable[[float], float]
+) -> float:
+    """Seconds of a step for each sample with the update that was measured."""
+    mix, side = rows[0].mix, rows[0].resolution
+    if len(mix.members) == 1:
+        kind, workers = mix.members[0]
+        local = max(1, round(batch / workers))
+        step = kind.seconds if kind.cuts(workers) else kind.seconds_at_once
+        return step(workers, side, local) / (local * workers)
+    right = next((i for i, row in enumerate(rows) if row.batch >= batch), None)
+    if right is None or (right == 0 and rows[0].batch != batch):
+        totals = split(mix, side, max(round(batch), mix.least)) or rows[-1].totals
+        return _step_at_once(mix, side, totals) / sum(totals)
+    if right == 0:
+        return (rows[0].step_seconds - surplus(batch)) / batch
+    first, last = rows[right - 1], rows[right]  # between candidates straight
+    share = (batch - first.batch) / (last.batch - first.batch)
+    low, high = (row.step_seconds - surplus(row.batch) for row in (first, last))
+    return (low + share * (high - low)) / batch
+
+
+def _step_at_once(mix: Mix, resolution: int, totals: Sequence[int]) -> float:
+    """Seconds of a step in one pass: that of the slowest kind."""
+    workers = mix.workers
+    return max(
+        kind.seconds_at_once(workers, resolution, share)
+        for (kind, _), share in zip(mix.members, largest_shares(mix, totals), strict=True)
+    )
+
+
+def knee_record(bend: Bend, doubling_gain: float, *, named: bool, ends: bool) -> Knee:
+    """The knee as a record.
+
+    Args:
+        bend: What was found.
+        doubling_gain: As in the goal.
+        named: Whether to name the kinds of workers.
+        ends: Whether to look for the interval's ends too.
+    """
+    low, high = _ends(bend, doubling_gain) if ends else (None, None)
+    return Knee(
+        workers=bend.mix.workers,
+        kinds=bend.mix.kinds if named else (),
+        resolution=bend.resolution,
+        global_batch_size=bend.row.batch if bend.row else None,
+        low=low,
+        high=high,
+        closed_form=bend.closed_form,
+        kneedle=bend.kneedle,
+    )
+
+
+def _ends(bend: Bend, gain: float) -> tuple[float | None, float | None]:
+    """Batches at which doubling would save the share, were it off by what the fit may be off."""
+    cut = any(kind.cuts(bend.mix.workers) for kind, _ in bend.mix.members)
+    if bend.row is None or cut or len(bend.mix.members) > 1:
+        return None, None
+    off = _Z_975 * _saving_error(bend, bend.row.batch, gain)
+    low, high = (_crossing(bend, share) for share in (gain + off, gain - off))
+    return low, None if high is None or not isfinite(high) else high
+
+
+def saving(bend: Bend, batch: int) -> tuple[float, float]:
+    """Share of the time per sample that doubling a batch saves, and its standard error."""
+    saves = 1 - bend.per_sample(2 * batch) / bend.per_sample(batch)
+    return saves, _saving_error(bend, batch, saves)
+
+
+def _saving_error(bend: Bend, batch: int, saves: float) -> float:
+    r"""Standard error of the share that doubling a batch saves.
+
+    On a line it is :math:`\beta / 2 t(b)`, so as uncertain as both of them; elsewhere one minus a
+    ratio of two step times, as uncertain as these; of several kinds the most uncertain counts. What
+    another update takes more is taken for certain.
+    """
+    side, workers = bend.resolution, bend.mix.workers
+    if len(bend.mix.members) == 1:
+        kind, _ = bend.mix.members[0]
+        local, more = max(kind.least, batch // workers), bend.surplus(batch)
+        line = kind.fitted_line(workers, side)
+        if bend.line is not None and line is not None and line.intercept > 0:
+            parts = [(line.at(x) / (line.at(x) + more), line.own_error(x)) for x in (0, local)]
+            return saves * hypot(*(share * error for share, error in parts))
+    share = max(1, batch // workers)
+    errors = [
+        max(kind.times.comparison_error(workers, side, [n]) for kind, _ in bend.mix.members)
+        for n in (share, 2 * share)
+    ]
+    return (1 - saves) * hypot(*errors)
+
+
+def _crossing(bend: Bend, gain: float) -> float | None:
+    """Batch from which doubling saves at most ``gain``, candidate or not; `None` if none does."""
+    if gain <= 0:
+        return None
+    if bend.line is not None:
+        return knee_of_line(*bend.line, gain)
+    low, high = log2(bend.rows[0].batch), log2(bend.rows[-1].batch) + 4
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        once, twice = (bend.per_sample(2**x) for x in (middle, middle + 1))
+        low, high = (low, middle) if 1 - twice / once <= gain else (middle, high)
+    return 2**high if high < inf else None

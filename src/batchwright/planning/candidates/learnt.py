@@ -1,0 +1,236 @@
+"""What trials tell of the training that is planned: accuracy, and which optimizer learns more."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import TYPE_CHECKING
+
+from batchwright.algorithms.learning_rate import rate_factor
+from batchwright.planning.candidates.optimizer import Compared, optimizers_of
+from batchwright.planning.resolution import ONE_BATCH
+from batchwright.planning.validation import sides
+from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
+from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Profile
+
+if TYPE_CHECKING:
+    from batchwright.prediction.accuracy.learning import LearningModel
+
+TAUGHT = (*ONE_BATCH, "auto")
+"""Methods that train as trials do: one batch, one resolution; what `auto` compares others with."""
+
+
+MOST_EPOCHS = 1000
+"""Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """The law of learning, fitted to trials and to runs that trained as they do.
+
+    Attributes:
+        model: The law.
+        optimizers: That the job can come to.
+        train_samples: Samples of an epoch.
+        longest: Samples of the longest trial.
+        runs: How many runs it rests on, beside trials.
+        note: Why there are no more trials, in a sentence; empty where there was no need.
+    """
+
+    model: LearningModel
+    optimizers: tuple[OptimizerName, ...]
+    train_samples: int
+    longest: int
+    runs: int = 0
+    note: str = ""
+    _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
+        default_factory=dict, repr=False
+    )
+
+    def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate:
+        """Held-out accuracy at the end of a training, a share."""
+        key = optimizer, batch, epochs
+        if key not in self._known:
+            self._known[key] = self.model.accuracy(self.candidate(*key))
+        return self._known[key]
+
+    def by_epoch(
+        self,
+        optimizer: OptimizerName,
+        batch: int,
+        epochs: int,
+        rule: LearningRateRule,
+        counted: int,
+    ) -> tuple[Estimate | None, ...]:
+        """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
+
+        `None` as long as fewer than `LEAST_STEPS` steps were taken: that is as good as guessing.
+        Nothing for more than `MOST_EPOCHS`.
+        """
+        if epochs > MOST_EPOCHS:
+            return ()
+        from batchwright.planning.candidates.trial_choice import LEAST_STEPS
+        from batchwright.prediction.accuracy.unfinished import falls_short
+
+        factors = [
+            rate_factor(
+                epoch * self.train_samples,
+                rule=rule,
+                samples_per_epoch=self.train_samples,
+                epochs=epochs,
+            )
+            for epoch in range(1, epochs + 1)
+        ]
+        return tuple(
+            self.model.counted(
+                self.candidate(optimizer, batch, epoch),
+                falls_short(factor, factors[-1]),
+                counted,
+            )
+            if epoch * self.train_samples >= LEAST_STEPS * batch
+            else None
+            for epoch, factor in enumerate(factors, 1)
+        )
+
+    def epochs_to(self, optimizer: OptimizerName, batch: int, accuracy: float) -> Estimate | None:
+        """Epochs of the shortest training that reaches an accuracy; `None` below guessing."""
+        found = self.model.samples_to(optimizer, batch, accuracy)
+        if found is None:
+            return None
+        values = {end: getattr(found, end) / self.train_samples for end in ("value", "low", "high")}
+        return Estimate(**values)
+
+    def needed(
+        self, optimizer: OptimizerName, batch: int, accuracy: float, confidence: float, most: int
+    ) -> int | None:
+        """Fewest whole epochs that reach an accuracy with this probability; `None` beyond ``most``.
+
+        What is reached so rises with the epochs or, as the error grows with them, rises and falls
+        once: so the first doubling that reaches it has the fewest below it.
+        """
+
+        def reached(epochs: int) -> bool:
+            training = self.candidate(optimizer, batch, epochs)
+            return self.model.surely(training, confidence) >= accuracy
+
+        doublings = (min(2**power, most) for power in range(most.bit_length() + 1))
+        longest = next(filter(reached, doublings), None)
+        if longest is None:
+            return None
+        return 1 + bisect_left(range(1, longest), True, key=reached)
+
+    def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
+        """A training as the law sees it."""
+        offset = self.model.offset(optimizer)
+        return Candidate(optimizer, batch, epochs * self.train_samples, offset)
+
+    def rate_scale(self, optimizer: OptimizerName) -> float:
+        """The best rate over the usual one, as far as trials had other rates."""
+        return exp(self.model.offset(optimizer))
+
+    def compared(self, job: Job) -> tuple[Compared, ...]:
+        """What a training would reach with SGD and with Muon, by powers of two of the batch.
+
+        After the job's epochs or, if the plan chooses them, the fewest that reach the target with
+        either. Nothing where the job leaves no choice.
+        """
+        if len(self.optimizers) < 2:
+            return ()
+        batches = [2**power for power in range(self.train_samples.bit_length())]
+        return tuple(self._both(batch, self._length(batch, job)) for batch in batches)
+
+    def _length(self, batch: int, job: Job) -> int:
+        goal = job.goal
+        if goal.target is None:
+            return job.epochs
+        needed = [
+            self.needed(name, batch, goal.target, goal.confidence, job.epochs)
+            for name in self.optimizers
+        ]
+        return min((one for one in needed if one is not None), default=job.epochs)
+
+    def _both(self, batch: int, epochs: float) -> Compared:
+        muon, sgd = (self.candidate(name, batch, epochs) for name in ("muon", "sgd"))
+        apart, error = self.model.apart(muon, sgd)
+        reached = self.model.accuracy(sgd).value
+        return Compared(batch, reached, reached + apart, error, runs=0)
+
+
+def learnt_of(
+    profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
+) -> Learnt | None:
+    """What the profiles' trials tell of a job; `None` if there are none that train as it does.
+
+    Runs of the task, each with its job, sharpen them. Alone they do not make a law: what optimizers
+    have in common would then be told by other tasks only.
+
+    Trials at another resolution than the job's highest count for nothing, nor do those with an
+    optimizer that it cannot come to, or with another rule of rates, clipping, labels or sampling,
+    or at other rates where the job gives one.
+    Where a job scales rate or gradients by gradient noise, there are none.
+    """
+    if not teaches(job):
+        return None
+    profile = profiles[0]
+    names, side = optimizers_of(job), max(sides(job))
+    trials = [
+        one
+        for measured in profiles
+        for one in measured.trials
+        if one.optimizer in names and one.resolution == side and _alike(measured.job, job)
+    ]
+    observed = [*dict.fromkeys(of_trials(trials))]  # the same again tells nothing more
+    if job.learning_rate != "auto":
+        observed = [one for one in observed if not one.offset]
+    if not observed:
+        return None
+    # It loads NumPy, which no plan without trials needs.
+    from batchwright.prediction.accuracy.learning import fit_learning
+
+    whole = [one for trained, one in runs if _alike(trained, job, _MEASURED_KEYS)]
+    classes = len(profile.data.classes)
+    model = fit_learning([*observed, *whole], classes=classes, optimizers=names)
+    longest = max(one.samples for one in trials)
+    return Learnt(model, names, profile.data.train_samples, longest, len(whole), _note(profiles))
+
+
+def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
+    """Why trials tell nothing of a job's accuracy, and what may, in sentences."""
+    if not teaches(job):
+        other = "with rates or gradients scaled by gradient noise"
+        other = other if job.method in TAUGHT else f"as method={job.method} does"
+        return f"Trials do not train {other}, so they do not tell its accuracy."
+    if any(one.trials for one in profiles):
+        return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
+    return _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
+
+
+def _note(profiles: Sequence[Profile]) -> str:
+    if any(one.trials_open for one in profiles):
+        return "The probe was stopped during its trials: probe again as before to go on with them."
+    note = next((one.trials_note for one in profiles if one.trials_note), "")
+    return f"{note[:1].upper()}{note[1:]}." if note else ""
+
+
+def teaches(job: Job) -> bool:
+    """Whether a job's trainings are like trials, in which nothing is scaled by gradient noise."""
+    factors = job.ags.factors != "off" or job.rate_scaling == "gain"
+    return job.method in TAUGHT and not factors
+
+
+def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:
+    """Whether two jobs of one workload train alike for as long, and agree in further keys."""
+    return all(getattr(measured, key) == getattr(planned, key) for key in (*_TRAINING_KEYS, *keys))
+
+
+_TRAINING_KEYS = (
+    *("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs"),
+    *("clip_norm", "label_smoothing", "sampling"),
+)
+"""Of those that may change after measuring, what a trial is trained with."""
+_MEASURED_KEYS = (
+    *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "weight_decay", "weights"),
+)
+"""The same of those that may not, in which runs may differ that are not of the profile."""

@@ -1,0 +1,111 @@
+"""Which candidates are level with the chosen one: what was measured cannot tell which is better.
+
+A choice is a comparison of times, so what counts is the error of their ratio, without what all
+measurements of that time have in common, and without the drift of later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from math import hypot, inf, log
+
+from batchwright.planning.candidates.knees import Bend, saving
+from batchwright.planning.candidates.table import Row
+from batchwright.records import Estimate
+
+_Z_975 = 1.96
+_AS_MANY = Estimate(value=1, low=1, high=1)
+
+RowError = Callable[[Row], float]
+"""Standard error of a candidate's time beside others', as a share: `Table.error`."""
+
+
+def level_in_value(
+    chosen: Row,
+    rows: Iterable[Row],
+    bends: Sequence[Bend],
+    error: RowError,
+    value: Callable[[Row], float],
+    epochs: Callable[[Row], Estimate | None] = lambda _: None,
+) -> tuple[Row, ...]:
+    """Candidates whose value may be as small as the chosen one's.
+
+    Args:
+        chosen: The one with the least value.
+        rows: Those within the limits.
+        bends: The knee of each cluster.
+        error: Of a candidate's time.
+        value: What is to be small; in proportion to the candidate's time.
+        epochs: Where the value goes by different numbers of epochs, that of a candidate over the
+            chosen one's; `None` if nothing tells.
+    """
+    lines = {bend.mix: bend for bend in bends if bend.line is not None}
+    found = []
+    for row in rows:
+        if row is chosen or value(row) in (0.0, inf):
+            continue
+        apart = log(value(row) / value(chosen))
+        ratio = epochs(row) or _AS_MANY
+        off = hypot(error(row), error(chosen))
+        if row.mix is chosen.mix and row.mix in lines:
+            # Both are on one line, so both are off together: all hangs on its fixed part.
+            saves, doubt = saving(lines[row.mix], min(row.batch, chosen.batch))
+            off = abs(apart - log(ratio.value)) * doubt / saves if saves > 0 else off
+        if apart <= hypot(_Z_975 * off, log(ratio.value / ratio.low)):
+            found.append(row)
+    return tuple(found)
+
+
+def level_batches(
+    chosen: Row, rows: Sequence[Row], bend: Bend | None, gain: float
+) -> tuple[Row, ...]:
+    """Candidates of the chosen cluster that may be its knee.
+
+    Args:
+        chosen: The candidate at the knee, or nearest to it within the limits.
+        rows: Those within the limits.
+        bend: Of the cluster; `None`: it has one candidate.
+        gain: Share of the time that doubling must save.
+    """
+    if bend is None:
+        return ()
+    own = [row for row in bend.rows if row in set(rows)]
+    found = _first_at_most(own, [saving(bend, row.batch) for row in own], gain)
+    return tuple(row for row in found if row is not chosen)
+
+
+def level_sizes(chosen: Row, steps: Sequence[Row], error: RowError, gain: float) -> tuple[Row, ...]:
+    """Clusters, each at its best batch, that may be the smallest whose next size saves too little.
+
+    Args:
+        chosen: One of them.
+        steps: By size.
+        error: Of a candidate's time.
+        gain: Share of the time that the next size must save.
+    """
+    saves = []
+    for row, larger in pairwise(steps):
+        ratio = larger.seconds / row.seconds
+        saves.append((1 - ratio, ratio * hypot(error(row), error(larger))))
+    found = _first_at_most(steps, [*saves, (0.0, 0.0)], gain)
+    return tuple(row for row in found if row is not chosen)
+
+
+def _first_at_most(
+    rows: Sequence[Row], saves: Sequence[tuple[float, float]], gain: float
+) -> list[Row]:
+    """Rows that may be the first to save at most ``gain``; the last, if it may be that none does.
+
+    Args:
+        rows: In order.
+        saves: Share that going on from each saves, and its standard error.
+        gain: The share.
+    """
+    found = []
+    for row, (share, error) in zip(rows, saves, strict=True):
+        if share - _Z_975 * error <= gain or row is rows[-1]:
+            found.append(row)
+        if share + _Z_975 * error <= gain:
+            break
+    return found

@@ -1,0 +1,104 @@
+"""Unequal shares of a global batch: each kind of worker gets what it finishes in the same time.
+
+Nothing here goes through single workers: a share is a kind's total, spread evenly within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.algorithms.partition import apportion
+from batchwright.algorithms.solving import solve_rising
+from batchwright.planning.candidates.cluster_options import Mix
+
+
+def local_batches(mix: Mix, totals: Sequence[int]) -> tuple[int, ...]:
+    """Samples per step of each worker, in rank order, from the kinds' totals."""
+    sizes: list[int] = []
+    for (_, count), total in zip(mix.members, totals, strict=True):
+        part, larger = divmod(total, count)
+        sizes += [part + 1] * larger + [part] * (count - larger)
+    return tuple(sizes)
+
+
+def largest_shares(mix: Mix, totals: Sequence[int]) -> tuple[int, ...]:
+    """Largest local batch of each kind."""
+    return tuple(-(-total // count) for (_, count), total in zip(mix.members, totals, strict=True))
+
+
+def memory_caps(mix: Mix, resolution: int) -> tuple[int, ...]:
+    """Most samples that a worker of each kind takes in one pass; any number if cut as asked."""
+    workers = mix.workers
+    return tuple(
+        kind.most if kind.micro_batch is not None else kind.largest(workers, resolution)
+        for kind, _ in mix.members
+    )
+
+
+def equal_time(mix: Mix, resolution: int, seconds: float, caps: Sequence[int]) -> list[float]:
+    """Local batch of each kind that takes ``seconds``, within its least and its cap, as a float."""
+    return [_batch_at(mix, index, resolution, seconds, caps[index]) for index in range(len(caps))]
+
+
+def _batch_at(mix: Mix, index: int, resolution: int, seconds: float, cap: int) -> float:
+    kind, workers = mix.members[index][0], mix.workers
+
+    def at(batch: int) -> float:
+        return kind.seconds(workers, resolution, batch)
+
+    low, high = solve_rising(at, seconds, kind.least, max(cap, kind.least))
+    if low == high:
+        return low
+    return low + (seconds - at(low)) / (at(high) - at(low))
+
+
+def split(mix: Mix, resolution: int, batch: int) -> tuple[int, ...] | None:
+    """Total of each kind in a global batch, so that all kinds take equal time.
+
+    Memory bounds each kind's share, unless the batch does not fit the cluster at once: then the
+    parts are cut into micro-batches.
+
+    Returns:
+        Totals in the mix's order, their sum is ``batch``; `None` if it is too small for the mix.
+    """
+    if batch < mix.least:
+        return None
+    if len(mix.members) == 1:
+        return (batch,)
+    counts = [count for _, count in mix.members]
+    caps = [
+        max(c, k.least) for c, (k, _) in zip(memory_caps(mix, resolution), mix.members, strict=True)
+    ]
+    if sum(n * cap for n, cap in zip(counts, caps, strict=True)) < batch:
+        caps = [batch] * len(counts)
+    shares = _shares_of(mix, resolution, batch, caps)
+    return tuple(
+        apportion(
+            [n * share for n, share in zip(counts, shares, strict=True)],
+            batch,
+            least=[n * kind.least for kind, n in mix.members],
+            most=[n * cap for n, cap in zip(counts, caps, strict=True)],
+        )
+    )
+
+
+def _shares_of(mix: Mix, resolution: int, batch: int, caps: Sequence[int]) -> list[float]:
+    """Local batches of equal time that come nearest to a global batch."""
+    workers = mix.workers
+    counts = [count for _, count in mix.members]
+    times = [
+        kind.seconds(workers, resolution, cap)
+        for (kind, _), cap in zip(mix.members, caps, strict=True)
+    ]
+    slowest = max(range(len(caps)), key=times.__getitem__)
+
+    def total(local: int) -> float:
+        seconds = mix.members[slowest][0].seconds(workers, resolution, local)
+        shares = equal_time(mix, resolution, seconds, caps)
+        return sum(n * share for n, share in zip(counts, shares, strict=True))
+
+    low, high = solve_rising(total, batch, mix.members[slowest][0].least, caps[slowest])
+    kind = mix.members[slowest][0]
+    first, last = (kind.seconds(workers, resolution, n) for n in (low, high))
+    part = 0.0 if low == high else (batch - total(low)) / (total(high) - total(low))
+    return equal_time(mix, resolution, first + part * (last - first), caps)

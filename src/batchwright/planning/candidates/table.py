@@ -1,0 +1,331 @@
+"""The table of candidates: clusters x resolutions x global batches, each with its time and cost.
+
+Plain numbers, since there can be ten thousand of them; records come later, for those that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from batchwright.algorithms.batch_size import steps_per_epoch
+from batchwright.errors import PlanError
+from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.grid import totals_to_compare
+from batchwright.planning.candidates.local_batches import largest_shares, split
+from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer, extra_seconds
+from batchwright.planning.candidates.worker_types import Kind
+from batchwright.planning.validation import check_batch, sides
+from batchwright.records import DataFacts, Estimate, Job, OptimizerName
+
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A limit that a candidate misses.
+
+    Attributes:
+        limit: The job key.
+        text: What the candidate takes, and the limit, in words.
+        times: How many times as much as allowed it takes.
+        value: What the limit would have to be, where it is a number of steps.
+    """
+
+    limit: str
+    text: str
+    times: float
+    value: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One candidate.
+
+    Attributes:
+        mix: Its workers.
+        resolution: Image side, in pixels.
+        totals: Samples per step of each kind.
+        batch: Global batch, in samples.
+        steps: Updates per epoch.
+        step_seconds: A whole step.
+        epoch_seconds: An epoch of training, evaluation left out.
+        epochs: Of the whole training.
+        train_seconds: Of the same, evaluation included.
+        cost: Of that, in the price's currency; `None` without a price.
+        asked: Whether the batch is the job's own and no candidate otherwise.
+        misses: Limits that it misses.
+        target_seconds: Training to the target accuracy, where that is the objective
+            (`choice.target_seconds`).
+        accuracy: Held out at the end of the training, a share; `None` if nothing tells.
+    """
+
+    mix: Mix
+    resolution: int
+    totals: tuple[int, ...]
+    batch: int
+    steps: int
+    step_seconds: float
+    epoch_seconds: float
+    epochs: int
+    train_seconds: float
+    cost: float | None
+    asked: bool = False
+    misses: tuple[Miss, ...] = ()
+    target_seconds: float | None = None
+    accuracy: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What candidates are compared by: to the target, or else of all the job's epochs."""
+        return self.train_seconds if self.target_seconds is None else self.target_seconds
+
+    @property
+    def expense(self) -> float:
+        """Cost of these seconds, or worker-seconds where there is no price."""
+        hourly = self.mix.hourly
+        return self.seconds * (self.mix.workers if hourly is None else hourly / SECONDS_PER_HOUR)
+
+    @property
+    def per_sample(self) -> float:
+        """Seconds of a step for each sample in it."""
+        return self.step_seconds / self.batch
+
+    @property
+    def order(self) -> tuple[int, int, str, int]:
+        """How candidates are listed: by resolution, workers, batch."""
+        return self.resolution, self.mix.workers, str(self.mix), self.batch
+
+
+@dataclass(frozen=True)
+class Table:
+    """What candidates are compared by.
+
+    Attributes:
+        job: Resolved.
+        data: The data set.
+        mixes: Clusters to compare.
+        compared: What runs with either optimizer showed.
+        epochs: Of a training with a global batch; `None`: the job's.
+    """
+
+    job: Job
+    data: DataFacts
+    mixes: tuple[Mix, ...]
+    compared: tuple[Compared, ...] = ()
+    epochs: Callable[[int], int] | None = None
+    _extras: dict[tuple[Mix, OptimizerName], Estimate | None] = field(
+        default_factory=dict, repr=False
+    )
+
+    def rows(self) -> list[Row]:
+        """All candidates, by resolution, workers and batch.
+
+        Raises:
+            PlanError: The data or the batch asked for is too small for every cluster.
+        """
+        rows = [
+            row
+            for side in sides(self.job)
+            for mix in self.mixes
+            for row in self._rows_of(mix, side)
+        ]
+        if not rows:
+            smallest = min(self.mixes, key=lambda mix: mix.workers)
+            kind = smallest.members[0][0]
+            raise PlanError(
+                f"{self.data.name} has {self.data.train_samples} training images, too few for "
+                f"{smallest.workers} worker(s) with at least {kind.least} each: give fewer workers"
+            )
+        return sorted(rows, key=lambda row: row.order)
+
+    def _rows_of(self, mix: Mix, side: int) -> Iterable[Row]:
+        batch = self.job.global_batch
+        asked = None
+        if batch != "auto" and batch <= self.data.train_samples:
+            asked = split(mix, side, batch)
+        for totals in totals_to_compare(mix, side, self.job, self.data):
+            row = self.row(mix, side, totals)
+            if asked is not None and row.batch == batch:
+                if row.misses:  # kept all the same, in as many passes as it takes
+                    continue
+                asked = None
+            yield row
+        if asked is not None:
+            yield self.row(mix, side, asked, asked=True)
+
+    # ------------------------------------------------------------------------------- one row
+
+    def row(self, mix: Mix, side: int, totals: tuple[int, ...], *, asked: bool = False) -> Row:
+        """The candidate with these totals of each kind."""
+        batch = sum(totals)
+        steps, last = steps_per_epoch(self.data.train_samples, batch, mix.least)
+        step = self._step(mix, side, totals, asked=asked)
+        epoch = steps * step
+        if last != batch:
+            shrunk = tuple(-(-total * last // batch) for total in totals)
+            epoch += self._step(mix, side, shrunk, asked=asked) - step
+        extra = self._update(mix, batch)
+        if extra is not None:
+            step += extra.value
+            epoch += steps * extra.value
+        epochs = self.job.epochs if self.epochs is None else self.epochs(batch)
+        row = Row(mix, side, totals, batch, steps, step, epoch, epochs, 0.0, None, asked)
+        return self.trained(row, epochs)
+
+    def trained(self, row: Row, epochs: int) -> Row:
+        """A candidate that is trained for so many epochs, and the limits that it misses then."""
+        train = epochs * row.epoch_seconds + self.evaluating(row.mix, epochs)
+        hourly = row.mix.hourly
+        cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
+        row = replace(row, epochs=epochs, train_seconds=train, cost=cost, misses=())
+        misses = tuple(self._misses(row))
+        return replace(row, misses=misses) if misses else row
+
+    def _step(self, mix: Mix, side: int, totals: Sequence[int], *, asked: bool) -> float:
+        workers = mix.workers
+        return max(
+            (kind.seconds if asked or kind.cuts(workers) else kind.seconds_at_once)(
+                workers, side, -(-total // count)
+            )
+            for (kind, count), total in zip(mix.members, totals, strict=True)
+        )
+
+    def surplus(self, mix: Mix, batch: float) -> float:
+        """Seconds that the optimizer of this batch takes more than the measured one."""
+        found = self._update(mix, batch)
+        return 0.0 if found is None else found.value
+
+    def _update(self, mix: Mix, batch: float) -> Estimate | None:
+        """What the optimizer of this batch takes more than the measured one, on the slowest."""
+        name = chosen_optimizer(self.job, batch, self.compared)
+        if (mix, name) not in self._extras:
+            found = [
+                extra_seconds(self.job, kind.profile, name, kind.speed) for kind, _ in mix.members
+            ]
+            most = max(filter(None, found), key=lambda one: one.value, default=None)
+            self._extras[mix, name] = most
+        return self._extras[mix, name]
+
+    def evaluating(self, mix: Mix, epochs: int) -> float:
+        """Seconds of all evaluations of a training."""
+        return ceil(epochs / self.job.evaluate_epochs) * self._evaluation(mix)
+
+    def _evaluation(self, mix: Mix) -> float:
+        """Seconds of one evaluation: the images are dealt out evenly, the slowest worker counts."""
+        slowest = max(kind.evaluation_seconds for kind, _ in mix.members)
+        return -(-self.data.val_samples // mix.workers) * slowest
+
+    # -------------------------------------------------------------------------------- limits
+
+    def _misses(self, row: Row) -> Iterable[Miss]:
+        goal, workers = self.job.goal, row.mix.workers
+        if goal.max_workers is not None and workers > goal.max_workers:
+            text = f"{workers} workers, goal.max_workers={goal.max_workers}"
+            yield Miss("goal.max_workers", text, workers / goal.max_workers)
+        whole = self.data.train_samples // row.batch
+        if whole < goal.least_steps and not row.asked:
+            text = f"leaves {whole} whole steps an epoch, goal.least_steps={goal.least_steps}"
+            yield Miss("goal.least_steps", text, goal.least_steps / whole, whole)
+        yield from self._memory_misses(row)
+        if goal.deadline is not None:
+            yield from self._over("goal.deadline", "take", row.train_seconds, goal.deadline, row)
+        if goal.max_cost is not None and row.cost is not None:
+            yield from self._over("goal.max_cost", "cost", row.cost, goal.max_cost, row)
+
+    def _memory_misses(self, row: Row) -> Iterable[Miss]:
+        for (kind, _), share in zip(
+            row.mix.members, largest_shares(row.mix, row.totals), strict=True
+        ):
+            if not self.fits(row, kind, share):
+                high = self.peak(row, kind, share).high
+                text = (
+                    f"{self.parts(row, kind, share)[0]} images at once on a worker may take "
+                    f"{mebibytes(high)}, the limit is {mebibytes(kind.limit)}"
+                )
+                yield Miss("goal.memory", text, high / kind.limit)
+
+    def _over(self, limit: str, verb: str, value: float, most: float, row: Row) -> Iterable[Miss]:
+        """A miss if the upper end of the interval is above the limit."""
+        high = value if value > most else value * self.spread(row)[1]
+        if high > most:
+            unit = " s" if limit == "goal.deadline" else ""
+            text = f"may {verb} {high:.4g}{unit}, {limit}={most:g}"
+            yield Miss(limit, text, high / most)
+
+    # ----------------------------------------------------------------------------- intervals
+
+    def step_estimate(self, row: Row) -> Estimate:
+        """Seconds per step with a 95 % interval; of several kinds, the slowest counts."""
+        found = [
+            kind.times.predict(row.mix.workers, row.resolution, self.parts(row, kind, share))
+            for (kind, _), share in zip(
+                row.mix.members, largest_shares(row.mix, row.totals), strict=True
+            )
+        ]
+        extra = self._update(row.mix, row.batch)
+        more = (extra.low, extra.high) if extra else (0.0, 0.0)
+        return Estimate(
+            value=row.step_seconds,
+            low=min(row.step_seconds, max(one.low for one in found) + more[0]),
+            high=max(row.step_seconds, max(one.high for one in found) + more[1]),
+        )
+
+    def error(self, row: Row) -> float:
+        """Standard error of a candidate's time beside others', as a share of it."""
+        return max(
+            kind.times.comparison_error(
+                row.mix.workers, row.resolution, self.parts(row, kind, share)
+            )
+            for (kind, _), share in zip(
+                row.mix.members, largest_shares(row.mix, row.totals), strict=True
+            )
+        )
+
+    def spread(self, row: Row) -> tuple[float, float]:
+        """Lower and upper end of the interval of every time of a row, as shares of the value."""
+        step = self.step_estimate(row)
+        return step.low / step.value, step.high / step.value
+
+    # -------------------------------------------------------------------------------- memory
+
+    def parts(self, row: Row, kind: Kind, share: int) -> list[int]:
+        """Micro-batches of a worker with ``share`` samples per step.
+
+        A candidate goes through in one pass, unless parts are wanted; only a batch that is asked
+        for is cut to fit.
+        """
+        if row.asked or kind.cuts(row.mix.workers):
+            return kind.parts(row.mix.workers, row.resolution, share)
+        return [share]
+
+    def fits(self, row: Row, kind: Kind, share: int) -> bool:
+        """Whether a worker with ``share`` samples per step stays within its memory."""
+        micro = self.parts(row, kind, share)[0]
+        most = kind.largest(row.mix.workers, row.resolution, accumulates=micro < share)
+        return micro <= most
+
+    def peak(self, row: Row, kind: Kind, share: int) -> Estimate:
+        """Peak bytes of a worker with ``share`` samples per step."""
+        micro = self.parts(row, kind, share)[0]
+        return kind.memory.predict(
+            row.resolution, micro, workers=row.mix.workers, accumulates=micro < share
+        )
+
+    def check_asked(self) -> None:
+        """Refuse a batch asked for that is too large for the data or too small for the workers."""
+        asked, wanted = self.job.global_batch, self.job.workers
+        mixes = [mix for mix in self.mixes if wanted in ("auto", mix.workers)] or self.mixes
+        smallest = min(mixes, key=lambda mix: mix.least)
+        kind, _ = smallest.members[0]
+        if asked == "auto":
+            kind.check_parts(kind.least)
+            return
+        check_batch(asked, smallest.workers, kind.least, self.data)
+        kind.check_parts(-(-asked // smallest.workers))
+
+
+def mebibytes(size: float) -> str:
+    """Bytes for a person."""
+    return f"{size / 2**20:.1f} MiB"

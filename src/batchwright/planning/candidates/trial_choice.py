@@ -1,0 +1,296 @@
+"""Which short training comes next: the one that tells most, a second, of what is to be decided.
+
+The decision is the planner's: of the candidates as accurate as the best, the quickest. What it may
+lose is, for each other candidate, by how much more accurate that one may be than the chosen one. A
+trial is worth what it takes off that doubt, and costs its seconds; where it lies matters, not what
+comes of it, so it can be judged before it is made (Chaloner and Verdinelli 1995, Bayesian
+experimental design). Another learning rate is another candidate, as quick as the usual one.
+
+Where an accuracy is to be reached, the decision is the quickest candidate and how long it is to be
+trained. A trial saves time there in two ways: less is trained to be sure, and another candidate may
+prove quicker. It is made if that is more than it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import erf, exp, inf, log, pi, sqrt
+from statistics import NormalDist
+from typing import NamedTuple
+
+from batchwright.prediction.accuracy.learning import Aim, LearningModel, fit_learning
+from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
+from batchwright.records import OptimizerName
+
+LEAST_STEPS = 25
+"""Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch
+normalization have not settled."""
+LEAST_SAMPLES = 512
+LEAST_BATCH = 16
+"""The law is known from 32 on; statistics of normalization over a few samples are others."""
+HELD_OUT = 1000
+"""Most images that a trial is judged on."""
+HELD_OUT_SHARE = 0.1
+"""Most of the training images that are held out for that."""
+SETTLED = 0.002
+"""Expected loss of accuracy, a share, below which no further trial pays."""
+
+RATE_STEP = log(3)
+"""Between rates that are tried: closer ones are hardly told apart."""
+MOST_RATE_STEPS = 3
+"""Either way from the usual rate."""
+
+_LONGEST = 1 / 3  # of the budget: three trials tell of slope and level, one of neither
+_SHORTER = (1, 2, 4)  # a trial may be so many times shorter than the longest
+_LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)  # there each has to pay
+
+
+class Arm(NamedTuple):
+    """A batch that a plan may choose.
+
+    Attributes:
+        batch: Global batch, in samples.
+        workers: That train it quickest.
+        micro_batch: Most samples in one forward pass of theirs.
+        epoch_seconds: Of training on all images once.
+        slowness: What a trial takes here over what is planned; the time planned may be simulated.
+    """
+
+    batch: int
+    workers: int
+    micro_batch: int
+    epoch_seconds: float
+    slowness: float = 1.0
+
+
+class Wanted(NamedTuple):
+    """A trial to be made.
+
+    Attributes:
+        optimizer: To train with.
+        arm: Its batch and workers.
+        samples: To train on.
+        seconds: It should take.
+        offset: Of its rate: as of a `Candidate`.
+    """
+
+    optimizer: OptimizerName
+    arm: Arm
+    samples: int
+    seconds: float
+    offset: float = 0.0
+
+    @property
+    def training(self) -> Candidate:
+        """As the law of learning sees it."""
+        return Candidate(self.optimizer, self.arm.batch, self.samples, self.offset)
+
+    @property
+    def rate_scale(self) -> float:
+        """Its rate over the usual one."""
+        return exp(self.offset)
+
+    def __str__(self) -> str:
+        rate = f", {self.rate_scale:.3g} x the usual rate" if self.offset else ""
+        return f"{self.optimizer}, batch {self.arm.batch}, {self.samples:,} images{rate}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be decided.
+
+    Attributes:
+        arms: Batches to choose from.
+        optimizers: To choose from.
+        epochs: Of the planned training.
+        samples: Training images.
+        classes: Of the data.
+        tolerance: Accuracy that is given up for time, a share.
+        judging_seconds: What judging a trial takes.
+        rates: Whether the learning rate is open, too.
+        target: Accuracy to reach, a share; `None`: what counts is accuracy after all epochs.
+        confidence: Probability with which it is to be reached.
+    """
+
+    arms: tuple[Arm, ...]
+    optimizers: tuple[OptimizerName, ...]
+    epochs: int
+    samples: int
+    classes: int
+    tolerance: float
+    judging_seconds: float
+    rates: bool = False
+    target: float | None = None
+    confidence: float = 0.8
+
+    @property
+    def held_out(self) -> int:
+        """Images that trials are judged on."""
+        return min(HELD_OUT, int(HELD_OUT_SHARE * self.samples))
+
+    @property
+    def least_budget(self) -> float:
+        """Seconds that do for a trial at some batch; infinite where the training is too short."""
+        found = [
+            self._seconds(arm, samples) / self._longest
+            for arm in self.arms
+            if (samples := -(-_least_samples(arm) // arm.batch) * arm.batch)
+            <= self.epochs * self.samples
+        ]
+        return min(found, default=inf)
+
+    def next_trial(
+        self, observed: Sequence[Observed], *, budget: float, left: float
+    ) -> Wanted | None:
+        """The trial to make next; `None` if all is settled or no time is left for one.
+
+        Args:
+            observed: What trials have shown so far.
+            budget: Seconds for all of them.
+            left: Seconds of it that are left.
+        """
+        if not self.held_out:
+            return None
+        model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
+        offsets = {name: self.offsets(model, name) for name in self.optimizers}
+        made = {one.training for one in observed}  # the same again would end the same
+        trials = [
+            one
+            for one in self._affordable(budget, offsets)
+            if one.seconds <= left
+            and one.training not in made
+            # A rate tells little of itself beside none.
+            and (not one.offset or one.optimizer in {name for name, *_ in made})
+        ]
+        if self.target is not None:
+            return self._saving_most(model, trials, offsets, self.target)
+        trainings = {
+            Candidate(name, arm.batch, self.epochs * self.samples, offset): arm.epoch_seconds
+            for arm in self.arms
+            for name in self.optimizers
+            for offset in {model.offset(name), *offsets[name]}
+        }
+        accuracies = {one: model.accuracy(one).value for one in trainings}
+        open_ = [one for one in trainings if one.offset == model.offset(one.optimizer)]
+        least = max(accuracies[one] for one in open_) - self.tolerance
+        chosen = min((one for one in open_ if accuracies[one] >= least), key=trainings.__getitem__)
+        losses = {
+            one: _expected_above(*model.apart(one, chosen), self.tolerance)
+            for one in trainings
+            if one != chosen
+        }
+        doubted = max(losses, key=losses.__getitem__, default=None)
+        if doubted is None or losses[doubted] < SETTLED:
+            return None
+        return max(
+            trials,
+            key=lambda one: (
+                model.would_tell(one.training, self.held_out, chosen, doubted) / one.seconds
+            ),
+            default=None,
+        )
+
+    def _saving_most(
+        self,
+        model: LearningModel,
+        trials: Sequence[Wanted],
+        offsets: Mapping[OptimizerName, Sequence[float]],
+        target: float,
+    ) -> Wanted | None:
+        """The trial that saves most seconds of training to the target beyond its own, if any."""
+        sure = NormalDist().inv_cdf(self.confidence)
+        aims = [
+            (log(aim.samples * self._each(arm)), aim, offset == model.offset(name), arm)
+            for arm in self.arms
+            for name in self.optimizers
+            for offset in {model.offset(name), *offsets[name]}
+            if (aim := model.aim(name, arm.batch, target, offset))
+        ]
+        if not aims:
+            return None
+
+        # Log seconds to reach it for sure.
+        surely = [seconds + sure * model.aim_error(aim) for seconds, aim, *_ in aims]
+        chosen = min((at for at, one in enumerate(aims) if one[2]), key=surely.__getitem__)
+        expected, aim, _, arm = aims[chosen]
+        most = self.epochs * self.samples * self._each(arm)  # no longer is it trained
+
+        def trained(log_seconds: float) -> float:
+            return most / (1 + exp(log(most) - log_seconds))  # it ends at the most by and by
+
+        def saved(trial: Wanted) -> float:
+            at = trial.training
+            after = expected + sure * model.aim_error(aim, at, self.held_out)
+            gain = trained(surely[chosen]) - trained(after)
+            other = max(
+                _expected_above(surely[chosen] - later, self._moved(model, at, one, aim), 0.0)
+                for later, (_, one, *_) in zip(surely, aims, strict=True)
+            )
+            return gain + trained(surely[chosen]) * (1 - exp(-other)) - trial.seconds
+
+        best = max(trials, key=saved, default=None)
+        return best if best is not None and saved(best) > 0 else None
+
+    def _moved(self, model: LearningModel, trial: Candidate, one: Aim, other: Aim) -> float:
+        """Standard deviation by which a trial moves the ratio of two aims, in logarithms."""
+        apart = one.by_parameters - other.by_parameters
+        return sqrt(model.told(trial, self.held_out, apart))
+
+    def offsets(self, model: LearningModel, name: OptimizerName) -> list[float]:
+        """Rates to weigh: those tried, the usual one, and one beyond an end that is best."""
+        if not self.rates:
+            return [0.0]
+        known = [one for one in model.observed if one.optimizer == name]
+        tried = {round(one.offset / RATE_STEP) for one in known} or {0}
+        low, high, best = min(tried), max(tried), model.offset(name) / RATE_STEP
+        further = {low - 1} if best < low + 0.5 else set[int]()
+        further |= {high + 1} if best > high - 0.5 else set()
+        most = model.least_failing(name) - RATE_STEP / 2
+        return [
+            round(step * RATE_STEP, OFFSET_DIGITS)
+            for step in sorted(tried | further)
+            if abs(step) <= MOST_RATE_STEPS and step * RATE_STEP < most
+        ]
+
+    def _affordable(
+        self, budget: float, offsets: Mapping[OptimizerName, Sequence[float]]
+    ) -> Iterator[Wanted]:
+        for arm in self.arms:
+            most = min(
+                (self._longest * budget - self.judging_seconds) / self._each(arm),
+                self.epochs * self.samples,
+            )
+            for times in _SHORTER if self.target is None else _SHORTER_TO_TARGET:
+                samples = int(most / times) // arm.batch * arm.batch
+                if samples >= _least_samples(arm):
+                    seconds = self._seconds(arm, samples)
+                    for name in self.optimizers:
+                        for offset in offsets[name]:
+                            yield Wanted(name, arm, samples, seconds, offset)
+
+    def _seconds(self, arm: Arm, samples: int) -> float:
+        """What a trial takes."""
+        return samples * self._each(arm) + self.judging_seconds
+
+    def _each(self, arm: Arm) -> float:
+        """Seconds of training for each sample, here."""
+        return arm.slowness * arm.epoch_seconds / self.samples
+
+    @property
+    def _longest(self) -> float:
+        """Of the time for all trials, what the longest may take."""
+        return _LONGEST if self.target is None else _LONGEST_TO_TARGET
+
+
+def _least_samples(arm: Arm) -> int:
+    return max(LEAST_SAMPLES, LEAST_STEPS * arm.batch)
+
+
+def _expected_above(mean: float, error: float, threshold: float) -> float:
+    """Expected excess of a normal variable over a threshold."""
+    if error <= 0:
+        return max(0.0, mean - threshold)
+    z = (mean - threshold) / error
+    density = exp(-(z**2) / 2) / sqrt(2 * pi)
+    return error * (density + z * (1 + erf(z / sqrt(2))) / 2)

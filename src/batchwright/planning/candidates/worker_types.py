@@ -1,0 +1,301 @@
+"""Kinds of workers: what a step takes on each, what fits it, what it costs, how many there are.
+
+A kind was measured, or is stated to behave like a measured one, so many times as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from batchwright.errors import PlanError
+from batchwright.planning.gradient_scaling import Parting, parting_of, small_parts
+from batchwright.planning.merging import kind_of
+from batchwright.planning.validation import check_micro_batches, least_local, sides
+from batchwright.prediction.fit import Line
+from batchwright.prediction.memory import MemoryModel, fit_memory
+from batchwright.prediction.step_time import StepTimeModel, fit_step_time
+from batchwright.records import Job, Link, Profile, StepTime, WorkerKind
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Workers that behave alike.
+
+    Attributes:
+        name: As in ``goal.kinds``, or as measured.
+        count: Most of them that a plan may use.
+        price: Of one for an hour; `None` if not given.
+        limit: Bytes that one may use.
+        least: Fewest samples that one can train on.
+        micro_batch: Most samples at once as asked; `None`: what fits.
+        most: No batch is larger, in samples: those of the data.
+        profile: What was measured.
+        times: Step times, with the stated speed in them.
+        memory: Peak bytes.
+        evaluation_seconds: Per image on one worker, at the highest resolution.
+        speed: As a multiple of that of the measured kind.
+        stated: What of it is stated rather than measured, in words; empty if nothing.
+        parting: Into how many parts steps are to be cut besides; `None`: any.
+    """
+
+    name: str
+    count: int
+    price: float | None
+    limit: int
+    least: int
+    micro_batch: int | None
+    most: int
+    profile: Profile
+    times: StepTimeModel
+    memory: MemoryModel
+    evaluation_seconds: float
+    speed: float = 1.0
+    stated: str = ""
+    parting: Parting | None = None
+    _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False)
+    _largest: dict[tuple[int, int, bool], int] = field(default_factory=dict, repr=False)
+
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """Worker counts that were measured, rising."""
+        return self.times.workers
+
+    @property
+    def smallest_measured(self) -> int:
+        """Smallest measured local batch, in samples."""
+        return min(point.local_batch_size for point in self.profile.steps)
+
+    def cuts(self, workers: int) -> bool:
+        """Whether large batches are cut into passes though they fit at once."""
+        if self.micro_batch is not None:
+            return True
+        return self.parting is not None and self.parting.passes(workers) > 1
+
+    def seconds_at_once(self, workers: int, resolution: int, local: int) -> float:
+        """Seconds of a step whose local batch goes through the network in one pass."""
+        key = (workers, resolution, local)
+        found = self._seconds.get(key)
+        if found is None:
+            found = self._seconds[key] = self.times.seconds(workers, resolution, (local,))
+        return found
+
+    def seconds(self, workers: int, resolution: int, local: int) -> float:
+        """Seconds of a step, in as many passes as it takes."""
+        if not self.cuts(workers) and local <= self.largest(workers, resolution):
+            return self.seconds_at_once(workers, resolution, local)
+        return self.times.seconds(workers, resolution, self.parts(workers, resolution, local))
+
+    def parts(self, workers: int, resolution: int, local: int) -> list[int]:
+        """A local batch cut into as few and as even micro-batches as fit, or as asked."""
+        if self.micro_batch is not None:
+            found = cut(local, self.micro_batch)
+        elif local <= self.largest(workers, resolution):
+            found = [local]
+        else:
+            found = self._fitting(workers, resolution, local)
+        if self.parting is None:
+            return found
+        small = small_parts(local, self.parting.passes(workers, local), self.least)
+        if len(small) <= len(found):
+            return found
+        if self.micro_batch is None and small[0] > self.largest(
+            workers, resolution, accumulates=True
+        ):
+            return self._fitting(workers, resolution, local)
+        return small
+
+    def _fitting(self, workers: int, resolution: int, local: int) -> list[int]:
+        """Micro-batches that fit while gradients are added up."""
+        return cut(local, max(self.largest(workers, resolution, accumulates=True), self.least))
+
+    def largest(self, workers: int, resolution: int, *, accumulates: bool = False) -> int:
+        """Most samples at once by memory; 0 if none fit.
+
+        ``accumulates``: gradients of earlier micro-batches stay in memory meanwhile.
+        """
+        workers = min(workers, self.measured[-1] + 1)  # beyond, buffers do not grow
+        key = (workers, resolution, accumulates)
+        found = self._largest.get(key)
+        if found is None:
+            failed = (
+                one.local_batch_size
+                for one in self.profile.out_of_memory
+                if one.resolution <= resolution and one.workers <= workers
+            )
+            most = min((self.most, *(batch - 1 for batch in failed)))
+            found = self._largest[key] = self.memory.largest_batch(
+                resolution, self.limit, most, workers=workers, accumulates=accumulates
+            )
+        return found
+
+    def check_parts(self, local: int) -> None:
+        """Refuse micro-batches as asked that leave a part too small."""
+        if self.micro_batch is not None:
+            check_micro_batches(local, self.micro_batch, self.least)
+
+    def line(self, workers: int, resolution: int) -> tuple[float, float] | None:
+        """Fixed seconds of a step and seconds per sample, where that describes the step time."""
+        fitted = self.fitted_line(workers, resolution)
+        if fitted is None:
+            return None
+        if workers in self.measured:
+            return fitted.intercept, fitted.slope
+        curve = self.times.curve(self._nearest(workers), resolution)
+        # Computing is a line; the exchange keeps it one where the two do not overlap.
+        low, high = curve.batches[0], max(curve.batches[-1], 4 * curve.batches[0])
+        middle = (low + high) // 2
+        first, between, last = (
+            self.seconds_at_once(workers, resolution, batch) for batch in (low, middle, high)
+        )
+        slope = (last - first) / (high - low)
+        fixed = first - slope * low
+        bent = abs(fixed + slope * middle - between) > 1e-9 * between
+        return None if bent or fixed < 0 else (fixed, slope)
+
+    def fixed_samples(self, workers: int, resolution: int, local: int) -> float:
+        """Fixed cost of a step, as so many samples' worth: what rebalancing goes by at first.
+
+        By the slope between half of ``local`` and all of it; at most ``local``, 0 if it falls.
+        """
+        if local < 2 * self.least:
+            return 0.0
+        seconds, half = (
+            self.seconds_at_once(workers, resolution, size) for size in (local, local // 2)
+        )
+        slope = (seconds - half) / (local - local // 2)
+        worth = seconds / slope - local if slope > 0 else 0.0
+        return round(min(max(worth, 0.0), float(local)), 1)
+
+    def chord(self, workers: int, resolution: int, local: int) -> tuple[float, float]:
+        """Seconds per sample and fixed ones of computing, by half of ``local`` and all of it."""
+        half = max(local // 2, 1)
+        if half == local:
+            half = local + 1
+        first, last = (
+            self.times.computing(workers, resolution, self.parts(workers, resolution, size))
+            for size in (half, local)
+        )
+        slope = (last - first) / (local - half)
+        return slope, max(0.0, last - slope * local)
+
+    def fitted_line(self, workers: int, resolution: int) -> Line | None:
+        """The line through the measured step times, where one describes them.
+
+        That of the nearest measured number of workers; `None` at a resolution not measured.
+        """
+        count = self._nearest(workers)
+        if resolution not in self.times.resolutions(count):
+            return None
+        curve = self.times.curve(count, resolution)
+        return curve.line if curve.linear else None
+
+    def _nearest(self, workers: int) -> int:
+        return max((n for n in self.measured if n <= workers), default=self.measured[0])
+
+
+def cut(local: int, most: int) -> list[int]:
+    """``local`` samples in as few and as even parts of at most ``most`` as can be.
+
+    Example:
+        >>> cut(256, 98)
+        [86, 85, 85]
+    """
+    count = -(-local // most)
+    part, larger = divmod(local, count)
+    return [part + 1] * larger + [part] * (count - larger)
+
+
+def kinds_of(profiles: Sequence[Profile], job: Job) -> tuple[Kind, ...]:
+    """The kinds that a plan may use, as in ``goal.kinds``, or those that were measured.
+
+    Args:
+        profiles: One for each measured kind.
+        job: Resolved.
+
+    Raises:
+        PlanError: ``goal.kinds`` names a kind that was not measured, or one twice.
+    """
+    measured = {kind_of(profile): profile for profile in profiles}
+    wanted = job.goal.kinds or tuple(
+        WorkerKind(kind=name, count=_measured_count(profile, job, alone=len(measured) == 1))
+        for name, profile in measured.items()
+    )
+    names = [one.kind for one in wanted]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise PlanError(f"goal.kinds names {twice!r} twice: give one count for it")
+    return tuple(_kind(one, measured, job) for one in wanted)
+
+
+def _measured_count(profile: Profile, job: Job, *, alone: bool) -> int:
+    """How many of a measured kind there are: as measured, or as many as the goal allows."""
+    measured = max(point.workers for point in profile.steps)
+    if not alone:
+        return measured
+    asked = job.workers if isinstance(job.workers, int) else 1
+    return max(measured, job.goal.max_workers or 1, asked)
+
+
+def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> Kind:
+    like = wanted.like or wanted.kind
+    if like not in measured:
+        raise PlanError(
+            f"goal.kinds: no profile of {like!r}, only of {', '.join(map(repr, measured))}: probe "
+            f"it with probe.kind={like}, or say which of these it is like"
+        )
+    profile = measured[like]
+    stated = ""
+    if like != wanted.kind or wanted.speed != 1:
+        stated = f"{wanted.kind} is taken as {wanted.speed:g} times as fast as {like}"
+    return Kind(
+        name=wanted.kind,
+        count=wanted.count,
+        price=wanted.price if wanted.price is not None else job.goal.price,
+        limit=wanted.memory or job.goal.memory or profile.cluster.memory_bytes,
+        least=least_local(profile.network),
+        micro_batch=None if job.micro_batch == "auto" else job.micro_batch,
+        most=profile.data.train_samples,
+        profile=profile,
+        times=_times(profile, wanted.speed, job.link),
+        memory=fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device),
+        evaluation_seconds=_evaluation_seconds(profile, job) / wanted.speed,
+        speed=wanted.speed,
+        stated=stated,
+        parting=parting_of(job),
+    )
+
+
+def _times(profile: Profile, speed: float, link: Link) -> StepTimeModel:
+    return fit_step_time(
+        [_sped_up(point, speed) for point in profile.steps] if speed != 1 else profile.steps,
+        collectives=profile.collectives,
+        gradient_bytes=profile.network.trained_bytes,
+        link=link if link_given(link) else None,
+    )
+
+
+def link_given(link: Link) -> bool:
+    """Whether the job states the network between workers that were not measured together."""
+    return link.latency is not None and link.bandwidth is not None
+
+
+def _sped_up(point: StepTime, speed: float) -> StepTime:
+    """The point on a worker that computes ``speed`` times as fast; the exchange stays."""
+    computing = point.step_seconds - min(point.sync_seconds, point.step_seconds)
+    ratio = 1 - computing / point.step_seconds * (1 - 1 / speed)
+    return point.model_copy(
+        update={
+            "compute_seconds": point.compute_seconds / speed,
+            "step_seconds": point.step_seconds * ratio,
+            "step_low": point.step_low * ratio,
+            "step_high": point.step_high * ratio,
+            "visits": tuple(visit * ratio for visit in point.visits),
+        }
+    )
+
+
+def _evaluation_seconds(profile: Profile, job: Job) -> float:
+    """Per image at the job's highest resolution; measured at the profile's, scaled by the area."""
+    measured = max((*sides(profile.job), *(p.resolution for p in profile.steps)))
+    return profile.evaluation_seconds_per_image * (max(sides(job)) / measured) ** 2

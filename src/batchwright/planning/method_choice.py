@@ -1,0 +1,290 @@
+r"""What `method=auto` comes to: the least predicted time to the accuracy of `plain`.
+
+Each method is planned as if it were asked for. Those count that are known to learn as much: by
+runs given, because they take the same steps, or by what other tasks showed (`RULES`).
+
+`dynamic-batch` begins with even shares, of which its plan tells the time; then worker i, whose step
+takes :math:`(b_i + o_i) / v_i`, gets a share by its speed, and a step takes
+
+.. math:: \frac{B + \sum_i o_i}{\sum_i v_i} \le \max_i \frac{B / n + o_i}{v_i}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from batchwright.errors import PlanError
+from batchwright.planning.resolution import ONE_BATCH
+from batchwright.planning.run_history import experience_of
+from batchwright.planning.validation import SERVED, check_open_method
+from batchwright.records import (
+    Alternative,
+    Estimate,
+    Goal,
+    Job,
+    Plan,
+    Prediction,
+    Profile,
+    Reason,
+    RunSummary,
+    Stage,
+)
+from batchwright.records.base import Method
+from batchwright.records.text.formatting import counted_points, duration, shares_between
+from batchwright.records.text.plan_text import is_chosen
+
+LEAST_SAVING = 0.02
+"""Share of the time that a method must save: less is within what predictions are off."""
+_SAVING = f"{100 * LEAST_SAVING:g} %"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is known of a method before anything ran.
+
+    Attributes:
+        told: What tells how much it learns, in words.
+        apart: Held-out accuracy less that of `plain` with the same optimizer, in points, with its
+            95 % interval, where other tasks showed it; `None`: they did not.
+    """
+
+    told: str
+    apart: tuple[float, float, float] | None = None
+
+
+# `cyclic`: benchmarks/cheaper.py, five pairs; the interval is that of one more, by Student's t.
+RULES: Mapping[Method, Rule] = {
+    "plain": Rule("the others are compared with it"),
+    "dynamic-batch": Rule("it takes the same steps, however samples are shared"),
+    "cyclic": Rule("as short trainings of three other tasks showed", (-2.2, -6.9, 2.5)),
+    "dual-batch": Rule("only runs with it tell, and none was given"),
+    "hybrid": Rule("only runs with it tell, and none was given"),
+}
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A method as it would be planned.
+
+    Attributes:
+        plan: That plan.
+        seconds: Of the whole training.
+        accuracy: Held out, at the end, a share; `None`: not known.
+        least: Its accuracy less `plain`'s as far as it is sure, a share; `None`: not known.
+        told: What tells that.
+    """
+
+    plan: Plan
+    seconds: float
+    accuracy: Estimate | None
+    least: float | None
+    told: str
+
+    @property
+    def accuracy_words(self) -> str:
+        """With its interval."""
+        return "not known" if self.accuracy is None else shares_between(self.accuracy)
+
+    @property
+    def words(self) -> str:
+        """Time and accuracy."""
+        return f"{duration(self.seconds)}, accuracy {self.accuracy_words}: {self.told}"
+
+    def against(self, best: Weighed, goal: Goal) -> str:
+        """The same, and why another method was taken."""
+        why = f"saves less than {_SAVING}"
+        if self.least is None:
+            why = "not known to learn as much"
+        elif self.least < -goal.accuracy_tolerance:
+            why = "may lose more than goal.accuracy_tolerance"
+        elif self.seconds > best.seconds:
+            why = "takes longer"
+        return f"{self.words}; {why}"
+
+
+def plan_of_best(
+    job: Job, profile: Profile, runs: Sequence[RunSummary], make: Callable[[Method], Plan]
+) -> Plan:
+    """The plan of the method that a job with `method=auto` comes to, with the reason.
+
+    Args:
+        job: Resolved.
+        profile: What was measured.
+        runs: Finished runs of the same task.
+        make: The plan of the job with another method.
+
+    Raises:
+        PlanError: `plain` cannot be planned, nor any method known to learn as much; or a key
+            belongs to one method.
+    """
+    check_open_method(job)
+    problems: dict[Method, PlanError] = {}
+    plans: dict[Method, Plan] = {}
+    for method in RULES:
+        try:
+            made = make(method)
+            if method in SERVED and made.workers == 1:
+                raise PlanError("two batches at once take 2 workers or more")
+            plans[method] = made
+        except PlanError as error:
+            problems[method] = error
+    plain = plans.get("plain")
+    weighed = {method: _weighed(one, plain, profile, runs) for method, one in plans.items()}
+    alike = {
+        method: one
+        for method, one in weighed.items()
+        if one.least is not None and one.least >= -job.goal.accuracy_tolerance
+    }
+    if not alike:
+        raise problems["plain"]
+    best = min(alike, key=lambda method: alike[method].seconds)
+    if "plain" in alike and alike[best].seconds > (1 - LEAST_SAVING) * alike["plain"].seconds:
+        best = "plain"
+    others = tuple(
+        Alternative(value=method, loss=weighed[method].against(weighed[best], job.goal))
+        if method in weighed
+        else Alternative(value=method, loss=f"not possible: {problems[method]}")
+        for method in RULES
+        if method != best
+    )
+    return _with_reason(weighed[best], job, others)
+
+
+def _with_reason(chosen: Weighed, job: Job, others: tuple[Alternative, ...]) -> Plan:
+    plan, tolerance = chosen.plan, counted_points(job.goal.accuracy_tolerance)
+    described = next((one.why for one in plan.reasons if one.choice == "method"), "")
+    reason = Reason(
+        choice="method",
+        value=plan.method,
+        why=f"{chosen.words}. The least predicted time of the methods known to be at most "
+        f"{tolerance} less accurate than plain; plain itself where they save less than "
+        f"{_SAVING}. {described.removeprefix('Asked for. ')}".strip(),
+        source="predicted",
+        alternatives=others,
+    )
+    rest = tuple(one for one in plan.reasons if one.choice != "method")
+    return plan.model_copy(update={"reasons": (reason, *rest)})
+
+
+def beside_plain(
+    plan: Plan, profile: Profile, runs: Sequence[RunSummary], make: Callable[[Method], Plan]
+) -> Plan:
+    """The plan, which says what `plain` would reach where no run tells its own accuracy.
+
+    Args:
+        plan: Of a method that was asked for.
+        profile: What was measured.
+        runs: Finished runs of the same task.
+        make: The plan of the same job with another method.
+    """
+    if _by_runs(plan, profile, runs) is not None:
+        return plan
+    try:
+        plain = make("plain")
+    except PlanError:  # a limit that this plan keeps
+        return plan
+    usual = _weighed(plain, plain, profile, runs)
+    if usual.accuracy is None:
+        return plan
+    own = _weighed(plan, plain, profile, runs)
+    reason = Reason(
+        choice="accuracy",
+        value=own.accuracy_words,
+        why=f"method={plan.method} takes {own.words}. With method=plain as many epochs are "
+        f"predicted to take {duration(usual.seconds)} and to reach {usual.accuracy_words}.",
+        source="predicted",
+    )
+    return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
+
+
+def _weighed(
+    plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
+) -> Weighed:
+    """A method's plan, beside that of `plain`; `None`: there is none."""
+    rule, seconds = RULES[plan.method], _seconds(plan)
+    usual = _candidate(plain).accuracy if plain else None
+    if plan.method == "dynamic-batch":
+        saved = saved_by_shares(plan, runs)
+        told = f"{rule.told}; no worker is known to be slower than others"
+        if saved:
+            told = f"{rule.told}; even shares would take {duration(seconds)}"
+        return Weighed(plan, seconds - saved, usual, 0.0, told)
+    if plan.method == "plain":
+        return Weighed(plan, seconds, usual, 0.0, rule.told)
+    own = _by_runs(plan, profile, runs)
+    if own is not None:
+        apart = None if usual is None else own.value - usual.value
+        return Weighed(plan, seconds, own, apart, "by the runs given")
+    if rule.apart is None:
+        return Weighed(plan, seconds, None, None, rule.told)
+    if plain is not None and plan.update != plain.update:
+        told = f"it trains with {plan.update}, plain with {plain.update}"
+        return Weighed(plan, seconds, None, None, told)
+    value, low, high = rule.apart
+    told = f"{value:+.1f} points beside plain ({low:+.1f} to {high:+.1f}), {rule.told}"
+    if usual is not None:
+        usual = Estimate(
+            value=max(0.0, usual.value + value / 100),
+            low=max(0.0, usual.low + low / 100),
+            high=min(1.0, usual.high + high / 100),
+        )
+    return Weighed(plan, seconds, usual, low / 100, told)
+
+
+def _by_runs(plan: Plan, profile: Profile, runs: Sequence[RunSummary]) -> Estimate | None:
+    """Held-out accuracy at the end, by runs with the plan's method."""
+    told = experience_of(profile, plan.job, runs).progress(profile.noise, plan.update)
+    return told.accuracy(plan.stages[-1].global_batch_size, plan.epochs)
+
+
+def _candidate(plan: Plan) -> Prediction:
+    """The candidate that a plan's cluster and batch were chosen by, or one of its cluster."""
+    own = [one for one in plan.considered if (one.workers, one.kinds) == (plan.workers, plan.kinds)]
+    return next((one for one in own if is_chosen(plan, one)), own[0])
+
+
+def _seconds(plan: Plan) -> float:
+    """Predicted, of the whole training with its evaluations."""
+    one = _candidate(plan)
+    assert one.train_seconds is not None  # noqa: S101 - predicted with what follows
+    evaluating = one.train_seconds.value - plan.epochs * one.epoch_seconds.value
+    return evaluating + sum(
+        stage.epochs * stage.predicted_epoch_seconds.value
+        for stage in plan.stages
+        if stage.predicted_epoch_seconds is not None
+    )
+
+
+def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
+    """Seconds of a training that shares by speed save; 0 where speeds are not known."""
+    (stage,) = plan.stages
+    workers = _speeds(plan, stage, runs)
+    if len({*stage.local_batch_sizes}) > 2 or len(plan.kinds) > 1 or not workers:
+        return 0.0
+    batch = stage.global_batch_size
+    even = max((batch / len(workers) + fixed) / speed for speed, fixed in workers)
+    level = (batch + sum(fixed for _, fixed in workers)) / sum(speed for speed, _ in workers)
+    return plan.epochs * _candidate(plan).steps_per_epoch * (even - level)
+
+
+def _speeds(plan: Plan, stage: Stage, runs: Sequence[RunSummary]) -> list[tuple[float, float]]:
+    """Samples a second and fixed samples' worth of each worker: stated, or from the last run."""
+    if plan.job.launch == "virtual":
+        a, b = stage.sample_seconds, stage.step_seconds
+        if not a or b is None:
+            return []
+        each = plan.job.virtual.relative_times(plan.workers)
+        return [(speed / a, overhead * b / a) for speed, overhead in each]
+    for run in reversed(runs):
+        if run.plan.method not in ONE_BATCH or not run.epochs:
+            continue
+        last = run.epochs[-1]
+        fixed = run.plan.stages[-1].fixed_samples
+        times = [one.input_seconds + one.compute_seconds for one in last.workers]
+        if len(times) == plan.workers and last.steps and min(times) > 0:
+            return [
+                ((one.samples + last.steps * fixed) / seconds, fixed)
+                for one, seconds in zip(last.workers, times, strict=True)
+            ]
+    return []

@@ -1,0 +1,312 @@
+"""Two groups of workers under one time model: which small batch, which shares, how long a round.
+
+`dual_batch` solves for a line; a measured step time is a curve, so here the line is the chord
+through the two batches that come out, found by turns. Where such pairs were measured side by side,
+the chord is theirs: a small error in the fixed time moves the small batch a lot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from batchwright.algorithms.batch_size import steps_per_epoch
+from batchwright.algorithms.dual_batch import (
+    Pair,
+    Relative,
+    chord,
+    largest_extra_time_unlike,
+    solve,
+    solve_unlike,
+    spread,
+    weights_in_time,
+)
+from batchwright.algorithms.measured_pairs import solved_line
+from batchwright.errors import PlanError
+from batchwright.records import PairTime
+
+_TURNS = 30  # of chord and pair; they settle in two or three
+_NOTHING = 1e-9  # of a step: what rounding leaves where there is no fixed time
+_SAME_LARGE = 0.1  # a measured pair counts if its large batch is that near, as a share
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long steps take on each worker of a round.
+
+    Attributes:
+        seconds: Of a step without exchange on a usual worker, by resolution and local batch.
+        workers: How each differs from a usual one, in rank order.
+        least: Fewest samples that a worker can train on.
+        exchange: Seconds of each worker's push to the parameter server and its pull, in rank order.
+        spread: Ends of the interval of such times as shares of them, by resolution and local batch.
+        pairs: Unequal batches that were measured side by side.
+        least_fixed: Share of a step that is fixed at least: measured times cannot tell less from
+            none, and with none there would be no small batch at all.
+    """
+
+    seconds: Callable[[int, int], float]
+    workers: tuple[Relative, ...]
+    least: int
+    exchange: tuple[float, ...]
+    spread: Callable[[int, int], tuple[float, float]]
+    pairs: tuple[PairTime, ...] = ()
+    least_fixed: float = 0.0
+
+    @property
+    def unlike(self) -> bool:
+        """Whether the fixed time of a step differs from worker to worker."""
+        return len({worker.overhead for worker in self.workers}) > 1
+
+    def chord(self, side: int, batch: int, large: int) -> tuple[float, float]:
+        """Seconds per sample and fixed ones, by the steps of two batches, at a resolution."""
+        whole = self.seconds(side, large)
+        a, b = chord((batch, self.seconds(side, batch)), (large, whole))
+        least = self.least_fixed * whole
+        if b < least or abs(b) < _NOTHING * whole:
+            return (whole - least) / large, least
+        return a, b
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Both groups of a row of the plan.
+
+    Attributes:
+        pair: Batches and samples of a worker of speed 1, on average where overheads differ.
+        large_batch: Local batch of a large-batch worker.
+        sample_seconds: Slope of the chord that it was solved with.
+        step_seconds: Its fixed part.
+        samples: Of each worker in a round, in rank order; an epoch in all.
+        local_batch_sizes: In rank order.
+        round_seconds: Until the last worker has ended, exchanges included.
+        measured: Of the pairs that were measured side by side the nearest, if there are any.
+    """
+
+    pair: Pair
+    large_batch: int
+    sample_seconds: float
+    step_seconds: float
+    samples: tuple[int, ...]
+    local_batch_sizes: tuple[int, ...]
+    round_seconds: float
+    measured: PairTime | None
+
+    def samples_ratio(self, exchange_steps: int | None) -> float:
+        """Samples between two exchanges of a small-batch worker over those of a large-batch one.
+
+        Both of usual speed; where exchanges are once a round, d_S over d_L.
+        """
+        if exchange_steps is None or self.pair.small_batch is None:
+            return self.pair.factor
+        return self.pair.small_batch / self.large_batch
+
+    @property
+    def updates(self) -> float:
+        """Steps of all workers in a round."""
+        return sum(n / size for n, size in zip(self.samples, self.local_batch_sizes, strict=True))
+
+    @property
+    def fixed_share(self) -> float:
+        """What of a step with the large batch is fixed, as a share."""
+        per_batch = self.sample_seconds * self.large_batch
+        return self.step_seconds / (self.step_seconds + per_batch)
+
+
+def grouped(
+    pace: Pace,
+    side: int,
+    large_batch: int,
+    *,
+    small_workers: int,
+    extra_time: float,
+    samples: int,
+    exchange_steps: int | None = None,
+) -> Groups:
+    """Batches, shares and round time of two groups; the small-batch workers come last.
+
+    Args:
+        pace: How long steps take.
+        side: Resolution, in pixels.
+        large_batch: Local batch of the others, in samples.
+        small_workers: How many small-batch workers there are.
+        extra_time: Time of a round over that with large batches alone.
+        samples: Training samples of an epoch.
+        exchange_steps: Steps between two exchanges; `None`: one exchange a round.
+
+    Raises:
+        PlanError: No such pair exists, or a share is smaller than its batch.
+    """
+    large, small = _by_group(pace, small_workers)
+    sought = _Sought(side, large_batch, large, small, extra_time, samples)
+    pair, line, measured = _solved(pace, sought)
+    small_batch = pair.small_batch or large_batch
+    shares = spread(
+        pair,
+        samples,
+        large=weights_in_time(*line, large_batch, large),
+        small=weights_in_time(*line, small_batch, small),
+    )
+    batches = (large_batch,) * len(large) + (small_batch,) * len(small)
+    for rank, (share, batch) in enumerate(zip(shares, batches, strict=True)):
+        if batch > share:
+            raise PlanError(
+                f"worker {rank} gets {share} samples in a round, fewer than its local batch {batch}"
+                ": give smaller dual.large_batches, or fewer or more even workers"
+            )
+    a, b = line
+    seconds = [
+        _stretch((a, worker.overhead * b), share, batch, pace.least) / worker.speed
+        + exchange * _exchanges(share, batch, exchange_steps)
+        for share, batch, worker, exchange in zip(
+            shares, batches, pace.workers, pace.exchange, strict=True
+        )
+    ]
+    return Groups(pair, large_batch, a, max(b, 0.0), shares, batches, max(seconds), measured)
+
+
+def most_extra_time(
+    pace: Pace, side: int, large_batch: int, *, small_workers: int, most: float
+) -> float:
+    """Largest extra time up to ``most`` at which the small batch is not below the least."""
+    if not small_workers:
+        return 1.0
+    large, small = _by_group(pace, small_workers)
+    least = min(pace.least, large_batch)
+    if least == large_batch:
+        return 1.0
+    a, b = pace.chord(side, least, large_batch)
+    if b <= 0:
+        return 1.0
+    bound = largest_extra_time_unlike(a, b, large_batch, small=small, large=large, least=least)
+    return min(most, bound)
+
+
+@dataclass(frozen=True)
+class _Sought:
+    """What does not change while the chord is found."""
+
+    side: int
+    large_batch: int
+    large: tuple[Relative, ...]
+    small: tuple[Relative, ...]
+    extra_time: float
+    samples: int
+
+    def pair(self, line: tuple[float, float], least: int) -> Pair:
+        if any(worker.overhead != 1 for worker in (*self.large, *self.small)):
+            return solve_unlike(
+                *line,
+                self.large_batch,
+                small=self.small,
+                large=self.large,
+                extra_time=self.extra_time,
+                samples=self.samples,
+                least=least,
+            )
+        return solve(
+            *line,
+            self.large_batch,
+            small_workers=sum(worker.speed for worker in self.small),
+            large_workers=sum(worker.speed for worker in self.large),
+            extra_time=self.extra_time,
+            samples=self.samples,
+            least=least,
+        )
+
+
+def _by_group(pace: Pace, small_workers: int) -> tuple[tuple[Relative, ...], tuple[Relative, ...]]:
+    border = len(pace.workers) - small_workers
+    return pace.workers[:border], pace.workers[border:]
+
+
+def _solved(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float], PairTime | None]:
+    """The pair, the chord it was solved with, and the nearest pair behind it, if any."""
+    large, small = len(sought.large), len(sought.small)
+    fitting = [
+        one
+        for one in pace.pairs
+        if (one.resolution, one.large_workers, one.small_workers) == (sought.side, large, small)
+        and abs(one.large_batch / sought.large_batch - 1) <= _SAME_LARGE
+        and one.small_batch != one.large_batch
+        and one.small_seconds < one.large_seconds
+    ]
+    if fitting:
+
+        def small_batch_of(*line: float) -> int:
+            return sought.pair((line[0], line[1]), pace.least).small_batch or sought.large_batch
+
+        try:
+            line, near = solved_line(fitting, small_batch_of)
+            return sought.pair(line, pace.least), line, near
+        except PlanError:  # then as if nobody had measured it
+            pass
+    pair, line = _by_turns(pace, sought)
+    return pair, line, None
+
+
+def _by_turns(pace: Pace, sought: _Sought) -> tuple[Pair, tuple[float, float]]:
+    """Chord and pair in turn until the pair lies on its own chord."""
+    side, large = sought.side, sought.large_batch
+
+    def line_to(batch: int) -> tuple[float, float]:
+        other = batch if batch != large else max(large // 2, 1)
+        if other == large:  # a batch of one sample
+            other = large + 1
+        return pace.chord(side, other, large)
+
+    batch, seen = _crossing(pace, sought), set()
+    pair, line = sought.pair(line_to(batch), pace.least), line_to(batch)
+    for _ in range(_TURNS):
+        if pair.small_batch is None or pair.small_batch == batch or pair.small_batch in seen:
+            break
+        seen.add(batch)
+        batch = pair.small_batch
+        line = line_to(batch)
+        pair = sought.pair(line, pace.least)
+    return pair, line
+
+
+def _crossing(pace: Pace, sought: _Sought) -> int:
+    """The smallest batch whose time per sample is within what the small group may take.
+
+    A sample may take :math:`(t(B_L) / B_L) / r` there, r the ratio of the two groups' samples.
+    """
+    side, large = sought.side, sought.large_batch
+    if not sought.small or large <= pace.least:
+        return large
+    of_large, of_small = (sum(w.speed for w in group) for group in (sought.large, sought.small))
+    ratio = (of_large + of_small - sought.extra_time * of_large) / (sought.extra_time * of_small)
+    if ratio <= 0:
+        return pace.least
+    allowed = pace.seconds(side, large) / large / ratio
+    low, high = pace.least, large
+    while low < high:
+        middle = (low + high) // 2
+        if pace.seconds(side, middle) / middle <= allowed:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _stretch(line: tuple[float, float], samples: int, batch: int, least: int) -> float:
+    """Seconds of so many samples in steps of ``batch``, the last one what is left."""
+    a, b = line
+    steps, last = steps_per_epoch(samples, batch, least)
+    return (steps - 1) * (a * batch + b) + a * last + b
+
+
+def _exchanges(samples: int, batch: int, exchange_steps: int | None) -> int:
+    if exchange_steps is None:
+        return 1
+    return -(-samples // (batch * exchange_steps))
+
+
+def shown_relative(values: Sequence[float]) -> str:
+    """Relative speeds or overheads for a person; empty if all are alike.
+
+    >>> shown_relative((1, 1)), shown_relative((1, 0.5))
+    ('', '1, 0.5')
+    """
+    return "" if len(set(values)) == 1 else ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,362 @@
+"""The job and the profiles of a plan, checked: what fits together, what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+
+from batchwright.errors import PlanError
+from batchwright.planning.methods.simulated import with_link
+from batchwright.planning.resolution import CYCLED, per_resolution, settled
+from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
+
+SERVED = ("dual-batch", "hybrid")
+"""Methods with two batch sizes, trained through a parameter server."""
+
+PLANNING_KEYS = frozenset(
+    {
+        "ags",
+        "base_batch",
+        "checkpoint_seconds",
+        "checkpoint_steps",
+        "clip_norm",
+        "cycle",
+        "decay",
+        "dual",
+        "epochs",
+        "evaluate_epochs",
+        "global_batch",
+        "goal",
+        "label_smoothing",
+        "launch",
+        "learning_rate",
+        "least_local_batch",
+        "link",
+        "method",
+        "micro_batch",
+        "most_local_batch",
+        "port",
+        "rebalance_steps",
+        "resolutions",
+        "restarts",
+        "sampling",
+        "scaling",
+        "seed",
+        "server",
+        "timeout",
+        "virtual",
+        "warmup_epochs",
+        "workers",
+    }
+)
+"""Job keys that may change after measuring, because they do not change what was measured.
+
+Resolutions and workers as far as the measured ones tell what the others take."""
+
+
+def planning_job(*profiles: Profile) -> Job:
+    """The first profile's job, the number of workers left to the plan where several were measured.
+
+    Such a profile comes from ``workers=auto``, whatever that was resolved to before measuring, or
+    from several that were merged.
+    """
+    job = profiles[0].job
+    if len({point.workers for profile in profiles for point in profile.steps}) > 1:
+        return job.model_copy(update={"workers": "auto"})
+    return job
+
+
+def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
+    """``job`` with what is `auto` taken from the profiles'; refused where it was not measured.
+
+    The number of workers may stay `auto`, and is so too where it is the measured one and the goal
+    allows others.
+    """
+    measured = planning_job(*profiles)
+    taken = {}
+    for key in Job.model_fields if job else ():
+        before, now = getattr(measured, key), getattr(job, key)
+        if before == now or (key in PLANNING_KEYS and (key, now) != ("resolutions", "auto")):
+            continue
+        if key == "optimizer" and (before, now) in (("auto", "sgd"), ("auto", "muon")):
+            continue  # what each update takes was measured
+        if now != "auto":
+            raise PlanError(
+                f"the profile was measured with {key}={shown(before)}, the job says "
+                f"{key}={shown(now)}: probe again"
+            )
+        taken[key] = before
+    job = job.model_copy(update=taken) if job else measured
+    if job.workers == measured.workers and (job.goal.kinds or job.goal.max_workers is not None):
+        # That many were measured; which goal.kinds or goal.max_workers allow is for the plan.
+        job = job.model_copy(update={"workers": "auto"})
+    if job.precision == "auto":
+        raise PlanError("the profile does not say in which precision it was measured: probe again")
+    return resolved(job, profiles[0].data, precision=job.precision)
+
+
+def resolved(
+    job: Job,
+    data: DataFacts,
+    *,
+    precision: Precision,
+    workers: int | None = None,
+    least_side: int = 1,
+) -> Job:
+    """The job with all settled that a plan goes by: precision, resolutions, epochs, the link.
+
+    Args:
+        job: As given.
+        data: Tells the top resolution.
+        precision: To compute in.
+        workers: How many; `None`: as in the job.
+        least_side: Smallest that the network takes, in pixels.
+
+    Raises:
+        PlanError: Something is given for another number of workers.
+    """
+    known: dict[str, object] = {"precision": precision, "augment": job.augmentation}
+    if workers is not None:
+        known["workers"] = workers
+    job = with_link(settled(job, data, least_side=least_side).model_copy(update=known))
+    check_counts(job)
+    return job
+
+
+def check_counts(job: Job) -> None:
+    """Refuse what is said of other workers or resolutions than the job has, where it says which."""
+    at_each = sides(job) if job.method in CYCLED else sides(job)[-1:]
+    if job.method in SERVED and job.dual.large_batches != "auto":
+        per_resolution("dual.large_batches", job.dual.large_batches, at_each)
+    if job.method == "cyclic" and job.cycle.batches != "auto":
+        per_resolution("cycle.batches", job.cycle.batches, at_each)
+    if job.workers == "auto":
+        return
+    small = job.dual.small_workers
+    if job.method in SERVED and small != "auto" and small > job.workers:
+        raise PlanError(
+            f"dual.small_workers={small} of workers={job.workers}: give at most {job.workers}"
+        )
+    if job.launch != "virtual":
+        return
+    misfit = job.virtual.misfit(job.workers)
+    if misfit:
+        raise PlanError(misfit)
+
+
+def method_keys() -> dict[str, tuple[str, ...]]:
+    """Job keys that do something with some methods alone, and these."""
+    usual = Job()
+    meant: dict[str, tuple[str, ...]] = {
+        f"{part}.{key}": methods
+        for part, methods in (("dual", SERVED), ("server", SERVED), ("cycle", CYCLED))
+        for key in type(getattr(usual, part)).model_fields
+    }
+    meant["cycle.batches"] = ("cyclic",)
+    for key in ("rebalance_steps", "least_local_batch", "most_local_batch"):
+        meant[key] = ("dynamic-batch",)
+    return meant
+
+
+def check_open_method(job: Job) -> None:
+    """Refuse keys that belong to one method where the plan is to choose the method.
+
+    Raises:
+        PlanError: The first such key.
+    """
+    usual = Job()
+    for key, methods in method_keys().items() if job.method == "auto" else ():
+        value = attrgetter(key)(job)
+        if value != attrgetter(key)(usual):
+            raise PlanError(
+                f"{key}={shown(value)} is for method={' or '.join(methods)} and method=auto leaves "
+                f"the method to the plan: give method={methods[0]}, or leave {key} out"
+            )
+
+
+def idle_keys(job: Job) -> tuple[str, ...]:
+    """What the job says that its method or goal does nothing with, a line each."""
+    usual, found = Job(), []
+    for key, methods in method_keys().items():
+        value = attrgetter(key)(job)
+        if job.method not in methods and value != attrgetter(key)(usual):
+            found.append(
+                f"{key}={shown(value)} does nothing with method={job.method}: it is for "
+                f"{' and '.join(methods)}"
+            )
+    for key in ("goal.confidence", "goal.least"):
+        value = attrgetter(key)(job)
+        if job.goal.target is None and value != attrgetter(key)(usual):
+            found.append(
+                f"{key}={value} does nothing without a target: give goal.accuracy, with "
+                "goal.objective=auto or target-accuracy"
+            )
+    if job.method in SERVED and job.workers == 1:
+        found.append(
+            f"method={job.method} with workers=1 has one group, and so one batch at a time: two "
+            "take 2 workers or more"
+        )
+    return tuple(found)
+
+
+def check_goal(job: Job) -> None:
+    """Refuse an objective or limit for which the job lacks a price or a target.
+
+    Raises:
+        PlanError: What is missing.
+    """
+    goal = job.goal
+    prices = [kind.price for kind in goal.kinds] or [None]
+    for key, wanted in (
+        ("goal.objective=cost", goal.objective == "cost"),
+        ("goal.least=cost", goal.least == "cost" and goal.target is not None),
+        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
+    ):
+        if wanted and goal.price is None and None in prices:
+            raise PlanError(
+                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
+                "each of goal.kinds"
+            )
+    if goal.objective == "target-accuracy" and goal.accuracy is None:
+        raise PlanError(
+            "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, such "
+            "as goal.accuracy=0.9"
+        )
+
+
+def precision_of(job: Job) -> Precision:
+    """The precision of a job that was resolved."""
+    return "bfloat16" if job.precision == "bfloat16" else "float32"
+
+
+def sides(job: Job) -> tuple[int, ...]:
+    """The resolutions of a resolved job, in pixels, rising."""
+    return () if job.resolutions == "auto" else job.resolutions
+
+
+def least_local(network: NetworkFacts) -> int:
+    """Fewest samples that a worker can train on; batch statistics need two."""
+    return 2 if network.batch_norm else 1
+
+
+def shown(value: object) -> str:
+    """A key's value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: Job) -> None:
+    """Refuse profiles that contradict themselves or hold too little for the job together.
+
+    Args:
+        profiles: As given.
+        merged: The same, one for each kind of worker.
+        job: To plan for.
+
+    Raises:
+        PlanError: The first problem, and what to measure.
+    """
+    for profile in profiles:
+        _check_points(profile)
+    for profile in merged:
+        for side in sides(job):
+            check_side(side, profile.network)
+            _check_resolution(profile, side)
+
+
+def _check_points(profile: Profile) -> None:
+    workers = profile.job.workers
+    measured = sorted({point.workers for point in profile.steps})
+    if not measured:
+        raise PlanError("the profile holds no step times: probe again with a larger probe.budget")
+    if measured[-1] > profile.cluster.workers:
+        raise PlanError(
+            f"the profile contradicts itself: {profile.cluster.workers} workers in its cluster, "
+            f"{measured[-1]} in its measurements: probe again"
+        )
+    if workers != "auto" and workers not in measured:
+        raise PlanError(
+            f"the profile contradicts itself: workers={workers} in its job, "
+            f"{shown(tuple(measured))} in its measurements: probe again"
+        )
+    for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
+        keys = [(point.workers, point.resolution, point.local_batch_size) for point in points]
+        twice = next((key for key, times in Counter(keys).items() if times > 1), None)
+        if twice:
+            count, side, batch = twice
+            raise PlanError(
+                f"the profile holds two {what} for {count} worker(s), {side} px and local batch "
+                f"{batch}: probe again"
+            )
+
+
+def _check_resolution(profile: Profile, side: int) -> None:
+    for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
+        measured = sorted({point.resolution for point in points})
+        if side in measured or len(measured) > 1:  # from two on, others follow
+            continue
+        only = f", only {what} at {measured[0]} px" if measured else ""
+        wanted = ",".join(map(str, sorted({side, *measured})))
+        raise PlanError(
+            f"the profile holds no {what} at {side} px{only}: probe with resolutions={wanted}"
+        )
+
+
+def check_side(side: int, network: NetworkFacts) -> None:
+    """Refuse a resolution that the network cannot take."""
+    if side < network.least_side:
+        raise PlanError(
+            f"{network.name} takes images of at least {network.least_side} px, not {side}: "
+            f"give resolutions={network.least_side} or more; a network whose grid of positions or "
+            "features is fixed takes one resolution only"
+        )
+
+
+def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
+    """Refuse a global batch that is larger than the data or too small for the workers."""
+    if batch > data.train_samples:
+        raise PlanError(
+            f"global_batch={batch} is larger than the {data.train_samples} training images of "
+            f"{data.name}: give at most {data.train_samples}"
+        )
+    if batch < workers * least:
+        raise PlanError(
+            f"global_batch={batch} is too small for {workers} worker(s) with at least {least} "
+            f"images each: give at least {workers * least}"
+        )
+
+
+def check_order(job: Job) -> None:
+    """Refuse bounds for `dynamic-batch` of which the lower one is the larger."""
+    least, most = job.least_local_batch or 1, job.most_local_batch
+    if job.method == "dynamic-batch" and most is not None and least > most:
+        raise PlanError(
+            f"least_local_batch={least} is more than most_local_batch={most}: give a smaller one"
+        )
+
+
+def check_bounds(job: Job, local: Sequence[int]) -> None:
+    """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
+    check_order(job)
+    least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
+    if job.method != "dynamic-batch":
+        return
+    for name, bound, missed in (
+        ("least_local_batch", least, least * len(local) > sum(local)),
+        ("most_local_batch", most, most * len(local) < sum(local)),
+    ):
+        if missed:
+            raise PlanError(
+                f"{name}={bound} leaves no way to share a global batch of {sum(local)} between "
+                f"{len(local)} worker(s): an even share is {sum(local) / len(local):g}"
+            )
+
+
+def check_micro_batches(local: int, most: int, least: int) -> None:
+    """Refuse micro-batches of at most ``most`` that leave a part smaller than ``least``."""
+    smallest = local // -(-local // most)
+    if smallest < least:
+        raise PlanError(
+            f"micro_batch={most} cuts a local batch of {local} into parts of {smallest}, but "
+            f"batch normalization needs {least}: give micro_batch={least + 1} or more"
+        )

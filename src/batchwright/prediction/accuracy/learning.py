@@ -1,0 +1,504 @@
+r"""How a network learns from its images: held-out accuracy against optimizer, batch and samples.
+
+A training that sees S samples in steps of B is worth as many steps of noiseless gradients as
+
+.. math:: \tau = \frac{S}{B + K}
+
+with the optimizer's critical batch K (McCandlish et al. 2018, arXiv 1812.06162, who find
+:math:`(S / S_{min} - 1)^{-1} = B / K`, which is the same with :math:`S_{min} = K \tau`): well below
+K samples count, well above it steps. Accuracy p on held-out images of C classes, freed of guessing,
+follows
+
+.. math::
+
+    \operatorname{logit} u = a + \beta \ln \frac{\tau}{\tau_0}, \qquad
+    u = \frac{p - 1 / C}{1 - 1 / C}
+
+so the share still to be learnt falls as a power of the steps once it is small, as learning curves
+do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing; :math:`\tau_0` is of
+a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
+it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower.
+
+At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
+
+.. math:: c \, (m^2 - (x - m)^2) = c \, (2 m x - x^2)
+
+so m is where the best rate lies and c how much depends on it; both are of the optimizer, for all
+batches and lengths. Far above the best rate trainings fail, which is no parabola: one that ends at
+guessing at another rate, or diverged, tells only that so little is reached there, and its pull has
+a limit (Huber 1964).
+
+Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer. What is known of
+them beforehand (`PRIOR`) and what was observed are brought together by Bayes' rule: normal errors,
+the curvature of the posterior at its peak (Laplace). So few short trainings already tell something,
+many tell nearly all, and the interval says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, hypot, inf, log, sqrt
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from batchwright.prediction.accuracy.trainings import (
+    LEAST_LEARNT,
+    Candidate,
+    Observed,
+    above_guessing,
+    with_guessing,
+)
+from batchwright.records import Estimate
+
+Z_975 = 1.96
+
+REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
+"""Training after which the level is read; around it tasks and optimizers are compared."""
+
+FORM_ERROR = 0.25
+"""Standard error of logit u for each e-fold beyond the longest training that was observed, by which
+the line may bend. Without it the intervals of trainings four times as long held 28 of 42."""
+SHORTER_ERROR = 0.1
+"""The same of what was observed, for each e-fold below the longest, which so counts for more."""
+
+FAILED_ERROR = 1.0
+"""Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
+
+_ROUNDS, _SMALL = 50, 1e-6
+_FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
+_MOST_LOG = 60.0  # of samples: more than anybody has
+
+
+class Normal(NamedTuple):
+    """What is known of a number."""
+
+    mean: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of a task before anything of it was observed; logarithms are natural.
+
+    Attributes:
+        level: Logit u after the training of reference.
+        slope: Of it against the logarithm of steps of noiseless gradients.
+        critical: Logarithm of the critical batch, in samples.
+        level_apart: Level of an optimizer less that of SGD.
+        slope_apart: The same of slopes.
+        critical_apart: The same of critical batches.
+        best_rate: Logarithm of an optimizer's best rate over the usual one, m.
+        rate_weight: Logarithm of c.
+        seed: Scatter of logit u from seed to seed and around the law.
+    """
+
+    level: Normal
+    slope: Normal
+    critical: Normal
+    level_apart: dict[str, Normal]
+    slope_apart: dict[str, Normal]
+    critical_apart: dict[str, Normal]
+    best_rate: dict[str, Normal]
+    rate_weight: dict[str, Normal]
+    seed: float
+
+
+PRIOR = Prior(
+    level=Normal(-0.1, 2.4),
+    slope=Normal(0.75, 0.4),
+    critical=Normal(4.9, 0.6),
+    level_apart={"muon": Normal(0.9, 0.5), "adamw": Normal(0.0, 0.7)},
+    slope_apart={"muon": Normal(-0.1, 0.2), "adamw": Normal(0.0, 0.2)},
+    critical_apart={"muon": Normal(1.2, 1.0), "adamw": Normal(0.5, 1.0)},
+    best_rate={"sgd": Normal(0.0, 2.2), "muon": Normal(0.0, 1.1), "adamw": Normal(0.0, 2.0)},
+    rate_weight={"sgd": Normal(-2.3, 0.7), "muon": Normal(-1.7, 0.7), "adamw": Normal(-2.0, 0.7)},
+    seed=0.06,
+)
+"""Means and spreads over seven tasks, of SGD and Muon (docs/log.md); AdamW was not among them."""
+
+
+class Aim(NamedTuple):
+    """A training that ends at an accuracy.
+
+    Attributes:
+        samples: It takes.
+        by_parameters: Derivatives of their logarithm by the law's parameters.
+        slope: Of logit u in that logarithm.
+    """
+
+    samples: float
+    by_parameters: np.ndarray
+    slope: float
+
+
+@dataclass(frozen=True)
+class LearningModel:
+    """Accuracy of trainings of one task, with its error.
+
+    Attributes:
+        classes: Of the data.
+        observed: What it rests on.
+    """
+
+    classes: int
+    observed: tuple[Observed, ...]
+    _names: tuple[str, ...]
+    # Level, slope and log critical batch of each optimizer, one after the other; then of each best
+    # rate and weight.
+    _mean: np.ndarray
+    _covariance: np.ndarray
+    _seed: float
+
+    def accuracy(self, candidate: Candidate) -> Estimate:
+        """Held-out accuracy at the end, a share; the interval is for a single seed."""
+        return self.counted(candidate, Normal(0.0, 0.0), None)
+
+    def surely(self, candidate: Candidate, confidence: float) -> float:
+        """Accuracy that a single seed reaches or exceeds with this probability, a share."""
+        middle, row = self._at(candidate)
+        below = NormalDist().inv_cdf(confidence) * self._error(row, candidate.samples)
+        return self._share(middle - below)
+
+    def probability(self, candidate: Candidate, accuracy: float) -> float:
+        """That a single seed reaches an accuracy; 1 where that is no better than guessing."""
+        unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
+        if not 0 < unit < 1:
+            return float(unit <= 0)
+        middle, row = self._at(candidate)
+        above = middle - log(unit / (1 - unit))
+        return NormalDist().cdf(above / self._error(row, candidate.samples))
+
+    def counted(self, candidate: Candidate, short: Normal, held_out: int | None) -> Estimate:
+        """Accuracy of a training that falls short of whole ones, as an evaluation would count it.
+
+        Args:
+            candidate: The training up to now.
+            short: By how much logit u is below that of a whole training of these samples.
+            held_out: Images that are counted; `None`: as many as make no difference.
+        """
+        law, row = self._at(candidate)
+        middle = law - short.mean
+        error = hypot(self._error(row, candidate.samples), short.error)
+        if held_out:
+            error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
+        ends = (middle, middle - Z_975 * error, middle + Z_975 * error)
+        return _estimate(*(self._share(at) for at in ends))
+
+    def off(self, one: Observed) -> Normal:
+        """By how much logit u of a training is below the law, and what of that is no news.
+
+        That is the law's own standard error, and that of counting right answers.
+        """
+        law, row = self._at(one.training)
+        target, error = _target(one, self.classes, 0.0)
+        return Normal(law - target, hypot(error, self._error(row, one.samples)))
+
+    def samples_to(self, optimizer: str, batch: int, accuracy: float) -> Estimate | None:
+        """Samples of the training whose accuracy at its end is this; `None` below guessing.
+
+        Beyond all that was observed it is a guess, and the interval says so: it may span decades.
+        """
+        aim = self.aim(optimizer, batch, accuracy)
+        if aim is None:
+            return None
+        off = exp(min(_MOST_LOG, Z_975 * self.aim_error(aim)))
+        return _estimate(aim.samples, aim.samples / off, aim.samples * off)
+
+    def samples_compared(
+        self, one: tuple[str, int], other: tuple[str, int], accuracy: float
+    ) -> Estimate | None:
+        """`samples_to` of one optimizer and batch over that of others, by what sets them apart.
+
+        Scatter from seed to seed is not in it.
+        """
+        found, others = (self.aim(*pair, accuracy) for pair in (one, other))
+        if found is None or others is None:
+            return None
+        error = sqrt(self._variance(found.by_parameters - others.by_parameters))
+        ratio, off = found.samples / others.samples, exp(min(_MOST_LOG, Z_975 * error))
+        return _estimate(ratio, ratio / off, ratio * off)
+
+    def rate_of(self, optimizer: str) -> tuple[float, float]:
+        """Best rate and weight of an optimizer: m and the logarithm of c."""
+        best, weight = _rate_places(self._names, optimizer)
+        return float(self._mean[best]), float(self._mean[weight])
+
+    def offset(self, optimizer: str) -> float:
+        """Of the rate that is best by what is known: as of a `Candidate`, within what was tried.
+
+        Of a rate with three digits: more would look as if they were known.
+        """
+        known = [one for one in self.observed if one.optimizer == optimizer]
+        learnt = [one.offset for one in known if not _fails(one, self.classes)]
+        most = self.least_failing(optimizer)
+        low = min([0.0, *learnt])
+        high = max((one for one in [0.0, *learnt] if one < most), default=0.0)
+        best = min(max(self.rate_of(optimizer)[0], low), high)
+        return log(float(f"{exp(best):.3g}"))
+
+    def least_failing(self, optimizer: str) -> float:
+        """The least offset at which a training failed for its rate; infinite without any."""
+        known = [one for one in self.observed if one.optimizer == optimizer]
+        least = min((one.offset for one in known if not _fails(one, self.classes)), default=inf)
+        failing = [one for one in known if _fails(one, self.classes)]
+        return min(
+            (one.offset for one in failing if one.diverged or one.offset > least), default=inf
+        )
+
+    def aim(
+        self, optimizer: str, batch: int, accuracy: float, offset: float | None = None
+    ) -> Aim | None:
+        """The training that ends at an accuracy; `None` where that is no better than guessing.
+
+        Args:
+            optimizer: As in a job.
+            batch: Global batch, in samples.
+            accuracy: Held out, a share.
+            offset: Of the rate; `None`: of the best one by what is known.
+        """
+        unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
+        if not 0 < unit < 1:
+            return None
+        slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
+        offset = self.offset(optimizer) if offset is None else offset
+        start, _ = self._at(Candidate(optimizer, batch, 1, offset))
+        # At least one sample: trials that contradict each other may put a target before the first.
+        samples = exp(max(0.0, min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope)))
+        _, row = self._at(Candidate(optimizer, batch, samples, offset))
+        return Aim(samples, -row / slope, slope)
+
+    def aim_error(self, aim: Aim, trial: Candidate | None = None, held_out: int = 0) -> float:
+        """Standard error of the logarithm of an aim's samples, for a single seed.
+
+        Args:
+            aim: From `aim`.
+            trial: One more training that is known by then.
+            held_out: Images that it is judged on.
+        """
+        variance = self._variance(aim.by_parameters)
+        longest = [one.samples for one in self.observed]
+        if trial is not None:
+            variance -= self.told(trial, held_out, aim.by_parameters)
+            longest.append(trial.samples)
+        bent = _bent(aim.samples, max(longest, default=aim.samples))
+        return sqrt(max(0.0, variance) + (self._seed**2 + bent**2) / aim.slope**2)
+
+    def told(self, trial: Candidate, held_out: int, by_parameters: np.ndarray) -> float:
+        """By how much a trial would lower the variance of what has these derivatives.
+
+        It depends on where a trial is, not on what comes of it.
+        """
+        at, row = self._at(trial)
+        longest = max([trial.samples, *(one.samples for one in self.observed)])
+        noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
+        noise += _shorter(trial.samples, longest) ** 2
+        shared = float(by_parameters @ self._covariance @ row)
+        return shared**2 / (self._variance(row) + noise)
+
+    def _variance(self, by_parameters: np.ndarray) -> float:
+        """Of what has these derivatives by the parameters."""
+        return max(0.0, float(by_parameters @ self._covariance @ by_parameters))
+
+    def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
+        """Accuracy of one training less that of another, and the standard error of that.
+
+        What both have in common, such as the level of the task, is not in the error.
+        """
+        apart, slopes = self._difference(one, other)
+        return apart, sqrt(self._variance(slopes))
+
+    def would_tell(
+        self, trial: Candidate, held_out: int, one: Candidate, other: Candidate
+    ) -> float:
+        """By how much a trial would lower the standard error of `apart`.
+
+        As a share of that error, 0 to 1.
+        """
+        _, slopes = self._difference(one, other)
+        before = self._variance(slopes)
+        if before <= 0:
+            return 0.0
+        return 1 - sqrt(max(0.0, 1 - self.told(trial, held_out, slopes) / before))
+
+    def _difference(self, one: Candidate, other: Candidate) -> tuple[float, np.ndarray]:
+        """Accuracy of one training less that of another, and its derivatives by the parameters."""
+        at, row = self._at(one)
+        off, from_row = self._at(other)
+        slopes = self._slope(at) * row - self._slope(off) * from_row
+        return self._share(at) - self._share(off), slopes
+
+    def _error(self, row: np.ndarray, samples: float) -> float:
+        """Standard error of logit u of one training, from its derivatives by the parameters."""
+        longest = max((one.samples for one in self.observed), default=samples)
+        return sqrt(self._variance(row) + self._seed**2 + _bent(samples, longest) ** 2)
+
+    def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
+        """Logit u, and its derivatives by the parameters."""
+        return _logit(self._mean, self._names, candidate)
+
+    def _share(self, logit: float) -> float:
+        """Accuracy at a logit, guessing included."""
+        return with_guessing(_unit(logit), self.classes)
+
+    def _slope(self, logit: float) -> float:
+        """Accuracy gained per unit of the logit."""
+        return (1 - 1 / self.classes) * _unit(logit) * (1 - _unit(logit))
+
+
+def fit_learning(
+    observed: Sequence[Observed],
+    *,
+    classes: int,
+    optimizers: Iterable[str] = (),
+    prior: Prior = PRIOR,
+) -> LearningModel:
+    """The law for a task.
+
+    Args:
+        observed: Trainings of it; without any, the prior alone speaks.
+        classes: Of the data, at least 2.
+        optimizers: To predict for, beside those observed.
+        prior: What is known of tasks.
+    """
+    names = tuple(dict.fromkeys(("sgd", *optimizers, *(one.optimizer for one in observed))))
+    weights, wanted = _prior_rows(names, prior)
+    mean = np.linalg.solve(weights, wanted)  # as many rows as parameters
+    longest = max((one.samples for one in observed), default=0)
+    targets = [_target(one, classes, prior.seed, longest) for one in observed]
+
+    def linear_at(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Derivatives of all that is to be met, each over its error, and what is left of it."""
+        rows, off = [], []
+        for one, (target, error) in zip(observed, targets, strict=True):
+            value, row = _logit(mean, names, one.training)
+            weight = _pull(target - value) / FAILED_ERROR if _fails(one, classes) else 1 / error
+            rows.append(weight * row)
+            off.append(weight * (target - value))
+        return np.vstack([weights, *rows]), np.concatenate([wanted - weights @ mean, off])
+
+    jacobian, residual = linear_at(mean)
+    for _ in range(_ROUNDS):
+        step = np.linalg.solve(jacobian.T @ jacobian, jacobian.T @ residual)
+        # A long step leaves the range where the law is nearly straight in its parameters.
+        step *= min(1.0, 2.0 / max(float(np.abs(step).max()), _SMALL))
+        before = float(residual @ residual)
+        while float(np.abs(step).max()) >= _SMALL:
+            jacobian, residual = linear_at(mean + step)
+            if float(residual @ residual) <= before:
+                break
+            step /= 2  # observations that contradict each other would make it go to and fro
+        else:
+            break
+        mean = mean + step
+    jacobian, _ = linear_at(mean)
+    precision = jacobian.T @ jacobian
+    return LearningModel(
+        classes, tuple(observed), names, mean, np.linalg.inv(precision), prior.seed
+    )
+
+
+def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndarray]:
+    """The prior as equations in the parameters, each over its error: matrix and right side."""
+    rows, wanted = [], []
+    parts = (
+        (prior.level, prior.level_apart),
+        (prior.slope, prior.slope_apart),
+        (prior.critical, prior.critical_apart),
+    )
+    for index, name in enumerate(names):
+        for part, (known, apart) in enumerate(parts):
+            row = np.zeros(5 * len(names))
+            row[3 * index + part] = 1.0
+            if name == "sgd":
+                mean, error = known
+            else:
+                mean, error = apart[name]
+                row[part] = -1.0  # the others are known by how far they are from SGD
+            rows.append(row / error)
+            wanted.append(mean / error)
+    for name in names:
+        of_rate = (prior.best_rate[name], prior.rate_weight[name])
+        for place, (mean, error) in zip(_rate_places(names, name), of_rate, strict=True):
+            row = np.zeros(5 * len(names))
+            row[place] = 1 / error
+            rows.append(row)
+            wanted.append(mean / error)
+    return np.array(rows), np.array(wanted)
+
+
+def _logit(
+    mean: np.ndarray, names: Sequence[str], candidate: Candidate
+) -> tuple[float, np.ndarray]:
+    """Logit u of a training, and its derivatives by the parameters."""
+    first = 3 * names.index(candidate.optimizer)
+    level, slope, critical = mean[first : first + 3]
+    size = exp(critical)
+    batch = candidate.batch
+    steps = log(candidate.samples / REFERENCE_SAMPLES * (REFERENCE_BATCH + size) / (batch + size))
+    row = np.zeros_like(mean)
+    by_size = size / (REFERENCE_BATCH + size) - size / (batch + size)
+    row[first : first + 3] = 1.0, steps, slope * by_size
+    value = float(level + slope * steps)
+    offset = candidate.offset
+    if offset:
+        best, log_weight = _rate_places(names, candidate.optimizer)
+        weight = exp(mean[log_weight])
+        row[best] = 2 * weight * offset
+        row[log_weight] = weight * (2 * mean[best] * offset - offset**2)
+        value += float(row[log_weight])
+    return value, row
+
+
+def _rate_places(names: Sequence[str], optimizer: str) -> tuple[int, int]:
+    """Where the parameters of an optimizer's rate are: best rate and weight."""
+    first = 3 * len(names) + 2 * names.index(optimizer)
+    return first, first + 1
+
+
+def _fails(one: Observed, classes: int) -> bool:
+    """Whether a training may have learnt nothing because of its rate."""
+    guessed = sqrt((1 - 1 / classes) / classes / one.held_out)
+    return one.diverged or (one.offset != 0 and one.accuracy < 1 / classes + 2 * guessed)
+
+
+def _pull(above: float) -> float:
+    """Weight of a failed training whose logit is so far above what the law says of it."""
+    return 0.0 if above >= 0 else min(1.0, sqrt(FAILED_ERROR / -above))
+
+
+def _bent(samples: float, longest: float) -> float:
+    """Standard error of logit u of a training beyond the longest observed."""
+    return FORM_ERROR * log(samples / longest) if samples > longest else 0.0
+
+
+def _shorter(samples: float, longest: float) -> float:
+    """Standard error of logit u of a training below the longest observed."""
+    return SHORTER_ERROR * log(longest / samples) if samples < longest else 0.0
+
+
+def _target(one: Observed, classes: int, seed: float, longest: float = 0.0) -> tuple[float, float]:
+    """Logit u of what was observed, and its standard error beside the longest training."""
+    unit = above_guessing(one.accuracy, classes, 1 - 0.5 / one.held_out)
+    error = _noise(unit, one.held_out, classes, seed)
+    return log(unit / (1 - unit)), hypot(error, _shorter(one.samples, longest))
+
+
+def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:
+    """Standard error of logit u: of counting right answers, and from seed to seed."""
+    unit = min(1 - 0.5 / held_out, max(LEAST_LEARNT, unit))
+    share = with_guessing(unit, classes)
+    counted = sqrt(share * (1 - share) / held_out) / ((1 - 1 / classes) * unit * (1 - unit))
+    return sqrt(counted**2 + seed**2)
+
+
+def _estimate(value: float, low: float, high: float) -> Estimate:
+    """To nine digits: the last ones depend on the machine's linear algebra, and plans must not."""
+    value, low, high = (float(f"{one:.9g}") for one in (value, low, high))
+    return Estimate(value=value, low=low, high=high)
+
+
+def _unit(logit: float) -> float:
+    return 1 / (1 + exp(-logit))

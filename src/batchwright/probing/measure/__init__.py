@@ -1,0 +1,1 @@
+"""Measurements, one a file: step time, memory, exchange, gradient noise, trials."""

@@ -1,0 +1,86 @@
+"""Seconds of a step of two groups of workers that compute side by side, each at its own pace.
+
+So it is under a parameter server: between two exchanges nobody waits for anybody, but all share the
+machine's memory bandwidth and caches. What is wanted is the ratio of the two groups, so both are
+timed over the very same seconds; and so that a worker with a slower core than the others does not
+pass for a batch, the groups change over and are timed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from batchwright.distributed.group import Group
+from batchwright.probing.bench import Batch, Bench
+from batchwright.probing.commands import VisitPair
+from batchwright.probing.measure.step_time import LEAST_STEPS, LONG_STEP
+from batchwright.probing.measure.timing import now
+
+Supplies = Sequence[Callable[[], Batch]]
+
+
+def visit_pair(
+    bench: Bench, everyone: Group, command: VisitPair
+) -> tuple[tuple[float, float], ...]:
+    """Mean seconds of a step with the large and with the small batch, in two stretches.
+
+    Args:
+        bench: Takes this worker's steps; its group is this worker alone.
+        everyone: The workers that compute at the same time; all call this together.
+        command: What to visit.
+
+    Returns:
+        As `PairVisited` says; means over the workers of a group.
+    """
+    small = everyone.size - command.large_workers
+    plans = (everyone.rank < command.large_workers, everyone.rank >= small)
+    return tuple(_stretch(bench, everyone, command, is_large=is_large) for is_large in plans)
+
+
+def _stretch(
+    bench: Bench, everyone: Group, command: VisitPair, *, is_large: bool
+) -> tuple[float, float]:
+    size = command.large_batch if is_large else command.small_batch
+    parts = _parts(size, command.micro_batch)
+    feed = bench.feed(everyone.size)
+    supplies: Supplies = [bench.supply(part, command.resolution) for part in parts]
+    if feed is not None:
+        supplies = [bench.stream(feed, parts, command.resolution).__next__] * len(parts)
+    each = _warm(bench, supplies)
+    seconds = max(command.seconds, (LEAST_STEPS + 0.5) * max(everyone.gather(each)))
+    own = _free_steps(bench, supplies, seconds)
+    told = everyone.gather((is_large, own))
+    large, small = ([own for is_, own in told if is_ == wanted] for wanted in (True, False))
+    return fmean(large), fmean(small)
+
+
+def _warm(bench: Bench, supplies: Supplies) -> float:
+    """Seconds of the last of one or two steps that are not timed."""
+    each = sum(bench.step(*supplies))
+    return each if each >= LONG_STEP else sum(bench.step(*supplies))
+
+
+def _free_steps(bench: Bench, supplies: Supplies, seconds: float) -> float:
+    """Mean seconds of the steps that end within ``seconds``.
+
+    Steps go on until then, so that the others have company; one that ends later had none to its
+    end and does not count, unless it is the first.
+    """
+    began = now(bench.device)
+    ends: list[float] = []
+    while not ends or ends[-1] < seconds:
+        bench.step(*supplies)
+        ends.append(now(bench.device) - began)
+    counted = max(1, sum(end <= seconds for end in ends))
+    return ends[counted - 1] / counted
+
+
+def _parts(size: int, most: int) -> list[int]:
+    """Micro-batches of a local batch.
+
+    >>> _parts(500, 128), _parts(83, 128)
+    ([128, 128, 128, 116], [83])
+    """
+    whole, rest = divmod(size, most)
+    return [most] * whole + [rest] * bool(rest)

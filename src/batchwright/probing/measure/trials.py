@@ -1,0 +1,275 @@
+"""Short trainings: how well the network learns with an optimizer, a global batch and a rate.
+
+    starting weights --> steps on one part of the training images, the rate rising and falling as in
+    a whole training of this length --> accuracy and loss on the other part
+
+Every trial begins with the same weights, and takes the same images in the same order: two of them
+differ in what was asked for alone. The job's own held-out images are not looked at, or what is
+chosen by trials would look better on them than it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate, groupby
+from math import inf, isfinite, isnan, nan
+
+import torch
+from torch import Tensor
+
+from batchwright.algorithms.learning_rate import make_rule, rate_factor
+from batchwright.algorithms.partition import apportion
+from batchwright.errors import BatchwrightError, JobError
+from batchwright.probing.bench import Batch, Bench, Taken, if_it_fits
+from batchwright.probing.commands import RunTrial, ignored
+from batchwright.probing.measure.timing import now
+from batchwright.records import Job, LearningRateRule, Trial
+from batchwright.training.batches.randomness import put_aside, seed_worker
+from batchwright.training.batches.sampler import Step, epoch_order, micro_batches, step_sizes
+from batchwright.training.evaluate.evaluation import (
+    evaluation_mode,
+    merged_batch_norm,
+    without_gradients,
+)
+from batchwright.workload.task import has_batch_norm
+
+_PAUSE = 0.5  # seconds between two words of how far a trial has come
+
+
+class GivenUp(BatchwrightError):  # noqa: N818 - the probe goes on
+    """A trial took longer than it may."""
+
+
+class NoAccuracy(BatchwrightError):  # noqa: N818 - the probe goes on
+    """What the network puts out is not a number for each class, or labels are not classes."""
+
+
+def run_trial(
+    bench: Bench, command: RunTrial, tell: Callable[[float], None] = ignored
+) -> Trial | None:
+    """Train and judge; all workers of the bench's group call this together.
+
+    The learning rate is as in a training of one epoch of so many samples. Images are judged at the
+    resolution that was trained at.
+
+    Args:
+        bench: Has its starting weights again afterwards, and the optimizer that it had.
+        command: What to train.
+        tell: Takes the share that is done, now and then.
+
+    Returns:
+        What was learnt; `None` if memory ran out on some worker. Where a gradient or the held-out
+        loss is not finite, the trial is recorded at its whole length with the accuracy of guessing.
+
+    Raises:
+        JobError: The network has nothing for this optimizer to do, or there are too few samples for
+            what is asked.
+        GivenUp: On all workers, where it took too long on one; the bench is as it was.
+        NoAccuracy: On all workers; the bench is as it was.
+    """
+    batch_norm = has_batch_norm(bench.network)
+    least, workers = 2 if batch_norm else 1, bench.group.size
+    images = bench.shuffled()
+    if command.held_out >= len(images):
+        raise JobError(f"a trial cannot hold out {command.held_out} of {len(images)} images")
+    if min(command.samples, command.global_batch_size) < least * workers:
+        raise JobError(f"a step of a trial on {workers} worker(s) takes {least * workers} samples")
+    rest, held = images[: -command.held_out], images[-command.held_out :]
+    rule = _rule(bench.job, command, batch_norm=batch_norm)
+    rate = rule.peak * command.rate_scale
+    sizes = step_sizes(command.samples, command.global_batch_size, workers=workers, least=least)
+    course = _Course(bench, rest, sizes, command, least)
+    with put_aside():
+        seed_worker(bench.job.seed, 0, bench.group.rank)  # as a training does, for its dropout
+        with bench.training(command.optimizer, rate) as optimizer:
+            began = now(bench.device)
+            done = _train(bench, optimizer, course, rule, _Watch(command.most_seconds, tell))
+            judged: tuple[float, float] | None = (0.0, inf)
+            if done.finite and not done.stopped:
+                judged = _judge(bench, held, command, fits=done.fits)
+            seconds = now(bench.device) - began
+    if done.stopped:
+        raise GivenUp(f"a trial was given up after {seconds:.3g} s")
+    if judged is None:
+        return None
+    accuracy, loss = judged
+    if isnan(accuracy):
+        raise NoAccuracy("a trial has no accuracy to be judged by")
+    finite = isfinite(loss)
+    return Trial(
+        optimizer=command.optimizer,
+        global_batch_size=command.global_batch_size,
+        rate=rate,
+        usual_rate=rule.peak,
+        resolution=command.resolution,
+        samples=command.samples,
+        steps=len(sizes),
+        accuracy=accuracy if finite else 1 / bench.classes,
+        loss=loss if finite else None,
+        held_out=command.held_out,
+        seconds=seconds,
+    )
+
+
+def _rule(job: Job, command: RunTrial, *, batch_norm: bool) -> LearningRateRule:
+    """That of a plan for so many samples; a warm-up of so many epochs keeps its share of them."""
+    if job.warmup_epochs != "auto":
+        job = job.model_copy(update={"warmup_epochs": min(1.0, job.warmup_epochs / job.epochs)})
+    return make_rule(
+        job,
+        command.global_batch_size,
+        1,
+        command.optimizer,
+        samples=command.samples,
+        batch_norm=batch_norm,
+    )
+
+
+class _Course:
+    """Which samples this worker takes at which step.
+
+    The epochs' orders lie behind each other, and a step may reach from one into the next: the trial
+    is an epoch of its own, whatever the length of the data. A step's images are changed at random
+    as in the epoch in which it begins.
+
+    Args:
+        bench: Its group shares each step: as evenly as can be.
+        images: Indices of those to train on.
+        sizes: Samples of each step, over all workers.
+        command: Its resolution and micro-batches.
+        least: Fewest samples that a worker can train on.
+
+    Attributes:
+        samples: In all.
+    """
+
+    def __init__(
+        self, bench: Bench, images: Tensor, sizes: Sequence[int], command: RunTrial, least: int
+    ) -> None:
+        self._feed, self._rank = bench.training_feed(), bench.group.rank
+        self._images, self._sizes, self._command, self._least = images, sizes, command, least
+        self.samples = sum(sizes)
+        shares = [1.0] * bench.group.size
+        self._shares = {size: tuple(apportion(shares, size)) for size in set(sizes)}
+        weights, seed = bench.sampling_weights(images), bench.job.seed
+        # A step rarely looks at more than the epoch that it is in and the next.
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: images[epoch_order(len(images), epoch, seed, weights)]
+        )
+
+    def __iter__(self) -> Iterator[tuple[int, list[float], Iterator[Batch]]]:
+        """Samples seen before a step, share of each micro-batch in it, and what makes these."""
+        starts = accumulate(self._sizes, initial=0)
+        steps = (
+            Step(start, self._shares[size])
+            for start, size in zip(starts, self._sizes, strict=False)
+        )
+        for epoch, together in groupby(steps, lambda step: step.start // len(self._images)):
+            of_epoch = list(together)
+            parts = (self._taken(*part) for step in of_epoch for part in self._parts(step))
+            batches = self._feed.training(parts, epoch, self._command.resolution)
+            for step in of_epoch:
+                shares = [count / step.samples for _, count in self._parts(step)]
+                yield step.start, shares, batches
+
+    def _parts(self, step: Step) -> list[tuple[int, int]]:
+        """First place and number of samples of this worker's micro-batches."""
+        first, last = step.span(self._rank)
+        counts = micro_batches(last - first, self._command.micro_batch, self._least)
+        return list(zip(accumulate(counts, initial=first), counts, strict=False))
+
+    def _taken(self, place: int, count: int) -> Tensor:
+        """Indices of the samples at so many places from ``place`` on."""
+        epoch, first = divmod(place, len(self._images))
+        found = self._order(epoch)[first : first + count]
+        if len(found) == count:
+            return found
+        return torch.cat([found, self._taken(place + len(found), count - len(found))])
+
+
+class _Watch:
+    """Tells how far a trial has come, and whether its time is up, by this worker's clock."""
+
+    def __init__(self, most_seconds: float | None, tell: Callable[[float], None]) -> None:
+        self._tell, self._told = tell, time.perf_counter()
+        self._end = inf if most_seconds is None else self._told + most_seconds
+
+    def is_late(self, share: float) -> bool:
+        """Before a step, with the share of the trial that is done."""
+        now = time.perf_counter()
+        if now - self._told >= _PAUSE:
+            self._told = now
+            self._tell(share)
+        return now > self._end
+
+
+def _train(
+    bench: Bench,
+    optimizer: torch.optim.Optimizer,
+    course: _Course,
+    rule: LearningRateRule,
+    watch: _Watch,
+) -> Taken:
+    """How the last step went that was tried.
+
+    One that does not fit, is infinite, or is a step too late on any worker ends the training.
+
+    Where memory runs out in the update, only this worker knows: the others learn it at the next
+    step, or as they judge.
+    """
+    first_rates = [float(parameters["lr"]) for parameters in optimizer.param_groups]
+    fits = True
+    for seen, shares, batches in course:
+        factor = rate_factor(seen, rule=rule, samples_per_epoch=course.samples, epochs=1)
+        for parameters, first in zip(optimizer.param_groups, first_rates, strict=True):
+            parameters["lr"] = factor * first
+        supplies = [batches.__next__ if fits else _no_memory] * len(shares)
+        late = watch.is_late(seen / course.samples)
+        taken = if_it_fits(partial(bench.train, supplies, shares, float(late)))
+        fits = taken is not None
+        if taken is not None and (taken.stopped or not (taken.fits and taken.finite)):
+            return taken
+    return Taken(fits=fits)
+
+
+def _no_memory() -> Batch:
+    raise MemoryError
+
+
+def _judge(
+    bench: Bench, held: Tensor, command: RunTrial, *, fits: bool
+) -> tuple[float, float] | None:
+    """Accuracy and mean loss, each worker on its share; `None` if it does not fit on some worker.
+
+    Args:
+        bench: Its network is judged.
+        held: Indices of the images.
+        command: As for `run_trial`.
+        fits: Whether all has fitted on this worker until now.
+    """
+    group, network = bench.group, bench.network
+    first, last = Step(0, tuple(apportion([1.0] * group.size, len(held)))).span(group.rank)
+    parts = held[first:last].split(command.micro_batch) if first < last else ()
+    batches = bench.training_feed().evaluation(parts, command.resolution)
+    with evaluation_mode(network), merged_batch_norm(network, group, 1 / group.size):
+        sums = if_it_fits(partial(_sums, bench, batches)) if fits else None
+    told = torch.tensor(
+        [*(sums or (0.0, 0.0)), float(sums is None)], dtype=torch.float64, device=bench.device
+    )
+    right, loss, failed = group.sum(told).tolist()
+    return None if failed else (right / len(held), loss / len(held))
+
+
+def _sums(bench: Bench, batches: Iterator[Batch]) -> tuple[float, float]:
+    """Images that are told right, and their losses, added up; not a number without accuracy."""
+    right = loss = 0.0
+    with without_gradients():
+        for images, labels in batches:
+            outputs, mean = bench.outputs_and_loss((images, labels))
+            if outputs.ndim != 2 or labels.ndim != 1 or outputs.shape[1] < bench.classes:
+                return nan, nan
+            right += float((outputs.argmax(dim=1) == labels).sum())
+            loss += len(labels) * float(mean)
+    return right, loss

@@ -1,0 +1,421 @@
+"""Files in and out: a job as YAML with ``key=value`` overrides, every other record as JSON.
+
+Whatever is wrong with a file becomes one line that names the file, the key, the value and what to
+try. Writing is atomic: the old file stays until the new one is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from batchwright.errors import ArgumentError, BatchwrightError, FileError, JobError
+from batchwright.records import Job, Record
+from batchwright.records.base import record_text
+from batchwright.records.job_keys import job_keys, unknown_key
+from batchwright.records.text.problems import described, first_problem, key_of, shorten
+from batchwright.storage.files import write_whole
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+_KINDS = {
+    "Profile": "profile",
+    "Plan": "plan",
+    "RunSummary": "summary",
+    "Sweep": "sweep",
+    "Check": "check",
+    "RateSchedule": "schedule",
+    "Job": "job",
+    "KeptAdvice": "advice",
+}
+_WRITTEN_BY = {  # which verb writes what
+    "profile": "probe",
+    "plan": "plan",
+    "summary": "train",
+    "sweep": "sweep",
+}
+_TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}
+_LISTS = (  # keys that take several values, separated by commas
+    *("frozen", "resolutions", "dual.large_batches"),
+    *("virtual.speeds", "virtual.overheads", "virtual.links"),
+    *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
+    *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
+)
+_IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
+_BOOL = "tag:yaml.org,2002:bool"
+_MOST_BRACKETS = 500
+"""In the text of a table: a parser's time grows with the square of those that are open."""
+
+_TABLES = {  # keys that take several items
+    "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
+    "virtual.disturbances": "[{worker: 0, start: 10, end: 20, slowdown: 3}]",
+}
+
+
+def record_of(
+    given: AnyRecord | str | Path, model: type[AnyRecord], function: str, what: str = ""
+) -> AnyRecord:
+    """A record that was given to a function, itself or by the path of its file.
+
+    Args:
+        given: What was given.
+        model: The kind of record that the function takes.
+        function: Its name, such as ``train``.
+        what: The argument, where its name is not that of the kind.
+
+    Raises:
+        ArgumentError: It is something else.
+        FileError: There is no such file, or something else in it.
+    """
+    if isinstance(given, model):
+        return given
+    if isinstance(given, str | Path):
+        return read_record(given, model)
+    kind = _KINDS.get(model.__name__, model.__name__)
+    called = f"{what}= of {function}" if what else function
+    verb = _WRITTEN_BY.get(kind, "")
+    hint = f": bw.{verb}(...) returns a {kind}" if verb else ""
+    raise ArgumentError(
+        f"{called} takes a {kind} or the path of its file, not {described(given)}{hint}"
+    )
+
+
+def texts_of(overrides: Iterable[str]) -> list[str]:
+    """The ``key=value`` texts that were given to a function.
+
+    Raises:
+        ArgumentError: It is no list of texts.
+    """
+    if isinstance(overrides, Iterable) and not isinstance(overrides, str | Mapping):
+        texts = list(overrides)
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    shown = overrides if isinstance(overrides, str) and "=" in overrides else "epochs=3"
+    raise ArgumentError(
+        f"overrides= takes a list of key=value texts, not {described(overrides)}: write "
+        f"overrides=[{shown!r}], or the keys by name, such as {shown}"
+    )
+
+
+def refuse_no_path(given: object, name: str) -> None:
+    """Refuse what is neither a path nor left out.
+
+    Raises:
+        ArgumentError: It is something else; the message names the argument.
+    """
+    if given is not None and not isinstance(given, str | Path):
+        raise ArgumentError(f"{name}= takes the path of a folder, not {described(given)}")
+
+
+def load_job(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Job:
+    """The job of a YAML file (or the defaults), changed by ``key=value`` texts.
+
+    Args:
+        path: YAML file with job keys; ``None`` starts from the defaults; ``-`` reads stdin.
+        overrides: texts such as ``epochs=3`` or ``probe.budget=10``; ``resolutions=24,32`` is
+            a list, ``goal.memory=null`` unsets, ``goal.kinds='[{kind: t4, count: 4}]'`` is a table.
+
+    Raises:
+        FileError: the file cannot be read or is not YAML with keys.
+        JobError: an unknown key (the nearest is suggested), a wrong type or a wrong value.
+    """
+    if path is not None and str(path) != "-" and not Path(path).exists():
+        raise FileError(
+            f"there is no file {path}: give a job's YAML file, or keys by name, such as epochs=3"
+        )
+    values = _read_yaml(path) if path is not None else {}
+    return change_job(Job(), values, overrides, place=f" in {_name_of(path)}" if path else "")
+
+
+def change_job(
+    job: Job,
+    values: Mapping[str, Any] | None = None,
+    overrides: Iterable[str] = (),
+    place: str = "",
+) -> Job:
+    """``job`` with the keys in ``values`` and then the ``key=value`` texts replaced."""
+    merged = job.model_dump(mode="json")
+    from_file = _flatten(values or {})
+    known: set[str] = set()
+    for key, value in from_file:
+        if key in known:
+            raise JobError(f"job key {key} is given twice{place}, nested and with a dot: keep one")
+        known.add(key)
+        _put(merged, key, value, place)
+    given = [_override(text) for text in texts_of(overrides)]
+    for key, raw in given:
+        _put(merged, key, None if raw in ("null", "~") else raw, "")
+    try:
+        return Job.model_validate(merged)
+    except ValidationError as error:
+        wrong = key_of(error.errors()[0])
+        wrong = next((table for table in _TABLES if wrong.startswith(table)), wrong)
+        in_file = wrong in {k for k, _ in from_file} - {k for k, _ in given}
+        raise JobError(first_problem(error, "job key ", place if in_file else "")) from None
+
+
+def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
+    """The record in a JSON file; ``-`` reads stdin.
+
+    Raises:
+        FileError: missing, unreadable, not JSON, or not this kind of record.
+    """
+    return parse_record(_read_text(path), _name_of(path), model)
+
+
+def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
+    """The record in a JSON file that may be of several kinds; its ``format`` says of which.
+
+    Raises:
+        FileError: missing, unreadable, not JSON, or none of these kinds.
+    """
+    text, where = _read_text(path), _name_of(path)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FileError(
+            f"{where} is not JSON, as records are; a job's file ends in .yaml"
+        ) from None
+    told = values.get("format") if isinstance(values, dict) else None
+    for model in models:
+        if told == model.model_fields["format"].default:
+            return parse_record(text, where, model)
+    kinds = [_KINDS.get(model.__name__, model.__name__) for model in models]
+    what = f"its format is {shorten(told)}" if told is not None else "it has no format"
+    raise FileError(
+        f"{where} is neither {', '.join(f'a {kind}' for kind in kinds[:-1])} nor a {kinds[-1]}: "
+        f"{what}"
+    )
+
+
+def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
+    """The record in a JSON text; ``where`` is what messages call it.
+
+    Raises:
+        FileError: It is not JSON, or not this kind of record.
+    """
+    kind = _KINDS.get(model.__name__, model.__name__)
+    verb = _WRITTEN_BY.get(kind)
+    hint = f"; `batchwright {verb}` writes a {kind}" if verb else ""
+    if not text.strip():
+        raise FileError(f"{where} is empty, where a {kind} was expected{hint}")
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        other = _kind_in(text)
+        if other and other != kind:
+            raise FileError(f"{where} is a {other}, not a {kind}{hint}") from None
+        raise FileError(
+            f"{where} is not a valid {kind}: {first_problem(error, 'its key ')}{hint}"
+        ) from None
+
+
+def _kind_in(text: str) -> str:
+    """The kind of record that a JSON text says it is; empty: none of ours."""
+    try:
+        return _kind_of(json.loads(text))
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _kind_of(values: Any) -> str:
+    said = values.get("format") if isinstance(values, dict) else None
+    found = re.fullmatch(r"batchwright-([a-z]+)/\d+", said) if isinstance(said, str) else None
+    return found[1] if found else ""
+
+
+def write_record(record: Record, path: str | Path) -> None:
+    """Write a record as JSON; ``-`` writes to stdout."""
+    write_text(record_text(record), path)
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """Write a text file whole or not at all; ``-`` writes to stdout.
+
+    Raises:
+        FileError: the folder is missing or not writable, or the disk is full.
+    """
+    if str(path) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    write_whole(Path(path), text.encode())
+
+
+def job_yaml(job: Job) -> str:
+    """The job as YAML, every key with its resolved value, in the order of the documentation."""
+    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _name_of(path: str | Path) -> str:
+    return "standard input" if str(path) == "-" else str(path)
+
+
+def _read_text(path: str | Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileError(f"there is no file {path}") from None
+    except UnicodeDecodeError:
+        raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8") from None
+    except OSError as error:
+        inside = [name for name in _IN_A_RUN if Path(path, name).exists()]
+        hint = f"; there is {' and '.join(inside)} in it" if inside else ""
+        raise FileError(f"cannot read {path}: {error.strerror}{hint}") from None
+
+
+def _read_yaml(path: str | Path) -> Mapping[str, Any]:
+    text = _read_text(path)
+    try:
+        values = parse_yaml(text) or {}
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise FileError(f"{_name_of(path)}{line} is not YAML: {yaml_problem(error)}") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise FileError(f"{_name_of(path)} holds no job keys: write lines such as `epochs: 3`")
+    kind = _kind_of(values)
+    if kind:  # JSON is YAML, too
+        verb = _TAKEN_BY.get(kind, "")
+        hint = f": `batchwright {verb}` takes one" if verb else ""
+        raise FileError(f"{_name_of(path)} is a {kind}, not a job{hint}")
+    return values
+
+
+def _override(text: str) -> tuple[str, str]:
+    key, equals, raw = text.partition("=")
+    if not (equals and key.strip()):
+        raise JobError(f"{text!r} is no job key: write key=value, such as epochs=3")
+    return key.strip(), raw.strip()
+
+
+class _Loader(yaml.SafeLoader):
+    """Names a value that looks like a date or a number and is none, and its line.
+
+    Of YAML 1.1's many words for yes and no only ``true`` and ``false`` are such, as in YAML 1.2:
+    ``off`` is a word that keys take. As there, too, a key that stands twice is refused.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in lines:
+                problem = f"{shorten(key.value)} is given twice, first in line {lines[key.value]}"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError) as error:
+            problem = f"{shorten(node.value)} cannot be read as a value"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag != _BOOL or first in "tTfF"]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _PlainLoader(_Loader):
+    """Of YAML what a table needs: without references, by which a short text could grow long."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "a reference", None)
+        return super().compose_node(parent, index)
+
+
+def parse_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
+    """The plain values of a YAML text.
+
+    Raises:
+        yaml.YAMLError: It is not YAML, a value in it is none, or it is nested too deeply.
+    """
+    try:
+        return yaml.load(text, loader)  # noqa: S506 - a safe loader
+    except RecursionError:
+        raise yaml.composer.ComposerError(None, None, "it is nested too deeply", None) from None
+
+
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """What a text that is not YAML has wrong, in a few words."""
+    return getattr(error, "problem", None) or "it cannot be read"
+
+
+def _as_list(value: Any) -> Any:
+    """What ``24,32`` or a single value means for a key that takes several."""
+    if isinstance(value, str) and value != "auto":
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, int) else value
+
+
+def _as_table(key: str, value: Any, place: str) -> Any:
+    """The items of a key that takes several, from YAML or from such text; none for null.
+
+    A single item need not stand in brackets. What is in the items, the record checks.
+    """
+    items, problem = value, "not a list of items"
+    if isinstance(value, str) and value.count("[") + value.count("{") < _MOST_BRACKETS:
+        try:
+            items = parse_yaml(value, _PlainLoader)
+        except yaml.YAMLError as error:
+            items, problem = value, f"not a list of items ({yaml_problem(error)})"
+    if items is None:
+        return []
+    items = [items] if isinstance(items, Mapping) else items
+    if not isinstance(items, list | tuple) or isinstance(items, str):
+        raise JobError(
+            f"job key {key} = {shorten(value)}{place}: {problem}: write {key}='{_TABLES[key]}'"
+        )
+    for number, item in enumerate(items):
+        if not isinstance(item, Mapping | BaseModel):
+            raise JobError(
+                f"job key {key}.{number} = {shorten(item)}{place}: an item has keys: write "
+                f"{key}='{_TABLES[key]}'"
+            )
+    return items
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, BaseModel):  # a part of the job, as a record
+            value = value.model_dump()
+        if isinstance(value, Mapping) and prefix + key not in _TABLES:
+            pairs += _flatten(value, f"{prefix}{key}.")
+        else:
+            pairs.append((prefix + key, value))
+    return pairs
+
+
+def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
+    known = job_keys(Job)
+    if key not in known:
+        raise JobError(unknown_key(key, known, place))
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values[parent]
+    if key in _TABLES:
+        value = _as_table(key, value, place)
+    values[last] = _as_list(value) if key in _LISTS else value
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message on one line, for a person."""
+    text = " ".join(str(error).split())
+    if isinstance(error, BatchwrightError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,189 @@
+"""The folder of a run: made, found again, filled with what went in, read when it is over."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import ArgumentError, BatchwrightError, FileError, Interrupted
+from batchwright.records import Check, Job, Plan, Profile, RateSchedule, RunSummary, Sweep
+from batchwright.records.documents import (
+    job_yaml,
+    load_job,
+    read_one_of,
+    read_record,
+    write_record,
+    write_text,
+)
+from batchwright.records.text.formatting import counted, data_name
+from batchwright.records.text.problems import described
+from batchwright.storage.locks import LOCK_FILE, writing
+
+_WHOLE = ("sweep.json", "summary.json", "plan.json")  # what tells most of a folder, in order
+
+
+@contextmanager
+def new_run_folder(wanted: str | Path | None, job: Job) -> Iterator[Path]:
+    """Make the run's folder, under ``runs`` unless one is wanted; inside, nobody else writes there.
+
+    Raises:
+        FileError: It holds anything, cannot be made, or somebody else writes there.
+    """
+    with new_folder(wanted, job) as folder:
+        epochs = counted(job.epochs, "epoch")
+        told = f"{job.network} on {job.data}, {epochs}, in {folder}"
+        print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
+        yield folder
+
+
+@contextmanager
+def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[Path]:
+    """As `new_run_folder`; without a wanted one its name is made of ``kind``, job and time.
+
+    Raises:
+        FileError: It holds anything, cannot be made, or somebody else writes there.
+    """
+    if wanted is None:
+        data, network = data_name(job.data), job.network.replace(":", ".")
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        wanted = Path("runs") / "-".join(filter(None, (kind, data, network, stamp)))
+    folder = Path(wanted)
+    _refuse_filled(folder)
+    with writing(folder):
+        _refuse_filled(folder)  # somebody else may have been quicker
+        yield folder
+
+
+def _refuse_filled(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir() or any(path.name != LOCK_FILE for path in folder.iterdir()):
+        raise FileError(
+            f"{folder} exists and is not empty: choose another --out, or continue its run "
+            "with --resume"
+        )
+
+
+@contextmanager
+def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
+    """The folder of a run to resume; inside, nobody else writes there.
+
+    Args:
+        wanted: The folder.
+        needed: Files of which it must hold one.
+
+    Raises:
+        FileError: None was named, it holds no such file, or somebody else writes there.
+    """
+    if wanted is None:
+        raise FileError("resume which run? name its folder with --out")
+    folder = Path(wanted)
+    if not any((folder / name).exists() for name in needed):
+        raise FileError(f"{folder} holds no {needed[-1]}, so no run to resume; start it anew")
+    with writing(folder):
+        yield folder
+
+
+def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
+    """Write job, plan and profile into the run folder."""
+    write_text(job_yaml(plan.job), folder / "job.yaml")
+    write_record(plan, folder / "plan.json")
+    if profile is not None:
+        write_record(profile, folder / "profile.json")
+
+
+@contextmanager
+def telling_how_to_resume(folder: Path, job: Job) -> Iterator[None]:
+    """Add to the message of a stop that was asked for how to go on from it."""
+    try:
+        yield
+    except Interrupted as stop:
+        stop.args = (f"{stop}; continue with `{resuming_command(folder, job)}`",)
+        raise
+
+
+def resuming_command(folder: str | Path, job: Job) -> str:
+    """The command line that goes on with a run; it names again what the job imports."""
+    named = (f"{key}={getattr(job, key)}" for key in job.code_keys)
+    return shlex.join(["batchwright", "run", "--resume", "--out", str(folder), *named])
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """With a run that has not finished."""
+    try:
+        return f"continue it with `{resuming_command(folder, load_job(folder / 'job.yaml'))}`"
+    except BatchwrightError:  # a loop of somebody's own leaves no job there
+        return "continue it as it was begun; in a loop of your own, with Session(resume=True)"
+
+
+def read_summary(run: str | Path) -> RunSummary:
+    """The summary of a run folder, or of a summary file; ``-`` is stdin.
+
+    Its ``run_folder`` is where it was found, also after the folder has moved.
+
+    Raises:
+        FileError: There is none, or it is not a summary.
+    """
+    if str(run) == "-":
+        return read_record("-", RunSummary)
+    path = Path(run)
+    if path.is_dir():
+        path = path / "summary.json"
+        if not path.exists():
+            raise FileError(
+                f"{run} holds no summary.json: the run has not finished; {_how_to_go_on(Path(run))}"
+            )
+    return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
+
+
+def load(path: str | Path) -> Any:
+    """What a file or a run folder holds, as the verbs returned it. Runs no code.
+
+    Args:
+        path: A file that a verb or ``save`` wrote, or a job's YAML file; of a run folder the
+            summary, or the plan where the run has not finished, and of a sweep's the sweep.
+
+    Returns:
+        A `Plan`, `Profile`, `RunSummary`, `Sweep`, `Check`, `RateSchedule` or `Job`.
+
+    Raises:
+        FileError: There is nothing, or something else, which the message names.
+    """
+    if not isinstance(path, str | Path):
+        raise ArgumentError(f"load takes the path of a file or run folder, not {described(path)}")
+    place = Path(path)
+    if place.suffix.lower() in (".yaml", ".yml"):
+        return load_job(place)
+    if place.suffix.lower() in (".pt", ".pth"):
+        raise FileError(
+            f"{path} is a checkpoint by its name: a job starts from it with weights={path}, and "
+            "torch.load(..., weights_only=True) opens it"
+        )
+    if place.is_dir():
+        found = next((name for name in _WHOLE if (place / name).exists()), None)
+        if found is None:
+            raise FileError(f"{path} holds none of {', '.join(_WHOLE)}: it is no run folder")
+        place = place / found
+    record = read_one_of(place, (Plan, Profile, RunSummary, Sweep, Check, RateSchedule))
+    return read_summary(place) if isinstance(record, RunSummary) else record
+
+
+def read_summaries(run: str | Path) -> list[RunSummary]:
+    """As `read_summary`; of a sweep's folder those of all its finished runs.
+
+    Raises:
+        FileError: There is none, or one is not a summary.
+    """
+    folder = Path(run)
+    if not (folder / "sweep.json").exists():
+        return [read_summary(run)]
+    found = read_record(folder / "sweep.json", Sweep).done
+    if not found:
+        command = shlex.join(["batchwright", "sweep", "--resume", "--out", str(run)])
+        raise FileError(f"no run of the sweep in {run} has finished yet; go on with `{command}`")
+    return [read_summary(folder / "cells" / cell.name) for cell in found]

@@ -1,0 +1,399 @@
+"""A plan in words: choice by choice, and what else was considered.
+
+Short whatever the plan's size: of many candidates, those that a choice could fall on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, groupby
+from textwrap import wrap
+
+from batchwright.records.base import Estimate
+from batchwright.records.plan_fields import (
+    KindCount,
+    Knee,
+    PlanFields,
+    Prediction,
+    Reason,
+    ServerRule,
+)
+from batchwright.records.text.formatting import (
+    between,
+    column_blocks,
+    counted,
+    duration,
+    in_seconds,
+    local_batches,
+    number,
+    percent,
+    size,
+    source,
+)
+from batchwright.records.text.problems import printable
+
+MOST_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
+
+WIDTH = 100  # of the text, in characters; tables may be wider
+_REMARK = 30  # of the last column of a table that does not fit
+
+Cluster = tuple[int, tuple[KindCount, ...]]
+
+
+def explain(plan: PlanFields, width: int | None = None) -> str:
+    """The plan as text for a person.
+
+    Args:
+        plan: Any.
+        width: Of the terminal, in characters: tables that are wider go on below. ``None``: text is
+            100 wide, tables are as wide as they are.
+    """
+    parts = (
+        [line for told in _header_lines(plan) for line in _hanging(told, width, 0)],
+        _stage_lines(plan, width),
+        _reason_lines(plan, width),
+        _knee_lines(plan, width),
+        _candidate_lines(plan, width),
+    )
+    text = "\n\n".join("\n".join(lines) for lines in parts if lines)
+    return "\n".join(printable(line).rstrip() for line in text.split("\n"))
+
+
+# ------------------------------------------------------------------- words that pages use, too
+
+
+def cluster_words(workers: int, kinds: Sequence[KindCount]) -> str:
+    """A cluster in words, such as ``2 workers`` or ``4 a100 + 2 v100``."""
+    return " + ".join(f"{one.count:,} {one.kind}" for one in kinds) or counted(workers, "worker")
+
+
+def local_batch_word(plan: PlanFields) -> str:
+    """What the planned local batches are: those of the run, or only its first."""
+    return "local batch at first" if plan.method == "dynamic-batch" else "local batch"
+
+
+def method_words(plan: PlanFields) -> str:
+    """How the workers share the batch."""
+    if plan.server is not None:
+        return f"{plan.method}: {_server_words(plan.server)}"
+    if plan.method == "cyclic":
+        return f"{plan.method}: {len(plan.stages)} stretches of one resolution and rate each"
+    if plan.method == "plain":
+        return plan.method
+    steps = plan.job.rebalance_steps
+    often = f"every {counted(steps, 'step')} and epoch" if steps else "every epoch"
+    return f"{plan.method}: local batches follow the measured speeds, {often}"
+
+
+def _server_words(rule: ServerRule) -> str:
+    consistency = rule.consistency.upper()
+    if rule.staleness is not None:
+        consistency += f"({rule.staleness})"
+    often = "once a round"
+    if rule.exchange_steps is not None:
+        often = f"every {counted(rule.exchange_steps, 'step')}"
+    return (
+        f"{rule.small_workers} small-batch, {consistency}, merged by {rule.merge} with factor "
+        f"{rule.update_factor}, {often}, momentum {rule.momentum}; a round takes "
+        f"{rule.extra_time:g} times that of large batches alone"
+    )
+
+
+def is_chosen(plan: PlanFields, one: Prediction) -> bool:
+    """Whether a candidate is what one of the plan's stages does."""
+    return any(
+        (one.workers, one.resolution) == (stage.workers, stage.resolution)
+        and one.global_batch_size == stage.global_batch_size
+        and (not one.kinds or one.kinds == plan.kinds)
+        for stage in plan.stages
+    )
+
+
+def rivals(plan: PlanFields) -> tuple[Prediction, ...]:
+    """The candidates that differ from a planned stage in the batch alone."""
+    return tuple(
+        one
+        for one in plan.considered
+        if any((one.workers, one.resolution) == (s.workers, s.resolution) for s in plan.stages)
+        and (not one.kinds or one.kinds == plan.kinds)
+    )
+
+
+def candidate_words(plan: PlanFields, one: Prediction) -> str:
+    """What there is to say of a candidate: chosen, level with that, a knee, not measured."""
+    knee = any(
+        (knee.workers, knee.kinds, knee.resolution, knee.global_batch_size)
+        == (one.workers, one.kinds, one.resolution, one.global_batch_size)
+        for knee in plan.knees
+    )
+    words = [
+        ("chosen", is_chosen(plan, one)),
+        ("knee", knee),
+        ("level", one.level),
+        ("frontier", one.frontier),
+        ("extrapolated", one.extrapolated),
+        ("assumed", one.assumed),
+        (one.refused, bool(one.refused)),
+    ]
+    return ", ".join(word for word, applies in words if applies)
+
+
+def kept_candidates(plan: PlanFields) -> tuple[Prediction, ...]:
+    """The candidates worth showing, in the plan's order, `MOST_ROWS` at most."""
+    considered = plan.considered
+    if len(considered) <= MOST_ROWS:
+        return considered
+    told = [(rank, index) for index, one in enumerate(considered) for rank in [_rank(plan, one)]]
+    kept = sorted(index for _, index in sorted(told)[:MOST_ROWS])
+    return tuple(considered[index] for index in kept)
+
+
+def _rank(plan: PlanFields, one: Prediction) -> int:
+    """What to show first where there is no room for all."""
+    words = candidate_words(plan, one).split(", ")
+    cluster = (one.workers, one.resolution) == (plan.workers, plan.top_resolution)
+    order = ("chosen" in words, cluster, "knee" in words, one.frontier and not one.refused)
+    return next((rank for rank, applies in enumerate(order) if applies), len(order))
+
+
+def knee_rows(plan: PlanFields) -> list[list[str]]:
+    """The knees as rows: head first, then a row for each cluster and resolution.
+
+    Of many, those of the candidates that are shown.
+    """
+    knees = plan.knees
+    if len(knees) > MOST_ROWS // 2:
+        shown = {(one.workers, one.kinds, one.resolution) for one in kept_candidates(plan)}
+        knees = tuple(one for one in knees if (one.workers, one.kinds, one.resolution) in shown)
+    rows = [["cluster", "side", "knee", "interval", "closed form", "Kneedle"]]
+    return rows + [_knee_row(knee) for knee in knees[: MOST_ROWS // 2]]
+
+
+def _knee_row(knee: Knee) -> list[str]:
+    batch = "none: each doubling pays" if knee.global_batch_size is None else None
+    ends = (knee.low, knee.high)
+    return [
+        cluster_words(knee.workers, knee.kinds),
+        f"{knee.resolution} px",
+        batch or f"{knee.global_batch_size:,}",
+        " to ".join("?" if end is None else number(end) for end in ends) if any(ends) else "-",
+        "not straight" if knee.closed_form is None else number(knee.closed_form),
+        "none" if knee.kneedle is None else f"{knee.kneedle:,}",
+    ]
+
+
+# ------------------------------------------------------------------------------------ the parts
+
+
+def _header_lines(plan: PlanFields) -> list[str]:
+    data, network = plan.data, plan.network
+    kinds = f" ({cluster_words(plan.workers, plan.kinds)})" if plan.kinds else ""
+    return [
+        f"{network.name} ({network.parameters:,} weights) on {data.name} "
+        f"({data.train_samples:,} training and {data.val_samples:,} held-out images, "
+        f"{len(data.classes)} classes)",
+        f"{counted(plan.workers, 'worker')}{kinds}, {_batch_words(plan)}, "
+        f"{plan.precision}, {plan.update}, {plan.merge}, {counted(plan.epochs, 'epoch')}",
+        *([method_words(plan)] if plan.method != "plain" else []),
+    ]
+
+
+def _batch_words(plan: PlanFields) -> str:
+    """The batch of all rows in few words."""
+    if plan.server is not None:
+        return f"local batches {local_batches(plan.stages[-1].local_batch_sizes)}"
+    found = list(dict.fromkeys(stage.global_batch_size for stage in plan.stages))
+    return f"global batch {', '.join(map(str, found))}"
+
+
+def _stage_lines(plan: PlanFields, width: int | None) -> list[str]:
+    if plan.server is None and len(plan.stages) == 1:
+        return _aligned(_plain_rows(plan), width, keys=1)
+    columns = _stage_columns(plan)
+    table = _aligned([list(columns), *zip(*columns.values(), strict=True)], width, keys=2)
+    notes = []
+    if plan.job.launch == "virtual":
+        notes.append("seconds are those of the simulated clock")
+    return [*table, *notes]
+
+
+def _plain_rows(plan: PlanFields) -> list[list[str]]:
+    local, stage = local_batch_word(plan), plan.stages[0]
+    return [
+        ["stage", "epochs", "side", local, "micro-batch", "rate", "s / epoch (95 %)"],
+        [
+            "0",
+            str(stage.epochs),
+            str(stage.resolution),
+            local_batches(stage.local_batch_sizes),
+            str(stage.micro_batch_size),
+            f"{stage.learning_rate:.4g}",
+            in_seconds(stage.predicted_epoch_seconds),
+        ],
+    ]
+
+
+def _stage_columns(plan: PlanFields) -> dict[str, list[str]]:
+    """The table of stages, column by column; samples and factors where there is a server."""
+    stages = plan.stages
+    ends = list(accumulate(stage.epochs for stage in stages))
+    columns = {
+        "stage": [str(stage.rate_stage) for stage in stages],
+        "epochs": [f"{stage.epochs} (to {end})" for stage, end in zip(stages, ends, strict=True)],
+        "side": [str(stage.resolution) for stage in stages],
+        "rate": [f"{stage.learning_rate:.4g}" for stage in stages],
+        "dropout": [f"{stage.dropout:g}" for stage in stages],
+        "strength": [f"{stage.augmentation_strength:g}" for stage in stages],
+        "workers x local batch": [local_batches(stage.local_batch_sizes) for stage in stages],
+        "micro-batch": [str(stage.micro_batch_size) for stage in stages],
+    }
+    if plan.server is not None:
+        columns["samples per round"] = [local_batches(stage.samples_per_round) for stage in stages]
+        columns["factor"] = [_factors(stage.update_factors) for stage in stages]
+    columns["s / epoch (95 %)"] = [in_seconds(stage.predicted_epoch_seconds) for stage in stages]
+    return columns
+
+
+def _factors(factors: tuple[float, ...]) -> str:
+    """Update factors in few words, each once.
+
+    >>> _factors((1.0, 0.81, 0.81)), _factors((1.0, 1.0))
+    ('1, 0.810', '1')
+    """
+    return ", ".join(f"{one:g}" if one == 1 else f"{one:.3f}" for one in dict.fromkeys(factors))
+
+
+def _reason_lines(plan: PlanFields, width: int | None) -> list[str]:
+    lines = ["why"] if plan.reasons else []
+    for reason in plan.reasons:
+        told = f"{reason.choice} = {reason.value}   [{source(reason.source, reason.reference)}]"
+        lines += _hanging(told, width, 2)
+        text = min(WIDTH, width or WIDTH)
+        lines += wrap(reason.why, text, initial_indent=6 * " ", subsequent_indent=6 * " ")
+        for one in _alternative_lines(reason):
+            lines += _hanging(one, width, 6)
+    return lines
+
+
+def _hanging(text: str, width: int | None, indent: int) -> list[str]:
+    """A line, indented; on a terminal on which it does not fit, more of them."""
+    line = " " * indent + text
+    if width is None or len(line) <= width:
+        return [line]
+    return wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 4))
+
+
+def _alternative_lines(reason: Reason) -> list[str]:
+    width = min(max((len(one.value) for one in reason.alternatives), default=0), 40)
+    return [f"or {one.value:<{width}}  {one.loss}" for one in reason.alternatives]
+
+
+def _knee_lines(plan: PlanFields, width: int | None) -> list[str]:
+    if not plan.knees:
+        return []
+    gain = percent(plan.job.goal.doubling_gain)
+    title = f"knees: the smallest batch whose doubling saves at most {gain}"
+    return [title, *_indented(_aligned(knee_rows(plan), width and width - 4, keys=2))]
+
+
+def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
+    """A table for each cluster and resolution, those of most interest if there are many."""
+    if not plan.considered:
+        return []
+    kept = kept_candidates(plan)
+    left = len(plan.considered) - len(kept)
+    title = "considered, with 95 % intervals"
+    lines = [f"{title} ({left:,} more are in the plan)" if left else title]
+    columns = _columns_of(plan)
+    if "worth of an image" in columns:
+        lines += wrap(
+            "worth of an image: how far training on it gets, where one in a batch of "
+            f"{plan.job.base_batch} (base_batch) counts as 100 %. The gradient of a larger batch "
+            "holds less noise, but each image in it adds less.",
+            min(WIDTH, width or WIDTH),
+            initial_indent="  ",
+            subsequent_indent="  ",
+        )
+
+    def cluster_of(one: Prediction) -> tuple[int, Cluster]:
+        return one.resolution, (one.workers, one.kinds)
+
+    for (side, cluster), ones in groupby(sorted(kept, key=_order), key=cluster_of):
+        lines.append(f"  {cluster_words(*cluster)} at {side} px")
+        rows = [["", "batch", *columns, ""]]
+        rows += [_candidate_row(plan, one, columns) for one in ones]
+        lines += _indented(_aligned(rows, width and width - 4, keys=2))
+    return lines
+
+
+def _order(one: Prediction) -> tuple[int, int, str, int]:
+    kinds = cluster_words(one.workers, one.kinds)
+    return one.resolution, one.workers, kinds, one.global_batch_size
+
+
+def _columns_of(plan: PlanFields) -> list[str]:
+    """The quantities that the plan's candidates have.
+
+    Where the plan chooses their epochs, these stand for those to the target.
+    """
+    chosen = any(one.trained_epochs for one in plan.considered)
+    having = {
+        "s / epoch": True,
+        "epochs": chosen,
+        "training": any(one.train_seconds for one in plan.considered),
+        "cost": any(one.cost for one in plan.considered),
+        "worth of an image": any(one.efficiency for one in plan.considered),
+        "epochs to target": not chosen and any(one.epochs for one in plan.considered),
+        "s to target": any(one.target_seconds for one in plan.considered),
+        "accuracy": any(one.accuracy for one in plan.considered),
+        "peak": True,
+    }
+    return [name for name, there in having.items() if there]
+
+
+def _candidate_row(plan: PlanFields, one: Prediction, columns: Iterable[str]) -> list[str]:
+    values = {
+        "s / epoch": between(one.epoch_seconds),
+        "epochs": f"{one.trained_epochs or plan.epochs:,}",
+        "training": _or_dash(one.train_seconds, duration),
+        "cost": "-" if one.cost is None else between(one.cost),
+        "worth of an image": _or_dash(one.efficiency, percent),
+        "epochs to target": "-" if one.epochs is None else between(one.epochs),
+        "s to target": "-" if one.target_seconds is None else between(one.target_seconds),
+        "accuracy": _or_dash(one.accuracy, percent),
+        "peak": size(one.peak_bytes.high),
+    }
+    mark = "*" if is_chosen(plan, one) else ""
+    shown = [values[name] for name in columns]
+    return [mark, f"{one.global_batch_size:,}", *shown, candidate_words(plan, one)]
+
+
+def _or_dash(estimate: Estimate | None, shown: Callable[[float], str]) -> str:
+    return "-" if estimate is None else shown(estimate.value)
+
+
+def _aligned(rows: Sequence[Sequence[str]], room: int | None, *, keys: int) -> list[str]:
+    """Rows as lines, columns two spaces apart; what does not fit below, again with the ``keys``.
+
+    Where not all fits, the last column takes several lines before it takes a table of its own.
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    if room and sum(widths) + 2 * (len(widths) - 1) > room:
+        widths[-1] = min(widths[-1], _REMARK)
+        rows = [line for row in rows for line in _wrapped(row, widths[-1])]
+    lines: list[str] = []
+    for block in column_blocks(widths, room or sum(widths) + 2 * len(widths), keys=keys):
+        lines += [""] * bool(lines)
+        texts = ["  ".join(f"{row[at]:<{widths[at]}}" for at in block) for row in rows]
+        lines += [text for text in texts if text.strip()]
+    return lines
+
+
+def _wrapped(row: Sequence[str], width: int) -> list[list[str]]:
+    """The row, its last cell in as many lines as it takes."""
+    first, *more = wrap(row[-1], width) or [""]
+    return [[*row[:-1], first], *([*[""] * (len(row) - 1), rest] for rest in more)]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

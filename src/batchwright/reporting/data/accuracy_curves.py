@@ -1,0 +1,135 @@
+"""A plan's candidates as a picture of what they learn: predicted accuracy over training time.
+
+One description for the page, the service and the figure, which only draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from batchwright.reporting.data.plan_curves import (
+    ClusterCurve,
+    CurvePoint,
+    PlanCurves,
+    Range,
+    top_of,
+)
+
+_MOST_NAMED = 9  # batches that are written beside their points
+_NEAREST = 0.08  # between two of them, as a share of the picture
+_LEAST_POINTS = 8.0  # of accuracy that the picture has room for beyond the candidates
+
+
+@dataclass(frozen=True)
+class AccuracyPoint:
+    """A candidate: seconds of training, and held-out accuracy at its end in percent.
+
+    ``best`` says whether none that is as quick is more accurate, ``named`` whether its batch is
+    written beside it.
+    """
+
+    candidate: CurvePoint
+    seconds: Range
+    accuracy: Range
+    best: bool = False
+    named: bool = False
+
+
+@dataclass(frozen=True)
+class AccuracyPicture:
+    """What is drawn.
+
+    Attributes:
+        lines: For each cluster of the curves its candidates, batches rising.
+        frontier: Places (seconds, percent) of a line in steps: what can be had in that time.
+        band: Lowest and highest accuracy, in percent, that `goal.accuracy_tolerance` takes for
+            equal to the best.
+        seconds: Where the picture ends.
+        percents: Its foot and its top. A wide interval may leave it: most of that is common to all
+            candidates, and what sets them apart is to be seen.
+    """
+
+    lines: tuple[tuple[AccuracyPoint, ...], ...]
+    frontier: tuple[tuple[float, float], ...]
+    band: tuple[float, float]
+    seconds: float
+    percents: tuple[float, float]
+
+
+def accuracy_picture(curves: PlanCurves) -> AccuracyPicture | None:
+    """The picture of a plan; `None` where accuracy is not known of two candidates."""
+    right = top_of(curves, "seconds") if curves.clusters else 0.0
+    lines = [_line(cluster, right) for cluster in curves.clusters]
+    drawn = [one for line in lines for one in line]
+    allowed = [one for one in drawn if not one.candidate.refused]
+    if len(drawn) < 2 or not allowed:
+        return None
+    best = _best(allowed)
+    named = _named(drawn, best, right)
+    top = best[-1].accuracy[0]
+    steps = [(best[0].seconds[0], best[0].accuracy[0])]
+    for one in best[1:]:
+        steps += [(one.seconds[0], steps[-1][1]), (one.seconds[0], one.accuracy[0])]
+    return AccuracyPicture(
+        lines=tuple(
+            tuple(replace(one, best=one in best, named=one in named) for one in line)
+            for line in lines
+        ),
+        frontier=(*steps, (right, top)),
+        band=(top - 100 * curves.accuracy_tolerance, top),
+        seconds=right,
+        percents=_ends(drawn),
+    )
+
+
+def _line(cluster: ClusterCurve, right: float) -> list[AccuracyPoint]:
+    return [
+        AccuracyPoint(one, one.seconds, _percent(one.accuracy))
+        for one in cluster.points
+        if one.accuracy is not None and one.seconds[0] <= right
+    ]
+
+
+def _percent(share: Range) -> Range:
+    value, low, high = (100 * end for end in share)
+    return value, low, high
+
+
+def _ends(drawn: Sequence[AccuracyPoint]) -> tuple[float, float]:
+    values = [one.accuracy[0] for one in drawn]
+    low, high = min(values), max(values)
+    room = max(_LEAST_POINTS, high - low) / 2
+    chosen = [one.accuracy for one in drawn if one.candidate.chosen]
+    lowest = min((end for _, end, _ in chosen), default=low)
+    highest = max((end for _, _, end in chosen), default=high)
+    return min(low, max(lowest, low - room)), max(high, min(highest, high + room))
+
+
+def _best(allowed: Sequence[AccuracyPoint]) -> list[AccuracyPoint]:
+    """Those that none as quick is more accurate than, time rising."""
+    found: list[AccuracyPoint] = []
+    for one in sorted(allowed, key=lambda one: (one.seconds[0], -one.accuracy[0])):
+        if not found or one.accuracy[0] > found[-1].accuracy[0]:
+            found.append(one)
+    return found
+
+
+def _named(
+    drawn: Sequence[AccuracyPoint], best: Sequence[AccuracyPoint], right: float
+) -> list[AccuracyPoint]:
+    """The chosen candidate, the ends of the frontier, and as many others of it as have room."""
+    low, high = _ends(drawn)
+    chosen = [one for one in drawn if one.candidate.chosen]
+    named: list[AccuracyPoint] = []
+    for one in (*chosen, best[0], best[-1], *best):
+        apart = [
+            max(
+                abs(one.seconds[0] - other.seconds[0]) / right,
+                abs(one.accuracy[0] - other.accuracy[0]) / (high - low),
+            )
+            for other in named
+        ]
+        if len(named) < _MOST_NAMED and min(apart, default=1.0) >= _NEAREST:
+            named.append(one)
+    return named

@@ -1,0 +1,334 @@
+"""A plan as curves: time and cost of the whole training against the global batch.
+
+One curve for each cluster, with intervals, knee, and the measured steps on top: what the figure
+draws, what its JSON file holds and what the page shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from batchwright.records import Estimate, KindCount, Knee, Plan, Prediction, Profile, StepTime
+from batchwright.records.text.plan_text import cluster_words, is_chosen
+from batchwright.reporting.data.worker_curves import spread
+
+MOST_CURVES = 5  # as many as are told apart, by colour and by eye
+
+BETWEEN = 12  # places between two candidates at which a smooth curve is drawn
+
+_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+HEADROOM = 3.5  # times the least of the highest curve: smaller batches leave through the top
+
+Range = tuple[float, float, float]  # value, lower end, upper end of the 95 % interval
+Row = tuple[float, float, float, float]  # global batch, and a range there
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One candidate: seconds, cost and, where known, accuracy (a share) of the whole training."""
+
+    global_batch_size: int
+    local_batch_size: int
+    seconds: Range
+    cost: Range
+    chosen: bool
+    extrapolated: bool
+    assumed: bool
+    frontier: bool
+    refused: str
+    accuracy: Range | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """What the training would take at the measured step time; the ends are the visits' extremes."""
+
+    global_batch_size: int
+    seconds: Range
+    cost: Range
+
+
+@dataclass(frozen=True)
+class KneePoint:
+    """Where more batch stops paying; ``low`` and ``high`` are batches."""
+
+    global_batch_size: int
+    seconds: float
+    cost: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class ClusterCurve:
+    """All candidates of one cluster, batches rising."""
+
+    label: str
+    workers: int
+    kinds: tuple[tuple[str, int], ...]
+    points: tuple[CurvePoint, ...]
+    knee: KneePoint | None
+    measured: tuple[MeasuredPoint, ...]
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the plan's own batch is on this curve."""
+        return any(point.chosen for point in self.points)
+
+
+@dataclass(frozen=True)
+class PlanCurves:
+    """What a figure of a plan shows.
+
+    ``priced`` says what cost is: the price's currency, or worker-hours where there is no price.
+    ``deadline``, in seconds, ``max_cost`` and ``accuracy_tolerance``, a share, are the
+    goal's. ``left_out`` is how many clusters the plan holds besides the ones shown.
+    """
+
+    network: str
+    data: str
+    resolution: int
+    epochs: int
+    priced: bool
+    deadline: float | None
+    max_cost: float | None
+    clusters: tuple[ClusterCurve, ...]
+    left_out: int
+    accuracy_tolerance: float = 0.0
+
+
+def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
+    """The plan's curves at its highest resolution.
+
+    Args:
+        plan: The plan; one without candidates has no curve.
+        profiles: Where the measured points are taken from.
+    """
+    side = plan.top_resolution
+    groups: dict[tuple[int, tuple[KindCount, ...]], list[Prediction]] = {}
+    for one in plan.considered:
+        if one.resolution == side:
+            groups.setdefault((one.workers, one.kinds), []).append(one)
+    priced = bool(groups) and all(one.cost for ones in groups.values() for one in ones)
+    shown = _worth_showing(plan, groups)
+    curves = tuple(
+        _curve(plan, sorted(groups[key], key=_batch), _knee_of(plan, key), profiles, priced=priced)
+        for key in shown
+    )
+    return PlanCurves(
+        network=plan.network.name,
+        data=plan.data.name,
+        resolution=side,
+        epochs=plan.epochs,
+        priced=priced,
+        deadline=plan.job.goal.deadline,
+        max_cost=plan.job.goal.max_cost,
+        clusters=curves,
+        left_out=len(groups) - len(shown),
+        accuracy_tolerance=plan.job.goal.accuracy_tolerance,
+    )
+
+
+def smooth(rows: Sequence[Row]) -> list[Row]:
+    r"""A curve through its candidates, as it runs between them.
+
+    .. math:: T(B) = (D / B) (c_0 + c_1 B) = D c_1 + D c_0 / B
+
+    is a line in :math:`1/B` where a step's time is a line in the batch, so lines in 1/B join them.
+
+    Args:
+        rows: Batch and range of each candidate, batches rising.
+
+    Returns:
+        ``BETWEEN`` rows from each candidate on to the next, evenly spaced in log B, and the last.
+    """
+    drawn: list[Row] = []
+    for left, right in pairwise(rows):
+        for place in range(BETWEEN):
+            batch = left[0] * (right[0] / left[0]) ** (place / BETWEEN)
+            share = (1 / left[0] - 1 / batch) / (1 / left[0] - 1 / right[0])
+            value, low, high = (
+                start + share * (end - start)
+                for start, end in zip(left[1:], right[1:], strict=True)
+            )
+            drawn.append((batch, value, low, high))
+    return [*drawn, *rows[-1:]]
+
+
+def units_of(curves: PlanCurves) -> tuple[tuple[float, str], tuple[float, str]]:
+    """For time and for cost: what the numbers are divided by, and the name of the unit then.
+
+    ``curves`` holds at least one cluster.
+    """
+    time = _unit(top_of(curves, "seconds"))
+    if curves.priced:
+        return time, (1.0, "in the price's currency")
+    seconds, name = _unit(3600 * top_of(curves, "cost"))
+    return time, (seconds / 3600, f"worker-{name}")
+
+
+def _unit(highest: float) -> tuple[float, str]:
+    """Seconds and name of the unit in which ``highest``, in seconds, is of readable size."""
+    return next((unit for unit in _UNITS if highest >= 2 * unit[0]), _UNITS[-1])
+
+
+def top_of(curves: PlanCurves, quantity: str) -> float:
+    """Where a chart of ``seconds`` or ``cost`` ends: what matters is at the foot of the curves.
+
+    ``curves`` holds at least one cluster.
+    """
+    lines = [[getattr(one, quantity) for one in cluster.points] for cluster in curves.clusters]
+    least = max(min(value for value, _, _ in line) for line in lines)
+    highest = max(high for line in lines for _, _, high in line)
+    points = [one for cluster in curves.clusters for one in cluster.points]
+    chosen = max((getattr(one, quantity)[2] for one in points if one.chosen), default=0.0)
+    return 1.06 * float(max(min(highest, HEADROOM * least), 1.2 * chosen))
+
+
+# ------------------------------------------------------------------------------- which clusters
+
+
+def _worth_showing(
+    plan: Plan, groups: dict[tuple[int, tuple[KindCount, ...]], list[Prediction]]
+) -> list[tuple[int, tuple[KindCount, ...]]]:
+    """The chosen cluster, the extremes, and as many between them as are told apart."""
+    rising = sorted(groups, key=lambda key: (key[0], cluster_words(*key)))
+    curves = [key for key in rising if len(groups[key]) > 1] or rising
+    chosen = [key for key in rising if any(is_chosen(plan, one) for one in groups[key])]
+    room = MOST_CURVES - len([key for key in chosen if key not in curves])
+    kept = {*chosen, *(curves[index] for index in spread(len(curves), room))}
+    while len(kept) > MOST_CURVES:
+        kept.remove(next(key for key in reversed(rising) if key in kept and key not in chosen))
+    return [key for key in rising if key in kept]
+
+
+def _knee_of(plan: Plan, key: tuple[int, tuple[KindCount, ...]]) -> Knee | None:
+    found = (
+        knee
+        for knee in plan.knees
+        if (knee.workers, knee.kinds, knee.resolution) == (*key, plan.top_resolution)
+    )
+    return next(found, None)
+
+
+# ------------------------------------------------------------------------------------ one curve
+
+
+def _curve(
+    plan: Plan,
+    considered: Sequence[Prediction],
+    knee: Knee | None,
+    profiles: Sequence[Profile],
+    *,
+    priced: bool,
+) -> ClusterCurve:
+    first = considered[0]
+    points = tuple(_point(plan, one, priced=priced) for one in considered)
+    return ClusterCurve(
+        label=cluster_words(first.workers, first.kinds),
+        workers=first.workers,
+        kinds=tuple((one.kind, one.count) for one in first.kinds),
+        points=points,
+        knee=_knee(points, knee),
+        measured=_measured(plan, considered, points, profiles),
+    )
+
+
+def _batch(one: Prediction) -> int:
+    return one.global_batch_size
+
+
+def _training(plan: Plan, one: Prediction) -> Estimate:
+    """Seconds of the whole training; of the epochs alone where evaluation is not known."""
+    return one.train_seconds or _times(one.epoch_seconds, plan.epochs)
+
+
+def _times(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(
+        value=factor * estimate.value, low=factor * estimate.low, high=factor * estimate.high
+    )
+
+
+def _range(estimate: Estimate) -> Range:
+    return estimate.value, estimate.low, estimate.high
+
+
+def _point(plan: Plan, one: Prediction, *, priced: bool) -> CurvePoint:
+    seconds = _training(plan, one)
+    cost = one.cost if priced and one.cost else _times(seconds, one.workers / 3600)
+    return CurvePoint(
+        global_batch_size=one.global_batch_size,
+        local_batch_size=one.local_batch_size,
+        seconds=_range(seconds),
+        cost=_range(cost),
+        chosen=is_chosen(plan, one),
+        extrapolated=one.extrapolated,
+        assumed=one.assumed,
+        frontier=one.frontier,
+        refused=one.refused,
+        accuracy=_range(one.accuracy) if one.accuracy else None,
+    )
+
+
+def _knee(points: Sequence[CurvePoint], knee: Knee | None) -> KneePoint | None:
+    if knee is None or knee.global_batch_size is None:
+        return None
+    at = next((one for one in points if one.global_batch_size == knee.global_batch_size), None)
+    if at is None:
+        return None
+    return KneePoint(at.global_batch_size, at.seconds[0], at.cost[0], knee.low, knee.high)
+
+
+def _measured(
+    plan: Plan,
+    considered: Sequence[Prediction],
+    points: Sequence[CurvePoint],
+    profiles: Sequence[Profile],
+) -> tuple[MeasuredPoint, ...]:
+    """The measured steps of this cluster, as the training they would make.
+
+    A measured batch between two candidates takes D / B steps an epoch. Those beyond the candidates
+    are left out: they would stretch the figure.
+    """
+    first, side = considered[0], plan.top_resolution
+    lengths = {one.global_batch_size: one.trained_epochs or plan.epochs for one in considered}
+    beside = median(  # evaluation, which a step does not tell
+        _training(plan, one).value - lengths[one.global_batch_size] * one.epoch_seconds.value
+        for one in considered
+    )
+    rate = points[0].cost[0] / points[0].seconds[0]
+    steps = {
+        one.global_batch_size: one.epoch_seconds.value / one.step_seconds.value
+        for one in considered
+    }
+    found = []
+    for one in _steps_of(first, side, profiles):
+        batch = one.workers * one.local_batch_size
+        if not considered[0].global_batch_size <= batch <= considered[-1].global_batch_size:
+            continue
+        length = lengths.get(batch, plan.epochs)
+        epochs = length * steps.get(batch, plan.data.train_samples / batch)
+        least, most = (one.step_low, one.step_high)
+        if one.visits:
+            least, most = min(one.visits), max(one.visits)
+        value, low, high = (epochs * t + beside for t in (one.step_seconds, least, most))
+        cost = (rate * value, rate * low, rate * high)
+        found.append(MeasuredPoint(batch, (value, low, high), cost))
+    return tuple(sorted(found, key=lambda one: one.global_batch_size))
+
+
+def _steps_of(cluster: Prediction, side: int, profiles: Sequence[Profile]) -> list[StepTime]:
+    """Steps measured on the cluster's own kind of worker; a mixed cluster was not measured."""
+    kinds = {one.kind for one in cluster.kinds}
+    if len(kinds) > 1:
+        return []
+    return [
+        one
+        for profile in profiles
+        if not kinds or kinds == {profile.cluster.kind or profile.cluster.device_name}
+        for one in profile.steps
+        if (one.workers, one.resolution) == (cluster.workers, side)
+    ]

@@ -1,0 +1,118 @@
+"""Pieces of the page: everything from outside is escaped here, once."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from html import escape
+from importlib.metadata import version
+
+from batchwright.records.text.formatting import number
+from batchwright.records.text.problems import printable
+from batchwright.reporting.data.axes import Axis
+from batchwright.reporting.pages.charts import Band, Series, swatch, xy_chart
+from batchwright.reporting.pages.style import STYLE
+
+
+def safe(text: str) -> str:
+    """Text that is only text on the page."""
+    return escape(printable(text))
+
+
+def document(title: str, body: str) -> str:
+    """A page that opens without a network: inline style, allowed by its hash, and nothing else.
+
+    Args:
+        title: For the window.
+        body: Markup of the page.
+    """
+    style_hash = b64encode(sha256(STYLE.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{style_hash}'; base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<meta name="color-scheme" content="light dark">
+<title>{safe(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<footer>
+Batchwright {safe(version("batchwright"))}. Intervals are meant to hold 95 times in 100.
+</footer>
+</body>
+</html>
+"""
+
+
+def section(title: str, content: str) -> str:
+    """A titled part of the page."""
+    return f"<section><h2>{safe(title)}</h2>\n{content}\n</section>"
+
+
+def pair(left: str, right: str) -> str:
+    """Two things side by side, one below the other on a phone."""
+    return f'<div class="pair">{left}{right}</div>'
+
+
+def table(caption: str, head: Sequence[str] | None, rows: Iterable[Sequence[str]]) -> str:
+    """A table that scrolls sideways where it does not fit; each row's first cell heads it.
+
+    Without ``head`` it is a list of facts in words, with it one of numbers.
+    """
+    header = ""
+    if head is not None:
+        cells = "".join(f'<th scope="col">{safe(name)}</th>' for name in head)
+        header = f"<thead><tr>{cells}</tr></thead>"
+    body = "\n".join(
+        f'<tr><th scope="row">{safe(row[0])}</th>'
+        + "".join(f"<td>{safe(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    kind = "facts" if head is None else "numbers"
+    return (
+        f'<div class="scroll" role="group" tabindex="0" aria-label="{safe(caption)}">'
+        f'<table class="{kind}"><caption>{safe(caption)}</caption>{header}<tbody>{body}</tbody>'
+        "</table></div>"
+    )
+
+
+def xy_figure(
+    title: str, x: Axis, y: Axis, series: Sequence[Series], bands: Sequence[Band], numbers: str
+) -> str:
+    """A chart over two axes with its legend and, behind it, the table ``numbers``."""
+    drawn = [one for one in series if one.points]
+    entries = {one.name: swatch(one.style, one.marker) for one in drawn}
+    entries |= {band.name: swatch(band.style, "band") for band in bands}
+    return figure(
+        title, legend(list(entries.items())), xy_chart(title, x, y, drawn, bands), numbers
+    )
+
+
+def figure(title: str, names: str, svg: str, numbers: str) -> str:
+    """A chart with its legend ``names`` and, behind it, the table ``numbers``."""
+    return (
+        f"<figure><figcaption>{safe(title)}</figcaption>{names}{svg}"
+        f"<details><summary>The numbers</summary>{numbers}</details></figure>"
+    )
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Names with their marks: (name, swatch)."""
+    items = "".join(f"<li>{mark}{safe(name)}</li>" for name, mark in entries)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def or_dash(value: float | None) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else number(value)

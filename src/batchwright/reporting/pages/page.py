@@ -1,0 +1,245 @@
+"""The page a person shows to a colleague: one HTML file that opens without a network.
+
+Style is inline and allowed by its hash, nothing else is: no script, no image, no font, no form.
+Every word from outside is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from batchwright.records import EpochRecord, Plan, Profile, Reason, RunSummary
+from batchwright.records.text.formatting import counted, duration, percent
+from batchwright.reporting.data.live_run import EpochNow
+from batchwright.reporting.data.plan_words import (
+    batches_words,
+    decided_words,
+    header_rows,
+    split_rows,
+    stage_rows,
+)
+from batchwright.reporting.data.reading import (
+    SIMULATED,
+    accuracy,
+    accuracy_words,
+    compared_rows,
+    last_evaluated,
+    learnt_words,
+    measured_word,
+    memory_note,
+    pace_words,
+    refit_words,
+    training_words,
+    whole_accounting,
+)
+from batchwright.reporting.data.worker_curves import worker_curves
+from batchwright.reporting.pages import markup
+from batchwright.reporting.pages.page_charts import (
+    candidates_chart,
+    epochs_chart,
+    learning_charts,
+    worker_chart,
+)
+from batchwright.reporting.pages.page_facts import environment_part, job_part
+from batchwright.reporting.pages.page_plan import choice_charts
+from batchwright.reporting.pages.page_rounds import rounds_part
+from batchwright.reporting.pages.page_stages import stages_part
+from batchwright.reporting.pages.page_workers import workers_charts
+from batchwright.storage.files import make_folder, write_whole
+
+
+def write_page(summary: RunSummary, path: Path) -> None:
+    """Write the report of ``summary`` to ``path``, usually ``report.html`` in the run folder.
+
+    The same summary gives the same bytes. Folders on the way are made.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    make_folder(path.parent)
+    write_whole(path, page(summary).encode())
+
+
+def page(summary: RunSummary) -> str:
+    """The report as an HTML document."""
+    title = f"{summary.plan.network.name} on {summary.plan.data.name}"
+    body = "\n".join(
+        [
+            _headline(summary, title),
+            markup.section("Learning", accuracy_part(summary)),
+            markup.section("Predicted against measured", predicted_part(summary)),
+            *([markup.section("Rounds", rounds_part(summary))] if summary.rounds else []),
+            markup.section("Where the time went", time_part(summary)),
+            markup.section("The plan", plan_part(summary.plan, summary.profile, summary.epochs)),
+            markup.section("The job", job_part(summary)),
+            markup.section("Data, network and environment", environment_part(summary)),
+        ]
+    )
+    return markup.document(f"{title} - Batchwright report", body)
+
+
+# --------------------------------------------------------------------------------------- sections
+
+
+def _headline(summary: RunSummary, title: str) -> str:
+    plan = summary.plan
+    workers = counted(plan.workers, "worker")
+    done = f"{len(summary.epochs)} of {plan.epochs} epochs"
+    if summary.resumed:
+        done += f", continued {counted(summary.resumed, 'time')}"
+    tiles = [
+        (
+            "Decided",
+            decided_words(plan),
+            f"{workers}, local batch {batches_words(plan)}, {plan.precision}",
+        ),
+        ("Predicted epoch time", *pace_words(summary)),
+        (
+            "Held-out accuracy",
+            _top1(last_evaluated(summary)),
+            f"last epoch; best {accuracy(summary.best_epoch)}",
+        ),
+        ("Time", *_time_words(summary, done)),
+    ]
+    cells = "\n".join(
+        f"<li><span>{markup.safe(name)}</span><strong>{markup.safe(value)}</strong>"
+        f"<small>{markup.safe(more)}</small></li>"
+        for name, value, more in tiles
+    )
+    note = f'<p class="note">{markup.safe(SIMULATED)}</p>' if summary.simulated else ""
+    return (
+        f'<header><p class="kicker">Batchwright report</p><h1>{markup.safe(title)}</h1>'
+        f'<ul class="tiles">{cells}</ul>{note}</header>'
+    )
+
+
+def _time_words(summary: RunSummary, done: str) -> tuple[str, str]:
+    """Wall time; of a simulated cluster its own training time first."""
+    if not summary.simulated:
+        return duration(summary.wall_seconds), done
+    seconds = sum(epoch.training_seconds for epoch in summary.epochs)
+    real = f"computing it took {duration(summary.wall_seconds)} of real time"
+    return training_words(summary, seconds), f"{done}; {real}"
+
+
+def _top1(epoch: EpochRecord | None) -> str:
+    return "not evaluated" if epoch is None or epoch.top1 is None else percent(epoch.top1)
+
+
+def plan_part(
+    plan: Plan,
+    profile: Profile | None = None,
+    epochs: Sequence[EpochRecord] = (),
+    *,
+    learning: bool = True,
+) -> str:
+    """A plan: accuracy, time and cost by batch, its table, and why, choice by choice.
+
+    Args:
+        plan: Any.
+        profile: What it was made from, if known: measured steps are drawn on top.
+        epochs: Those that were trained by it, if any: their rates are drawn on top.
+        learning: Whether to draw accuracy, too.
+    """
+    reasons = "\n".join(map(_reason, plan.reasons))
+    return (
+        choice_charts(plan, profile, learning=learning)
+        + stages_part(plan, epochs)
+        + "<h3>What was decided</h3>"
+        + _stages(plan)
+        + (f'<h3>Why</h3><ul class="reasons">{reasons}</ul>' if reasons else "")
+    )
+
+
+def _stages(plan: Plan) -> str:
+    """Header and stages: one turned on its side, of several a row for each."""
+    if len(plan.stages) == 1:
+        (word, stage), *turned = stage_rows(plan)
+        table = markup.table(
+            "The plan's stages", [word, *stage], [[name, *v] for name, v in turned]
+        )
+        return markup.pair(table, markup.table("The plan's header", None, header_rows(plan)))
+    common, (head, *rows) = split_rows(plan)
+    return markup.table("The plan's stages", head, rows) + markup.pair(
+        markup.table("The same at all stages", None, common),
+        markup.table("The plan's header", None, header_rows(plan)),
+    )
+
+
+def _reason(reason: Reason) -> str:
+    """A line: choice, value, the reason's first sentence, its source; behind it all the rest."""
+    first, *rest = re.split(r"(?<=[.?!]) (?=[A-Z`])", reason.why, maxsplit=1)
+    line = (
+        f"<strong>{markup.safe(reason.choice)}: {markup.safe(reason.value)}</strong> "
+        f'{markup.safe(first)} <span class="badge">{markup.safe(reason.source)}</span>'
+    )
+    more = "".join(f"<p>{markup.safe(text)}</p>" for text in [*rest, reason.reference] if text)
+    told = ((markup.safe(one.value), markup.safe(one.loss)) for one in reason.alternatives)
+    more += "".join(f"<p>Or {value}: {loss}</p>" for value, loss in told)
+    if not more:
+        return f"<li>{line}</li>"
+    return f"<li><details><summary>{line}</summary>{more}</details></li>"
+
+
+def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
+    """Seconds per epoch and peak memory, predicted and measured, and what a new fit would change.
+
+    Args:
+        summary: The run, or its finished epochs.
+        now: The epoch in progress, if one is.
+    """
+    charts = markup.pair(epochs_chart(summary, now), candidates_chart(summary))
+    head, *rows = compared_rows(summary)
+    table = markup.table(f"Predicted and {measured_word(summary)}", head, rows)
+    notes = (
+        "Evaluation and checkpoints are not part of these seconds. The median is taken over whole "
+        "epochs, the first left out: it pays for what is done once.",
+        memory_note(summary),
+        refit_words(summary),
+        learnt_words(summary),
+    )
+    return charts + table + "".join(f"<p>{markup.safe(note)}</p>" for note in notes if note)
+
+
+def accuracy_part(summary: RunSummary) -> str:
+    """Last and best held-out accuracy, and both curves."""
+    if not summary.epochs:
+        return "<p>No epoch was finished.</p>"
+    last, best = last_evaluated(summary), summary.best_epoch
+    charts = markup.pair(*learning_charts(summary))
+    return charts + (
+        f"<p>Last evaluated epoch: <strong>{markup.safe(accuracy(last))}</strong>. "
+        f"Best: <strong>{markup.safe(accuracy(best))}</strong>"
+        + (f" in epoch {best.epoch + 1}" if best else "")
+        + f". Held out: {markup.safe(summary.plan.data.split)}. "
+        f"{markup.safe(accuracy_words(summary))}</p>"
+    )
+
+
+def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
+    """Where the time went, of all and worker by worker.
+
+    Args:
+        summary: The run, or its finished epochs.
+        by_epoch: Whether to draw the workers over the epochs, too.
+    """
+    parts = whole_accounting(summary)
+    total = sum(seconds for _, seconds in parts)
+    whole = "training, simulated time" if summary.simulated else "wall time"
+    table = markup.table(
+        f"Parts of the {whole}",
+        ["part", "time", "share"],
+        [
+            *(
+                [name, duration(seconds), percent(seconds / total if total else 0.0)]
+                for name, seconds in parts
+            ),
+            ["all", duration(total), ""],
+        ],
+    )
+    if not worker_curves(summary):
+        return table
+    over_epochs = workers_charts(summary) if by_epoch else ""
+    return markup.pair(worker_chart(summary), f"<div>{table}</div>") + over_epochs

@@ -1,0 +1,297 @@
+"""Progress for the person who waits: a live display on a terminal, plain lines elsewhere.
+
+Both say the same. Elsewhere (a file, a pipe, a log) there is a line per epoch and, inside a long
+epoch, one every `LINE_SECONDS` at most; and one whenever the workers' local batches change. On a
+terminal, from two workers on, a small table of them stands below the bar; what a narrow one has no
+room for is left out, the least important first. Everything goes to the
+console given, by default standard error, so that standard output stays free for JSON. Rich honours
+``NO_COLOR`` and ``TERM=dumb``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from batchwright.records import Plan
+from batchwright.records.text.formatting import percent
+from batchwright.records.text.problems import printable
+from batchwright.reporting.data.live_words import (
+    Pace,
+    Word,
+    epoch_words,
+    joined,
+    left_words,
+    step_words,
+)
+from batchwright.reporting.text.live_rounds import LiveRounds
+from batchwright.reporting.text.live_workers import LiveWorkers
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.progress import Progress, TaskID
+
+LINE_SECONDS = 10.0
+REDRAW_SECONDS = 0.05
+REFRESH_SECONDS = 0.25  # between two pictures of a run, whose lines come every half second
+BAR_WIDTH = 16
+OTHER_LINES = 6  # of a terminal, beside the workers: bar, head of the table, room to write
+
+
+def progress(
+    console: Console | None = None, *, epochs: int, plan: Plan | None = None
+) -> RunProgress:
+    """Progress of a training run of ``epochs`` epochs; a context manager with ``update``.
+
+    With its ``plan`` it tells resolutions that change, rounds with a parameter server, and
+    simulated time as such.
+    """
+    return RunProgress(console or standard_error(), epochs, plan)
+
+
+def steps(console: Console | None = None) -> StepsProgress:
+    """Progress of countable work; a context manager called as ``(done, total, what)``."""
+    return StepsProgress(console or standard_error())
+
+
+class RunProgress:
+    """Shows the lines of ``metrics.jsonl`` as they come."""
+
+    def __init__(
+        self,
+        console: Console,
+        epochs: int,
+        plan: Plan | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._epochs = epochs
+        self._plan = plan
+        self._clock, self._begun, self._pace = clock, clock(), Pace()
+        self._simulated = plan is not None and plan.job.launch == "virtual"
+        self._rounds = LiveRounds(plan) if plan is not None and plan.server is not None else None
+        self._workers = LiveWorkers()
+        self._bar: Progress | None = _bar(console) if is_live(console) else None
+        self._live: Live | None = live_picture(console, self._picture) if self._bar else None
+        self._task: TaskID | None = None
+        self._epoch_seconds: float | None = None
+        self._shown = (-1, 0.0)
+
+    def __enter__(self) -> RunProgress:
+        if self._live and self._bar:
+            self._live.start()
+            self._task = self._bar.add_task("starting the workers", total=None, text="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Take one line: ``step``, ``round``, ``shares``, ``epoch`` or ``note``, no others.
+
+        Epochs are zero-based in the lines and counted from one on the screen. A value that is
+        missing or null is left out.
+        """
+        kind = record.get("kind")
+        self._workers.take(record)
+        if kind == "step":
+            self._step(record)
+        elif kind == "round" and self._rounds:
+            self._round(record, self._rounds)
+        elif kind == "shares":
+            self._shares(record)
+        elif kind == "epoch":
+            self._epoch(record)
+        elif kind == "note":
+            self._say(str(record.get("text", "")))
+
+    def _step(self, record: Mapping[str, Any]) -> None:
+        epoch, step, most = record["epoch"], record["step"], record["steps"]
+        words = [*self._side(epoch), *step_words(record, simulated=self._simulated)]
+        words += self._time_left(record)
+        if self._bar:
+            self._draw(epoch, step, most, words)
+            return
+        seconds = record.get("time/train_s") or 0.0
+        if self._simulated:
+            seconds = self._clock() - self._begun
+        elif epoch != self._shown[0]:
+            self._shown = (epoch, 0.0)
+        self._say_inside(epoch, f"step {step}/{most}", words, seconds)
+
+    def _round(self, record: Mapping[str, Any], rounds: LiveRounds) -> None:
+        rounds.take(record)
+        epoch, done, total = rounds.place
+        words = [*self._side(record["epoch"]), *step_words(record, simulated=False)]
+        now = self._clock()
+        words += self._paced(epoch + done / total, now)
+        if self._bar:
+            self._draw(epoch, done, total, words)
+        else:
+            self._say_inside(epoch, percent(done / total), words, now - self._begun)
+
+    def _say_inside(self, epoch: int, place: str, words: list[Word], seconds: float) -> None:
+        """A line inside an epoch, if the last one is long enough ago."""
+        if seconds - self._shown[1] >= LINE_SECONDS:
+            self._shown = (epoch, seconds)
+            self._say(f"epoch {epoch + 1}/{self._epochs}, {place}: {joined(words)}")
+
+    def _side(self, epoch: int) -> list[Word]:
+        """The resolution of an epoch, in a plan of several."""
+        plan = self._plan
+        if plan is None or len({stage.resolution for stage in plan.stages}) < 2:
+            return []
+        return [(1, f"{plan.stages[plan.stage_of(epoch)].resolution} px")]
+
+    def _shares(self, record: Mapping[str, Any]) -> None:
+        """A line for local batches that are not those of the line before."""
+        changed = self._workers.change(record)
+        if changed:
+            place = f"epoch {record['epoch'] + 1}/{self._epochs}, step {record['step'] + 1}"
+            self._say(f"{place}/{record['steps']}: {changed}")
+
+    def _epoch(self, record: Mapping[str, Any]) -> None:
+        epoch, brief = record["epoch"], self._bar is not None
+        spent = (record.get("time/epoch_s") or 0.0) + (record.get("time/eval_s") or 0.0)
+        self._epoch_seconds = spent or None
+        words = self._side(epoch)
+        words += epoch_words(record, brief=brief, simulated=self._simulated)
+        left = spent * (self._epochs - epoch - 1)
+        if self._simulated or self._rounds:
+            words += self._paced(epoch + 1, self._clock())
+        elif left:
+            words.append((1, left_words(left)))
+        name = f"epoch {epoch + 1}/{self._epochs}: "
+        line = name + joined(words)
+        for part in wrap(line, self._console.width, subsequent_indent="  ") if brief else [line]:
+            self._say(part)
+        if self._rounds is None:
+            self._draw(epoch, 1, 1, [])
+
+    def _picture(self) -> RenderableType:
+        """What the terminal shows at this moment: the bar, and the workers below it."""
+        from rich.console import Group
+
+        assert self._bar is not None  # noqa: S101 - drawn only with a bar; tells the type checker
+        told = self._rounds or self._workers
+        table = told.table(most=self._console.height - OTHER_LINES, width=self._console.width)
+        return Group(self._bar, table) if table else self._bar
+
+    def _draw(self, epoch: int, done: int, total: int, words: list[Word]) -> None:
+        if self._bar and self._task is not None:
+            name = f"epoch {epoch + 1}/{self._epochs}"
+            text = joined(words, self._console.width - len(name) - BAR_WIDTH - 2)
+            self._bar.update(self._task, description=name, total=total, completed=done, text=text)
+
+    def _paced(self, done: float, now: float) -> list[Word]:
+        """The rest of the run by a real clock, after so many epochs."""
+        left = self._pace.left(done, self._epochs, now)
+        return [(0, left_words(left))] if left else []
+
+    def _time_left(self, record: Mapping[str, Any]) -> list[Word]:
+        """The rest of the run: at the last epoch's pace, in the first epoch at its own so far."""
+        done = record["step"] / record["steps"] if record["steps"] else 0.0
+        if self._simulated:
+            return self._paced(record["epoch"] + done, self._clock())
+        seconds = self._epoch_seconds
+        if seconds is None:
+            if not done or not record.get("time/train_s"):
+                return []
+            seconds = record["time/train_s"] / done
+        return [(0, left_words(seconds * (self._epochs - record["epoch"] - done)))]
+
+    def _say(self, text: str) -> None:
+        print_line(self._console, text)
+
+
+class StepsProgress:
+    """Shows how far countable work has come, one piece of work after another."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._bar: Progress | None = _bar(console) if is_live(console) else None
+        self._task: TaskID | None = None
+        self._piece = (0, -1)
+        self._shown = 0.0
+
+    def __enter__(self) -> StepsProgress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Say that ``done`` of ``total`` things are done, and ``what`` is being done to them.
+
+        A new total, or a count that falls, begins a new piece of work. Cheap enough to be called
+        for every image: most calls return at once.
+        """
+        last_done, last_total = self._piece
+        new = total != last_total or done < last_done
+        self._piece = (done, total)
+        now = self._clock()
+        pause = REDRAW_SECONDS if self._bar else LINE_SECONDS
+        if not new and done < total and now - self._shown < pause:
+            return
+        self._shown = now
+        if self._bar:
+            self._draw(done, total, what, new=new)
+        else:
+            print_line(self._console, f"{what}: {done:,} of {total:,}")
+
+    def _draw(self, done: int, total: int, what: str, *, new: bool) -> None:
+        assert self._bar is not None  # noqa: S101 - only called with a bar; tells the type checker
+        if new or self._task is None:
+            self._task = self._bar.add_task("", total=total, text="")
+        count = f"{done:,} of {total:,}"
+        self._bar.update(
+            self._task, description=printable(what), completed=done, total=total, text=count
+        )
+
+
+def is_live(console: Console) -> bool:
+    """Whether the console can show a picture that changes."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def live_picture(console: Console, picture: Callable[[], RenderableType]) -> Live:
+    """Draws ``picture`` again and again, and takes it away at the end."""
+    from rich.live import Live
+
+    return Live(
+        console=console,
+        get_renderable=picture,
+        transient=True,
+        refresh_per_second=1 / REFRESH_SECONDS,
+    )
+
+
+def _bar(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=BAR_WIDTH),
+        TextColumn("{task.fields[text]}", markup=False),
+        console=console,
+    )
+
+
+def print_line(console: Console, text: str) -> None:
+    """One line as it is: no markup, no colour for numbers, no wrapping."""
+    console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def standard_error() -> Console:
+    """Where progress goes by default."""
+    from rich.console import Console
+
+    return Console(stderr=True)

@@ -1,0 +1,137 @@
+"""Progress of a sweep: one bar for all runs and a row for each that runs, plain lines elsewhere.
+
+On a terminal the bar counts epochs of all runs, and below it stands where each running one is.
+Elsewhere there is a line whenever a run ends. Everything goes to standard error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from batchwright.records import SweepCell
+from batchwright.records.text.formatting import counted, percent
+from batchwright.records.text.problems import printable
+from batchwright.reporting.data.live_words import Pace, left_words
+from batchwright.reporting.data.sweep_words import cell_words
+from batchwright.reporting.text.progress import (
+    BAR_WIDTH,
+    is_live,
+    live_picture,
+    print_line,
+    standard_error,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+_OTHER_LINES = 4  # of a terminal, beside the running cells
+
+
+class SweepProgress:
+    """Shows how far the runs of a sweep are; a context manager.
+
+    Args:
+        total: Runs of the sweep.
+        done: Those of them that were done before.
+        console: Unset: standard error.
+        clock: In seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        total: int,
+        done: int,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or standard_error()
+        self._clock, self._pace = clock, Pace()
+        self._total, self._before = total, done
+        self._ended = self._failed = 0
+        self._epochs: dict[str, int] = {}
+        self._reached: dict[str, float] = {}  # epochs that each cell has done
+        self._running: dict[str, str] = {}
+        live = is_live(self._console)
+        self._live: Live | None = live_picture(self._console, self.picture) if live else None
+
+    def __enter__(self) -> SweepProgress:
+        if self._live:
+            self._live.start()
+        if self._before:
+            self._say(f"{counted(self._before, 'run')} of {self._total} done before")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def expect(self, epochs: Mapping[str, int]) -> None:
+        """Say how many epochs each run has that is to come."""
+        self._epochs = dict(epochs)
+        self._pace.left(0.0, sum(self._epochs.values()), self._clock())
+
+    def began(self, name: str, epochs: int) -> None:
+        """A run has begun, or goes on."""
+        self._epochs[name] = epochs
+        self._running[name] = "starting"
+
+    def wrote(self, name: str, line: Mapping[str, Any]) -> None:
+        """A run has written a line of its metrics."""
+        kind, epochs = line.get("kind"), self._epochs.get(name, 0)
+        if kind == "epoch":
+            self._reached[name] = line["epoch"] + 1
+            words = f"epoch {line['epoch'] + 1}/{epochs}"
+            if line.get("val/top1") is not None:
+                words += f", accuracy {percent(line['val/top1'])}"
+            self._running[name] = words
+        elif kind == "step" and line.get("steps"):
+            self._reached[name] = line["epoch"] + line["step"] / line["steps"]
+            told = self._running.get(name, "").partition(", accuracy")
+            self._running[name] = f"epoch {line['epoch'] + 1}/{epochs}{''.join(told[1:])}"
+
+    def ended(self, cell: SweepCell) -> None:
+        """A run has ended."""
+        self._running.pop(cell.name, None)
+        if cell.state == "stopped":
+            self._say(f"{cell.name}: stopped")
+            return
+        self._ended += 1
+        self._failed += cell.state == "failed"
+        self._reached[cell.name] = self._epochs.get(cell.name, 0)
+        place = f"{self._before + self._ended} of {self._total}"
+        self._say(f"{place}, {cell.name}: {cell_words(cell)}{self._left(', ')}")
+
+    def picture(self) -> RenderableType:
+        """What the terminal shows at this moment."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        total = sum(self._epochs.values()) or 1
+        head = Table.grid(padding=(0, 1))
+        failed = f", {self._failed} failed" if self._failed else ""
+        words = f"{self._before + self._ended} of {self._total} runs{failed}{self._left(', ')}"
+        bar = ProgressBar(total=total, completed=sum(self._reached.values()), width=BAR_WIDTH)
+        head.add_row(Text("sweep"), bar, Text(words))
+        rows = Table.grid(padding=(0, 1))
+        shown = list(self._running.items())[: max(1, self._console.height - _OTHER_LINES)]
+        for name, state in shown:
+            rows.add_row(
+                Text(f"  {printable(name)}", overflow="ellipsis", no_wrap=True), Text(state)
+            )
+        return Group(head, rows)
+
+    def _left(self, before: str) -> str:
+        done, total = sum(self._reached.values()), sum(self._epochs.values())
+        if done < len(self._running) / 2:  # starting takes longer than learning at first
+            return ""
+        left = self._pace.left(done, total, self._clock())
+        return f"{before}{left_words(left)}" if left else ""
+
+    def _say(self, text: str) -> None:
+        print_line(self._console, text)

@@ -1,0 +1,127 @@
+"""Tables of rich: names from outside are made printable, and markup in them is not interpreted.
+
+Nothing is cut: text wraps, and columns for which a terminal has no room stand in a second block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from batchwright.records.text.formatting import column_blocks
+from batchwright.records.text.problems import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+
+_EDGES, _GAP = 4, 3  # characters beside a table, and between two of its columns
+
+
+def stacked(*tables: Table) -> RenderableType:
+    """The tables that have rows, one below the other, each as wide as the terminal at most."""
+    from rich.console import Group
+
+    return Group(*(_Fitted(table) for table in tables if table.row_count))
+
+
+def new_table(title: str, columns: list[str]) -> Table:
+    """An empty table with these columns, numbers to the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(printable(title), style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for name in columns:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def new_facts(title: str) -> Table:
+    """An empty table of words and their values."""
+    table = new_table(title, ["", ""])
+    table.show_header = False
+    for column in table.columns:
+        column.justify = "left"
+    return table
+
+
+def add(table: Table, *cells: str, style: str | None = None) -> None:
+    """A row of text that is only text."""
+    from rich.text import Text
+
+    table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+
+
+def without_room(
+    widths: Mapping[str, int], giving_way: Sequence[str], room: int, *, gap: int
+) -> list[str]:
+    """The columns of ``giving_way`` to leave out, first to last, until the others fit ``room``.
+
+    >>> without_room({"worker": 6, "place": 9, "wait": 4}, ["place", "wait"], 14, gap=2)
+    ['place']
+    """
+    left_out: list[str] = []
+    needed = sum(widths.values()) + gap * (len(widths) - 1)
+    for name in giving_way:
+        if needed > room and name in widths:
+            left_out.append(name)
+            needed -= widths[name] + gap
+    return left_out
+
+
+def note_left_out(table: Table, names: Sequence[str]) -> None:
+    """Say below a table which columns it would have on a wider terminal."""
+    from rich.text import Text
+
+    if names:
+        table.caption, table.caption_justify = Text(f"no room for {', '.join(names)}"), "left"
+
+
+class _Fitted:
+    """Draws a table in as many blocks as its columns need; each begins with the first column."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        room = options.max_width - _EDGES
+        told = [[str(column.header), *map(str, column.cells)] for column in self._table.columns]
+        words = [max(len(word) for text in texts for word in (*text.split(), "")) for texts in told]
+        widths = [max(map(len, texts)) for texts in told]
+        least = [min(width, room // 2) for width in words]
+        for number, block in enumerate(column_blocks(least, room, gap=_GAP)):
+            yield self._part(block, _shrunk(widths, least, block, room), continued=number > 0)
+
+    def _part(self, block: list[int], widths: list[int], *, continued: bool) -> Table:
+        whole = self._table
+        part = new_table("", [])
+        part.title, part.show_header = whole.title, whole.show_header
+        if continued:
+            part.title = f"{whole.title} (continued)"
+        for at, width in zip(block, widths, strict=True):
+            column = whole.columns[at]
+            part.add_column(column.header, justify=column.justify, overflow="fold", width=width)
+        cells = [list(whole.columns[at].cells) for at in block]
+        for row, values in zip(whole.rows, zip(*cells, strict=True), strict=True):
+            part.add_row(*values, style=row.style, end_section=row.end_section)
+        part.caption = whole.caption if 0 in block and block[-1] == len(whole.columns) - 1 else None
+        return part
+
+
+def _shrunk(widths: list[int], least: list[int], block: list[int], room: int) -> list[int]:
+    """Widths of a block's columns: as wide as their text, or the widest narrower until all fit."""
+    found = [widths[at] for at in block]
+    while sum(found) + _GAP * (len(found) - 1) > room:
+        spare = [(width, at) for at, width in enumerate(found) if width > least[block[at]]]
+        if not spare:
+            break
+        found[max(spare)[1]] -= 1
+    return found

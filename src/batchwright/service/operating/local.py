@@ -1,0 +1,85 @@
+"""Where a service on this machine keeps its things, and the token for clients of the same user."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from platformdirs import user_data_path
+from sqlalchemy import URL, make_url
+
+from batchwright.errors import FileError
+from batchwright.service.problems import Conflict, NotFound
+from batchwright.service.store import Store
+from batchwright.storage.files import make_folder
+
+LOCAL = "local"
+"""Name of the token that `serve` makes for clients on this machine."""
+
+
+def data_folder() -> Path:
+    """The user's folder for a database that is not named, and for the local token."""
+    return user_data_path("batchwright")
+
+
+def default_database() -> str:
+    """URL of the database where none is named."""
+    return URL.create("sqlite", database=str(data_folder() / "service.sqlite")).render_as_string()
+
+
+def local_token_file(database: str) -> Path:
+    """Where the local token of a database is: beside a SQLite file, else in the user's folder."""
+    place = make_url(database)
+    folder = data_folder()
+    if place.get_backend_name() == "sqlite" and place.database:
+        folder = Path(place.database).parent
+    return folder / "local-token"
+
+
+def keep_local_token(store: Store) -> Path | None:
+    """See to it that the local token is there, and that its file holds it.
+
+    Returns:
+        The file; `None` where an operator has revoked the token, which stays so.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    file = local_token_file(store.settings.database)
+    known = {token.name: token for token in store.tokens.list()}.get(LOCAL)
+    if known is not None:
+        if known.revoked is not None:
+            return None
+        found = store.tokens.find(_content(file))
+        if found is not None and found.name == LOCAL:
+            return file
+        try:
+            store.tokens.revoke(LOCAL)  # its secret is lost, so nobody can hold it rightly
+        except NotFound:
+            return None
+    try:
+        secret = store.tokens.create(LOCAL, ["admin"])
+    except Conflict:  # another process that starts at the same time was quicker, and writes it
+        return file
+    _write_private(file, f"{secret}\n")
+    return file
+
+
+def _content(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write a file that nobody but its owner may read, not for a moment."""
+    make_folder(file.parent)
+    try:
+        descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
+        with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+            opened.write(text)
+        Path(aside).replace(file)
+    except OSError as error:
+        raise FileError(f"cannot write {file}: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""The planner's pages: its form, its profiles, and jobs as text."""

@@ -1,0 +1,259 @@
+"""The planner: a profile and a goal in, a plan with its reasons out, as fast as one can type.
+
+The page's address holds all that was asked, so that it can be kept or sent to a colleague.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, File, Form, Request, Response, UploadFile
+from fastapi.responses import RedirectResponse
+
+from batchwright.records import Plan, Profile
+from batchwright.records.base import record_text
+from batchwright.records.service import Identifier, Name
+from batchwright.records.text.formatting import between, counted, duration, in_seconds, percent
+from batchwright.records.text.plan_text import is_chosen
+from batchwright.reporting.data.plan_words import batches_words, decided_words
+from batchwright.reporting.pages.page import plan_part
+from batchwright.reporting.pages.page_facts import profile_facts
+from batchwright.reporting.pages.page_plan import accuracy_chart
+from batchwright.reporting.pages.pareto_chart import pareto_part
+from batchwright.service.access import check_form, need_page, own, store_of
+from batchwright.service.caller import Caller
+from batchwright.service.pages.planning.planner_form import (
+    ALL_FIELDS,
+    FIELDS,
+    MORE_FIELDS,
+    Asked,
+    answer_form,
+    read_form,
+)
+from batchwright.service.pages.planning.profiles import ProfileError, chosen_profile, read_profile
+from batchwright.service.pages.rendering import drawn, render
+from batchwright.service.problems import NotFound, Refused, ServiceProblem
+from batchwright.service.store import Store
+from batchwright.service.store.profiles import ProfileInfo
+
+router = APIRouter(include_in_schema=False)
+
+MOST_KEPT = 64
+"""Answers that are kept: going back to one costs nothing."""
+
+Reader = Annotated[Caller, need_page("read")]
+Submitter = Annotated[Caller, need_page("submit")]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the planner says: a plan, or what is wrong."""
+
+    asked: Asked
+    plan: Plan | None
+    profile: Profile | None
+
+    @property
+    def tiles(self) -> list[tuple[str, str, str]]:
+        """The decision in short, as (name, value, more)."""
+        plan = self.plan
+        if plan is None:
+            return []
+        stage = plan.stages[0]
+        chosen = next((one for one in plan.considered if is_chosen(plan, one)), None)
+        train, cost = (chosen.train_seconds, chosen.cost) if chosen else (None, None)
+        told = [
+            (
+                "Decided",
+                decided_words(plan),
+                f"{counted(plan.workers, 'worker')}, local batch {batches_words(plan)}",
+            ),
+            ("An epoch", f"{in_seconds(stage.predicted_epoch_seconds)} s", "predicted, 95 %"),
+        ]
+        if train is not None:
+            ends = f"{duration(train.low)} to {duration(train.high)}"
+            more = f"{counted(plan.epochs, 'epoch')}: {ends}, evaluation included"
+            told.append(("The training", duration(train.value), more))
+        if chosen is not None and (reached := chosen.accuracy) is not None:
+            ends = f"{percent(reached.low)} to {percent(reached.high)}"
+            told.append(("Accuracy", percent(reached.value), f"{ends}, held out at its end"))
+        if cost is not None:
+            told.append(("Cost", between(cost), "in the price's currency"))
+        return told
+
+    @property
+    def says(self) -> str:
+        """The answer in a sentence."""
+        if self.plan is None:
+            return next(iter(self.asked.errors.values()), "Choose a profile.")
+        return ", ".join(value for _, value, _ in self.tiles)
+
+
+class Answers:
+    """Plans, the newest of them kept: each takes a while of a processor with other things to do."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, ...], Answer] = OrderedDict()
+        self._turn = threading.Lock()
+
+    def answer(self, store: Store, given: dict[str, str]) -> Answer:
+        """The answer to a filled-in form.
+
+        Raises:
+            TooMany: Others plan just now.
+        """
+        asked = read_form(given)
+        chosen = given.get("profile", "")
+        if not chosen:
+            return Answer(asked, None, None)
+        try:
+            profile = chosen_profile(store, chosen)
+        except NotFound as problem:
+            asked.errors["profile"] = f"{problem.detail[:1].upper()}{problem.detail[1:]}."
+            return Answer(asked, None, None)
+        # By what is in it: the profile of a run or a job is replaced when a new one is sent.
+        content = hashlib.sha256(profile.model_dump_json().encode()).hexdigest()
+        key = (content, *(asked.words[one.name] for one in ALL_FIELDS))
+        with self._turn:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        told = Answer(asked, answer_form(profile, asked), profile)
+        with self._turn:
+            self._kept[key] = told
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return told
+
+
+def answers_of(request: Request) -> Answers:
+    """The answers of this app."""
+    found: Answers | None = getattr(request.app.state, "planner_answers", None)
+    if found is None:
+        found = request.app.state.planner_answers = Answers()
+    return found
+
+
+@router.get("/planner")
+def planner_page(request: Request, caller: Reader) -> Response:
+    """The page, with the answer to what its address asks."""
+    return _page(request, caller)
+
+
+@router.get("/planner/answer")
+def planner_answer(request: Request, caller: Reader) -> Response:
+    """The answer alone."""
+    given = _given(request)
+    told = answers_of(request).answer(store_of(request), given)
+    return render(request, "planner_answer.html", caller, **_shown(told, given))
+
+
+@router.get("/planner/plan.json")
+def planner_plan(request: Request, _caller: Reader) -> Response:
+    """The plan as a file, equal to the byte with what `batchwright plan` writes."""
+    told = answers_of(request).answer(store_of(request), _given(request))
+    if told.plan is None:
+        raise Refused(told.says.rstrip("."))
+    headers = {"Content-Disposition": 'attachment; filename="plan.json"'}
+    text = record_text(told.plan)
+    return Response(text, media_type="application/json", headers=headers)
+
+
+@router.post("/planner/profiles", dependencies=[Depends(check_form)])
+def upload_profile(
+    request: Request,
+    caller: Submitter,
+    file: Annotated[UploadFile, File()],
+    name: Annotated[Name | str, Form(max_length=120)] = "",
+) -> Response:
+    """Store a profile, and plan from it."""
+    store = store_of(request)
+    try:
+        profile, told = read_profile(file.file.read(), name)
+    except ProfileError as error:
+        return _page(request, caller, wrong=str(error), status=422)
+    identifier = store.profiles.add(told, profile, caller.name)
+    store.audit.note(caller.name, "profile.add", identifier, told)
+    return RedirectResponse(f"/planner?{urlencode({'profile': identifier})}", 303)
+
+
+@router.post("/planner/profiles/delete", dependencies=[Depends(check_form)])
+def delete_profile(
+    request: Request, caller: Submitter, profile: Annotated[Identifier, Form()]
+) -> Response:
+    """Delete a stored profile, and plan from another."""
+    store = store_of(request)
+    own(caller, store.profiles.owner(profile))
+    store.profiles.delete(profile)
+    store.audit.note(caller.name, "profile.delete", profile)
+    return RedirectResponse("/planner", 303)
+
+
+def _given(request: Request) -> dict[str, str]:
+    """The fields of the address; of a field that comes twice the last one."""
+    return {key: value[:4000] for key, value in request.query_params.items()}
+
+
+def _page(request: Request, caller: Caller, wrong: str = "", status: int = 200) -> Response:
+    store, given = store_of(request), _given(request)
+    newest = store.profiles.list(1)
+    if "profile" not in given and newest:
+        given["profile"] = newest[0].id
+    told = answers_of(request).answer(store, given)
+    return render(
+        request,
+        "planner.html",
+        caller,
+        status=status,
+        chosen=given.get("profile", ""),
+        profiles=_options(store, given.get("profile", "")),
+        own=[_option(one) for one in store.profiles.list() if caller.owns(one.owner or "")],
+        fields=FIELDS,
+        more_fields=MORE_FIELDS,
+        more_open=any(told.asked.words[one.name] for one in MORE_FIELDS),
+        wrong_upload=wrong,
+        **_shown(told, given),
+    )
+
+
+def _options(store: Store, chosen: str) -> list[tuple[str, str]]:
+    """What there is to choose, as (value, words): the stored ones, and that of a run or a job."""
+    found = [_option(one) for one in store.profiles.list()]
+    kind, _, identifier = chosen.partition(":")
+    if kind in ("run", "job") and identifier:
+        found.insert(0, (chosen, f"of {kind} {_name_of(store, kind, identifier)}"))
+    return found
+
+
+def _option(one: ProfileInfo) -> tuple[str, str]:
+    return one.id, f"{one.name} ({_day(one.created)})"
+
+
+def _day(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
+
+
+def _name_of(store: Store, kind: str, identifier: str) -> str:
+    try:
+        return (store.runs if kind == "run" else store.jobs).get(identifier).name
+    except ServiceProblem:
+        return identifier[:36]
+
+
+def _shown(told: Answer, given: dict[str, str]) -> dict[str, Any]:
+    plan = told.plan
+    return {
+        "answer": told,
+        "errors": told.asked.errors,
+        "words": told.asked.words,
+        "address": f"/planner/plan.json?{urlencode({k: v for k, v in given.items() if v})}",
+        "pareto": drawn(accuracy_chart(plan) + pareto_part(plan)) if plan else "",
+        "plan": drawn(plan_part(plan, told.profile, learning=False)) if plan else "",
+        "measured": drawn(profile_facts(told.profile)) if told.profile else "",
+    }

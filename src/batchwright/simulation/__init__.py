@@ -1,1 +1,0 @@
-"""A cluster that is only computed: its clock, its links, what happens next. No torch."""

@@ -1,0 +1,109 @@
+"""Watches how long each worker computes, and says when the shares should change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from batchwright.algorithms.rebalancing import (
+    balanced,
+    fixed_cost,
+    followed,
+    midmean,
+    speeds_of,
+    worth_changing,
+)
+from batchwright.records import Job
+
+FEWEST_STEPS = 5  # that an epoch's end is judged by
+
+
+class Balancer:
+    """Decides shares from times; every worker has the same times, and decides alike.
+
+    Args:
+        job: Its ``rebalance_steps``, ``least_local_batch`` and ``most_local_batch``.
+        places: Host and device of each worker, in rank order.
+        least: Fewest samples that a worker can train on.
+        speeds: Samples per second by place, as far as known.
+        fixed_samples: Fixed cost of a step, as so many samples' worth.
+
+    Attributes:
+        speeds: As given, then as measured.
+        fixed_samples: Likewise.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        places: Sequence[str],
+        *,
+        least: int,
+        speeds: Mapping[str, float],
+        fixed_samples: float,
+    ) -> None:
+        self.speeds = dict(speeds)
+        self.fixed_samples = fixed_samples
+        self._every = job.rebalance_steps
+        self._places = places
+        self._least = max(least, job.least_local_batch or 0)
+        self._most = job.most_local_batch
+        self._batches: tuple[int, ...] = ()
+        self._times: list[Sequence[float]] = []
+        self._before: tuple[tuple[int, ...], list[float]] | None = None
+
+    def watch(self, batches: tuple[int, ...], seconds: Sequence[float]) -> None:
+        """Take a step's local batches and seconds of computing, by rank."""
+        if batches != self._batches:
+            self._batches, self._times = batches, []
+        self._times.append(seconds)
+
+    def forget_times(self, fixed_samples: float) -> None:
+        """Steps are others from here on: keep the speeds, in proportion, and nothing else."""
+        self.fixed_samples = fixed_samples
+        self._batches, self._times, self._before = (), [], None
+
+    def look(self, *, epoch_ends: bool) -> tuple[int, ...] | None:
+        """New local batches, if it is time to look at the workers and they have changed enough."""
+        enough = FEWEST_STEPS if epoch_ends else self._every
+        if not enough or len(self._times) < enough:
+            return None
+        seconds = [midmean(one) for one in zip(*self._times, strict=True)]
+        self._learn(seconds)
+        wanted = self.shares_of(sum(self._batches))
+        self._before, self._times = (self._batches, seconds), []
+        return wanted if worth_changing(self._batches, wanted) else None
+
+    def shares_of(self, batch: int) -> tuple[int, ...]:
+        """Shares of a global batch by the speeds known; a place not known counts as average."""
+        known = [self.speeds[place] for place in self._places if place in self.speeds]
+        average = sum(known) / len(known) if known else 1.0
+        return tuple(
+            balanced(
+                [self.speeds.get(place, average) for place in self._places],
+                batch,
+                fixed_samples=self.fixed_samples,
+                least=self._least if batch >= self._least * len(self._places) else 1,
+                most=self._bound(batch),
+            )
+        )
+
+    def _bound(self, batch: int) -> int | None:
+        """Most samples of one worker; as many as an even split needs, if the job says fewer."""
+        return self._most and max(self._most, -(-batch // len(self._places)))
+
+    def _learn(self, seconds: list[float]) -> None:
+        """Take in the times of an interval."""
+        if self._before is not None:
+            told = fixed_cost(self._before, (self._batches, seconds))
+            if told is not None:
+                known = self.fixed_samples or told
+                self.fixed_samples = (known + told) / 2
+                self.speeds |= self._speeds_at(*self._before)
+        if not self.speeds.keys() >= set(self._places):
+            # The shares at hand are somebody's best guess: what moves them is news, not noise.
+            self.speeds |= self._speeds_at(self._batches, [1.0] * len(seconds))
+        self.speeds = followed(self.speeds, self._speeds_at(self._batches, seconds))
+
+    def _speeds_at(self, batches: Sequence[int], seconds: Sequence[float]) -> dict[str, float]:
+        speeds = speeds_of(batches, seconds, self.fixed_samples)
+        return dict(zip(self._places, speeds, strict=True))

@@ -1,0 +1,195 @@
+"""Who takes which samples: the way through each epoch, and shares that follow the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from batchwright.algorithms.partition import apportion
+from batchwright.distributed.group import Group
+from batchwright.distributed.reducer import Tally
+from batchwright.errors import PlanError
+from batchwright.records import Plan, Stage
+from batchwright.training.batches.balancer import Balancer
+from batchwright.training.batches.epoch_steps import Shares, Walk
+from batchwright.training.batches.sampler import Step, epoch_order, step_sizes
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.recorder import Recorder
+
+
+class Sharing:
+    """Divides each step between the workers. All workers decide alike, from the same figures.
+
+    Args:
+        plan: Its table says where the shares begin, its method whether they change.
+        group: The workers.
+        state: Of the run; shares, speeds and micro-batches in it are kept up to date.
+        recorder: Told of changes.
+        samples: Size of the data set.
+        least: Fewest samples that a worker can train on.
+        weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
+
+    Attributes:
+        walk: Through the epoch in progress; ``None`` between epochs.
+        least: As given.
+
+    Raises:
+        PlanError: A global batch is larger than the data set.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        group: Group,
+        state: RunState,
+        recorder: Recorder,
+        *,
+        samples: int,
+        least: int,
+        weights: Tensor | None,
+    ) -> None:
+        largest = max(stage.global_batch_size for stage in plan.stages)
+        if largest > samples:
+            raise PlanError(
+                f"the global batch of {largest} is larger than the {samples} training samples: "
+                f"choose global_batch={samples} or less"
+            )
+        self.walk: Walk | None = None
+        self._plan, self._group, self._state, self._recorder = plan, group, state, recorder
+        self.least = least
+        self._samples, self._weights = samples, weights
+        self._balancer: Balancer | None = None
+        self._told: tuple[int, ...] = ()  # the sizes that the records have last
+        self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
+        if plan.method == "dynamic-batch" and group.size > 1:
+            self._balancer = Balancer(
+                plan.job,
+                group.places,
+                least=least,
+                speeds=state.speeds,
+                fixed_samples=state.fixed_samples or state.stage(plan).fixed_samples,
+            )
+
+    @property
+    def local_batch_sizes(self) -> tuple[int, ...]:
+        """Samples per step of each worker, in rank order, as decided last."""
+        own = self._state.local_batch_sizes
+        sizes = tuple(own.get(place, 0) for place in self._group.places)
+        if min(sizes) > 0 and sum(sizes) == self._state.stage(self._plan).global_batch_size:
+            return sizes
+        return self._first_sizes()
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Most samples at once on this worker."""
+        return self._micro_batch_of(self._group.places[self._group.rank])
+
+    @property
+    def asked_ahead(self) -> int:
+        """Steps after the state's whose samples this worker's feed has asked for."""
+        return 0 if self.walk is None else self.walk.taken - self._state.step
+
+    @property
+    def position(self) -> tuple[float, Stage]:
+        """Samples that all workers have seen, and the plan's row of the epoch in progress."""
+        return self._state.samples_seen, self._state.stage(self._plan)
+
+    def begin_epoch(self) -> Walk:
+        """Lay out the steps of the state's epoch, from the state's step on; returns the way."""
+        self._enter_row()
+        state, sizes = self._state, self.local_batch_sizes
+        done = state.samples_seen - state.epoch * self._samples
+        state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
+        state.meter.shares_from(state.step, sizes)
+        self.walk = Walk(
+            epoch_order(self._samples, state.epoch, self._plan.job.seed, self._weights),
+            step_sizes(self._samples - done, sum(sizes), workers=len(sizes), least=self.least),
+            Shares(state.step, sizes, self.micro_batch_size),
+            start=done,
+            rank=self._group.rank,
+            least=self.least,
+        )
+        if self._balancer is not None and sizes != self._told:
+            self._tell(state.step, sizes, len(self.walk))
+        return self.walk
+
+    def end_epoch(self) -> None:
+        """All steps are done."""
+        self.walk = None
+
+    def after_step(self, step: Step, tally: Tally) -> None:
+        """Take in what the workers said of a step that the state counts already."""
+        if self._balancer is None or self.walk is None:
+            return
+        usual = step.samples == self._state.stage(self._plan).global_batch_size
+        if usual and self._state.meter.steps > 1:  # in the first, loaders start and caches are cold
+            self._balancer.watch(step.local_batch_sizes, [n.seconds for n in tally.notes])
+        wanted = self._balancer.look(epoch_ends=self._state.step == len(self.walk))
+        self._state.speeds = self._balancer.speeds
+        self._state.fixed_samples = self._balancer.fixed_samples
+        if wanted is not None:
+            self._state.local_batch_sizes = dict(zip(self._group.places, wanted, strict=True))
+            self._change(wanted, self._state.step + _most_ahead(tally))
+
+    def after_out_of_memory(self, tally: Tally) -> None:
+        """Workers that ran out of memory go on in smaller micro-batches."""
+        for rank, (place, note) in enumerate(zip(self._group.places, tally.notes, strict=True)):
+            if note.micro_batch < self._micro_batch_of(place):
+                side = self._state.stage(self._plan).resolution
+                self._state.micro_limits[place] = int(note.micro_batch) * side * side
+                self._recorder.note(
+                    f"worker {rank} ({place}) ran out of memory: the step is done again, and its "
+                    f"samples go on in micro-batches of at most {note.micro_batch:.0f}"
+                )
+        self._change(self.local_batch_sizes, self._state.step + 1 + _most_ahead(tally))
+
+    def _enter_row(self) -> None:
+        """In another row of the plan a step costs something else; what a worker is worth stays."""
+        row = self._state.stage(self._plan)
+        if row != self._row and self._balancer is not None:
+            self._balancer.forget_times(row.fixed_samples)
+            self._state.fixed_samples = row.fixed_samples
+        self._row = row
+
+    def _first_sizes(self) -> tuple[int, ...]:
+        """By the speeds known from before, else as planned, or even for other workers."""
+        planned = self._state.stage(self._plan).local_batch_sizes
+        if self._state.speeds and self._balancer is not None:
+            return self._balancer.shares_of(sum(planned))
+        if len(planned) == self._group.size:
+            return planned
+        return tuple(apportion([1.0] * self._group.size, sum(planned)))
+
+    def _micro_batch_of(self, place: str) -> int:
+        """As planned for the row, or less where memory ran out, by the number of pixels."""
+        stage = self._state.stage(self._plan)
+        if place not in self._state.micro_limits:
+            return stage.micro_batch_size
+        fitting = self._state.micro_limits[place] // stage.resolution**2
+        return max(self.least, min(stage.micro_batch_size, fitting))
+
+    def _change(self, sizes: tuple[int, ...], first: int) -> None:
+        """Other shares from ``first`` on, a step that no worker's feed has asked for."""
+        if self.walk is None or first >= len(self.walk):
+            return  # the next epoch begins with them
+        self.walk.change(Shares(first, sizes, self.micro_batch_size))
+        meter = self._state.meter
+        if sizes != meter.shares[-1][1]:
+            meter.shares_from(first, sizes)
+            self._tell(first, sizes, len(self.walk))
+
+    def _tell(self, first: int, sizes: tuple[int, ...], steps: int) -> None:
+        self._told = sizes
+        epoch, places = self._state.epoch, self._group.places
+        self._recorder.shares(epoch, first, steps, sizes, places, self._state.speeds)
+
+
+def _most_ahead(tally: Tally) -> int:
+    """Steps after the one of the tally that some worker's feed has asked for."""
+    return int(max(note.ahead for note in tally.notes))
+
+
+def share_of(sizes: Sequence[int], rank: int) -> float:
+    """A worker's share of the samples, b_i / B."""
+    return sizes[rank] / sum(sizes)

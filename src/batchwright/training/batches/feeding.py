@@ -1,0 +1,338 @@
+"""From sample indices to batches on the device, for our image store and for any data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    default_collate,
+    get_worker_info,
+)
+
+from batchwright.errors import DataError, PlanError
+from batchwright.training.batches.randomness import put_aside, seed_item
+from batchwright.workload.data.image_files import FilePipeline
+from batchwright.workload.data.loading import (
+    OWN_DATA_LOADERS,
+    LoadingMeter,
+    MeteredItems,
+    batches_of,
+)
+from batchwright.workload.data.pipeline import ImagePipeline
+
+Batch = Any  # a tensor, or a tuple, list or dict of them, as the user's data set makes it
+ImagePart = int | str  # where the image is in a tuple or dict batch
+
+
+class Feed(Protocol):
+    """Makes the batches of one data set.
+
+    Attributes:
+        shifts: Whether it shifts training images itself, so that `set_strength` says how far.
+        loading: What loader processes take; nothing where there are none.
+    """
+
+    shifts: bool
+    loading: LoadingMeter
+
+    def set_strength(self, strength: float) -> None:
+        """From here on shift training images by so many times the usual."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def description(self) -> dict[str, Any]:
+        """What a user of the trained network must know of its input; plain values."""
+
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """A batch for each tensor of sample indices, in order; may ask for them ahead."""
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """One training batch here and now, beside those that `training` has asked for."""
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """The same without augmentation."""
+
+    def close(self) -> None:
+        """Let go of loader processes of its own; nothing can be fetched any more."""
+
+
+class PipelineFeed:
+    """Batches made on the device by an `ImagePipeline`."""
+
+    shifts = True
+
+    def __init__(self, pipeline: ImagePipeline) -> None:
+        self._pipeline, self.loading = pipeline, LoadingMeter(0)
+
+    def set_strength(self, strength: float) -> None:
+        """See `ImagePipeline.strength`."""
+        self._pipeline.strength = strength
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    def description(self) -> dict[str, Any]:
+        """Image side in pixels, and the normalization of RGB values in [0, 1]."""
+        pipeline = self._pipeline
+        return {"side": pipeline.side, "mean": list(pipeline.mean), "std": list(pipeline.std)}
+
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """(images, labels) with augmentation."""
+        for indices in batches:
+            yield self.single(indices, epoch, resolution)
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """The same, one batch."""
+        return self._pipeline.training_batch(indices, epoch=epoch, resolution=resolution)
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """(images, labels) without augmentation."""
+        side = resolution or self._pipeline.side
+        for indices in batches:
+            yield self._pipeline.evaluation_batch(indices, resolution=side)
+
+    def close(self) -> None:
+        """It has no loader processes."""
+
+
+class FileFeed:
+    """Batches out of image files, decoded by loader processes; see `FilePipeline`."""
+
+    shifts = True
+
+    def __init__(self, pipeline: FilePipeline) -> None:
+        self._pipeline, self.loading = pipeline, pipeline.loading
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    def set_strength(self, strength: float) -> None:
+        """See `FilePipeline.strength`."""
+        self._pipeline.strength = strength
+
+    def description(self) -> dict[str, Any]:
+        """As `PipelineFeed.description`."""
+        files = self._pipeline.files
+        return {"side": files.side, "mean": list(files.mean), "std": list(files.std)}
+
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """(images, labels) with augmentation."""
+        return self._pipeline.batches(batches, epoch=epoch, resolution=resolution)
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """The same, one batch, decoded in this process."""
+        return self._pipeline.single(indices, epoch=epoch, resolution=resolution)
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """(images, labels) without augmentation."""
+        side = resolution or self._pipeline.files.side
+        return self._pipeline.batches(batches, epoch=None, resolution=side)
+
+    def close(self) -> None:
+        """Let the loader processes end."""
+        self._pipeline.close()
+
+
+class DatasetFeed:
+    """Batches of a user's map-style data set, through loader processes.
+
+    Every item is fetched with Python's, numpy's and torch's random numbers seeded from (seed,
+    epoch, index), so it is the same whichever process, worker or resumed run fetches it.
+
+    Args:
+        dataset: Map-style; its items are collated as `torch.utils.data.default_collate` does.
+        device: Where batches go.
+        seed: The job's seed.
+        loaders: Loader processes; 0 fetches in this process.
+        ahead: Batches that each of them is asked for ahead.
+        images: Where the image is in a tuple or dict batch, to be resized; ``None``: nowhere.
+        resize: Does the resizing instead: f(batch, resolution) -> batch.
+        sides: Training resolutions of the plan, in pixels.
+        collate: Other than the default.
+
+    Raises:
+        DataError: The data set is iterable only, so "each sample once" cannot be kept.
+        PlanError: Several resolutions, and nothing says what to resize.
+    """
+
+    shifts = False
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        device: torch.device,
+        seed: int,
+        loaders: int = OWN_DATA_LOADERS,
+        ahead: int = 2,
+        images: ImagePart | None = None,
+        resize: Callable[[Batch, int], Batch] | None = None,
+        sides: Sequence[int] = (),
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        refuse_iterable(dataset)
+        if len(set(sides)) > 1 and images is None and resize is None:
+            raise PlanError(
+                f"the plan has several resolutions ({', '.join(map(str, sorted(set(sides))))}): "
+                "say which part of a batch is the image with images=, or give resize="
+            )
+        self._items = SeededItems(dataset, seed)
+        self._device = device
+        self._images, self._collate = images, collate
+        self._resize = resize
+        self._order = _EpochOrder()
+        self.loading = LoadingMeter(loaders)
+        self._loader = self._make_loader(loaders, ahead)
+
+    def set_strength(self, strength: float) -> None:
+        """Nothing: the data set augments its own images."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def description(self) -> dict[str, Any]:
+        """Nothing: the data set prepares its own images."""
+        return {}
+
+    def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
+        """The data set's own batches, resized if asked."""
+        for batch in self._fetch(batches, epoch):
+            yield self._resized(batch, resolution)
+
+    def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
+        """One such batch, fetched in this process."""
+        items = self._items.__getitems__([(epoch, index) for index in indices.tolist()])
+        batch = (self._collate or default_collate)(items)
+        return self._resized(to_device(batch, self._device), resolution)
+
+    def evaluation(self, batches: Sequence[Tensor], resolution: int | None) -> Iterator[Batch]:
+        """The data set's own batches; resized only if ``resolution`` is given."""
+        for batch in self._fetch(batches, 0):
+            yield batch if resolution is None else self._resized(batch, resolution)
+
+    def close(self) -> None:
+        """Let the loader processes end.
+
+        They do when the loader goes; left to whatever circle the feed is in, Python collects their
+        queues first, and then waits 5 s for each in vain.
+        """
+        self.__dict__.pop("_loader", None)  # closing twice does no harm
+
+    def _make_loader(self, loaders: int, ahead: int) -> DataLoader[Any]:
+        metered = MeteredItems(self._items, self._collate, self.loading)
+        return DataLoader(
+            metered,
+            batch_sampler=self._order,
+            num_workers=loaders,
+            prefetch_factor=ahead if loaders else None,
+            collate_fn=metered.collate,
+            pin_memory=self._device.type == "cuda",
+            persistent_workers=loaders > 0,
+            generator=torch.Generator(),  # or each epoch would draw from the global one
+        )
+
+    def _fetch(self, batches: Iterable[Tensor], epoch: int) -> Iterator[Batch]:
+        self._order.batches = _keys(batches, epoch, self.loading)
+        for batch in batches_of(self._loader):
+            yield to_device(batch, self._device)
+
+    def _resized(self, batch: Batch, resolution: int) -> Batch:
+        if self._resize is not None:
+            return self._resize(batch, resolution)
+        if self._images is None:
+            return batch
+        return _replace(batch, self._images, _resize_images(batch[self._images], resolution))
+
+
+def _keys(
+    batches: Iterable[Tensor], epoch: int, loading: LoadingMeter
+) -> Iterator[list[tuple[int, int]]]:
+    for indices in batches:
+        loading.asked += 1
+        yield [(epoch, index) for index in indices.tolist()]
+
+
+class SeededItems(Dataset[Any]):
+    """A data set whose item (epoch, index) is fetched with random numbers seeded from both."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type] # map-style, the feed has checked
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+        """A whole batch, as PyTorch's loaders ask for it: putting states aside costs the most."""
+        alone = get_worker_info() is not None  # nobody else draws in a loader process
+        with nullcontext() if alone else put_aside():
+            return [self._seeded(epoch, index) for epoch, index in keys]
+
+    def _seeded(self, epoch: int, index: int) -> Any:
+        seed_item(self._seed, epoch, index)
+        return self._dataset[index]
+
+
+class _EpochOrder(Sampler[list[tuple[int, int]]]):
+    """Hands the loader the batches of the epoch at hand, as it asks for them."""
+
+    def __init__(self) -> None:
+        self.batches: Iterable[list[tuple[int, int]]] = ()
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return iter(self.batches)
+
+
+def refuse_iterable(dataset: Any) -> None:
+    """Raise `DataError` for a data set without length and indices."""
+    if isinstance(dataset, IterableDataset) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    ):
+        raise DataError(
+            f"{type(dataset).__name__} can only be iterated: each sample exactly once, under "
+            "unequal shares and after a resume, needs a data set with __len__ and __getitem__"
+        )
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move every tensor in a batch to the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return _like(batch, [to_device(value, device) for value in batch])
+    return batch
+
+
+def _replace(batch: Batch, part: ImagePart, value: Tensor) -> Batch:
+    if isinstance(batch, dict):
+        return {**batch, part: value}
+    values = list(batch)
+    values[int(part)] = value
+    return _like(batch, values)
+
+
+def _like(batch: Batch, values: list[Any]) -> Batch:
+    named = hasattr(batch, "_fields")  # a named tuple takes its fields one by one
+    return type(batch)(*values) if named else type(batch)(values)
+
+
+def _resize_images(images: Tensor, resolution: int) -> Tensor:
+    if images.shape[-1] == resolution and images.shape[-2] == resolution:
+        return images
+    return functional.interpolate(
+        images.float(), size=(resolution, resolution), mode="bilinear", antialias=True
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints: written, found again, and gone on from."""

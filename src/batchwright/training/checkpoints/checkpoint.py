@@ -1,0 +1,98 @@
+"""Checkpoints: one file, written aside, synced and renamed; enough to continue exactly.
+
+The one before may be kept beside it. Whenever a process is killed, one of the two is whole.
+
+Only tensors and plain Python values inside (see `plain`), so ``torch.load(path,
+weights_only=True)`` opens it without this package, and ``checkpoint["model"]`` is a plain
+``state_dict``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchwright.errors import FileError
+from batchwright.training.checkpoints.saved_values import from_plain, to_plain
+from batchwright.workload.task import load_tensors
+
+FORMAT = "batchwright-checkpoint/1"
+
+
+def save_checkpoint(path: Path, content: dict[str, Any], *, former: Path | None = None) -> None:
+    """Write a checkpoint whole or not at all; ``written`` in it says when, in ns of Unix time.
+
+    Args:
+        path: Where it goes.
+        content: Tensors on the CPU, and what else `to_plain` takes.
+        former: Where the file that was at ``path`` goes; unset: nowhere, it is replaced.
+
+    Raises:
+        FileError: It cannot be written, or could not be read back; the previous file is still
+            there.
+    """
+    whole = {"format": FORMAT, "written": time.time_ns(), **content}
+    plain = to_plain(whole, f"{path}: checkpoint", lambda tensor: tensor)
+    aside = path.with_name(f".{path.name}.writing")
+    try:
+        with aside.open("wb") as file:
+            torch.save(plain, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if former is not None and path.exists():
+            path.replace(former)
+        aside.replace(path)
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        aside.unlink(missing_ok=True)
+        raise FileError(
+            f"cannot write the checkpoint {path}: {_cause(error)}; "
+            "the previous one, if any, is unharmed; free some space and use --resume"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the new names on the disk too; where that cannot be asked for, they come in time."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint as it was saved; tensors on the CPU.
+
+    Raises:
+        FileError: There is none, it is damaged, or it is something else.
+    """
+    try:
+        content = load_tensors(path)
+    except FileNotFoundError:
+        raise FileError(f"there is no checkpoint {path} to resume from") from None
+    except OSError as error:
+        raise FileError(f"{path} is no readable checkpoint: {_cause(error)}") from None
+    except Exception:  # noqa: BLE001 - torch.load raises whatever its unpickler meets
+        # Not in torch's words: they advise to read it in a way that runs what code it holds.
+        raise FileError(
+            f"{path} is no readable checkpoint: it is damaged, cut short or of another program"
+        ) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise FileError(f"{path} is not a checkpoint of batchwright ({FORMAT})")
+    return from_plain(content)  # type: ignore[no-any-return] # a dict stays one
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of a message; of the system's own where torch has put another over it."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, OSError):
+        inner = inner.__context__
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,81 @@
+"""Finds the checkpoint that a run goes on from: the newest that any worker can read, for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchwright.distributed.group import Group
+from batchwright.errors import FileError
+from batchwright.training.checkpoints.checkpoint import load_checkpoint
+
+LAST, PREVIOUS = "last", "previous"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint, the same on all workers.
+
+    Attributes:
+        path: The file it came from, on the machine that could read it.
+        content: What is in it.
+        problems: Why files that should have been better could not be used, on any machine.
+    """
+
+    path: Path
+    content: dict[str, Any]
+    problems: list[str]
+
+
+def find_checkpoint(folder: Path, group: Group) -> Found | None:
+    """Read ``last.pt``, else ``previous.pt``; all workers call this together.
+
+    Machines that share no disk may hold checkpoints of different age, or none. The one with the
+    most steps wins, of equals the one written last, and goes to the workers that lack it.
+
+    Args:
+        folder: Where the checkpoints are.
+        group: The workers.
+
+    Returns:
+        The checkpoint; ``None`` if there is none anywhere.
+
+    Raises:
+        FileError: There are some, and nobody can read any.
+    """
+    path, content, problems = _read_newest(folder)
+    position = _position(content) if content is not None else None
+    everyone = group.gather((position, str(path), problems))
+    known = [theirs for theirs, _, _ in everyone if theirs is not None]
+    problems = list(dict.fromkeys(text for _, _, texts in everyone for text in texts))
+    if not known:
+        if problems:
+            raise FileError(
+                "; ".join(problems) + "; put a copy of one back, or begin again in another folder"
+            )
+        return None
+    newest = max(known)
+    source = next(rank for rank, (theirs, _, _) in enumerate(everyone) if theirs == newest)
+    if any(theirs != newest for theirs, _, _ in everyone):
+        content = group.hand_out(content, source)
+    assert content is not None  # noqa: S101 - it is the newest, or has just been handed out
+    return Found(Path(everyone[source][1]), content, problems)
+
+
+def _read_newest(folder: Path) -> tuple[Path | None, dict[str, Any] | None, list[str]]:
+    """What this worker can read, and why it can read no better."""
+    problems: list[str] = []
+    for name in (LAST, PREVIOUS):
+        path = folder / f"{name}.pt"
+        try:
+            return path, load_checkpoint(path), problems
+        except FileError as error:
+            problems.append(str(error))
+    there = any((folder / f"{name}.pt").exists() for name in (LAST, PREVIOUS))
+    return None, None, problems if there else []
+
+
+def _position(content: dict[str, Any]) -> tuple[int, int, int]:
+    state = content["state"]
+    return state["epoch"], state["step"], content["written"]

@@ -1,0 +1,1 @@
+"""Held-out evaluation, and what precedes it."""

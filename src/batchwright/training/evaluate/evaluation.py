@@ -1,0 +1,247 @@
+"""Held-out evaluation: sharded over the workers, reduced as (sum, count), nothing padded."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchwright.algorithms.partition import apportion
+from batchwright.distributed.group import Group
+from batchwright.errors import DataError, TrainingError
+from batchwright.training.batches.feeding import Feed
+from batchwright.training.batches.sampler import Step
+from batchwright.training.signals import StopRequest
+from batchwright.workload.host import is_out_of_memory
+
+Metric = Callable[[Any, Any], Tensor | dict[str, Tensor]]
+Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
+
+
+def outputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """The usual forward pass of an (images, labels) batch."""
+    images, labels = batch
+    return model(images), labels
+
+
+@dataclass
+class Fitting:
+    """What the evaluations of a run have learnt of the memory.
+
+    Attributes:
+        most: Samples in a forward pass since it ran out; ``None``: as many as are asked for.
+    """
+
+    most: int | None = None
+
+    def of(self, wanted: int) -> int:
+        """As many as are asked for, if they fit."""
+        return wanted if self.most is None else min(wanted, self.most)
+
+
+def evaluate(
+    model: nn.Module,
+    feed: Feed,
+    metric: Metric,
+    *,
+    group: Group,
+    stop: StopRequest,
+    batch_size: int,
+    resolution: int | None,
+    forward: Forward,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    shares: Sequence[int],
+    fitting: Fitting,
+) -> tuple[dict[str, float], int, int]:
+    """Sums of a metric over a data set, each sample counted once.
+
+    Every worker takes a stretch of samples, as long as its share in training. Modules are put into
+    evaluation mode and back; batch normalization uses the workers' merged statistics meanwhile.
+    Where memory runs out, this worker goes on with half as many samples in a forward pass, from
+    the first that it has not counted; ``fitting`` remembers it.
+
+    Returns:
+        Sum of each value over the samples, number of samples, and number of workers that were asked
+        to stop (then the sums are partial and to be thrown away).
+
+    Raises:
+        DataError: There are no samples.
+        TrainingError: Not even one sample fits into memory.
+        ValueError: The metric gave something else than one value for each sample.
+    """
+    if not len(feed):
+        raise DataError("session.evaluate() got an empty data set: there is nothing to evaluate")
+    first, last = Step(0, tuple(apportion(shares, len(feed)))).span(group.rank)
+    indices, share = torch.arange(first, last), shares[group.rank] / sum(shares)
+    totals: dict[str, float] = {}
+    count = 0
+
+    def add(part: Tensor, batch: Any) -> None:
+        with autocast():
+            values = metric(*forward(model, batch))
+        for name, value in _sums(values, len(part)).items():
+            totals[name] = totals.get(name, 0.0) + value
+
+    with evaluation_mode(model), merged_batch_norm(model, group, share), without_gradients():
+        while count < len(indices) and not stop.number:
+            left = indices[count:]
+            batches = left.split(fitting.of(batch_size))
+            done = _added(batches, feed.evaluation(batches, resolution), add, stop)
+            count += done
+            if done < len(left) and not stop.number:
+                halve(fitting, min(len(batches[0]), len(left) - done), group)
+    return _summed(totals, count, group, stop)
+
+
+def _added(
+    parts: Sequence[Tensor],
+    batches: Iterator[Any],
+    add: Callable[[Tensor, Any], None],
+    stop: StopRequest,
+) -> int:
+    """Samples of the batches that memory allowed to be added; with the rest, all is let go of."""
+    done = 0
+    try:
+        for part, batch in zip(parts, batches, strict=True):
+            if stop.number:
+                break
+            add(part, batch)
+            done += len(part)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    return done
+
+
+def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> None:
+    """Go on with half as many samples in a forward pass.
+
+    Args:
+        fitting: Remembers it.
+        failed: With so many, memory ran out.
+        group: Of this worker.
+        least: Fewest samples that a forward pass makes sense with.
+
+    Raises:
+        TrainingError: Half as many are too few.
+    """
+    if failed < 2 * least:
+        raise TrainingError(
+            f"{group.places[group.rank]} has not enough memory to evaluate {failed} sample(s) at "
+            "once: take a smaller network or resolution, or free memory"
+        )
+    fitting.most = failed // 2
+    if group.device.type == "cuda":
+        torch.cuda.empty_cache()
+    warnings.warn(
+        f"memory ran out in an evaluation with {failed} samples in a forward pass: it goes on with "
+        f"{fitting.most} from here on",
+        stacklevel=6,
+    )
+
+
+def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, float]:
+    """Of each value over the samples of a batch."""
+    named = values if isinstance(values, dict) else {_name_of(values): values}
+    for name, each in named.items():
+        if each.shape != (samples,):
+            raise ValueError(
+                f"metric {name!r} has shape {tuple(each.shape)} for {samples} samples: return one "
+                "value for each, not their mean"
+            )
+    return {name: float(each.sum(dtype=torch.float64)) for name, each in named.items()}
+
+
+def _name_of(values: Tensor) -> str:
+    """Of the values of a metric that gives no names: whether right, or whatever they are."""
+    return "top1" if values.dtype == torch.bool else "value"
+
+
+def _summed(
+    totals: dict[str, float], count: int, group: Group, stop: StopRequest
+) -> tuple[dict[str, float], int, int]:
+    """Over all workers; one with no samples of its own learns the names from the others."""
+    everyone = group.gather((totals, count, bool(stop.number)))
+    sums: dict[str, float] = {}
+    for theirs, _, _ in everyone:
+        for name, value in theirs.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums, sum(n for _, n, _ in everyone), sum(stopped for _, _, stopped in everyone)
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """Nothing is recorded for a backward pass inside, and nothing of it disturbs one after.
+
+    Not `torch.inference_mode`: what a module keeps of a forward pass in it, such as a table of
+    positions, could never be trained with. Nor may weights that autocast has cast in here stay in
+    its cache: with older versions of PyTorch an open batch would be trained with these, which
+    have no gradient.
+    """
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, each module's own mode again after."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def merged_batch_norm(model: nn.Module, group: Group, share: float) -> Iterator[None]:
+    r"""Inside, batch normalization has the statistics of all workers' samples together.
+
+    With worker weights :math:`w_i` that sum to 1: mean :math:`m = \sum w_i m_i`, variance
+    :math:`\sum w_i (v_i + m_i^2) - m^2`. Each worker's own copies return after.
+
+    Args:
+        model: Holds the layers.
+        group: The workers.
+        share: This worker's weight, b_i / B.
+    """
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+    ]
+    if group.size == 1 or not layers:
+        yield
+        return
+    means = [_present(layer.running_mean) for layer in layers]
+    variances = [_present(layer.running_var) for layer in layers]
+    own = [t.clone() for t in (*means, *variances)]
+    mean = torch.cat([m.double() for m in means])
+    moment = torch.cat([v.double() for v in variances]) + mean.square()
+    merged_mean, merged_moment = group.sum(share * torch.stack([mean, moment]))
+    sizes = [m.numel() for m in means]
+    merged = [*merged_mean.split(sizes), *(merged_moment - merged_mean.square()).split(sizes)]
+    try:
+        for target, value in zip((*means, *variances), merged, strict=True):
+            target.copy_(value)
+        yield
+    finally:
+        for target, value in zip((*means, *variances), own, strict=True):
+            target.copy_(value)
+
+
+def _present(buffer: Tensor | None) -> Tensor:
+    assert buffer is not None  # noqa: S101 - the layers were chosen by it
+    # So that a backward pass of an open batch, which does not look at it, does not refuse it as
+    # changed: it has its own numbers again by then.
+    return buffer.data

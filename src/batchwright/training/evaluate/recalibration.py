@@ -1,0 +1,214 @@
+"""Statistics of batch normalization taken anew before an evaluation.
+
+Running statistics remember the resolutions, the weights and the augmentation of the last steps.
+After an epoch at a low resolution they are off for images of the highest, at which the network is
+evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchwright.algorithms.partition import apportion
+from batchwright.distributed.group import Group
+from batchwright.records import Plan
+from batchwright.training.batches.feeding import Feed
+from batchwright.training.batches.sampler import Step, micro_batches
+from batchwright.training.evaluate.evaluation import Fitting, halve, without_gradients
+from batchwright.workload.host import is_out_of_memory
+
+_LEAST = 2  # samples that have a variance
+
+
+def calibrating_batches(
+    feed: Feed,
+    plan: Plan,
+    order: Tensor,
+    *,
+    epoch: int,
+    shares: Sequence[int],
+    rank: int,
+    between_epochs: bool,
+    fitting: Fitting,
+) -> Iterator[tuple[int, Any]]:
+    """A worker's part of the training batches that ``cycle.recalibrate`` asks for.
+
+    They are the first of the epoch's order, as large as at the plan's highest resolution and at
+    that resolution, and look as they do in training.
+
+    Args:
+        feed: Of the training data.
+        plan: Its job says how many.
+        order: Of the epoch's samples, int64 (samples,).
+        epoch: Zero-based.
+        shares: Of the workers, in rank order.
+        rank: This worker.
+        between_epochs: Whether the feed has nothing else under way.
+        fitting: How many samples fit into a forward pass, as far as known.
+
+    Yields:
+        (samples, batch).
+    """
+    top = max(plan.stages, key=lambda stage: stage.resolution)
+    wanted = order[: plan.job.cycle.recalibrate * top.global_batch_size]
+    parts: list[Tensor] = []
+    start = 0
+    for batch in wanted.split(top.global_batch_size):
+        least = _LEAST if len(batch) >= _LEAST * len(shares) else 0
+        first, last = Step(start, tuple(apportion(shares, len(batch), least=least))).span(rank)
+        start += len(batch)
+        sizes = micro_batches(last - first, fitting.of(top.micro_batch_size), _LEAST)
+        parts += order[first:last].split(sizes) if last - first >= _LEAST else []
+    if between_epochs:
+        fetched: Iterable[Any] = feed.training(parts, epoch, top.resolution)
+    else:
+        fetched = (feed.single(part, epoch, top.resolution) for part in parts)
+    for part, batch in zip(parts, fetched, strict=True):
+        yield len(part), batch
+
+
+@contextmanager
+def recalibrated(
+    model: nn.Module,
+    batches: Callable[[], Iterable[tuple[int, Any]]],
+    group: Group,
+    *,
+    forward: Callable[[nn.Module, Any], Any],
+    autocast: Callable[[], AbstractContextManager[Any]],
+    fitting: Fitting,
+) -> Iterator[None]:
+    r"""Inside, batch normalization has the statistics of ``batches()``, over all workers.
+
+    With samples :math:`n_j`, mean :math:`m_j` and variance :math:`v_j` of each batch :math:`j` of
+    each worker, and :math:`N = \sum n_j`: mean :math:`m = \sum n_j m_j / N`, variance
+    :math:`\sum n_j (v_j + m_j^2) / N - m^2`. While they are taken each layer normalizes by its
+    batch, as in training, and all else (dropout) behaves as in evaluation. Afterwards everything
+    is as it was before.
+
+    Layers in evaluation mode keep their statistics, as those of frozen weights do in training; in
+    a model that is in evaluation mode as a whole, all take new ones.
+
+    Args:
+        model: Holds the layers.
+        batches: Makes this worker's, each with its number of samples; called only if there are
+            layers, and again, for smaller ones of the same samples, whenever memory runs out.
+        group: The workers.
+        forward: f(model, batch) runs the model.
+        autocast: Context of a forward pass.
+        fitting: Halved where memory runs out.
+
+    Raises:
+        TrainingError: Not even the fewest samples fit into memory.
+
+    References:
+        Wu and Johnson 2021, arXiv 2105.07576, section 3: "precise" statistics.
+    """
+    layers = _layers(model)
+    if not layers:
+        yield
+        return
+    own = [{name: b.clone() for name, b in layer.named_buffers()} for layer in layers]
+    try:
+        moments, samples = _moments(model, layers, batches(), forward, autocast)
+        while moments is None:
+            halve(fitting, samples, group, least=_LEAST)
+            moments, samples = _moments(model, layers, batches(), forward, autocast)
+        _set(layers, group.sum(moments))
+        yield
+    finally:
+        for layer, buffers in zip(layers, own, strict=True):
+            for name, buffer in layer.named_buffers():
+                buffer.copy_(buffers[name])
+
+
+def _layers(model: nn.Module) -> list[_BatchNorm]:
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, _BatchNorm)
+        and layer.running_mean is not None
+        and (layer.training or not model.training)
+    ]
+
+
+def _moments(
+    model: nn.Module,
+    layers: Sequence[_BatchNorm],
+    batches: Iterable[tuple[int, Any]],
+    forward: Callable[[nn.Module, Any], Any],
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> tuple[Tensor | None, int]:
+    """For each channel of all layers: samples, sum of means, sum of squares; float64 (3, c).
+
+    Returns:
+        These, or ``None`` where memory ran out; and the samples of the last batch.
+    """
+    device = next(model.parameters()).device
+    sums = [torch.zeros(3, layer.num_features, dtype=torch.float64, device=device)
+            for layer in layers]  # fmt: skip
+    samples = 0
+
+    def note(total: Tensor) -> Callable[[_BatchNorm, Any, Any], None]:
+        def add(layer: _BatchNorm, *_: Any) -> None:
+            mean, variance = _statistics(layer)  # of this batch alone
+            total.add_(samples * torch.stack([torch.ones_like(mean), mean, variance + mean**2]))
+
+        return add
+
+    with ExitStack() as stack:
+        stack.enter_context(_only_normalization_trains(model, layers))
+        stack.enter_context(without_gradients())
+        for layer, total in zip(layers, sums, strict=True):
+            stack.callback(layer.register_forward_hook(note(total)).remove)
+        try:
+            for samples, batch in batches:  # noqa: B007 - the hooks read `samples`
+                with autocast():
+                    forward(model, batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None, samples
+    return torch.cat(sums, dim=1), samples
+
+
+@contextmanager
+def _only_normalization_trains(model: nn.Module, layers: Sequence[_BatchNorm]) -> Iterator[None]:
+    """The layers' statistics are those of the last batch; other modules are in evaluation mode."""
+    training = {module for module in model.modules() if module.training}
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    for layer in layers:
+        layer.training, layer.momentum = True, 1.0
+        layer.reset_running_stats()  # what is infinite or not a number would stay
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            module.training = module in training
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+
+
+def _set(layers: Sequence[_BatchNorm], moments: Tensor) -> None:
+    for layer, (count, mean_sum, square_sum) in zip(
+        layers, moments.split([layer.num_features for layer in layers], dim=1), strict=True
+    ):
+        mean = mean_sum / count
+        for buffer, value in zip(
+            (layer.running_mean, layer.running_var), (mean, square_sum / count - mean**2),
+            strict=True,
+        ):  # fmt: skip
+            assert buffer is not None  # noqa: S101 - the layers were chosen by it
+            buffer.copy_(value)
+
+
+def _statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
+    assert layer.running_mean is not None  # noqa: S101 - the layers were chosen by it
+    assert layer.running_var is not None  # noqa: S101 - it comes with the mean
+    return layer.running_mean.double(), layer.running_var.double()

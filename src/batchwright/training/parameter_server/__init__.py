@@ -1,0 +1,1 @@
+"""The parameter server: rounds out, models in, merged as the plan says."""

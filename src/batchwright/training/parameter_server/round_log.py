@@ -1,0 +1,269 @@
+"""Records of a run with a parameter server: round by round, and epochs made of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchwright.records import EpochRecord, Plan, RoundRecord, WorkerTime
+from batchwright.storage.files import end_of_lines
+from batchwright.training.recorder import Recorder
+
+# Where the fields of a round's record stand in its line of metrics.jsonl.
+_FIELDS = {
+    "round": "number",
+    "worker": "worker",
+    "epoch": "epoch",
+    "resolution": "resolution",
+    "batch/local": "local_batch_size",
+    "samples": "samples",
+    "steps": "steps",
+    "steps/skipped": "skipped_steps",
+    "steps/repeated": "repeated_steps",
+    "factor": "update_factor",
+    "train/loss": "loss",
+    "lead": "lead",
+    "time/start_s": "start",
+    "time/compute_s": "compute_seconds",
+    "time/exchange_s": "exchange_seconds",
+    "time/wait_s": "wait_seconds",
+    "time/eval_s": "evaluation_seconds",
+    "memory/peak_bytes": "peak_bytes",
+}
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What an evaluation gave: sums over the held-out samples, their number, its seconds."""
+
+    sums: Mapping[str, float]
+    count: int
+    seconds: float
+
+
+class RoundBook:
+    """Takes in rounds as they end.
+
+    Rounds of several workers overlap, and one may begin in one epoch and end in the next. So an
+    epoch's record covers the rounds from the end of the epoch before until its samples' worth is
+    committed, and its training seconds are the workers' time in these rounds over the number of
+    workers, waits and exchanges included, evaluation not. Its learning rate is that of the round
+    that ended last among those of the epoch: the one that brings the last of the samples may follow
+    the next row.
+
+    Each round is a line of metrics.jsonl, which only grows. So a checkpoint does not hold the
+    rounds: it says between which bytes of the file they are, one stretch for each start of the run,
+    and its length does not depend on how many rounds were before. Whenever the run is killed, what
+    was written after the checkpoint lies outside of its stretches, and what comes after the resume
+    is a stretch of its own. So no round is there twice, whichever checkpoint is resumed from.
+
+    Args:
+        recorder: Writes lines and the summary.
+        plan: With a parameter server.
+        samples: Size of the data set.
+        places: Where each worker computes, in rank order.
+
+    Attributes:
+        rounds: As they were added.
+        places: As given; may be changed when a worker comes back elsewhere.
+        gone: Workers that are lost for good, kept up to date by whoever loses them.
+    """
+
+    def __init__(self, recorder: Recorder, plan: Plan, samples: int, places: Sequence[str]) -> None:
+        self.rounds: list[RoundRecord] = []
+        self.places = list(places)
+        self.gone: set[int] = set()
+        self._recorder, self._plan, self._samples = recorder, plan, samples
+        self._since: list[RoundRecord] = []  # of the epoch in progress
+        self._rates: dict[int, float] = {}  # of each epoch's last round
+        self._scores: dict[int, _Scores] = {}
+        self._checkpoint = 0.0
+        self._whole = True
+        self._inherited: list[str] = []  # of an earlier version's checkpoint, which holds them
+        self._stretches: list[tuple[int, int]] = []  # of the file, of earlier starts
+        self._first: int | None = None  # where that of this start begins, once there is a round
+
+    def add(
+        self, record: RoundRecord, *, rate: float, committed: int, complete: bool = True
+    ) -> None:
+        """A round has ended and is merged.
+
+        Args:
+            record: What it was like.
+            rate: Learning rate of its last step.
+            committed: Samples of all rounds that have ended, this one included.
+            complete: Whether all is known of it; else its epoch is not whole.
+        """
+        self.rounds.append(record)
+        self._since.append(record)
+        self._rates[record.epoch] = rate
+        self._whole = self._whole and complete
+        if self._first is None:
+            self._first = self._end_of_file()
+        told = {name: getattr(record, field) for name, field in _FIELDS.items()}
+        self._recorder.line({"kind": "round", **told, "lr": rate, "committed": committed})
+        while (len(self._recorder.epochs) + 1) * self._samples <= committed:
+            epoch = len(self._recorder.epochs)
+            own = self._rates.pop(epoch, rate)  # a long round may leave an epoch without one
+            self._recorder.epochs.append(self._epoch(epoch, own))
+            self._since, self._checkpoint, self._whole = [], 0.0, True
+            self._recorder.epoch(self._recorder.epochs[-1])
+
+    def scored(self, epoch: int, sums: Mapping[str, float], count: int, seconds: float) -> None:
+        """An evaluation of the model as it was at the end of an epoch.
+
+        Args:
+            epoch: Zero-based; its record is there or not yet.
+            sums: Of each value over the held-out samples; ``top1`` and ``loss`` are known.
+            count: Held-out samples.
+            seconds: What it took.
+        """
+        self._scores[epoch] = _Scores(dict(sums), count, seconds)
+        if epoch < len(self._recorder.epochs):
+            record = self._recorder.epochs[epoch]
+            self._recorder.epochs[epoch] = record.model_copy(update=self._held_out(epoch))
+            top1 = self._recorder.epochs[epoch].top1
+            self._recorder.line({"kind": "evaluation", "epoch": epoch, "val/top1": top1})
+            self._recorder.tell_reached(epoch)
+
+    def saved(self, seconds: float) -> None:
+        """Writing a checkpoint held the run up for so long."""
+        self._checkpoint += seconds
+
+    # ----------------------------------------------------------------------------- checkpoints
+
+    def values(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; the epochs are the recorder's."""
+        stretches = list(self._stretches)
+        if self._first is not None:
+            stretches.append((self._first, self._end_of_file()))
+        return {
+            "rounds": self._inherited,
+            "stretches": stretches,
+            "count": len(self.rounds),
+            "since": len(self._since),
+            "rates": list(self._rates.items()),
+            "scores": [
+                (epoch, dict(one.sums), one.count, one.seconds)
+                for epoch, one in self._scores.items()
+            ],
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, in an epoch that is no longer whole.
+
+        The recorder has its epochs already: rounds are counted against them.
+        """
+        self._inherited = list(values["rounds"])
+        self._stretches = [(first, last) for first, last in values.get("stretches", ())]
+        self.rounds = [RoundRecord.model_validate_json(text) for text in self._inherited]
+        self.rounds += self._read_rounds()
+        missing = values.get("count", len(self.rounds)) - len(self.rounds)
+        if missing:
+            self._recorder.note(
+                f"metrics.jsonl is not as the run left it: {missing} rounds of before are not on "
+                "record any more"
+            )
+        since = values["since"]
+        self._since = self.rounds[max(0, len(self.rounds) - since) :]
+        self._rates = dict(values.get("rates", ()))
+        self._whole = not since
+        self._scores = {
+            epoch: _Scores(sums, count, seconds)
+            for epoch, sums, count, seconds in values.get("scores", ())
+        }
+
+    def _end_of_file(self) -> int:
+        """Where the last whole line of metrics.jsonl ends, in bytes."""
+        path = self._lines
+        if path is None or not path.exists():
+            return 0
+        with path.open("rb") as file:
+            return end_of_lines(file)
+
+    def _read_rounds(self) -> Iterator[RoundRecord]:
+        """The rounds of earlier starts, as far as metrics.jsonl still has them."""
+        if self._lines is None or not self._lines.exists():
+            return
+        with self._lines.open("rb") as file:
+            for first, last in self._stretches:
+                file.seek(first)
+                for text in file.read(last - first).splitlines():
+                    with suppress(ValueError, KeyError, TypeError):  # somebody has changed it
+                        line = json.loads(text)
+                        if line["kind"] == "round":
+                            told = {field: line.get(name) for name, field in _FIELDS.items()}
+                            yield RoundRecord(**told)
+
+    @property
+    def _lines(self) -> Path | None:
+        folder = self._recorder.folder
+        return folder and folder / "metrics.jsonl"
+
+    # ---------------------------------------------------------------------------------- epochs
+
+    def _epoch(self, epoch: int, rate: float) -> EpochRecord:
+        stage = self._plan.stages[self._plan.stage_of(epoch)]
+        present = len(self.places) - len(self.gone)
+        by_worker: dict[int, list[RoundRecord]] = defaultdict(list)
+        for record in self._since:
+            by_worker[record.worker].append(record)
+        known = [(one.loss, one.samples) for one in self._since if one.loss is not None]
+        samples = sum(count for _, count in known)
+        loss = sum(value * count for value, count in known) / samples if samples else math.nan
+        scores = self._held_out(epoch) if epoch in self._scores else {"evaluation_seconds": 0.0}
+        return EpochRecord(
+            epoch=epoch,
+            resolution=stage.resolution,
+            global_batch_size=stage.global_batch_size,
+            steps=sum(one.steps for one in self._since),
+            skipped_steps=sum(one.skipped_steps for one in self._since),
+            repeated_steps=sum(one.repeated_steps for one in self._since),
+            samples=sum(one.samples for one in self._since),
+            learning_rate=rate,
+            train_loss=loss if math.isfinite(loss) else None,
+            training_seconds=sum(map(seconds_of, self._since)) / max(1, present),
+            checkpoint_seconds=self._checkpoint,
+            workers=tuple(
+                _worker_time(place, stage.local_batch_sizes[worker], by_worker[worker])
+                for worker, place in enumerate(self.places)
+            ),
+            whole=self._whole,
+            **scores,
+        )
+
+    def _held_out(self, epoch: int) -> dict[str, Any]:
+        """The fields of an epoch's record that its evaluation fills in."""
+        scores = self._scores[epoch]
+        loss, correct = scores.sums.get("loss"), scores.sums.get("top1")
+        mean = loss / scores.count if loss is not None else math.nan
+        return {
+            "val_loss": mean if math.isfinite(mean) else None,
+            "val_correct": round(correct) if correct is not None else None,
+            "val_count": scores.count,
+            "evaluation_seconds": scores.seconds,
+        }
+
+
+def seconds_of(record: RoundRecord) -> float:
+    """A round's time without evaluation, in seconds."""
+    return record.compute_seconds + record.exchange_seconds + record.wait_seconds
+
+
+def _worker_time(place: str, local_batch_size: int, rounds: Sequence[RoundRecord]) -> WorkerTime:
+    return WorkerTime(
+        place=place,
+        local_batch_size=local_batch_size,
+        samples=sum(one.samples for one in rounds),
+        input_seconds=0.0,
+        compute_seconds=sum(one.compute_seconds for one in rounds),
+        wait_seconds=sum(one.wait_seconds for one in rounds),
+        communication_seconds=sum(one.exchange_seconds for one in rounds),
+        peak_bytes=max((one.peak_bytes or 0 for one in rounds), default=0) or None,
+    )

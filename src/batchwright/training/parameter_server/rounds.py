@@ -1,0 +1,393 @@
+"""Rounds with a parameter server: who trains on which samples next, and who has to wait.
+
+The samples of all epochs are one stream, epoch after epoch, each in its own seeded order. A round
+is the next stretch of it, handed to the worker that asks. So every sample of an epoch is trained on
+exactly once, whoever is slow, dies or comes back; and what a round does (resolution, batch, rate)
+follows from where in the stream it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from batchwright.algorithms.partition import apportion
+from batchwright.records import Plan, Stage
+
+FOLLOWING = 0.01
+"""Shares are made again where one would change by more than this part: a round has many steps, so
+its time is known better than that of one."""
+
+FEWEST = 2
+"""Samples of a round, and of the part of one in each epoch: batch normalization needs two."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One round of one worker.
+
+    Attributes:
+        number: Place among all rounds, as handed out, from 0.
+        worker: Rank.
+        start: Position of its first sample in the stream of all epochs.
+        samples: Length, in samples.
+        epoch: Zero-based; most of its samples are of it. Where shares have changed, a round may
+            begin with the last few of the epoch before.
+        stage: Index of the plan's row that it follows.
+        factor: Weight of the model that comes of it.
+        clock: Samples that the learning rate takes for seen when it begins.
+        span: What is added to that until it ends: while one worker trains on its part of an epoch,
+            the others train on the rest.
+    """
+
+    number: int
+    worker: int
+    start: int
+    samples: int
+    epoch: int
+    stage: int
+    factor: float
+    clock: int
+    span: int
+
+    def samples_seen(self, done: int) -> float:
+        """What the learning rate takes for seen once ``done`` samples of it are.
+
+        Multiplied first: where span and length agree, these are whole numbers.
+        """
+        return self.clock + done * self.span / self.samples
+
+
+class Rounds:
+    """Hands out rounds and keeps the order that the plan's consistency asks for.
+
+    With ``bsp`` no worker begins a round before all have ended the one before; with ``ssp`` none
+    is more than ``staleness`` rounds ahead of the slowest (Ho et al. 2013: a worker that has ended
+    c rounds goes on if c - min c <= s); with ``asp`` none waits. Workers that are lost, or for
+    which there are no rounds left, hold nobody up: the others are the `members`.
+
+    As long as there is a member, one of them can go on, whatever happened before:
+
+    * A worker with an open round is always ready. It is in that round already, and repeats it
+      where it was lost or the run was resumed.
+    * Only the `lead` over the slowest member counts. The slowest has a lead of 0, so it is ready.
+    * A worker that becomes a member again begins with the slowest, or where it was if that is
+      further. It does so when it comes back, when a run is resumed, and when there is work again
+      after there was none. So nobody waits until it has caught up. While there is no member, the
+      count of the furthest worker stands for the slowest, so that of workers that were all lost
+      none is ahead of the first to come back.
+
+    So the count of the slowest never falls, and no worker has ended more than s + 1 rounds more.
+    Where s is 0, a worker is one round ahead exactly while its model waits for those of the others.
+
+    Args:
+        plan: With a parameter server; its table gives samples per round and update factors.
+        samples: Size of the data set.
+
+    Attributes:
+        committed: Samples of rounds that have ended.
+        handed_out: Samples of all rounds so far.
+        ended: Rounds that each worker has ended, plus those that it was let off when it became a
+            member again.
+        open: The round that each worker is in.
+    """
+
+    def __init__(self, plan: Plan, samples: int) -> None:
+        assert plan.server is not None  # noqa: S101 - such plans have none of the others
+        self._plan, self._samples, self._rule = plan, samples, plan.server
+        self.committed = 0
+        self.handed_out = 0
+        self.ended = dict.fromkeys(range(plan.workers), 0)
+        self.open: dict[int, Ticket] = {}
+        self._left_over: list[Ticket] = []  # of workers that are gone for good
+        self._number = 0
+        self._away: set[int] = set()  # lost, may come back
+        self._gone: set[int] = set()
+        self._through: set[int] = set()  # there was no round left for them
+        self._slowest = 0  # rounds that the slowest member has ended
+        self._speeds: dict[int, float] = {}  # relative to the planned shares
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole training."""
+        return self._plan.epochs * self._samples
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample of every epoch was trained on."""
+        return self.committed >= self.total
+
+    @property
+    def epochs_done(self) -> int:
+        """Whole epochs' worth of committed samples."""
+        return self.committed // self._samples
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rounds of all workers are an epoch together; else they are of equal steps."""
+        return self._rule.exchange_steps is None
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """Workers that are lost for good."""
+        return frozenset(self._gone)
+
+    @property
+    def members(self) -> list[int]:
+        """Workers that others wait for, in rank order; those that have not come yet are among."""
+        without = self._away | self._gone | self._through
+        return [worker for worker in self.ended if worker not in without]
+
+    def lead(self, worker: int) -> int:
+        """Rounds that a worker is ahead of the slowest member."""
+        return max(0, self.ended[worker] - self._slowest)
+
+    def ready(self, worker: int) -> bool:
+        """Whether a worker need not wait for others before its next round, or is in one."""
+        if worker in self.open or self._most_ahead is None:
+            return True
+        return self.lead(worker) <= self._most_ahead
+
+    def take(self, worker: int) -> Ticket | None:
+        """The worker's next round, or the one it was in.
+
+        Where all begin together, rounds are handed out in rank order whoever asks first, so that
+        a run comes out the same each time.
+
+        Returns:
+            The round; ``None`` if there is none left. Until all is `finished` there may be one
+            again: that of a worker that is lost for good.
+        """
+        if self._most_ahead == 0 and worker not in self.open:
+            for one in self.members:
+                if self.ready(one):
+                    self._hand_out(one)
+        self._hand_out(worker)
+        return self.open.get(worker)
+
+    def commit(self, worker: int) -> Ticket:
+        """The worker's round has ended and its model is there."""
+        ticket = self.open.pop(worker)
+        self.ended[worker] += 1
+        self.committed += ticket.samples
+        self._find_slowest()
+        return ticket
+
+    def lose(self, worker: int, *, for_good: bool) -> None:
+        """A worker is lost: others go on, and its round will be repeated.
+
+        Args:
+            worker: Rank.
+            for_good: Whether it will not come back: then another repeats its round, and later
+                rounds share the epoch among those that are left.
+        """
+        if for_good:
+            if worker in self.open:
+                self._left_over.append(self.open.pop(worker))
+                self._level(self._through)  # there is something left to do
+                self._through.clear()
+            self._away.discard(worker)
+            self._gone.add(worker)
+        else:
+            self._away.add(worker)
+        self._find_slowest()
+
+    def come_back(self, worker: int) -> None:
+        """A lost worker is there again; nobody has to wait until it has caught up.
+
+        One that was taken for gone may come too, when a run is resumed: from then on it has its
+        share again.
+        """
+        self._level([worker])
+        self._away.discard(worker)
+        self._gone.discard(worker)
+        self._find_slowest()
+
+    def follow(self, seconds_per_sample: Mapping[int, float]) -> tuple[int, ...] | None:
+        """Make shares again so that all workers end their rounds together.
+
+        Args:
+            seconds_per_sample: As measured, of every worker that is not gone.
+
+        Returns:
+            The samples per round from now on, in rank order; ``None`` if they stay as they were, as
+            they do where the plan says how many steps a round has.
+        """
+        if not self.whole:
+            return None
+        stage = self._plan.stages[self._plan.stage_of(self._epoch_at(self.handed_out))]
+        current = self.shares(stage)
+        wanted = apportion(
+            [1 / seconds_per_sample[w] if current[w] else 0.0 for w in range(len(current))],
+            self._samples,
+            least=self._least(),
+        )
+        moved = max(
+            abs(now - then) / then for now, then in zip(wanted, current, strict=True) if then
+        )
+        if moved <= FOLLOWING:
+            return None
+        planned = stage.samples_per_round
+        self._speeds = {w: wanted[w] / planned[w] for w in range(len(planned)) if wanted[w]}
+        return tuple(wanted)
+
+    def shares(self, stage: Stage) -> tuple[int, ...]:
+        """Samples per round of each worker in a row of the plan, an epoch in all, in rank order."""
+        planned = stage.samples_per_round
+        if not (self._gone or self._speeds):
+            return planned
+        weights = [
+            0.0 if worker in self._gone else share * self._speeds.get(worker, 1.0)
+            for worker, share in enumerate(planned)
+        ]
+        return tuple(apportion(weights, self._samples, least=self._least()))
+
+    # ----------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "committed": self.committed,
+            "handed_out": self.handed_out,
+            "ended": dict(self.ended),
+            "open": [asdict(ticket) for ticket in self.open.values()],
+            "left_over": [asdict(ticket) for ticket in self._left_over],
+            "number": self._number,
+            "gone": sorted(self._gone),
+            "through": sorted(self._through),
+            "slowest": self._slowest,
+            "speeds": dict(self._speeds),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: rounds that were under way are repeated by their workers.
+
+        All but those that were gone are awaited, whoever was away when it was written.
+        """
+        self.committed, self.handed_out = state["committed"], state["handed_out"]
+        self.ended = dict(state["ended"])
+        self.open = {values["worker"]: Ticket(**values) for values in state["open"]}
+        self._left_over = [Ticket(**values) for values in state["left_over"]]
+        self._number = state["number"]
+        self._gone, self._speeds = set(state["gone"]), dict(state["speeds"])
+        self._away, self._through = set(), set(state.get("through", ()))
+        self._slowest = state["slowest"]
+        self._level(self.ended)
+        self._find_slowest()
+
+    @property
+    def _most_ahead(self) -> int | None:
+        """Rounds that a worker may be ahead of the slowest; ``None``: any number."""
+        if self._rule.consistency == "asp":
+            return None
+        return (self._rule.staleness or 0) if self._rule.consistency == "ssp" else 0
+
+    def _hand_out(self, worker: int) -> None:
+        """Give a worker a round, if it has none and there is one."""
+        if worker in self.open:
+            return
+        if self._left_over:
+            ticket: Ticket | None = replace(self._left_over.pop(0), worker=worker)
+        else:
+            ticket = self._next(worker)
+        if ticket is None:
+            self._through.add(worker)
+            self._find_slowest()
+        else:
+            self.open[worker] = ticket
+
+    def _level(self, workers: Iterable[int]) -> None:
+        """These become members again: none begins behind the slowest."""
+        for worker in workers:
+            self.ended[worker] = max(self.ended[worker], self._slowest)
+
+    def _find_slowest(self) -> None:
+        """To be called after any change of members or of what they have ended."""
+        counts = [self.ended[worker] for worker in self.members]
+        self._slowest = min(counts, default=max(self.ended.values()))
+
+    def _epoch_at(self, position: int) -> int:
+        return min(position // self._samples, self._plan.epochs - 1)
+
+    def _next(self, worker: int) -> Ticket | None:
+        left = self.total - self.handed_out
+        if left <= 0:
+            return None
+        start = self.handed_out
+        length = self._length(worker, self._epoch_at(start))
+        epoch = self._epoch_at(start + min(length, left) // 2)
+        usual = self._length(worker, epoch)
+        index = self._plan.stage_of(epoch)
+        samples = self._to_the_end(start, self._with_the_epoch(start, min(usual, left), epoch))
+        ticket = Ticket(
+            number=self._number,
+            worker=worker,
+            start=start,
+            samples=samples,
+            epoch=epoch,
+            stage=index,
+            # A round may be cut short; then its model counts for less.
+            factor=self._plan.stages[index].update_factors[worker] * min(1.0, samples / usual),
+            clock=epoch * self._samples if self.whole else start,
+            span=self._samples if self.whole else samples,
+        )
+        self._number += 1
+        self.handed_out += samples
+        return ticket
+
+    def _least(self) -> list[int]:
+        """Fewest samples of each worker's rounds: nobody's share may become nothing."""
+        left = [worker not in self._gone for worker in self.ended]
+        return [min(FEWEST, self._samples // sum(left)) if one else 0 for one in left]
+
+    def _with_the_epoch(self, start: int, samples: int, epoch: int) -> int:
+        """Length of a round of ``epoch`` that is to be ``samples`` long, so that it ends the epoch
+        where, after shares were made again, what was handed out of it does not add up.
+
+        What is left after a round and is less than any share, and than half of the largest, goes
+        with it; one that goes beyond by less than half of itself is cut. With shares that add up,
+        neither happens: a share of somebody is left, or nothing.
+        """
+        if not (self.whole and (self._gone or self._speeds)):
+            return samples
+        stage = self._plan.stages[self._plan.stage_of(epoch)]
+        shares = [share for share in self.shares(stage) if share]
+        left = (epoch + 1) * self._samples - (start + samples)
+        if left > 0:
+            return samples + left if left < min(min(shares), max(shares) / 2) else samples
+        return samples + left if -2 * left < samples else samples
+
+    def _to_the_end(self, start: int, samples: int) -> int:
+        """Length of a round that is to be ``samples`` long, so that it ends an epoch where it
+        would else leave, or go on with, too few of one.
+        """
+        beyond = (start + samples) % self._samples
+        if beyond and self._samples - beyond < FEWEST:
+            return samples + self._samples - beyond
+        if 0 < beyond < FEWEST and samples - beyond >= FEWEST:
+            return samples - beyond
+        return samples
+
+    def _length(self, worker: int, epoch: int) -> int:
+        """Samples of a worker's round in an epoch, as far as there are so many left."""
+        stage = self._plan.stages[self._plan.stage_of(epoch)]
+        if self._rule.exchange_steps is None:
+            return self.shares(stage)[worker]
+        return self._rule.exchange_steps * stage.local_batch_sizes[worker]
+
+
+def segments(ticket: Ticket, samples: int) -> Sequence[tuple[int, int, int]]:
+    """The stretches of each epoch's order that a round goes through, as (epoch, first, past last).
+
+    Args:
+        ticket: The round.
+        samples: Size of the data set.
+    """
+    found, start, left = [], ticket.start, ticket.samples
+    while left:
+        epoch, first = divmod(start, samples)
+        length = min(left, samples - first)
+        found.append((epoch, first, first + length))
+        start, left = start + length, left - length
+    return found

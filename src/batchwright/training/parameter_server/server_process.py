@@ -1,0 +1,281 @@
+"""The parameter server's process, one for all workers of a run.
+
+    python -m batchwright.training.parameter_server.server_process SOCKET
+
+started by `distributed.server_child`, which hands it the number of a listening socket, says on
+standard input what to serve, and reads on standard output what it should know. Each connection has
+a thread, so a slow link delays its own worker only; the main thread keeps the run: checkpoints, the
+deadline, stop signals, the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from batchwright.distributed.processes import worker_main
+from batchwright.errors import BatchwrightError, DeadlineReached, Interrupted
+from batchwright.records import Plan
+from batchwright.training.checkpoints.server_checkpoints import ServerKeeper
+from batchwright.training.parameter_server import strangers
+from batchwright.training.parameter_server.merging import Entry
+from batchwright.training.parameter_server.server_coordinator import Answer, Arrival, Desk
+from batchwright.training.parameter_server.transport import BEAT_SECONDS, Link, Message
+from batchwright.training.recorder import Recorder
+from batchwright.training.signals import StopRequest
+from batchwright.workload.host import prepare_process
+
+POLL_SECONDS = 0.1
+T = TypeVar("T")
+_GOODBYE_SECONDS = 5.0  # for workers to take their last answer
+# What accepting ends with while the system has no room for another connection.
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class ServerProcess:
+    """Listens, and keeps the run until its end.
+
+    Args:
+        plan: With a parameter server.
+        folder: The run folder; ``None`` keeps nothing.
+        resume: Go on from its last checkpoint.
+        listener: Workers connect to it.
+        key: That workers must know.
+        orders: What whoever started this says, as it comes: ``gone``, a worker lost for good.
+
+    Raises:
+        FileError: The folder holds a run already, or its checkpoints cannot be read.
+        PlanError: The checkpoint is of another plan.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path | None,
+        *,
+        resume: bool,
+        listener: socket.socket,
+        key: bytes,
+        orders: Iterable[Mapping[str, int]] = (),
+    ) -> None:
+        self._plan, self._listener, self._key, self._orders = plan, listener, key, orders
+        self._over = threading.Event()
+        self._problems: list[Exception] = []  # of other threads: the main one raises them
+        self._strangers = strangers.Strangers()
+        self._told_of_no_room = False
+        self._recorder = Recorder(folder, plan)
+        self._desk = Desk(plan, self._recorder)
+        self._keeper = ServerKeeper(folder, plan, self._desk, self._recorder)
+        self._keeper.prepare(resume=resume)
+        self._stop = StopRequest()
+
+    def serve(self) -> None:
+        """Until all workers are done.
+
+        Raises:
+            Interrupted: A stop signal came, or the time was up; a checkpoint was written.
+            FileError: Something could not be written.
+        """
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        threading.Thread(target=self._take_orders, name="orders", daemon=True).start()
+        try:
+            while not self._desk.deserted:
+                time.sleep(POLL_SECONDS)
+                if self._problems:
+                    raise self._problems[0]
+                self._strangers.cut_late(strangers.SECONDS)
+                self._desk.give_up_lost(self._plan.job.timeout)
+                self._keeper.check()
+                self._keeper.save_best()
+                self._keeper.save_if_due()
+                self._stop_if_asked()
+            self._desk.close_book()
+            self._keeper.finish()
+            self._recorder.finish(rounds=tuple(self._desk.book.rounds))
+            self._dismiss("farewell")
+        finally:
+            self._over.set()
+            self._listener.close()
+            self._keeper.close()
+            self._stop.close()
+
+    def _stop_if_asked(self) -> None:
+        number = self._stop.number or self._desk.stop_asked
+        most = self._plan.job.goal.deadline
+        time_is_up = most is not None and self._desk.begun and self._recorder.wall_seconds > most
+        if not (number or time_is_up):
+            return
+        self._desk.stop(number)
+        epochs, samples, _ = self._desk.progress
+        where = f"after {epochs} epoch(s), {samples} samples"
+        stop = Interrupted(number, f"stopped by signal {number} {where}")
+        if not number:
+            stop = DeadlineReached(
+                f"goal.deadline={most:g} s was reached {where}; to go on, resume with a later one"
+            )
+        self._keeper.finish()
+        self._dismiss("stop", signal=number, message=str(stop))
+        raise stop
+
+    def _dismiss(self, kind: str, **values: Any) -> None:
+        """Send all workers away, and wait until they have gone."""
+        for link in self._desk.dismiss(Answer(kind, None, values)):
+            with suppress(OSError):
+                link.send(kind, **values)
+        end = time.monotonic() + _GOODBYE_SECONDS
+        while not self._desk.empty and time.monotonic() < end:
+            time.sleep(POLL_SECONDS / 10)
+
+    # -------------------------------------------------------------------------------- connections
+
+    def _accept(self) -> None:
+        while not self._over.is_set():
+            try:
+                connection, _ = self._with_room(self._listener.accept)
+                link = self._with_room(partial(Link, connection, self._plan.job.timeout))
+            except OSError:  # it was gone before it was here
+                self._over.wait(POLL_SECONDS)
+                continue
+            self._strangers.admit(link)
+            threading.Thread(target=self._attend, args=(link,), daemon=True).start()
+
+    def _with_room(self, opened: Callable[[], T]) -> T:
+        """What a call opens; waits, and says so once, while the system has no room for it."""
+        while True:
+            try:
+                return opened()
+            except OSError as error:
+                if error.errno not in _NO_ROOM or self._over.is_set():
+                    raise
+                if not self._told_of_no_room:
+                    self._told_of_no_room = True
+                    # Not in the records, as their file could not be opened either.
+                    print(  # noqa: T201 - no other channel here
+                        "batchwright: the parameter server takes no more connections for now: "
+                        f"{error.strerror}; workers wait until others have gone, or allow more "
+                        "(ulimit -n)",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                self._over.wait(POLL_SECONDS)  # at once there would be the same answer
+
+    def _attend(self, link: Link) -> None:
+        """One connection, from its first message to its end."""
+        rank = None
+        try:
+            link.authenticate(self._key, first=True)
+            self._strangers.remove(link)
+            rank = self._admit(link, link.receive())
+            while rank is not None:
+                self._take(link, rank, link.receive())
+        except OSError as error:
+            if isinstance(error, TimeoutError) and rank is not None:
+                _tell_parent({"silent": rank, "why": str(error)})
+            if rank is not None:
+                self._desk.lose(rank, link, str(error))
+        except Exception as error:  # noqa: BLE001 - such as a full disk: it concerns all
+            self._problems.append(error)
+        finally:
+            self._strangers.remove(link)
+            link.close()
+
+    def _admit(self, link: Link, hello: Message) -> int | None:
+        values = hello.values
+        arrival = Arrival(
+            rank=values["rank"],
+            place=values["place"],
+            samples=values["samples"],
+            entries=tuple(Entry(n, tuple(shape), t, s) for n, shape, t, s in values["layout"]),
+            description=values["description"],
+        )
+        try:
+            self._keeper.refuse_other_plan("the parameter server's plan", values["plan"])
+            self._desk.join(arrival, hello.weights, link)
+        except BatchwrightError as refusal:
+            link.send("refused", message=str(refusal))
+            return None
+        link.send("welcome")
+        return arrival.rank
+
+    def _take(self, link: Link, rank: int, message: Message) -> None:
+        if message.kind == "push":
+            assert message.weights is not None  # noqa: S101 - only our own client gets so far
+            self._desk.push(rank, link, message.weights, message.values, message.seconds)
+            self._answer(link, rank)
+        elif message.kind == "next":
+            self._desk.ask(rank, link)
+            self._answer(link, rank)
+        elif message.kind == "settled":
+            self._desk.settle(rank, link, message.values)
+        elif message.kind == "stop":
+            self._desk.ask_to_stop(rank, link, message.values["signal"])
+            self._desk.ask(rank, link)
+            self._answer(link, rank)
+        elif message.kind == "bye":
+            self._desk.leave(rank, link)
+            self._answer(link, rank)
+
+    def _answer(self, link: Link, rank: int) -> None:
+        """Wait for what the worker gets; meanwhile it and we give each other signs of life."""
+        while (answer := self._desk.answer(rank, link, BEAT_SECONDS)) is None:
+            while link.has_word():
+                message = link.receive()
+                if message.kind == "stop":
+                    self._desk.ask_to_stop(rank, link, message.values["signal"])
+            if time.monotonic() - link.heard > self._plan.job.timeout:
+                raise TimeoutError(f"silent for {self._plan.job.timeout:g} s")
+            link.send("beat")
+        link.send(answer.kind, answer.weights, **answer.values)
+
+    def _take_orders(self) -> None:
+        for order in self._orders:
+            try:
+                self._desk.give_up(order["gone"])
+            except Exception as error:  # noqa: BLE001 - as above
+                self._problems.append(error)
+
+
+def _orders() -> Iterator[dict[str, Any]]:
+    """What the parent says. Read without Python's buffer, which a thread would leave locked."""
+    read = b""
+    while piece := os.read(0, 65536):
+        *lines, read = (read + piece).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _tell_parent(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)  # noqa: T201 - the parent reads this
+
+
+def _main() -> None:
+    orders = _orders()
+    order = next(orders)
+    prepare_process(1)
+    try:
+        process = ServerProcess(
+            Plan.model_validate(order["plan"]),
+            Path(order["folder"]) if order["folder"] else None,
+            resume=order["resume"],
+            listener=socket.socket(fileno=int(sys.argv[1])),
+            key=bytes.fromhex(order["key"]),
+            orders=orders,
+        )
+    except BatchwrightError as error:
+        _tell_parent({"refused": str(error)})
+        raise
+    _tell_parent({"ready": True})
+    process.serve()
+
+
+if __name__ == "__main__":
+    worker_main(_main)

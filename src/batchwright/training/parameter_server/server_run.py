@@ -1,0 +1,332 @@
+"""A run with a parameter server, seen from a worker: it trains alone, and exchanges after a round.
+
+Under our own launcher the server's address comes in the environment. Where another has started the
+workers, such as torchrun, worker 0 starts the server and tells the others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from batchwright.distributed.reducer import Reducer
+from batchwright.distributed.rendezvous import own_address
+from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
+from batchwright.errors import LostWorkerError, PlanError
+from batchwright.records import Stage
+from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.sampler import Step
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.evaluate.evaluation import Forward, Metric
+from batchwright.training.parameter_server.merging import layout, pack, unpack
+from batchwright.training.parameter_server.round_split import RoundSharing
+from batchwright.training.parameter_server.server_client import Pulled, ServerClient
+from batchwright.training.running import Setup
+from batchwright.training.step.clock import StepClock
+from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.training.step.micro_batches import Once, Passes
+from batchwright.training.step.normalization import Statistics
+from batchwright.training.step.stepper import Stepper, Wishes
+
+_LAST_SECONDS = 30.0  # for the server to end, after it has said farewell
+
+
+class ServerRun:
+    """Rounds of one worker, and the exchanges between them.
+
+    Args:
+        setup: What is trained.
+
+    Attributes:
+        stepper: Takes the steps.
+
+    Raises:
+        PlanError: The plan is for another number of workers, or what is trained is not all in the
+            model.
+        LostWorkerError: The server cannot be reached.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup, self._plan = setup, setup.plan
+        self._model, self._optimizer = setup.model, setup.optimizer
+        self._reset = self._plan.server is not None and self._plan.server.momentum == "reset"
+        trained = setup.parameters
+        _refuse_strangers(self._model, len(trained))
+        self._group = setup.group.alone()
+        self._state, self._clock = RunState(), StepClock()
+        self._sharing = RoundSharing(
+            self._plan,
+            self._state,
+            self._group.places[0],
+            samples=len(setup.feed),
+            least=setup.least,
+            weights=setup.sample_weights,
+        )
+        updater = setup.updater(trained)
+        self._reducer = Reducer(trained, self._group, per_tensor=updater.per_tensor)
+        self.stepper = Stepper(
+            self._plan,
+            self._group,
+            self._state,
+            self._reducer,
+            updater,
+            Statistics(setup.model),
+            self._sharing,
+            self._clock,
+            Wishes,  # nobody else takes part in a step
+        )
+        self._passes = Passes(
+            setup.feed,
+            self.stepper,
+            self._sharing,
+            self._state,
+            self._clock,
+            setup.peak_memory(self._state, self._clock, self._reducer),
+            0,
+        )
+        self._batches: Once | None = None
+        self._pulled: Pulled | None = None
+        self._unsettled: dict[str, Any] | None = None  # of an exchange before an evaluation
+        self.rank, self.world_size = _place(setup)
+        if self.world_size != self._plan.workers:
+            raise PlanError(
+                f"the plan is for {self._plan.workers} worker(s) and {self.world_size} are "
+                f"running: start {self._plan.workers}, or plan again with "
+                f"workers={self.world_size}"
+            )
+        self._child: ServerChild | None = None
+        try:
+            self._client = self._connect()
+        except BaseException:
+            self._close_child()
+            raise
+
+    @property
+    def stage(self) -> Stage:
+        """The plan's row of the round in progress."""
+        return self._sharing.stage
+
+    @property
+    def local_batch_sizes(self) -> tuple[int, ...]:
+        """Samples per step of each worker, in rank order, in the plan's row of this one's round."""
+        return self.stage.local_batch_sizes
+
+    @property
+    def noise_scale(self) -> float | None:
+        """Of this worker's micro-batches; nobody sees several workers' gradients."""
+        return self._state.noise.noise_scale
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the server has asked this worker to evaluate the model that it has just given."""
+        return self._pulled is not None and self._pulled.evaluate is not None
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Each worker's things are its own, and checkpoints are the server's."""
+        del thing
+        raise PlanError(
+            f"session.keep({name!r}): with a parameter server checkpoints hold the merged model "
+            f"only, and what else a worker has is lost with it; train with method=plain to keep it"
+        )
+
+    def epochs(self) -> Iterator[int]:
+        """The rounds that are left, each as the epoch that most of its samples are of.
+
+        Before them comes an epoch without batches, if a lost worker or a stop has left it to be
+        evaluated.
+        """
+        pulled = self._client.next()
+        if pulled.evaluate is not None:
+            self._take(replace(pulled, ticket=None))
+            self._sharing.stand(pulled.evaluate)
+            self._setup.settings.enter(self.stage)
+            self._unsettled = {"exchange": 0.0}
+            yield pulled.evaluate
+            self._settle()
+        self._take(replace(pulled, evaluate=None))
+        while self._sharing.ticket is not None:
+            ticket = self._sharing.ticket
+            self._setup.settings.enter(self.stage)
+            self._batches = Once(self._round(), self.stepper, self._clock)
+            yield ticket.epoch
+            if self._sharing.ticket is ticket:
+                raise RuntimeError(
+                    f"a round of {ticket.samples} samples in epoch {ticket.epoch + 1} was not "
+                    "ended: go through all of session.batches()"
+                )
+            self._settle()
+        self._batches = None
+
+    def batches(self) -> Iterator[Batch]:
+        """The micro-batches that are left of the round; after them the model is exchanged."""
+        if self._unsettled is not None:
+            return  # there is only an evaluation to do
+        if self._batches is None:
+            raise RuntimeError(
+                "session.batches() outside of session.epochs(): loop over the epochs first"
+            )
+        yield from self._batches
+
+    def _round(self) -> Generator[Batch, None, None]:
+        assert self._sharing.ticket is not None  # noqa: S101 - the round has begun
+        self._state.meter = EpochMeter(epoch=self._sharing.ticket.epoch)
+        for epoch, walk in self._sharing.walks():
+            yield from self._passes.through(walk, epoch, self.stage.resolution, self._after_step)
+        self._exchange()
+
+    def evaluate(
+        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
+    ) -> dict[str, float]:
+        """Mean of each value over all of a held-out set, if it is this worker's turn.
+
+        The first of several evaluations after an exchange is the one that counts.
+        """
+        if not self.evaluation_due:
+            return dict(self._pulled.scores) if self._pulled is not None else {}
+        started = time.perf_counter()
+        sums, count, stopped = self._setup.evaluated(
+            model,
+            feed,
+            metric,
+            forward=forward,
+            batch_size=batch_size,
+            group=self._group,
+            shares=(1,),
+            order=self._sharing.order(self._state.epoch),
+            epoch=self._state.epoch,
+            between_epochs=True,
+        )
+        if stopped:
+            self._client.stop(self._setup.stop.number)
+        seconds = time.perf_counter() - started
+        self._clock.leave_out(seconds)
+        if self._unsettled is not None:
+            self._unsettled.setdefault("scores", sums)
+            self._unsettled.setdefault("count", count)
+            self._unsettled["evaluation"] = self._unsettled.get("evaluation", 0.0) + seconds
+        return {name: value / count for name, value in sums.items()}
+
+    def finish(self) -> None:
+        """Take leave; returns when the server has written everything."""
+        self._settle()
+        self._client.bye()
+        if self._child is not None:
+            self._child.wait(_LAST_SECONDS)
+
+    def close(self) -> None:
+        """Close the connection, and end the server if it is this worker's child."""
+        if self._batches is not None:
+            self._batches.close()
+        self._client.close()
+        self._reducer.close()
+        self._close_child()
+
+    # ------------------------------------------------------------------------------------ exchanges
+
+    def _after_step(self, step: Step) -> None:
+        del step
+        if self._setup.stop.number:
+            self._client.stop(self._setup.stop.number)
+        self._client.look()
+
+    def _exchange(self) -> None:
+        """Hand in the model of the round, and take the merged one and the next round."""
+        meter = self._state.meter
+        started = time.perf_counter()
+        pulled = self._client.push(
+            pack(self._model),
+            {
+                "steps": meter.steps,
+                "skipped": meter.skipped,
+                "repeated": meter.repeated,
+                "loss": meter.mean_loss,
+                "rate": meter.rate,
+                "compute": meter.training,
+                "peak": meter.peak,
+            },
+        )
+        self._take(pulled)
+        if self._reset:
+            self._optimizer.state.clear()
+        self._unsettled = {"exchange": max(0.0, time.perf_counter() - started - pulled.away)}
+        if pulled.evaluate is None:
+            self._settle()
+
+    def _take(self, pulled: Pulled) -> None:
+        unpack(pulled.weights, self._model)
+        self._pulled = pulled
+        if pulled.ticket is None:
+            self._sharing.ticket = None
+        else:
+            self._sharing.begin(pulled.ticket)
+
+    def _settle(self) -> None:
+        """Tell the server what the last exchange took, once it is known that no more will come."""
+        if self._unsettled is not None:
+            self._client.settled(**self._unsettled)
+            self._unsettled = None
+
+    # --------------------------------------------------------------------------------------- set-up
+
+    def _connect(self) -> ServerClient:
+        """Reach the server, and say who this is."""
+        if SERVER in os.environ:
+            address, key = os.environ[SERVER], os.environ[SERVER_KEY]
+        else:
+            address, key = self._start_server()
+        timeout = self._plan.job.timeout
+        client = ServerClient(address, key, timeout, self._setup.stop)
+        try:
+            client.hello(
+                rank=self.rank,
+                place=self._group.places[0],
+                samples=len(self._setup.feed),
+                plan=self._plan.model_dump_json(),
+                entries=layout(self._model),
+                description=self._setup.feed.description(),
+                weights=pack(self._model) if self.rank == 0 else None,
+            )
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _start_server(self) -> tuple[str, str]:
+        """Worker 0 starts the server; all get its address and key, or the reason why not."""
+        problem = ""
+        if self.rank == 0:
+            plan = self._plan.model_dump(mode="json")
+            lock = self._setup.lock
+            self._child = ServerChild(plan, self._setup.folder, host=own_address(), lock=lock)
+            self._child.start(resume=self._setup.resume)
+            problem = self._child.wait_until_ready()
+        child = self._child
+        told = (child.address, child.key, problem) if child is not None else None
+        address, key, problem = self._setup.group.hand_out(told, 0)
+        if problem:
+            raise PlanError(problem) if self.rank == 0 else LostWorkerError(problem)
+        return address, key
+
+    def _close_child(self) -> None:
+        if self._child is not None:
+            self._child.close()
+
+
+def _place(setup: Setup) -> tuple[int, int]:
+    """Rank and number of workers; under our own launcher these are no process group."""
+    if SERVER in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    return setup.group.rank, setup.group.size
+
+
+def _refuse_strangers(model: nn.Module, trained: int) -> None:
+    if trained != len(list(model.parameters())):
+        raise PlanError(
+            "the optimizer trains parameters outside of the model, and a parameter server merges "
+            "the model's only: make them a part of the model"
+        )

@@ -1,0 +1,172 @@
+"""Messages between a worker and the parameter server: a few words and, where asked, all weights.
+
+The standard library's connection does the framing and the authentication by a shared key. The
+weights follow a message over the same socket, into one buffer: the connection itself would read
+them piece by piece and copy them twice. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchwright.training.parameter_server.merging import Weights
+
+BEAT_SECONDS = 1.0  # between two signs of life while there is nothing else to say
+_LONGEST = 64 * 2**20  # bytes of a message without its weights
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message.
+
+    Attributes:
+        kind: What it is about.
+        values: Plain values, as JSON holds them.
+        weights: Whole models; else ``None``.
+        seconds: From its first byte's arrival to its last.
+    """
+
+    kind: str
+    values: Mapping[str, Any]
+    weights: Weights | None
+    seconds: float
+
+
+class Link:
+    """One end of a connection. Several threads may send, one at a time receives.
+
+    Every failure is an `OSError`: the other end is gone (`ConnectionError`), or silent
+    (`TimeoutError`).
+
+    Args:
+        connection: Open, over TCP; taken over.
+        timeout: Seconds of silence after which the other end counts as lost.
+
+    Attributes:
+        heard: When the last message came, by `time.monotonic`.
+    """
+
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
+        connection.setblocking(True)
+        self._socket, self._timeout = connection, timeout
+        self._connection = Connection(os.dup(connection.fileno()))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # for the connection's reads too
+            self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
+        self._sending = threading.Lock()
+        self.heard = time.monotonic()
+
+    def authenticate(self, key: bytes, *, first: bool) -> None:
+        """Have the other end prove that it knows the key, and prove it to the other end.
+
+        Args:
+            key: The shared secret.
+            first: Whether this end asks first; the other one must not.
+
+        Raises:
+            ConnectionError: It does not know the key, or speaks another language.
+        """
+        steps = [deliver_challenge, answer_challenge]
+        with _naming(self._timeout):
+            try:
+                for step in steps if first else reversed(steps):
+                    step(self._connection, key)
+            except (AuthenticationError, AssertionError, ValueError) as error:
+                raise ConnectionError("the keys differ") from error
+
+    def send(self, kind: str, weights: Weights | None = None, **values: Any) -> None:
+        """Send a message; returns when the system has taken all of it."""
+        tensors = [weights.floats, weights.integers] if weights is not None else []
+        head = {"kind": kind, "values": values, "tensors": [_shape(one) for one in tensors]}
+        with self._sending, _naming(self._timeout):
+            self._connection.send_bytes(json.dumps(head).encode())
+            for tensor in tensors:
+                self._socket.sendall(_bytes_of(tensor))
+
+    def receive(self) -> Message:
+        """The next message; waits for it."""
+        with _naming(self._timeout):
+            head = json.loads(self._connection.recv_bytes(_LONGEST))
+            started = time.perf_counter()
+            tensors = [torch.empty(n, dtype=getattr(torch, name)) for name, n in head["tensors"]]
+            for tensor in tensors:
+                self._fill(_bytes_of(tensor))
+        self.heard = time.monotonic()
+        weights = Weights(*tensors) if tensors else None
+        return Message(head["kind"], head["values"], weights, time.perf_counter() - started)
+
+    def has_word(self) -> bool:
+        """Whether a message, or the end of the connection, is there to be received."""
+        with _naming(self._timeout):
+            return self._connection.poll(0)
+
+    def cut(self) -> None:
+        """End the connection; whoever receives at either end learns it at once.
+
+        For other threads than the one that receives: a descriptor that is closed under it may be
+        another connection's by the time it reads again.
+        """
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """`cut`, and give back what the system holds for it."""
+        self.cut()
+        self._socket.close()
+        self._connection.close()
+
+    def _fill(self, buffer: memoryview) -> None:
+        while len(buffer):
+            count = self._socket.recv_into(buffer)
+            if not count:
+                raise EOFError
+            buffer = buffer[count:]
+
+
+def connect(address: str, key: bytes, timeout: float) -> Link:
+    """A link to the server at ``host:port``; `OSError` if there is none, or the key is wrong."""
+    host, _, port = address.rpartition(":")
+    link = Link(socket.create_connection((host, int(port)), timeout=timeout), timeout)
+    try:
+        link.authenticate(key, first=False)
+    except OSError:
+        link.close()
+        raise
+    return link
+
+
+@contextmanager
+def _naming(timeout: float) -> Iterator[None]:
+    """Turn what sockets and connections raise into the two errors that `Link` has."""
+    try:
+        yield
+    except BlockingIOError as error:
+        raise TimeoutError(f"silent for {timeout:g} s") from error
+    except EOFError as error:
+        raise ConnectionError("the connection ended") from error
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error) or "the connection ended") from error
+
+
+def _shape(tensor: Tensor) -> tuple[str, int]:
+    return str(tensor.dtype).removeprefix("torch."), tensor.numel()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a flat tensor on the CPU."""
+    return tensor.view(torch.uint8).numpy().data

@@ -1,0 +1,183 @@
+"""What each virtual worker has of its own: buffers and random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchwright.distributed.group import Group
+from batchwright.training.batches.randomness import (
+    random_states,
+    restore_random_states,
+    seed_worker,
+)
+
+
+class VirtualGroup(Group):
+    """What is asked of a group where all its workers are in this process: who they are.
+
+    Args:
+        device: Where all of them compute.
+        workers: How many.
+    """
+
+    def __init__(self, device: torch.device, workers: int) -> None:
+        self.device, self.handle = device, None
+        self.rank, self.size = 0, workers
+        self.places = tuple(f"virtual/{rank}" for rank in range(workers))
+        self._owned, self._roll_call = False, None
+
+
+class Randomness:
+    """The random numbers of each worker, seeded as a worker process seeds its own.
+
+    Args:
+        seed: The job's.
+        workers: How many.
+        device: Where they compute.
+    """
+
+    def __init__(self, seed: int, workers: int, device: torch.device) -> None:
+        self._device = device
+        self._states: list[_States] = []
+        for rank in range(workers):
+            seed_worker(seed, 0, rank)
+            self._states.append(_take(device))
+
+    @contextmanager
+    def of(self, rank: int) -> Iterator[None]:
+        """Inside, a worker's numbers are drawn."""
+        _put(self._states[rank], self._device)
+        try:
+            yield
+        finally:
+            self._states[rank] = _take(self._device)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Plain values and tensors, by rank."""
+        found = []
+        for states in self._states:
+            _put(states, self._device)
+            found.append(random_states(self._device))
+        return found
+
+    def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
+        """Go on from a checkpoint."""
+        self._states = []
+        for states in state:
+            restore_random_states(states, self._device)
+            self._states.append(_take(self._device))
+
+
+class _States(NamedTuple):
+    """Of all generators, as they give and take them: converting costs more than a small step."""
+
+    torch: Tensor
+    device: Tensor | None
+    python: Any
+    numpy: Any
+
+
+def _take(device: torch.device) -> _States:
+    return _States(
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        random.getstate(),
+        np.random.get_state(),  # noqa: NPY002 - the user's code may draw from it
+    )
+
+
+def _put(states: _States, device: torch.device) -> None:
+    torch.set_rng_state(states.torch)
+    if states.device is not None:
+        torch.cuda.set_rng_state(states.device, device)
+    random.setstate(states.python)
+    np.random.set_state(states.numpy)  # noqa: NPY002
+
+
+class Buffers:
+    """The buffers of each worker, such as statistics of batch normalization; swapped, not copied.
+
+    Args:
+        network: Shared by all workers.
+        workers: How many; all begin with the network's.
+    """
+
+    def __init__(self, network: nn.Module, workers: int) -> None:
+        self._network = network
+        self._slots = [
+            (module, name)
+            for module in network.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        first = self._get()
+        self._own = [first, *([b.clone() for b in first] for _ in range(workers - 1))]
+
+    @contextmanager
+    def of(self, rank: int) -> Iterator[None]:
+        """Inside, the network has a worker's buffers."""
+        self._set(self._own[rank])
+        try:
+            yield
+        finally:
+            self._own[rank] = self._get()  # a module may have put others in their place
+
+    def merge(self, shares: Sequence[int]) -> None:
+        """Give the network rank 0's, with batch normalization's statistics over all workers.
+
+        For evaluation and checkpoints; the formula is that of `evaluation.merged_batch_norm`.
+
+        Args:
+            shares: Samples of each worker, in rank order.
+        """
+        merged = [buffer.clone() for buffer in self._own[0]]
+        places = {(id(module), name): i for i, (module, name) in enumerate(self._slots)}
+        for layer in self._network.modules():
+            if len(self._own) > 1 and isinstance(layer, _BatchNorm):
+                self._merge_layer(layer, places, merged, [s / sum(shares) for s in shares])
+        self._set(merged)
+
+    def _merge_layer(
+        self,
+        layer: _BatchNorm,
+        places: Mapping[tuple[int, str], int],
+        merged: Sequence[Tensor],
+        shares: Sequence[float],
+    ) -> None:
+        mean_at = places.get((id(layer), "running_mean"))
+        variance_at = places.get((id(layer), "running_var"))
+        if mean_at is None or variance_at is None:
+            return
+        parts = []
+        for own, share in zip(self._own, shares, strict=True):
+            mean = own[mean_at].double()
+            parts.append(share * torch.stack([mean, own[variance_at].double() + mean.square()]))
+        mean, moment = sum(parts[1:], parts[0])
+        merged[mean_at].copy_(mean)
+        merged[variance_at].copy_(moment - mean.square())
+
+    def state_dict(self) -> list[list[Tensor]]:
+        """By rank, in the order of the network's modules."""
+        return self._own
+
+    def load_state_dict(self, state: Sequence[Sequence[Tensor]]) -> None:
+        """Go on from a checkpoint."""
+        for own, kept in zip(self._own, state, strict=True):
+            for buffer, value in zip(own, kept, strict=True):
+                buffer.copy_(value)
+
+    def _get(self) -> list[Tensor]:
+        found = [module._buffers[name] for module, name in self._slots]
+        return [buffer for buffer in found if buffer is not None]
+
+    def _set(self, buffers: Sequence[Tensor]) -> None:
+        for (module, name), buffer in zip(self._slots, buffers, strict=True):
+            module._buffers[name] = buffer

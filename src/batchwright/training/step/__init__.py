@@ -1,0 +1,1 @@
+"""The training step: backward passes, the exchange, the update."""

@@ -1,0 +1,242 @@
+r"""Adaptive gradient scaling: each tensor's gradient as large as the base batch would make it.
+
+A mean over more samples is shorter, because it holds less noise:
+:math:`E|g|^2 = |G|^2 + \operatorname{tr}(\Sigma) / B`. So each tensor's gradient is multiplied by
+
+.. math:: r_p^2 = \frac{|G_p|^2 + tr_p / B_0}{|G_p|^2 + tr_p / B}
+
+(``gain``) or its root (``norm``), within bounds: together with what the rate was raised by for the
+batch, no tensor steps further than linear scaling has it, unless asked. Both numbers come from the
+norms of the gradients of a step's parts, each micro-batch of each worker being one, and from steps
+before only: a factor that knew the gradient it multiplies would bend its direction.
+
+This has nothing to do with `torch.amp.GradScaler`, which scales losses so that fp16 can hold them.
+
+What it does to the rest of a step:
+
+- **Momentum** gathers scaled gradients. Factors change over `lookback` steps, slower than it does.
+- **Weight decay** is the optimizer's, after the scaling: it stays as it is.
+- **Batch normalization, biases**: their tensors have factors of their own like all others. The
+  factor compares a gradient with itself over another batch and never with the weight, so nothing is
+  wrong with it where a weight is small or 0, unlike the ratios of LARS.
+- **Clipping** comes after: `clip_norm` is a length that suits gradients of the base batch, and
+  those are what the scaled ones are as long as.
+- **Adam** and its kin divide by the gradient's own recent size, so a constant factor cancels; only
+  what changes within their memory, and the balance against clipping, is left. Of Muon's matrices
+  it cancels altogether.
+
+The form is ours, after Johnson et al., ICML 2020 (arXiv 2007.05105), whose gain it is for the whole
+network; per-tensor factors between gradient norms of two batches are the idea of Tyagi's Tula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from batchwright.algorithms.learning_rate import room_to_linear
+from batchwright.distributed.reducer import Tally
+from batchwright.prediction.noise_scale import NoiseState, estimate
+from batchwright.records import AgsRule, Plan
+
+NOISE_DECAY = 0.98  # the noise scale looks back about 50 steps
+
+
+@dataclass(frozen=True, eq=False)
+class TensorNoise:
+    """Running means of `estimate` for each tensor, averaged first and divided last.
+
+    Attributes:
+        trace: Of tr(Sigma), gradient units squared: float64 (parameters,), on the CPU.
+        sqr_norm: Of |G|^2, likewise.
+        updates: Steps that entered.
+    """
+
+    trace: Tensor
+    sqr_norm: Tensor
+    updates: int = 0
+
+    @classmethod
+    def of(cls, parameters: int) -> TensorNoise:
+        """The state of so many tensors of which nothing is known."""
+        return cls(*torch.zeros(2, parameters, dtype=torch.float64))
+
+    def update(
+        self,
+        weighted_sqr_norms: Tensor,
+        sqr_norms: Tensor,
+        *,
+        parts: int,
+        batch: int,
+        lookback: int,
+    ) -> TensorNoise:
+        """The state after one more step.
+
+        Args:
+            weighted_sqr_norms: S of each tensor, gradient units squared: (parameters,).
+            sqr_norms: Squared norms of the whole batch's gradient: (parameters,).
+            parts: Parts of the batch, at least 2.
+            batch: Samples in it.
+            lookback: Steps after which the past counts for 1 / e; as many first ones count alike.
+
+        Returns:
+            The new state; this one if any norm is not finite.
+        """
+        trace, signal = estimate(
+            weighted_sqr_norms.double(), sqr_norms.double(), parts=parts, batch=batch
+        )
+        if not math.isfinite(float((trace + signal).sum())):
+            return self
+        updates = self.updates + 1
+        share = 1 / min(updates, lookback)
+        return TensorNoise(
+            torch.lerp(self.trace, trace, share),
+            torch.lerp(self.sqr_norm, signal, share),
+            updates,
+        )
+
+
+def factors(state: TensorNoise, rule: AgsRule, batch: int, room: float = math.inf) -> Tensor:
+    r"""What each tensor's gradient is to be multiplied by.
+
+    .. math:: s_p = \operatorname{clip}(r_p^2 \text{ or } r_p, least, most)
+
+    with :math:`r_p` as at the head of this module. Where an estimate is negative, by chance, it
+    counts as 0; where nothing is known, or a tensor has no gradient, the factor is 1.
+
+    Args:
+        state: From steps before.
+        rule: ``most`` unset: the batch over the base batch, for ``norm`` its root, which is what
+            noise without signal gives, or less if there is less ``room``.
+        batch: Samples of the step, :math:`B`.
+        room: What is left to linear scaling, as `algorithms.learning_rate.room_to_linear` has it.
+
+    Returns:
+        Factors: float64 (parameters,), within the bounds, of which ``least`` wins if they cross.
+    """
+    trace, signal = state.trace.clamp(min=0), state.sqr_norm.clamp(min=0)
+    noise = trace / signal  # one quotient: neither overflows nor vanishes where norms are tiny
+    ratio = (1 + noise / rule.base_batch) / (1 + noise / batch)
+    limit = batch / rule.base_batch
+    ratio = torch.where(noise.isinf(), limit, ratio)
+    ratio = torch.where(noise.isnan(), 1.0, ratio)  # 0 / 0
+    if rule.mode == "norm":
+        ratio, limit = ratio.sqrt(), limit**0.5
+    most = min(limit, room) if rule.most is None else rule.most
+    return ratio.clamp(max=most).clamp(min=rule.least)
+
+
+def multiply(gradients: Sequence[Tensor | None], by: Sequence[float]) -> None:
+    """Multiply each gradient by its number, in place; 1 leaves it untouched.
+
+    Args:
+        gradients: One for each tensor; ``None`` where it has none.
+        by: As many numbers.
+    """
+    meant = [(g, s) for g, s in zip(gradients, by, strict=True) if g is not None and s != 1]
+    if meant:
+        torch._foreach_mul_([g for g, _ in meant], [s for _, s in meant])
+
+
+class Adaptation(NamedTuple):
+    """How a step differs from the plan's, by what earlier steps have shown."""
+
+    gain: float = 1.0
+    """Factor on the learning rate."""
+    factors: Tensor | None = None
+    """On the gradients of the trained tensors: float64 (parameters,); ``None``: none."""
+
+
+class Known(Protocol):
+    """What has been learnt from gradient norms so far."""
+
+    noise: NoiseState
+    tensors: TensorNoise | None
+
+
+@dataclass
+class Learnt:
+    """It, where a run has one for each of several workers.
+
+    Attributes:
+        noise: Of the whole gradient.
+        tensors: Of each tensor; ``None`` where nothing is made of it.
+    """
+
+    noise: NoiseState = field(default_factory=NoiseState)
+    tensors: TensorNoise | None = None
+
+    def values(self) -> dict[str, Any]:
+        """Plain values and tensors for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Learnt:
+        """What `values` gave."""
+        tensors = values["tensors"]
+        return cls(
+            NoiseState.from_dict(values["noise"]), TensorNoise(**tensors) if tensors else None
+        )
+
+
+class Adaptive:
+    """Learns from the norms of each step's parts, and adapts later steps as the plan says.
+
+    Args:
+        plan: Its rules.
+        known: Where what is learnt is kept.
+        own_rates: Whether the optimizer's rates are left alone.
+    """
+
+    def __init__(self, plan: Plan, known: Known, *, own_rates: bool = False) -> None:
+        self._known, self._rule, self._rate = known, plan.ags, plan.learning_rate
+        self._gaining = self._rate.scaling == "gain" and not own_rates
+
+    @property
+    def gaining(self) -> bool:
+        """Whether the rate is multiplied by the measured gain."""
+        return self._gaining
+
+    def of_step(self, batch: int) -> Adaptation:
+        """For a step of ``batch`` samples, by the steps that were learnt from before."""
+        gain, scales = 1.0, None
+        if self._gaining:
+            gain = self._known.noise.gain(base_batch=self._rate.base_batch, batch=batch)
+        if self._rule is not None and self._known.tensors is not None:
+            left = room_to_linear(self._rate, self._rule.base_batch, batch, gain)
+            scales = factors(self._known.tensors, self._rule, batch, left)
+        return Adaptation(gain, scales)
+
+    def learn(self, tally: Tally, sqr_norms: Tensor, *, batch: int) -> None:
+        """Take in a step, where there are several parts and their losses are means over samples.
+
+        Args:
+            tally: Of the step, with the norms of its parts.
+            sqr_norms: Squared norms of the summed gradient of each trained tensor: (parameters,).
+            batch: Samples of the step.
+        """
+        if tally.local_sqr_norms is None or tally.weight != batch or tally.parts < 2:
+            return
+        known, weighted = self._known, tally.local_sqr_norms.cpu()
+        known.noise = known.noise.update(
+            float(weighted.sum()),
+            float(sqr_norms.sum()),
+            parts=tally.parts,
+            batch=batch,
+            decay=NOISE_DECAY,
+        )
+        if self._rule is None:
+            return
+        before = known.tensors or TensorNoise.of(len(sqr_norms))
+        known.tensors = before.update(
+            weighted,
+            sqr_norms.cpu(),
+            parts=tally.parts,
+            batch=batch,
+            lookback=self._rule.lookback,
+        )

@@ -1,0 +1,169 @@
+"""A step on one worker: its micro-batches, handed to the user's loop one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+from torch import Tensor
+
+from batchwright.training.batches.epoch_steps import Walk
+from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.sampler import Step, micro_batches
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.step.clock import StepClock
+from batchwright.training.step.peak_memory import PeakMemory
+from batchwright.training.step.stepper import Division, Stepper
+
+
+class Once:
+    """Micro-batches that come once each, however many loops go through them one after the other.
+
+    A loop that is left early leaves the rest to the next one; nothing is fetched anew.
+
+    Args:
+        batches: All of them; goes on where the loop before has left it.
+        stepper: Leaves autocast with the loop.
+        clock: Books nothing of the time between two loops.
+    """
+
+    def __init__(
+        self, batches: Generator[Batch, None, None], stepper: Stepper, clock: StepClock
+    ) -> None:
+        self._batches, self._stepper, self._clock = batches, stepper, clock
+        self._in_a_loop = False
+        self._failure: Exception | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.refuse_failed()
+        if self._in_a_loop:
+            raise RuntimeError(
+                "session.batches() is still open in another loop of this epoch: end that one "
+                "first, or go on with the iterator that it has"
+            )
+        self._in_a_loop = True
+        self._clock.restart()
+        try:
+            while True:
+                try:
+                    batch = next(self._batches)
+                except StopIteration:
+                    return
+                except Exception as error:
+                    self._failure = error
+                    raise
+                yield batch
+        finally:
+            if self._in_a_loop:  # else autocast is on for a batch of the next epoch
+                self._in_a_loop = False
+                self._stepper.leave_autocast()
+
+    def refuse_failed(self) -> None:
+        """Raise `RuntimeError` if an error has ended the batches, and the loop went on after it."""
+        if self._failure is not None:
+            raise RuntimeError(
+                f"session.batches() has ended with an error, so the epoch cannot go on: "
+                f"{type(self._failure).__name__}: {self._failure}"
+            ) from self._failure
+
+    def end(self) -> None:
+        """All was trained on: do what is left, if the loop was left right after its last step."""
+        next(self._batches, None)
+        self._in_a_loop = False
+
+    def close(self) -> None:
+        """Nothing more comes; let go of what the feed has fetched ahead."""
+        self._batches.close()
+
+
+class Passes:
+    """Yields the micro-batches of steps; the user's loop calls `Session.step` for each.
+
+    Args:
+        feed: Makes the batches.
+        stepper: Takes the steps.
+        division: Says how large a micro-batch may be.
+        state: How far the run is.
+        clock: Books the time.
+        memory: Says what the steps take.
+        rank: This worker, as steps number it.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        stepper: Stepper,
+        division: Division,
+        state: RunState,
+        clock: StepClock,
+        memory: PeakMemory,
+        rank: int,
+    ) -> None:
+        self._feed, self._stepper, self._division = feed, stepper, division
+        self._state, self._clock, self._rank = state, clock, rank
+        self._memory = memory
+
+    def through(
+        self, walk: Walk, epoch: int, resolution: int, after_step: Callable[[Step], None]
+    ) -> Generator[Batch, None, None]:
+        """The micro-batches of all steps that are left of a walk.
+
+        Args:
+            walk: The way through the samples, from the state's step on.
+            epoch: Whose samples they are.
+            resolution: Training image side, in pixels.
+            after_step: Called once the user's loop is done with a step.
+        """
+        loading = self._feed.loading
+        loaded = loading.totals.cpu_seconds
+        fed = self._feed.training(walk.ahead(), epoch, resolution)
+        with self._memory.of_epoch():
+            while self._state.step < len(walk):
+                index = self._state.step
+                step = walk.step(index)
+                with self._memory.of_step(self._division.position[1]):
+                    parts = self._fed(fed, walk.parts(index), epoch, resolution)
+                    yield from self._passes(step, parts)
+                    while self._stepper.repeat:
+                        again = walk.cut(step, self._division.micro_batch_size)
+                        yield from self._passes(step, self._cut(again, epoch, resolution))
+                if loading.loaders:  # else it is input
+                    before, loaded = loaded, loading.totals.cpu_seconds
+                    self._state.meter.loading += loaded - before
+                after_step(step)
+
+    def _fed(
+        self, fed: Iterator[Batch], parts: list[Tensor], epoch: int, resolution: int
+    ) -> Iterator[tuple[int, Batch]]:
+        """This worker's micro-batches of a step, as (samples, batch), out of the feed.
+
+        One that the feed was asked for before memory ran out is cut again.
+        """
+        most = self._division.micro_batch_size
+        for part in parts:
+            batch = next(fed)
+            if len(part) <= most:
+                yield len(part), batch
+            else:
+                sizes = micro_batches(len(part), most, self._division.least)
+                yield from self._cut(list(part.split(sizes)), epoch, resolution)
+
+    def _cut(self, parts: list[Tensor], epoch: int, resolution: int) -> Iterator[tuple[int, Batch]]:
+        """The same, fetched here and now."""
+        for part in parts:
+            yield len(part), self._feed.single(part, epoch, resolution)
+
+    def _passes(self, step: Step, source: Iterator[tuple[int, Batch]]) -> Iterator[Batch]:
+        """Yield the micro-batches of a step; all of them are taken from the source in any case."""
+        left, stepper = step.local_batch_sizes[self._rank], self._stepper
+        stepper.repeat = False
+        if not left:
+            stepper.step_without_samples(step)
+        for samples, batch in source:
+            if stepper.repeat:
+                continue  # memory ran out: the rest of the step is in vain
+            self._clock.lap(self._state.meter, "input")
+            left -= samples
+            stepper.open(samples, step, last=not left)
+            yield batch
+            stepper.leave_autocast()
+            stepper.refuse_open()

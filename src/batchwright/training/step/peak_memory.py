@@ -1,0 +1,68 @@
+"""The most bytes that tensors take on a worker while it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from batchwright.records import Stage
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.step.clock import StepClock
+from batchwright.workload.tensor_bytes import counting_tensors
+
+
+class PeakMemory:
+    """Fills in the peak of the meter of the epoch in progress.
+
+    On CUDA the allocator counts all along. On the CPU the profiler has to, so one step of each row
+    of the plan is weighed, as the probe does it: the second, when the optimizer has its state.
+
+    Args:
+        device: Where the worker computes.
+        state: Its meter gets the peak.
+        clock: Books nothing of the profiler's start and end, some milliseconds.
+        lasting: Bytes that live between two steps; ``None``: no step is weighed on the CPU.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        state: RunState,
+        clock: StepClock,
+        lasting: Callable[[], int] | None,
+    ) -> None:
+        self._device, self._state, self._clock = device, state, clock
+        self._lasting = lasting if device.type == "cpu" else None
+        self._row: Stage | None = None
+        self._steps = 0
+
+    @contextmanager
+    def of_epoch(self) -> Iterator[None]:
+        """Around the steps of an epoch, or of a part of it."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        yield
+        if self._device.type == "cuda":
+            self._found(torch.cuda.max_memory_allocated(self._device))
+
+    @contextmanager
+    def of_step(self, row: Stage) -> Iterator[None]:
+        """Around a step of the plan's ``row``."""
+        self._steps = 1 if row is not self._row else self._steps + 1
+        self._row = row
+        if self._lasting is None or self._steps != 2:
+            yield
+            return
+        lasting, began = self._lasting(), time.perf_counter()
+        with counting_tensors() as highest:
+            self._clock.leave_out(time.perf_counter() - began)
+            yield
+            ended = time.perf_counter()
+        self._found(lasting + highest())
+        self._clock.leave_out(time.perf_counter() - ended)
+
+    def _found(self, peak: int) -> None:
+        self._state.meter.peak = max(self._state.meter.peak, peak)

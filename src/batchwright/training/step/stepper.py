@@ -1,0 +1,356 @@
+"""One step after the other: backward passes, the exchange, the update, and what can go wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from batchwright.distributed.group import Group
+from batchwright.distributed.reducer import Reducer, Tally, WorkerNote
+from batchwright.errors import TrainingError
+from batchwright.records import Plan, Stage
+from batchwright.training.batches.sampler import Step
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.step.clock import StepClock, book_waiting
+from batchwright.training.step.epoch_totals import met
+from batchwright.training.step.gradient_scaling import Adaptation, Adaptive
+from batchwright.training.step.normalization import Statistics
+from batchwright.training.step.update import Updater
+from batchwright.workload.host import autocast, is_out_of_memory
+
+MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
+
+Loss = Tensor | Callable[[], Tensor]
+"""A mean loss, or a function that computes it: forward pass and all."""
+
+
+class Wishes(NamedTuple):
+    """What a worker tells the others at a step, besides its gradients."""
+
+    stop: bool = False
+    """Whether it asks to stop."""
+    checkpoint: bool = False
+    """Whether it asks for a checkpoint."""
+    digest: float = 0.0
+    """Of its weights, at steps where the workers compare them; see `weights_digest`."""
+
+
+class Division(Protocol):
+    """Who takes which samples; `Sharing`, or the rounds of a parameter server."""
+
+    least: int
+    """Fewest samples that a worker can train on."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Most samples at once on this worker."""
+
+    @property
+    def asked_ahead(self) -> int:
+        """Steps after the state's whose samples this worker's feed has asked for."""
+
+    @property
+    def position(self) -> tuple[float, Stage]:
+        """What the learning rate follows: samples seen before the step, and the plan's row."""
+
+    def after_step(self, step: Step, tally: Tally) -> None:
+        """Take in what the workers said of a step that the state counts already."""
+
+    def after_out_of_memory(self, tally: Tally) -> None:
+        """Workers that ran out of memory go on in smaller micro-batches."""
+
+
+@dataclass
+class _MicroBatch:
+    """The micro-batch the user's loop works on now."""
+
+    samples: int
+    last: bool
+    step: Step
+    weight: float | None = None  # what its losses are means over, once there is one
+
+    @property
+    def share(self) -> float:
+        """Part of the step's weight that its gradients are multiplied by; 0 if it has none."""
+        return (self.weight or 0.0) / self.step.samples
+
+
+class Stepper:
+    """Takes the steps of a run on one worker.
+
+    Args:
+        plan: What is followed.
+        group: The workers.
+        state: How far the run is; counted on here.
+        reducer: Sums the gradients.
+        updater: Applies them.
+        statistics: Of normalization, to be put back where a step changes nothing.
+        sharing: Says who takes what, and learns from each step.
+        clock: Books the time.
+        wishes: What this worker tells the others at the next step.
+
+    Attributes:
+        tally: Of the last step that was counted.
+        repeat: Whether the last step must be done again, because memory ran out somewhere.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        group: Group,
+        state: RunState,
+        reducer: Reducer,
+        updater: Updater,
+        statistics: Statistics,
+        sharing: Division,
+        clock: StepClock,
+        wishes: Callable[[], Wishes],
+    ) -> None:
+        self._plan, self._group, self._state = plan, group, state
+        self._reducer, self._updater, self._sharing = reducer, updater, sharing
+        self._statistics = statistics
+        self._clock, self._wishes = clock, wishes
+        self._adaptive = Adaptive(plan, state, own_rates=updater.own_rates)
+        updater.follow(reducer.parameters)  # after a resume also what is frozen at the moment
+        self._micro: _MicroBatch | None = None
+        self._cast: torch.autocast | None = None
+        self._weight = self._loss = 0.0
+        self._out_of_memory = False
+        self._bad_steps = 0
+        self._weights_told = False
+        self.tally = Tally(0.0, 0.0)
+        self.repeat = False
+
+    def open(self, samples: int, step: Step, *, last: bool) -> None:
+        """A micro-batch is handed to the loop; autocast is on until its `step`."""
+        self._micro = _MicroBatch(samples, last, step)
+        self._statistics.keep()
+        if self._plan.precision != "float32":
+            self._cast = autocast(self._plan.precision, self._group.device)
+            self._cast.__enter__()
+
+    def refuse_open(self) -> None:
+        """Raise `RuntimeError` if `step` was not called for the micro-batch."""
+        if self._micro is not None:
+            raise RuntimeError(
+                "session.batches() was asked for the next batch before session.step() "
+                "was called for this one: call step(loss) once for each batch"
+            )
+
+    def leave_autocast(self) -> None:
+        """Autocast is off."""
+        if self._cast is not None:
+            self._cast.__exit__(None, None, None)
+            self._cast = None
+
+    def backward(self, loss: Loss, weight: float | None) -> None:
+        """A backward pass; see `Session.backward`."""
+        micro = self._opened()
+        mean_over = float(micro.samples if weight is None else weight)
+        if micro.weight is None:
+            micro.weight = mean_over
+            self._weight += mean_over
+        elif micro.weight != mean_over:
+            raise ValueError(
+                f"weight={mean_over:g} after weight={micro.weight:g}: the losses of one "
+                "micro-batch must be means over the same weight to add up"
+            )
+        if self._out_of_memory or not mean_over:
+            return  # a mean over nothing has no gradient, and no value
+        value: Tensor | None = None
+        try:
+            value = loss() if callable(loss) else loss
+            self._take_up()
+            with torch.autocast(self._group.device.type, enabled=False):
+                (value * (mean_over / micro.step.samples)).backward()
+            self._loss += float(value.detach()) * mean_over
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._out_of_memory = True
+        if self._out_of_memory and value is not None:
+            release_graph(value)  # only here: until its traceback is gone the error holds it, too
+
+    def step(self, loss: Loss | None, weight: float | None) -> bool:
+        """Backward pass and, at the end of a step, the update; see `Session.step`."""
+        micro = self._opened()
+        if loss is not None:
+            if micro.last:
+                self._reducer.arm()
+            self.backward(loss, weight)
+        self.leave_autocast()
+        self._micro = None
+        if not (micro.last or self._out_of_memory):
+            self._reducer.take(micro.share)
+            return False
+        expected = self._weight > 0 and not self._out_of_memory
+        if expected and self._reducer.empty:
+            raise RuntimeError(
+                "session.step() found no gradient: is the loss computed from the session's model, "
+                "and is any parameter trained (requires_grad)?"
+            )
+        return self._update(micro.step, micro.samples, micro.share)
+
+    def step_without_samples(self, step: Step) -> None:
+        """Take part in a step of the others."""
+        self._update(step, 0, 0.0)
+
+    def _opened(self) -> _MicroBatch:
+        if self._micro is None:
+            raise RuntimeError(
+                "session.step() without a batch: call it once for each batch of session.batches()"
+            )
+        return self._micro
+
+    def _update(self, step: Step, samples: int, share: float) -> bool:
+        """Exchange the gradients of a step and, unless something is wrong, step the optimizer.
+
+        Args:
+            step: Which one.
+            samples: Of the last micro-batch.
+            share: Its part of the step's weight.
+        """
+        self._take_up()
+        state, own = self._state, self._own_tally(samples)
+        if own.out_of_memory:
+            self._updater.clear()
+        tally = self._reducer.finish(own, 0.0 if own.out_of_memory else share)
+        seconds = self._clock.lap(state.meter, "communication")
+        book_waiting(state.meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
+        self.repeat = tally.out_of_memory > 0
+        if self.repeat:
+            self._updater.clear()
+            self._statistics.end(updated=False)
+            state.meter.repeated += 1
+            if self._group.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._sharing.after_out_of_memory(tally)
+            return False
+        factor = step.samples / tally.weight if tally.weight else 1.0
+        norms = self._updater.rescale(tally, factor)
+        self._warn_of_weights(step, tally)
+        adaptation = self._adaptive.of_step(step.samples)
+        self._adaptive.learn(tally, norms, batch=step.samples)
+        updated = tally.weight > 0 and self._updater.apply(
+            norms, *self._sharing.position, adaptation
+        )
+        self._updater.clear()
+        self._statistics.end(updated=updated)
+        self._note(adaptation)
+        self._count(step, tally, updated=updated)
+        self._clock.lap(state.meter, "compute")
+        self._sharing.after_step(step, tally)
+        return updated
+
+    def _warn_of_weights(self, step: Step, tally: Tally) -> None:
+        """Say once that losses which are no means over samples leave gradients as they are."""
+        adapts = self._plan.ags is not None or self._adaptive.gaining
+        if self._weights_told or not adapts or tally.weight in (0, step.samples):
+            return
+        self._weights_told = True
+        if self._group.rank == 0:
+            key = "scaling=gain" if self._plan.ags is None else f"ags.mode={self._plan.ags.mode}"
+            warnings.warn(
+                f"session.step(weight=...): a step's losses are means over {tally.weight:g}, not "
+                f"over its {step.samples} samples, so {key} learns nothing from it, and from "
+                "such steps alone it is plain training: give means over samples, or plan without",
+                stacklevel=5,
+            )
+
+    def _take_up(self) -> None:
+        """Sum and scale the gradients of layers, too, that were unfrozen since the last step."""
+        if self._reducer.take_up():
+            self._updater.follow(self._reducer.parameters)
+        learnt = self._state.tensors
+        if learnt is not None and len(learnt.trace) != len(self._reducer.parameters):
+            self._state.tensors = None  # of which tensors it was, it does not say
+
+    def _own_tally(self, samples: int) -> Tally:
+        """What this worker sends along with its gradients; ``samples`` of the last micro-batch."""
+        self._clock.lap(self._state.meter, "compute")
+        failed, weight, loss = self._out_of_memory, self._weight, self._loss
+        self._out_of_memory, self._weight, self._loss = False, 0.0, 0.0
+        micro_batch = self._sharing.micro_batch_size
+        if failed:
+            if samples < 2 * self._sharing.least:
+                raise TrainingError(
+                    f"{self._group.places[self._group.rank]} has not enough memory for {samples} "
+                    "sample(s) at once: take a smaller network or resolution, or free memory"
+                )
+            micro_batch, weight, loss = samples // 2, 0.0, 0.0
+        wishes = self._wishes()
+        return Tally(
+            weight=weight,
+            loss=loss,
+            stop=float(wishes.stop),
+            checkpoint=float(wishes.checkpoint),
+            out_of_memory=float(failed),
+            note=WorkerNote(
+                self._clock.computed(), self._sharing.asked_ahead, micro_batch, wishes.digest
+            ),
+        )
+
+    def _note(self, adaptation: Adaptation) -> None:
+        """Into the epoch's sums, if the plan adapts anything."""
+        meter, factors = self._state.meter, adaptation.factors
+        if factors is not None:
+            meter.factors = met(meter.factors, factors.tolist())
+        if self._adaptive.gaining:
+            meter.gains = met(meter.gains, [adaptation.gain])
+
+    def _count(self, step: Step, tally: Tally, *, updated: bool) -> None:
+        meter, state = self._state.meter, self._state
+        meter.rate = self._updater.rate
+        meter.steps += 1
+        meter.skipped += not updated
+        meter.samples += step.samples
+        meter.local_samples += step.local_batch_sizes[self._group.rank]
+        meter.weight += tally.weight
+        meter.loss += tally.loss
+        state.step += 1
+        state.steps += 1
+        state.samples_seen += step.samples
+        self.tally = tally
+        # A step of weight 0 has no gradient: it is neither a good nor a bad one.
+        self._bad_steps = 0 if updated else self._bad_steps + (tally.weight > 0)
+        if self._bad_steps >= MOST_BAD_STEPS:
+            raise TrainingError(
+                f"gradients were infinite or not a number for {MOST_BAD_STEPS} steps in a row "
+                f"(epoch {meter.epoch + 1}, step {meter.steps}): lower learning_rate, now "
+                f"{meter.rate:.3g}, or set clip_norm"
+            )
+
+
+def release_graph(loss: Tensor) -> None:
+    """Free what a failed backward pass still needs memory for; the loss keeps its value.
+
+    The user's loop may hold the loss, or outputs that it was computed from, while the step is
+    repeated, and with them all activations.
+    """
+    nodes: list[Any] = [loss.grad_fn]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        for name in dir(node):
+            if name.startswith("_raw_saved_"):
+                saved = getattr(node, name)
+                for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+                    with suppress(RuntimeError):  # the backward pass has freed it already
+                        # What the first function returns is kept in place of the tensor.
+                        one.register_hooks(lambda _: None, _refuse_released)
+    with suppress(RuntimeError):  # a view has no graph of its own to be cut off from
+        loss.detach_()
+
+
+def _refuse_released(_: None) -> Tensor:
+    raise RuntimeError("memory ran out in the backward pass of this loss, so its graph was freed")

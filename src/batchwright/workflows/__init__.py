@@ -1,0 +1,1 @@
+"""The verbs: probe, plan, check, schedule, train, report, run, sweep and doctor."""

@@ -1,0 +1,243 @@
+"""Holds a plan's predictions against what was then measured, and learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from batchwright.errors import PlanError
+from batchwright.planning.merging import kind_of, merge_profiles
+from batchwright.planning.validation import planning_job
+from batchwright.records import (
+    Check,
+    CheckPoint,
+    Cluster,
+    Estimate,
+    HeldOut,
+    Job,
+    MemoryPoint,
+    OutOfMemory,
+    Plan,
+    Profile,
+    RoundCheck,
+    StepTime,
+)
+
+if TYPE_CHECKING:
+    from batchwright.probing.probe import Measured
+
+Key = tuple[int, int, int]  # workers, resolution, local batch
+
+_PREDICTED = ("workers", "resolution", "local_batch_size", "step_seconds", "peak_bytes")
+
+
+def own_steps(plan: Plan) -> tuple[HeldOut, ...]:
+    """The steps that the plan itself takes, in the order of its stages, as points to measure.
+
+    None where no step of equal workers here is like them: with a parameter server, several kinds of
+    workers, stated times, unequal local batches, or several passes in a step.
+    """
+    found: dict[Key, HeldOut] = {}
+    for stage in plan.stages:
+        sizes = stage.local_batch_sizes
+        alike = max(sizes) - min(sizes) <= 1 and stage.accumulation_steps == 1
+        if plan.server is not None or len(plan.kinds) > 1 or not alike:
+            continue
+        for one in plan.considered:
+            same = (one.workers, one.resolution, one.global_batch_size)
+            planned = (stage.workers, stage.resolution, stage.global_batch_size)
+            if same == planned and not one.assumed:
+                point = HeldOut(**{name: getattr(one, name) for name in _PREDICTED})
+                found.setdefault(_key(point), point)
+    return tuple(found.values())
+
+
+def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
+    """Points to measure: the plan's own steps, then held-out ones.
+
+    These are spread over workers, resolutions and batches: every pair of workers and resolution
+    gets as many as every other, or one more; inside it they are evenly spaced over the batches.
+
+    Args:
+        plan: The plan that predicted them.
+        count: How many, at most.
+
+    Raises:
+        PlanError: The plan predicts no step that can be measured, or simulated ones, so there is
+            nothing to check; or none is wanted.
+    """
+    if plan.job.launch == "virtual":
+        raise PlanError(
+            "the plan's times are those of a simulated cluster (launch=virtual), of which steps "
+            "measured here say nothing: plan with launch=local, and check that plan"
+        )
+    own = own_steps(plan)
+    known = {_key(point) for point in own}
+    held_out = [point for point in plan.held_out if _key(point) not in known]
+    if not (own or held_out):
+        raise PlanError(
+            "the plan predicts no step between two measured ones, so nothing can be checked: "
+            "probe at more batches (a larger probe.budget) and plan again"
+        )
+    if count < 1:
+        raise PlanError(f"points={count}: give 1 or more")
+    groups: dict[tuple[int, int], list[HeldOut]] = {}
+    for point in sorted(held_out, key=_key):
+        groups.setdefault((point.workers, point.resolution), []).append(point)
+    quotas = dict.fromkeys(groups, 0)
+    for _ in range(min(count - len(own), len(held_out))):
+        open_ = [key for key in groups if quotas[key] < len(groups[key])]
+        quotas[min(open_, key=quotas.__getitem__)] += 1
+    spread = (
+        points[index]
+        for key, points in groups.items()
+        for index in _evenly(len(points), quotas[key])
+    )
+    return (*own[:count], *spread)
+
+
+def _evenly(count: int, wanted: int) -> list[int]:
+    """``wanted`` different indices below ``count``, as far from each other and the ends as can be.
+
+    >>> _evenly(5, 1), _evenly(5, 2), _evenly(6, 3)
+    ([2], [1, 3], [1, 3, 5])
+    """
+    return [int((2 * index + 1) * count / (2 * wanted)) for index in range(wanted)]
+
+
+def _key(point: HeldOut | StepTime | MemoryPoint | OutOfMemory) -> Key:
+    return point.workers, point.resolution, point.local_batch_size
+
+
+def compare(
+    plan: Plan,
+    points: Sequence[HeldOut],
+    measured: Measured | None,
+    profile: Profile | None = None,
+    *,
+    rounds: tuple[RoundCheck, ...] = (),
+    apart: Measured | None = None,
+) -> Check:
+    """Predicted against measured, for every quantity that both have.
+
+    Args:
+        plan: The plan that predicted.
+        points: The points that were to be measured.
+        measured: What was measured at them; or ``apart``, or both.
+        profile: Takes the new points in, for a plan that knows more.
+        rounds: Of the plan, where it has two batch sizes and they were measured.
+        apart: What was measured at the plan's own steps with another optimizer than the profile's:
+            is compared, and does not go into it.
+
+    Raises:
+        PlanError: The profile is of another workload, hardware or version.
+    """
+    sources = [one for one in (apart, measured) if one is not None]
+    if profile is not None and measured is not None:
+        profile = _widened(profile, measured)
+    own = {_key(point) for point in own_steps(plan)}
+    return Check(
+        points=tuple(
+            one.model_copy(update={"planned": _key(point) in own})
+            for point in points
+            for source in sources
+            for one in _compared(plan.network.name, point, source)
+        ),
+        rounds=rounds,
+        tolerance=plan.job.goal.tolerance,
+        cluster=sources[0].cluster,
+        out_of_memory=tuple(lost for source in sources for lost in source.out_of_memory),
+        profile=profile,
+    )
+
+
+def _compared(network: str, point: HeldOut, measured: Measured) -> Iterator[CheckPoint]:
+    step = next((one for one in measured.steps if _key(one) == _key(point)), None)
+    bytes_ = next((one for one in measured.memory if _key(one) == _key(point)), None)
+    if step is not None:
+        visits = step.visits or (step.step_seconds,)
+        yield _point(network, point, "step_seconds", step.step_seconds, visits)
+    if bytes_ is not None:
+        yield _point(network, point, "peak_bytes", bytes_.peak_bytes)
+    if bytes_ is not None and bytes_.resident_bytes and point.resident_bytes:
+        yield _point(network, point, "resident_bytes", bytes_.resident_bytes)
+
+
+def _point(
+    network: str,
+    point: HeldOut,
+    quantity: Literal["step_seconds", "peak_bytes", "resident_bytes"],
+    measured: float,
+    visits: tuple[float, ...] = (),
+) -> CheckPoint:
+    predicted: Estimate = getattr(point, quantity)
+    return CheckPoint(
+        quantity=quantity,
+        network=network,
+        local_batch_size=point.local_batch_size,
+        resolution=point.resolution,
+        workers=point.workers,
+        predicted=predicted.value,
+        low=predicted.low,
+        high=predicted.high,
+        measured=measured,
+        visits=visits,
+    )
+
+
+def _widened(profile: Profile, measured: Measured) -> Profile:
+    """The profile with what a check measured."""
+    return with_points(
+        profile,
+        cluster=_named_as(profile, measured.cluster),
+        steps=measured.steps,
+        memory=measured.memory,
+        out_of_memory=measured.out_of_memory,
+    )
+
+
+def refuse_other_machine(profile: Profile, cluster: Cluster) -> None:
+    """Refuse to measure for a profile what could not join it.
+
+    Args:
+        profile: What was measured before.
+        cluster: Where it would be measured.
+
+    Raises:
+        PlanError: Hardware or versions differ.
+    """
+    with_points(profile, cluster=_named_as(profile, cluster))
+
+
+def _named_as(profile: Profile, cluster: Cluster) -> Cluster:
+    return cluster.model_copy(update={"kind": profile.cluster.kind})
+
+
+def with_points(profile: Profile, **points: object) -> Profile:
+    """The profile with more measured points, those of one place pooled.
+
+    Args:
+        profile: What was measured before.
+        points: Fields of a profile that hold what is new, and where it was measured.
+
+    Raises:
+        PlanError: It was measured on other hardware or with other versions.
+    """
+    lists = ("steps", "pairs", "memory", "out_of_memory", "collectives")
+    bare = {**dict.fromkeys(lists, ()), "noise": None, "load": None}
+    added = profile.model_copy(update={**bare, **points})
+    merged, *others = merge_profiles([profile, added])
+    if others:
+        raise PlanError(
+            f"the profile was measured on {kind_of(profile)}, and this is {kind_of(added)}: what "
+            "is measured here does not go into it; check there, or without the profile"
+        )
+    return merged.model_copy(update={"probe_seconds": profile.probe_seconds})
+
+
+def open_again(plan: Plan, profile: Profile) -> Job:
+    """The plan's job, with the worker count open where the plan and not the user settled it."""
+    asked = any(one.choice == "workers" and one.source == "asked" for one in plan.reasons)
+    if asked:
+        return plan.job
+    return plan.job.model_copy(update={"workers": planning_job(profile).workers})

@@ -1,0 +1,149 @@
+"""What a machine offers to training, and what is wrong with it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from typing import NamedTuple
+
+LEAST_SHARED_MEMORY = 64 * 2**20  # bytes; loader processes pass batches through it
+_PACKAGES = ("numpy", "scipy", "pydantic", "pillow", "scikit-learn", "matplotlib")
+
+
+class Finding(NamedTuple):
+    """One line of the report.
+
+    Attributes:
+        name: What was looked at.
+        value: What was found.
+        problem: What is wrong and what to try; empty if nothing.
+    """
+
+    name: str
+    value: str
+    problem: str = ""
+
+
+def examine(version: str) -> list[Finding]:
+    """Look at versions, devices, cores, allocator, network and shared memory.
+
+    Args:
+        version: The package's own.
+    """
+    import torch
+
+    from batchwright.workload.host import (
+        computes_in_bfloat16,
+        default_workers,
+        free_memory,
+        prepare_process,
+        resolve_device,
+        usable_cores,
+    )
+
+    device = resolve_device("auto")
+    workers = default_workers(device.type)
+    cores = usable_cores()
+    return [
+        Finding("batchwright", version),
+        Finding("python", f"{platform.python_version()} on {platform.system()}", _system()),
+        Finding("torch", str(torch.__version__)),
+        *(Finding(name, importlib.metadata.version(name)) for name in _PACKAGES),
+        Finding("device", _device(device)),
+        Finding("cores", f"{cores} usable", _few_cores(cores, workers, device)),
+        Finding("threads", _threads()),
+        Finding("workers", f"{workers} by default"),
+        _load(),
+        Finding("precision", _precision(computes_in_bfloat16(device))),
+        Finding("memory", f"{free_memory(device, workers) / 2**30:.1f} GiB for each worker"),
+        Finding("allocator", prepare_process(torch.get_num_threads())),
+        _collectives(),
+        _shared_memory(),
+    ]
+
+
+def _system() -> str:
+    if sys.platform == "linux":
+        return ""
+    return "only Linux is tested; on Windows use WSL 2"
+
+
+def _device(device: object) -> str:
+    import torch
+
+    if str(device).startswith("cuda"):
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return f"{len(names)} GPU: {', '.join(sorted(set(names)))}"
+    return f"CPU, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _few_cores(cores: int, workers: int, device: object) -> str:
+    if str(device) == "cpu" and cores < workers:
+        return f"{workers} workers on {cores} core(s) take turns: set workers={cores}"
+    return ""
+
+
+def _load() -> Finding:
+    """What other programs do on the machine for a moment."""
+    from batchwright.records.text.load_text import disturbances
+    from batchwright.workload.load import LEAST_SECONDS, LoadWatch
+
+    watch = LoadWatch()
+    time.sleep(1.1 * LEAST_SECONDS)
+    load = watch.whole()
+    if load is None:
+        return Finding("load", "not known")
+    seen = " and ".join(disturbances(load))
+    # No problem of the machine's, which would end the command with an error: it passes.
+    return Finding("load", f"busy: {seen}; a probe would measure that, too" if seen else "quiet")
+
+
+def _precision(bfloat16: bool) -> str:
+    return "bfloat16 where it is faster, else float32" if bfloat16 else "float32"
+
+
+def _threads() -> str:
+    asked = os.environ.get("OMP_NUM_THREADS")
+    return f"OMP_NUM_THREADS={asked}" if asked else "cores divided among the workers"
+
+
+def _collectives() -> Finding:
+    """Which interface gloo will use on this host, and whether it can be reached."""
+    from batchwright.workload.host import collective_interface
+
+    asked = os.environ.get("GLOO_SOCKET_IFNAME")
+    interface = asked or collective_interface()
+    known = [name for _, name in socket.if_nameindex()]
+    problem = ""
+    if interface not in known:
+        problem = f"there is no such interface (known: {', '.join(known)}): GLOO_SOCKET_IFNAME"
+    elif not _loopback_works():
+        problem = "127.0.0.1 does not answer: check the loopback interface"
+    why = "GLOO_SOCKET_IFNAME" if asked else "loopback, on one host"
+    return Finding("collectives", f"{interface} ({why})", problem)
+
+
+def _loopback_works() -> bool:
+    with socket.socket() as server:
+        try:
+            server.bind(("127.0.0.1", 0))
+            server.listen(1)
+            with socket.create_connection(server.getsockname(), timeout=5):
+                return True
+        except OSError:
+            return False
+
+
+def _shared_memory() -> Finding:
+    if not os.path.isdir("/dev/shm"):  # noqa: PTH112, S108 - asked about, not written to
+        return Finding("shared memory", "no /dev/shm")
+    free = shutil.disk_usage("/dev/shm").free  # noqa: S108
+    problem = ""
+    if free < LEAST_SHARED_MEMORY:
+        problem = "loader processes may die with a bus error: enlarge it (docker: --shm-size=1g)"
+    return Finding("shared memory", f"{free / 2**20:.0f} MiB free", problem)

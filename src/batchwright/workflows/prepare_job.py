@@ -1,0 +1,400 @@
+"""A job made concrete for this machine, and whatever can be refused refused at once.
+
+A worker that finds a mistake has been started in vain, so data, network and port are looked at here
+first. What needs torch is imported inside.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from math import floor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchwright.algorithms.dual_batch import largest_extra_time
+from batchwright.algorithms.learning_rate import make_rule
+from batchwright.algorithms.partition import apportion
+from batchwright.algorithms.simulated_clock import Cluster, step_times
+from batchwright.distributed.launch import refuse_busy_port
+from batchwright.errors import ArgumentError, DataError, JobError, PlanError
+from batchwright.planning.candidates.optimizer import chosen_optimizer
+from batchwright.planning.gradient_scaling import ags_rule, check_least, check_step
+from batchwright.planning.methods.simulated import stated_line
+from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
+from batchwright.planning.validation import (
+    SERVED,
+    check_batch,
+    check_counts,
+    check_goal,
+    check_micro_batches,
+    check_open_method,
+    check_order,
+    idle_keys,
+    least_local,
+)
+from batchwright.records import DataFacts, Job, Plan
+from batchwright.records.base import Keys
+from batchwright.records.documents import change_job, load_job
+from batchwright.records.text.plan_text import is_chosen
+from batchwright.records.text.problems import described
+from batchwright.reporting.text.progress import steps
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from batchwright.workload.data.sources import ImageData
+
+TRAINING_KEYS = (
+    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "port", "rebalance_steps"),
+    *("restarts", "timeout"),
+)
+"""Job keys that may change after planning; ``data`` only to another place of the same images."""
+
+
+def job_of(
+    job: Job | str | Path | None, keys: Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Job:
+    """A job, the job of a YAML file, or the default one, with keys changed.
+
+    Raises:
+        FileError: The file cannot be read.
+        JobError: A key or a value is wrong.
+        ArgumentError: It is something else.
+    """
+    if job is not None and not isinstance(job, Job | str | Path):
+        raise ArgumentError(
+            f"a job is expected, or the path of its YAML file, not {described(job)}: keys go by "
+            "name, such as epochs=3, or as bw.Job(epochs=3)"
+        )
+    job = job if isinstance(job, Job) else load_job(job)
+    return change_job(job, keys, overrides)
+
+
+def _open_data(job: Job) -> ImageData:
+    from batchwright.workload.data.sources import open_data
+
+    with steps() as show:
+        return open_data(job, progress=show)
+
+
+def ready(job: Job) -> Job:
+    """Make the job concrete for this machine; refuse at once what cannot come to a plan.
+
+    Raises:
+        BatchwrightError: Port, data, batch, warm-up, network or weights cannot be had as asked.
+    """
+    refuse_busy_port(job.port)
+    job = ready_for(job, data_facts(job))
+    tell_idle(job)
+    return job
+
+
+def data_facts(job: Job) -> DataFacts:
+    """What is known of the job's data, decoded first where they are not there yet.
+
+    Raises:
+        DataError: The data are unknown, missing, damaged or inconsistent.
+    """
+    return _open_data(job).facts
+
+
+def ready_for(job: Job, facts: DataFacts) -> Job:
+    """`ready`, where the job's data are open already.
+
+    Raises:
+        BatchwrightError: As `ready` raises.
+    """
+    if not facts.val_samples:
+        raise DataError(f"data={job.data} has no held-out images: set val=0.1 to hold some out")
+    if job.global_batch != "auto" and job.global_batch > facts.train_samples:
+        raise JobError(
+            f"global_batch={job.global_batch} is larger than the {facts.train_samples} training "
+            f"images of data={job.data}: choose {facts.train_samples} or less"
+        )
+    from batchwright.workload.task import network_facts
+
+    job = resolve(job, facts)
+    make_rule(job, job.base_batch, job.epochs, chosen_optimizer(job, job.base_batch))
+    ags_rule(job)
+    check_goal(job)
+    check_order(job)
+    check_open_method(job)
+    if job.method in CYCLED:
+        _check_strengths(job, schedule_of(job).strengths)
+    network = network_facts(job.network, _check_network(job, facts), max(_sides(job, facts)))
+    _check_batch(job, facts, least_local(network))
+    _check_stated_extra_time(job, facts, least_local(network))
+    tell_doubts(job, facts)
+    return job
+
+
+def _check_strengths(job: Job, strengths: Iterable[float]) -> None:
+    """Refuse strengths of an augmentation that is not ours to set."""
+    if set(strengths) != {1.0} and "data" in job.code_keys:
+        listed = ",".join(f"{strength:g}" for strength in strengths)
+        raise JobError(
+            f"cycle.strengths={listed}: data={job.data} augments its images itself: leave "
+            "cycle.strengths at auto"
+        )
+
+
+def _check_batch(job: Job, data: DataFacts, least: int) -> None:
+    """Refuse batches as asked that are too small for workers, normalization or parts of a step."""
+    if job.global_batch == "auto" and job.micro_batch == "auto":
+        return
+    # What goal.kinds or goal.max_workers allow is for the plan, and may be one worker.
+    open_ = job.workers == "auto" or job.goal.kinds or job.goal.max_workers is not None
+    workers, local = 1 if open_ else int(job.workers), least
+    if job.global_batch != "auto":
+        check_batch(job.global_batch, workers, least, data)
+        local = least if open_ else -(-job.global_batch // workers)
+    if job.micro_batch != "auto":
+        check_micro_batches(local, job.micro_batch, least)
+    if job.global_batch != "auto" and job.method not in SERVED:
+        check_step(job, apportion([1] * workers, job.global_batch), least, least)
+        check_least(job, job.global_batch)
+
+
+def tell_idle(job: Job) -> None:
+    """Say on stderr which keys do nothing with the job's method."""
+    for line in idle_keys(job):
+        print(f"warning: {line}", file=sys.stderr)  # noqa: T201
+
+
+def tell_doubts(job: Job, data: DataFacts) -> None:
+    """Say on stderr what the data leave unused, and why a preset may not suit them.
+
+    The plan's reasons say the latter, too.
+    """
+    drawn = job.data.startswith("imagefolder:") and not data.split.startswith("the folder ")
+    if job.val is not None and not drawn:
+        print(  # noqa: T201
+            f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
+            f"({data.split})",
+            file=sys.stderr,
+        )
+    preset = preset_of(job)
+    for doubt in preset.doubts(data) if preset else ():
+        print(f"warning: cycle.preset={job.cycle.preset} {doubt}", file=sys.stderr)  # noqa: T201
+
+
+def resolve(job: Job, data: DataFacts) -> Job:
+    """The job with every ``auto`` that needs no measuring made concrete.
+
+    ``workers=auto`` stays: the probe then measures several counts, and the plan chooses.
+
+    Raises:
+        JobError: The device is not there, or several workers were asked for in one process.
+    """
+    from batchwright.workload.host import resolve_device
+
+    device = resolve_device(job.device)
+    if job.batch_norm == "synchronized" and device.type == "cpu":
+        raise JobError(
+            "batch_norm=synchronized computes on GPUs only: on the CPU leave it at worker; the "
+            "statistics are merged over the workers for evaluation in any case"
+        )
+    workers = job.workers
+    if job.launch == "in-process":
+        if workers not in ("auto", 1):
+            raise JobError(f"workers={workers} with launch=in-process: that is one worker")
+        workers = 1
+    if job.launch == "virtual" and workers == "auto" and job.goal.max_workers is None:
+        raise JobError(
+            "launch=virtual needs to know how many workers to simulate: give workers=4, say, or "
+            "goal.max_workers for the plan to choose"
+        )
+    known = {"device": device.type, "workers": workers, "augment": job.augmentation}
+    job = settled(job, data, least_side=_least_side(job.network)).model_copy(update=known)
+    check_counts(job)
+    _check_extra_time(job)
+    return job
+
+
+def _check_extra_time(job: Job) -> None:
+    """Refuse an extra time that leaves small-batch workers no samples, whatever a step takes."""
+    small, extra, count = job.dual.small_workers, job.dual.extra_time, job.workers
+    if not _groups_known(job) or stated_line(job, 1) is not None:
+        return
+    large = int(count) - int(small)
+    if small and large and float(extra) >= int(count) / large:
+        raise JobError(
+            f"dual.extra_time={extra:g} leaves no samples for the {small} small-batch worker(s) of "
+            f"{count}: give less than {int(count) / large:.4g}, the workers over those with "
+            "large batches"
+        )
+
+
+def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
+    """Refuse an extra time for which the stated time of a step leaves no small batch."""
+    line = stated_line(job, max(_sides(job, data)))
+    if line is None or not line[1] or not _groups_known(job):
+        return
+    small, extra = int(job.dual.small_workers), float(job.dual.extra_time)
+    given = job.dual.large_batches
+    most = largest_extra_time(
+        *line,
+        data.train_samples if given == "auto" else given[-1],
+        small_workers=small,
+        large_workers=int(job.workers) - small,
+        least=least,
+    )
+    if small and extra > max(1.0, most):
+        raise JobError(
+            f"dual.extra_time={extra:g} with {small} of {job.workers} small-batch worker(s) wants "
+            f"a local batch below {least} by the stated time of a step: give at most "
+            f"{floor(1e4 * most) / 1e4:g}, or more small-batch workers"
+        )
+
+
+def _groups_known(job: Job) -> bool:
+    """Whether the job says how many workers of one kind are in which group, and their time."""
+    unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
+    known = "auto" not in (job.dual.small_workers, job.dual.extra_time, job.workers)
+    return job.method in SERVED and known and not unlike
+
+
+def _least_side(network: str) -> int:
+    """Of a network of ours, in pixels; others are tried once they are built."""
+    from batchwright.workload.networks import NETWORKS
+
+    return NETWORKS[network][1] if network in NETWORKS else 1
+
+
+def check_training(plan: Plan) -> None:
+    """Refuse a plan that cannot be trained here, before anything is written or started.
+
+    Raises:
+        BatchwrightError: Port, workers, data, network or weights do not fit the plan.
+    """
+    if plan.workers > 1 and plan.job.launch == "in-process":
+        raise PlanError(f"the plan is for {plan.workers} workers: launch=in-process is one")
+    if isinstance(plan.job.workers, int) and plan.job.workers != plan.workers:
+        raise PlanError(
+            f"the plan's table has {plan.workers} workers and its job {plan.job.workers}: "
+            "plan again"
+        )
+    if plan.job.launch == "virtual":
+        Cluster(plan.job, plan.workers)
+        step_times(plan)
+    else:
+        _refuse_other_machines(plan)
+    check_workload(plan)
+
+
+def _refuse_other_machines(plan: Plan) -> None:
+    """A plan for workers that were never measured may be one for machines that are not here."""
+    from batchwright.workload.host import usable_cores
+
+    if plan.job.launch == "virtual":
+        return
+    assumed = any(one.assumed and is_chosen(plan, one) for one in plan.considered)
+    if not (assumed or len(plan.kinds) > 1):
+        return
+    here = usable_cores()
+    if plan.job.device == "cuda":
+        import torch
+
+        here = torch.cuda.device_count()
+    if plan.workers > here or len(plan.kinds) > 1:
+        kinds = ", ".join(f"{one.count} of {one.kind}" for one in plan.kinds)
+        raise PlanError(
+            f"the plan is for {plan.workers} workers{f' ({kinds})' if kinds else ''}, and training "
+            f"starts its workers on this machine, which has room for {here} of one kind: plan "
+            f"with workers={here} or less"
+        )
+
+
+def check_workload(plan: Plan) -> None:
+    """Refuse a plan made for other data than the job's, or whose network cannot be built here.
+
+    Raises:
+        BatchwrightError: Port, data, network or weights do not fit the plan.
+    """
+    refuse_busy_port(plan.job.port)
+    facts = _open_data(plan.job).facts
+    if facts.digest != plan.data.digest:
+        raise PlanError(
+            f"the plan was made for other data than data={plan.job.data}: "
+            f"{plan.data.train_samples} training images of {plan.data.name} "
+            f"(digest {plan.data.digest[:12]}), here {facts.train_samples} of {facts.name} "
+            f"({facts.digest[:12]}); probe and plan again, or say data=KIND:PATH"
+        )
+    _check_network(plan.job, facts)
+
+
+def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
+    return (data.side,) if job.resolutions == "auto" else job.resolutions
+
+
+def _check_network(job: Job, data: DataFacts) -> nn.Module:
+    """Build the network here, so that a wrong name, file or pattern is refused at once."""
+    from batchwright.workload.task import (
+        build_loss,
+        build_network,
+        check_sides,
+        freeze,
+        load_weights,
+    )
+
+    sides = _sides(job, data)
+    network = build_network(
+        job.network,
+        classes=len(data.classes),
+        side=max(sides),
+        dropout=job.dropout,
+        seed=job.seed,
+    )
+    if len(sides) > 1:
+        check_sides(job.network, network, sides)
+    if job.weights is not None:
+        left = load_weights(network, job.weights)
+        if left:
+            shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+            print(f"not in {job.weights}, so trained from scratch: {shown}", file=sys.stderr)  # noqa: T201
+    freeze(network, job.frozen)
+    build_loss(job)
+    return network
+
+
+def with_job(plan: Plan, job: Job) -> Plan:
+    """The plan with a job that differs in `TRAINING_KEYS` only.
+
+    Raises:
+        PlanError: It differs in another key.
+    """
+    for key in Job.model_fields:
+        planned, asked = getattr(plan.job, key), getattr(job, key)
+        if key == "goal":  # the deadline is training's own to keep
+            planned = planned.model_copy(update={"deadline": asked.deadline})
+        while isinstance(planned, Keys) and planned != asked:  # name the part that differs
+            part = next(
+                name
+                for name in type(planned).model_fields
+                if getattr(planned, name) != getattr(asked, name)
+            )
+            key, planned, asked = f"{key}.{part}", getattr(planned, part), getattr(asked, part)
+        if planned != asked and key not in TRAINING_KEYS:
+            raise PlanError(
+                f"{key}={asked} differs from the plan's {key}={planned}: plan again with it "
+                f"(training itself takes {', '.join(TRAINING_KEYS)}, goal.deadline)"
+            )
+    return plan.model_copy(update={"job": job})
+
+
+def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[str]) -> None:
+    """A file may not make us import what the caller has not named.
+
+    Raises:
+        PlanError: The job names code that is in neither ``keys`` nor ``overrides``.
+    """
+    named = {*keys, *(text.partition("=")[0].strip() for text in overrides)}
+    for key in job.code_keys:
+        if key not in named:
+            name = getattr(job, key)
+            raise PlanError(
+                f"{key}={name} in a file would run code: repeat {shlex.quote(f'{key}={name}')} on "
+                "the command line to allow it"
+            )

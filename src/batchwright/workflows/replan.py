@@ -1,0 +1,253 @@
+"""Plans again with what a run measured, where its epochs missed the prediction by too much.
+
+Of a finished run (`refit`) the epochs join the profile as visits to their step: what was measured
+in advance may have been wrong at that batch. Where a fit does not come to them, as the rest of the
+profile speaks against it, and while a run goes on (`at_level_of`), all measured steps are brought
+to the level of the epochs: the machine is as it is now at every batch that it could change to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from batchwright.errors import PlanError
+from batchwright.planning.planner import make_plan
+from batchwright.prediction.step_time import StepTimeModel, fit_step_time
+from batchwright.records import (
+    EpochRecord,
+    Estimate,
+    Job,
+    Plan,
+    Profile,
+    Refit,
+    RunSummary,
+    Stage,
+    StepTime,
+    UpdateTime,
+)
+from batchwright.workflows.check_plan import open_again, with_points
+
+
+@dataclass(frozen=True)
+class EpochTime:
+    """What an epoch of training took.
+
+    Attributes:
+        seconds: All of it, without evaluation and checkpoints.
+        computing_seconds: Of the worker that computed longest, preparing its images included; the
+            rest went into exchanging and waiting.
+    """
+
+    seconds: float
+    computing_seconds: float
+
+
+@dataclass(frozen=True)
+class Level:
+    """How the machine is now, beside how it was when it was measured.
+
+    Attributes:
+        computing: How many times as long computing takes.
+        exchange_seconds: How much longer the part of an exchange takes in each step that nothing
+            hides, in seconds; below 0 if it takes less.
+        profile: What was measured, brought to that.
+    """
+
+    computing: float
+    exchange_seconds: float
+    profile: Profile
+
+
+def supported(plan: Plan) -> bool:
+    """Whether the plan's epochs are made of steps as those that were measured."""
+    return plan.server is None and plan.job.launch != "virtual" and len(plan.kinds) < 2
+
+
+def refit(summary: RunSummary) -> Refit | None:
+    """What the measured epochs would have changed; `None` where the prediction held.
+
+    Raises:
+        BatchwrightError: The epochs contradict the profile, or no plan comes of both.
+    """
+    plan, profile, stage = summary.plan, summary.profile, summary.plan.stages[0]
+    predicted, measured = stage.predicted_epoch_seconds, summary.measured_epoch_seconds
+    if profile is None or predicted is None or not measured or len(plan.stages) > 1:
+        return None
+    error = (predicted.value - measured) / measured
+    if abs(error) <= plan.job.goal.tolerance or not supported(plan):
+        return None
+    fitted = with_points(profile, steps=(_step_of(summary, profile, stage, predicted),))
+    refitted = epoch_seconds(fitted, plan, stage)
+    if not refitted.low <= measured <= refitted.high:
+        level = at_level_of(_times_of(summary), profile, plan, stage)
+        if level is not None:
+            fitted = level.profile
+            refitted = epoch_seconds(fitted, plan, stage)
+    again = make_plan(fitted, open_again(plan, profile))
+    return Refit(
+        predicted=predicted,
+        measured=measured,
+        error=error,
+        tolerance=plan.job.goal.tolerance,
+        refitted=refitted,
+        workers=again.workers,
+        global_batch_size=again.stages[0].global_batch_size,
+    )
+
+
+def _step_of(summary: RunSummary, profile: Profile, stage: Stage, predicted: Estimate) -> StepTime:
+    r"""The run's epochs as visits to the step that they are made of.
+
+    .. math:: t = \hat t(m) \, T / \hat T
+
+    An epoch may end in a smaller step and a step may take several passes, so the prediction for one
+    pass :math:`\hat t(m)` is scaled by what the whole epoch :math:`T` took against its own
+    prediction; where every step is one full pass this is T over the number of steps.
+    """
+    model = _model(profile, summary.plan)
+    one_pass = model.seconds(stage.workers, stage.resolution, [stage.micro_batch_size])
+    whole = _settled(summary)
+    visits = [one_pass * epoch.training_seconds / predicted.value for epoch in whole]
+    waited = sum(w.wait_seconds + w.communication_seconds for epoch in whole for w in epoch.workers)
+    busy = sum(w.input_seconds + w.compute_seconds for epoch in whole for w in epoch.workers)
+    share = waited / (waited + busy) if waited + busy else 0.0
+    step = median(visits)
+    low, _, high = quantiles(visits, n=4, method="inclusive") if len(visits) > 1 else 3 * visits
+    return StepTime(
+        resolution=stage.resolution,
+        local_batch_size=stage.micro_batch_size,
+        workers=stage.workers,
+        compute_seconds=(1 - share) * step,
+        sync_seconds=share * step,
+        step_seconds=step,
+        step_low=low,
+        step_high=high,
+        repeats=max(1, sum(epoch.steps for epoch in whole)),
+        visits=tuple(visits),
+    )
+
+
+def _settled(summary: RunSummary) -> list[EpochRecord]:
+    """Whole epochs, the first, which warms up, left out if there are more."""
+    whole = [epoch for epoch in summary.epochs if epoch.whole]
+    return whole[1:] or whole
+
+
+def _times_of(summary: RunSummary) -> list[EpochTime]:
+    times = []
+    for epoch in _settled(summary):
+        seconds = epoch.training_seconds
+        longest = max((w.input_seconds + w.compute_seconds for w in epoch.workers), default=0.0)
+        times.append(EpochTime(seconds, min(seconds, longest or seconds)))
+    return times
+
+
+def at_level_of(
+    epochs: Sequence[EpochTime], profile: Profile, plan: Plan, stage: Stage
+) -> Level | None:
+    r"""How the machine is while a run goes on, by the epochs of one row of its plan.
+
+    An epoch that takes T instead of the :math:`\hat T` that the profile gives for this batch means
+    steps of :math:`t = \hat t \, T / \hat T`, of which the share s that was computing takes
+    :math:`\alpha = s t / \hat t_c` times as long as measured before, and the exchange
+    :math:`\delta = (1 - s) t - (\hat t - \hat t_c)` longer. Computing grows with the batch and the
+    exchange does not, so a measured step with compute time C and whole time S becomes
+    :math:`\max(\alpha C, S + (\alpha - 1) C + \delta)` at every batch. An update takes
+    :math:`\alpha` times as long, too.
+
+    Args:
+        epochs: At least one, of this row.
+        profile: What was measured before the run.
+        plan: What the run follows; `supported`.
+        stage: The row of it.
+
+    Returns:
+        `None` where so many workers were never measured together.
+
+    Raises:
+        PlanError: The profile gives no prediction for this batch.
+    """
+    model = _model(profile, plan)
+    if model.assumed(stage.workers):
+        return None
+    step = (stage.workers, stage.resolution, [stage.micro_batch_size])
+    whole, computing = model.seconds(*step), model.computing(*step)
+    expected = epoch_seconds(profile, plan, stage).value
+    now = whole * median(epoch.seconds for epoch in epochs) / expected
+    if stage.workers == 1:  # exchanges nothing
+        times, longer = now / whole, 0.0
+    else:
+        share = median(min(1.0, one.computing_seconds / one.seconds) for one in epochs)
+        times, longer = share * now / computing, (1 - share) * now - max(0.0, whole - computing)
+    steps = tuple(_moved(point, times, longer) for point in profile.steps)
+    updates = tuple(_slower(one, times) for one in profile.updates)
+    moved = profile.model_copy(update={"steps": steps, "updates": updates})
+    return Level(times, longer, moved)
+
+
+def _slower(update: UpdateTime, times: float) -> UpdateTime:
+    found = {key: times * getattr(update, key) for key in ("seconds", "low", "high")}
+    return update.model_copy(update=found)
+
+
+def _moved(point: StepTime, times: float, longer: float) -> StepTime:
+    """A measured step with so many times the computing, and so much more exchange."""
+    computing = times * point.compute_seconds
+    if point.workers == 1:  # exchanges nothing
+        whole = times * point.step_seconds
+    else:
+        whole = max(computing, point.step_seconds + computing - point.compute_seconds + longer)
+    growth = whole / point.step_seconds
+    return point.model_copy(
+        update={
+            "compute_seconds": computing,
+            "sync_seconds": whole - computing,
+            "step_seconds": whole,
+            "step_low": growth * point.step_low,
+            "step_high": growth * point.step_high,
+            "visits": tuple(growth * visit for visit in point.visits),
+        }
+    )
+
+
+def epoch_seconds(profile: Profile, plan: Plan, stage: Stage) -> Estimate:
+    """Seconds per epoch of the batch and workers of a plan's row, whatever the limits.
+
+    Raises:
+        PlanError: The profile gives no prediction for it.
+    """
+    free = {"objective": "time", "deadline": None, "max_cost": None}
+    job = with_workers_of(plan, global_batch=stage.global_batch_size, goal=free)
+    found = make_plan(profile, job).stages[0].predicted_epoch_seconds
+    if found is None:
+        raise PlanError("the profile says nothing of seconds per epoch: probe, and plan again")
+    return found
+
+
+def with_workers_of(plan: Plan, *, goal: Mapping[str, object], **keys: object) -> Job:
+    """The plan's job for as many workers of the kind as the plan has, and no others.
+
+    Args:
+        plan: Its workers stay.
+        goal: Keys of the goal to change.
+        keys: Keys of the job to change.
+    """
+    chosen = {one.kind: one.count for one in plan.kinds}
+    kinds = tuple(
+        one.model_copy(update={"count": chosen[one.kind]})
+        for one in plan.job.goal.kinds
+        if one.kind in chosen
+    )
+    aims = plan.job.goal.model_copy(update={**goal, "max_workers": None, "kinds": kinds})
+    return plan.job.model_copy(update={**keys, "workers": plan.workers, "goal": aims})
+
+
+def _model(profile: Profile, plan: Plan) -> StepTimeModel:
+    return fit_step_time(
+        profile.steps,
+        collectives=profile.collectives,
+        gradient_bytes=profile.network.trained_bytes,
+        link=plan.job.link,
+    )

@@ -1,0 +1,240 @@
+"""Conducts a training: starts it, shows it, has it reported, goes on with it under a new plan."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from batchwright.client.reporter_process import Companion, destination, reported
+from batchwright.distributed.launch import run_workers
+from batchwright.distributed.launch_with_server import run_with_server
+from batchwright.errors import BatchwrightError, NewPlan, PlanError
+from batchwright.planning.gradient_scaling import unmeasured_noise
+from batchwright.planning.schedule import rate_schedule
+from batchwright.planning.validation import SERVED, least_local
+from batchwright.records import Job, Plan, Profile, RunSummary
+from batchwright.records.documents import one_line, read_record, write_record
+from batchwright.records.run_folder import read_summary, telling_how_to_resume
+from batchwright.records.text.problems import printable
+from batchwright.reporting.data.schedule_words import start_lines
+from batchwright.reporting.text.progress import RunProgress, progress
+from batchwright.storage.follow_lines import Tail, following
+from batchwright.storage.locks import Lock, writing
+from batchwright.workflows.replan import refit
+from batchwright.workflows.stopwatch import Stopwatch
+
+
+def checked_destination(
+    folder: str | Path | None,
+    what: Plan | Job,
+    report_to: str | None,
+    *,
+    resume: bool,
+    advised: bool,
+) -> str | None:
+    """Where a run will report to; refuses at once what cannot be meant.
+
+    Args:
+        folder: The run folder, if one was named.
+        what: The plan, or the job where there is none yet.
+        report_to: As asked for, see `client.reporter_process.destination`.
+        resume: Whether the run goes on.
+        advised: Whether training is to take a new plan at the end of an epoch.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line.
+    """
+    url = destination(Path(folder) if folder is not None and resume else None, report_to)
+    if not advised:
+        return url
+    if url is None:
+        raise PlanError("--follow-advice follows a service: name it with --report-to URL")
+    job = what.job if isinstance(what, Plan) else what
+    if job.launch == "virtual":
+        raise PlanError(
+            "--follow-advice with launch=virtual: its seconds are simulated, so they cannot miss "
+            "the prediction; leave it out"
+        )
+    if job.method in SERVED:
+        raise PlanError(
+            f"--follow-advice with method={job.method}: its rounds keep their batches; leave it "
+            "out, or train with method=plain"
+        )
+    return url
+
+
+def conduct(
+    folder: Path,
+    plan: Plan,
+    watch: Stopwatch,
+    *,
+    resume: bool,
+    report_to: str | None = None,
+    follow_advice: bool = False,
+) -> RunSummary:
+    """Train in a run folder that holds the plan already; nobody else writes there meanwhile.
+
+    Args:
+        folder: The run folder.
+        plan: What to follow.
+        watch: Has timed what the command has done so far.
+        resume: Continue from the folder's last checkpoint.
+        report_to: The service that is told of it; ``None``: none.
+        follow_advice: Whether to take a new plan from there at the end of an epoch.
+
+    Returns:
+        What happened.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line; the run folder keeps what there is.
+        Interrupted: A stop signal came; a checkpoint was written.
+    """
+    path = folder / "plan.json"
+    with (
+        writing(folder) as lock,
+        reported(folder, report_to, follow_advice=follow_advice, tell=_to_stderr) as companion,
+    ):
+        if resume and _is_done(folder, plan):
+            _to_stderr("the run was finished already: nothing is left to train")
+            return _completed(read_summary(folder), folder)
+        _tell_rate(plan)
+        logs = folder / "logs" / "train"
+        logs.mkdir(parents=True, exist_ok=True)
+        while True:
+            before = path.read_bytes()
+            _train_once(folder, plan, companion, lock, resume=resume, follow_advice=follow_advice)
+            if not follow_advice or path.read_bytes() == before:
+                return _summarized(folder, watch)
+            plan, resume = read_record(path, Plan), True  # training took advice and stopped
+
+
+def with_refit(summary: RunSummary) -> RunSummary:
+    """The summary with what its epochs would have changed, where they missed the prediction."""
+    if summary.refit is not None:
+        return summary
+    try:
+        return summary.model_copy(update={"refit": refit(summary)})
+    except BatchwrightError as error:  # the run itself is fine
+        _to_stderr(f"not planned again: {one_line(error)}")
+        return summary
+
+
+def _is_done(folder: Path, plan: Plan) -> bool:
+    """Whether training with the plan has ended, so that no worker need be started to say so."""
+    try:
+        summary = read_record(folder / "summary.json", RunSummary)
+    except BatchwrightError:  # none yet, or a damaged one, which training writes anew
+        return False
+    return summary.model_copy(update={"plan": plan}).ended
+
+
+def _train_once(
+    folder: Path,
+    plan: Plan,
+    companion: Companion | None,
+    lock: Lock,
+    *,
+    resume: bool,
+    follow_advice: bool,
+) -> None:
+    """Until the training ends, is stopped, or takes another plan."""
+    lines = Tail(folder / "metrics.jsonl", from_end=resume)
+    with telling_how_to_resume(folder, plan.job), progress(epochs=plan.epochs, plan=plan) as shown:
+        look = _looker(lines, companion, shown)
+        if plan.job.launch == "in-process":
+            _train_here(folder, plan, look, resume=resume, follow_advice=follow_advice)
+        elif plan.job.launch == "virtual":
+            from batchwright.training.simulated.simulated_training import train_virtually
+
+            with following(look):
+                train_virtually(plan, folder, resume=resume)
+        else:
+            options = ["--resume"] * resume + ["--follow-advice"] * follow_advice
+            _launch(folder, plan, lock, look, shown, options, resume=resume)
+
+
+def _train_here(
+    folder: Path, plan: Plan, look: Callable[[], None], *, resume: bool, follow_advice: bool
+) -> None:
+    from batchwright.training.loop import train
+
+    with following(look):
+        try:
+            train(plan, run_folder=folder, resume=resume, follow_advice=follow_advice)
+        except NewPlan:
+            return  # the caller sees that the folder's plan is another
+
+
+def _launch(
+    folder: Path,
+    plan: Plan,
+    lock: Lock,
+    look: Callable[[], None],
+    shown: RunProgress,
+    flags: list[str],
+    *,
+    resume: bool,
+) -> None:
+    from batchwright.workload.host import worker_threads
+
+    options: dict[str, Any] = {
+        "workers": plan.workers,
+        "threads": worker_threads(plan.workers),
+        "folder": folder / "logs" / "train",
+        "restarts": plan.job.restarts,
+        "lock": lock,
+        "poll": look,
+        "tell": lambda line: shown.update({"kind": "note", "text": line}),
+    }
+    loop = "batchwright.training.loop"
+    arguments = [str(folder), *flags]
+    if plan.server is None:
+        run_workers(loop, arguments, port=plan.job.port, **options)
+    else:
+        values = plan.model_dump(mode="json")
+        served: dict[str, Any] = {"plan": values, "run_folder": folder, "resume": resume}
+        run_with_server(loop, arguments, **served, **options)
+
+
+def _looker(lines: Tail, companion: Companion | None, shown: RunProgress) -> Callable[[], None]:
+    """A function that shows what training has written, and what the reporter has said."""
+
+    def look() -> None:
+        lines(shown.update)
+        for line in companion.lines() if companion is not None else ():
+            shown.update({"kind": "note", "text": line})
+
+    return look
+
+
+def _summarized(folder: Path, watch: Stopwatch) -> RunSummary:
+    """The run's summary, with what the command did before and after the training."""
+    path, before = folder / "summary.json", tuple(watch.parts)
+    summary = _completed(read_record(path, RunSummary), folder)
+    watch.lap_since(path.stat().st_mtime, "end of the workers")  # worker 0 wrote it at the end
+    summary = summary.model_copy(update={"before": before, "after": (watch.parts[-1],)})
+    write_record(summary, path)
+    return summary
+
+
+def _completed(summary: RunSummary, folder: Path) -> RunSummary:
+    """The summary with what was measured before and what the epochs would have changed."""
+    measured = folder / "profile.json"
+    if not measured.exists():
+        return summary
+    return with_refit(summary.model_copy(update={"profile": read_record(measured, Profile)}))
+
+
+def _tell_rate(plan: Plan) -> None:
+    """Rate, batch, warm-up and decay, each with its source, before the first step."""
+    told, least = rate_schedule(plan), least_local(plan.network)
+    noise = unmeasured_noise(plan.stages, least, served=plan.server is not None)
+    for line in (*(f"warning: {doubt}" for doubt in told.doubts), *start_lines(told), noise):
+        if line:
+            _to_stderr(line)
+
+
+def _to_stderr(line: str) -> None:
+    print(printable(line), file=sys.stderr)  # noqa: T201 - for the person who waits

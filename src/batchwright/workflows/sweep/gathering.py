@@ -1,0 +1,152 @@
+"""From the runs of a sweep to its record: what each came to, and means over the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from batchwright.records import (
+    DataFacts,
+    Job,
+    Mean,
+    Plan,
+    RunSummary,
+    Sweep,
+    SweepCell,
+    SweepSetting,
+    SweptKey,
+)
+from batchwright.records.documents import read_record
+from batchwright.workflows.sweep.grid import Cell
+from batchwright.workflows.sweep.runner import State, is_done, run_folder_of
+
+
+class Book:
+    """What is known of each cell, as the sweep goes on.
+
+    Args:
+        folder: Of the sweep.
+        job: What all cells share.
+        keys: What varies.
+        seeds: Of every setting.
+        cells: Of the sweep, in order.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        job: Job,
+        keys: tuple[SweptKey, ...],
+        seeds: tuple[int, ...],
+        cells: Sequence[Cell],
+    ) -> None:
+        self._folder, self._job, self._keys, self._seeds = folder, job, keys, seeds
+        self._cells = {cell.name: cell for cell in cells}
+        self._records = {cell.name: _waiting(cell) for cell in cells}
+        self.data: DataFacts | None = None
+
+    def planned(self, name: str, plan: Plan) -> None:
+        """Note a cell's plan, and what it came to if it has been run."""
+        self._records[name] = self._records[name].model_copy(update=_of_plan(plan))
+        self.data = self.data or plan.data
+        if is_done(self._folder, self._cells[name]):
+            self.ended(name, "done")
+
+    def ended(self, name: str, state: State, error: str = "") -> None:
+        """Note how a cell ended."""
+        told: dict[str, object] = {"state": state, "error": error}
+        if state == "done":
+            path = run_folder_of(self._folder, self._cells[name]) / "summary.json"
+            told |= _of_summary(read_record(path, RunSummary))
+        self._records[name] = self._records[name].model_copy(update=told)
+
+    def state_of(self, name: str) -> State:
+        """How far a cell is."""
+        return self._records[name].state
+
+    def cell(self, name: str) -> SweepCell:
+        """What is known of a cell."""
+        return self._records[name]
+
+    def sweep(self) -> Sweep:
+        """All that is known."""
+        records = tuple(self._records.values())
+        return Sweep(
+            folder=str(self._folder),
+            job=self._job,
+            data=self.data,
+            keys=self._keys,
+            seeds=self._seeds,
+            cells=records,
+            settings=settings_of(records),
+        )
+
+
+def settings_of(cells: Iterable[SweepCell]) -> tuple[SweepSetting, ...]:
+    """The settings in order of appearance, with means over those cells that ended well."""
+    groups: list[list[SweepCell]] = []
+    for cell in cells:
+        group = next((some for some in groups if some[0].values == cell.values), None)
+        if group is None:
+            groups.append([cell])
+        else:
+            group.append(cell)
+    return tuple(_setting(group) for group in groups)
+
+
+def _setting(cells: Sequence[SweepCell]) -> SweepSetting:
+    done = [cell for cell in cells if cell.state == "done"]
+    return SweepSetting(
+        values=cells[0].values,
+        done=len(done),
+        failed=sum(cell.state == "failed" for cell in cells),
+        accuracy=mean_of(cell.accuracy for cell in done),
+        best_accuracy=mean_of(cell.best_accuracy for cell in done),
+        training_seconds=mean_of(cell.training_seconds for cell in done),
+    )
+
+
+def mean_of(values: Iterable[float | None]) -> Mean | None:
+    r"""Mean and standard error of what is known; `None` where nothing is.
+
+    .. math:: \bar x, \quad \sqrt{\sum_i (x_i - \bar x)^2 / (n (n - 1))}
+
+    Example:
+        >>> mean_of([0.5, None, 0.7])
+        Mean(value=0.6, standard_error=0.1, count=2)
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    error = stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    rounded = None if error is None else float(f"{error:.12g}")
+    return Mean(value=float(f"{fmean(known):.12g}"), standard_error=rounded, count=len(known))
+
+
+def _waiting(cell: Cell) -> SweepCell:
+    return SweepCell(name=cell.name, values=cell.values, seed=cell.seed, state="waiting")
+
+
+def _of_plan(plan: Plan) -> Mapping[str, object]:
+    return {
+        "workers": plan.workers,
+        "global_batch_size": plan.stages[-1].global_batch_size,
+        "learning_rate": plan.stages[0].learning_rate,
+        "warmup_epochs": plan.learning_rate.warmup_epochs,
+    }
+
+
+def _of_summary(summary: RunSummary) -> Mapping[str, object]:
+    best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
+    return {
+        "accuracy": summary.accuracy,
+        "best_accuracy": best.top1 if best else None,
+        "best_epoch": best.epoch + 1 if best else None,
+        "accuracies": tuple(epoch.top1 for epoch in summary.epochs),
+        "train_loss": last.train_loss if last else None,
+        "noise_scale": last.noise_scale if last else None,
+        "training_seconds": sum(epoch.training_seconds for epoch in summary.epochs),
+        "simulated": summary.simulated,
+    }

@@ -1,0 +1,257 @@
+"""The plans of a sweep's cells: as asked where the batch is given, else from a shared probe.
+
+A plan is made once for each setting and serves all its seeds. What can be refused is refused while
+nothing has been started; only what a probe has to tell comes later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from batchwright.errors import BatchwrightError, Interrupted
+from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.planning.validation import PLANNING_KEYS, SERVED
+from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
+from batchwright.records.documents import one_line, read_record, write_record
+from batchwright.records.text.formatting import job_value
+from batchwright.reporting.text.progress import steps
+from batchwright.storage.files import make_folder
+from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
+from batchwright.workflows.prepare_job import data_facts, ready_for
+from batchwright.workflows.sweep.grid import Cell
+
+_MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "workers"}
+"""Job keys in which cells that share a probe agree; resolutions are measured for all of them."""
+
+
+def needs_probe(job: Job) -> bool:
+    """Whether a plan has to wait for measurements: no batch is given, or no time that it goes by.
+
+    Args:
+        job: Of a cell.
+    """
+    stated = None not in (job.virtual.sample_seconds, job.virtual.step_seconds)
+    if (job.method in SERVED or job.launch == "virtual") and not (
+        stated and job.launch == "virtual"
+    ):
+        return True
+    batches = (
+        *(job.global_batch, job.cycle.batches if job.method == "cyclic" else "auto"),
+        *([job.dual.large_batches] if job.method in SERVED else []),
+    )
+    return all(batch == "auto" for batch in batches)
+
+
+class Planner:
+    """Makes the plans, and keeps what it has opened and measured on the way.
+
+    Args:
+        keys: Of the sweep, to name a cell by.
+
+    Attributes:
+        plans: By cell; missing: not made yet.
+        errors: Why there is none, in a line, by cell.
+        facts: Of the data, once they were opened.
+    """
+
+    def __init__(self, keys: Sequence[SweptKey]) -> None:
+        self._keys = [one.key for one in keys]
+        self.plans: dict[str, Plan] = {}
+        self.errors: dict[str, str] = {}
+        self.facts: DataFacts | None = None
+        self._ready: dict[str, Job] = {}
+        self._data: dict[str, DataFacts] = {}
+        self._networks: dict[str, NetworkFacts] = {}
+
+    def prepare(self, cells: Iterable[Cell]) -> None:
+        """Plan what needs no measuring, and refuse what cannot be run at all.
+
+        Raises:
+            BatchwrightError: A cell's job, data, network or batch is impossible; names the cell.
+        """
+        for of_setting in _by_setting(cells):
+            first = of_setting[0]
+            with self._named(first):
+                job = ready_for(first.job, self._data_of(first.job))
+                self._ready[first.name] = job
+                if needs_probe(job):
+                    continue
+                plan = plan_without_profile(job, self._data_of(job), self._network_of(job))
+                if not _format_is_open(job):
+                    self._take(of_setting, plan)
+
+    def measure(self, cells: Iterable[Cell], folder: Path) -> None:
+        """Probe for the cells that are not planned yet, and plan them.
+
+        A cell for which no plan comes of it gets its line among `errors`; the others go on.
+
+        Args:
+            cells: Among them those that `prepare` has seen.
+            folder: Of the sweep; takes profiles and logs.
+
+        Raises:
+            BatchwrightError: The probe itself failed.
+            Interrupted: A stop signal came.
+        """
+        waiting = [one for one in _by_setting(cells) if one[0].name not in self.plans]
+        groups: dict[str, list[list[Cell]]] = {}
+        for of_setting in waiting:
+            key = _measured_words(self._ready[of_setting[0].name])
+            groups.setdefault(key, []).append(of_setting)
+        for key, group in groups.items():
+            given = [one for one in group if not needs_probe(self._ready[one[0].name])]
+            if given:
+                self._plan_given(key, given, folder)
+            group = [one for one in group if one not in given]
+            if not group:
+                continue
+            profile = self._probed(key, [self._ready[one[0].name] for one in group], folder)
+            for of_setting in group:
+                profile = self._planned(of_setting, profile, folder)
+
+    # ----------------------------------------------------------------------------------- measuring
+
+    def _plan_given(self, key: str, group: Sequence[list[Cell]], folder: Path) -> None:
+        """Plan settings whose batch is given, all in the format that is faster at the largest.
+
+        In one format, since they are to be compared.
+        """
+        jobs = [self._ready[cells[0].name] for cells in group]
+        largest = max(jobs, key=_largest_batch)
+        precision = self._format(key, largest, folder)
+        for cells, job in zip(group, jobs, strict=True):
+            chosen = job.model_copy(update={"precision": precision})
+            plan = plan_without_profile(chosen, self._data_of(job), self._network_of(job))
+            self._take(cells, plan)
+
+    def _format(self, key: str, job: Job, folder: Path) -> Precision:
+        """The number format for this job: as it was kept, or compared now."""
+        from batchwright.probing.commands import Compared
+        from batchwright.probing.probe import compare_formats
+
+        digest = hashlib.sha256(f"{key}{job.global_batch}".encode()).hexdigest()[:12]
+        kept = folder / "profiles" / f"format-{digest}.json"
+        if kept.exists():
+            return read_record(kept, Compared).precision
+        logs = folder / "logs" / f"format-{digest}"
+        make_folder(logs)
+        make_folder(kept.parent)
+        workers = 1 if job.workers == "auto" else job.workers  # as it is planned
+        compared = compare_formats(job.model_copy(update={"workers": workers}), logs)
+        write_record(compared, kept)
+        return compared.precision
+
+    def _probed(self, key: str, jobs: Sequence[Job], folder: Path) -> Profile:
+        """The profile for these jobs: the kept one, or a new one."""
+        from batchwright.probing.probe import probe
+
+        sides = sorted({s for job in jobs if job.resolutions != "auto" for s in job.resolutions})
+        digest = hashlib.sha256(f"{key}{sides}".encode()).hexdigest()[:12]
+        kept = folder / "profiles" / f"{digest}.json"
+        if kept.exists() and not (found := read_record(kept, Profile)).trials_open:
+            return found
+        logs = folder / "logs" / f"probe-{digest}"
+        make_folder(logs)
+        make_folder(kept.parent)
+        job = jobs[0].model_copy(update={"resolutions": tuple(sides)} if sides else {})
+        with steps() as show:
+            return probe(job, logs, kept=kept, progress=show)
+
+    def _planned(self, cells: Sequence[Cell], profile: Profile, folder: Path) -> Profile:
+        """Plan a setting; two batch sizes are measured side by side first, as `run` does."""
+        job = self._ready[cells[0].name]
+        try:
+            plan = make_plan(profile, job)
+            if pairs_of(plan):
+                logs = folder / "logs" / f"pairs-{cells[0].name}"
+                with pair_measurer_for(plan, logs) as measure:
+                    settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
+                plan, profile = settled.plan, settled.profile
+            self._take(cells, plan)
+        except Interrupted:
+            raise
+        except BatchwrightError as error:
+            self.errors |= {cell.name: one_line(error) for cell in cells}
+        return profile
+
+    # -------------------------------------------------------------------------------------- opening
+
+    def _take(self, cells: Sequence[Cell], plan: Plan) -> None:
+        """The plan for each seed. Held-out images may be drawn by it, and the digest tells."""
+        for cell in cells:
+            job = plan.job.model_copy(update={"seed": cell.seed, **_start_of(plan)})
+            data = self._data_of(cell.job)
+            self.plans[cell.name] = plan.model_copy(update={"job": job, "data": data})
+
+    def _data_of(self, job: Job) -> DataFacts:
+        drawn = job.seed if job.val is not None else None
+        key = json.dumps([job.data, job.val, job.unreadable, job.resolutions, drawn])
+        if key not in self._data:
+            self._data[key] = data_facts(job)
+        self.facts = self.facts or self._data[key]
+        return self._data[key]
+
+    def _network_of(self, job: Job) -> NetworkFacts:
+        from batchwright.workload.task import build_network, freeze, network_facts
+
+        key = json.dumps([job.network, job.resolutions, job.frozen])
+        if key not in self._networks:
+            data = self._data_of(job)
+            side = data.side if job.resolutions == "auto" else max(job.resolutions)
+            classes = len(data.classes)
+            network = build_network(job.network, classes=classes, side=side, dropout=job.dropout)
+            freeze(network, job.frozen)
+            self._networks[key] = network_facts(job.network, network, side)
+        return self._networks[key]
+
+    @contextmanager
+    def _named(self, cell: Cell) -> Iterator[None]:
+        """Put a cell's values before the message of a mistake."""
+        try:
+            yield
+        except BatchwrightError as error:
+            error.args = (f"cell {cell_words(self._keys, cell)}: {error}",)
+            raise
+
+
+def _format_is_open(job: Job) -> bool:
+    """Whether the number format of a job is for a measurement to choose."""
+    from batchwright.workload.host import computes_in_bfloat16, resolve_device
+
+    return job.precision == "auto" and computes_in_bfloat16(resolve_device(job.device))
+
+
+def _largest_batch(job: Job) -> int:
+    return 0 if job.global_batch == "auto" else job.global_batch
+
+
+def cell_words(keys: Sequence[str], cell: Cell) -> str:
+    """A setting as on the command line: ``scaling=sqrt warmup_epochs=5``."""
+    return " ".join(
+        f"{key}={job_value(value)}" for key, value in zip(keys, cell.values, strict=True)
+    )
+
+
+def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells that differ in the seed alone, together."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(json.dumps(cell.values), []).append(cell)
+    return list(found.values())
+
+
+def _measured_words(job: Job) -> str:
+    """Names what a probe of the job would measure; resolutions aside, which can be added."""
+    values = job.model_dump(mode="json", include=set(_MEASURED_KEYS))
+    return json.dumps(values, sort_keys=True)
+
+
+def _start_of(plan: Plan) -> dict[str, str]:
+    """One worker by itself needs no launcher: it computes the same in the cell's own process."""
+    if plan.job.launch == "local" and plan.workers == 1 and plan.server is None:
+        return {"launch": "in-process"}
+    return {}

@@ -1,0 +1,222 @@
+"""Runs the cells of a sweep, each by `batchwright train` in a process of its own.
+
+    this process --> python -m batchwright.cli.verb_child train plans/NAME.json --out cells/NAME
+
+A cell that ends by an error ends alone. A stop signal reaches this process only; it is passed on,
+so that each cell can write a checkpoint, and a second one ends them at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from batchwright.distributed.exit_reports import last_error
+from batchwright.distributed.launch import GRACE_SECONDS, noting_signals
+from batchwright.distributed.processes import VERB_PARENT
+from batchwright.distributed.worker_processes import POLL_SECONDS
+from batchwright.errors import FileError
+from batchwright.records import Plan
+from batchwright.records.documents import write_record
+from batchwright.records.text.formatting import job_value
+from batchwright.storage.files import make_folder
+from batchwright.storage.follow_lines import Tail
+from batchwright.storage.locks import take
+from batchwright.workflows.prepare_job import TRAINING_KEYS
+from batchwright.workflows.sweep.grid import Cell
+from batchwright.workflows.sweep.slots import Slots, width_of
+
+State = Literal["waiting", "stopped", "failed", "done"]
+
+_LAST_SECONDS = GRACE_SECONDS + 15.0  # a cell with workers of its own waits so long for them
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who is told what the cells do.
+
+    Attributes:
+        began: A cell runs: (name, epochs).
+        wrote: It wrote a line of metrics: (name, line).
+        ended: It has ended: (name, state, error).
+    """
+
+    began: Callable[[str, int], None]
+    wrote: Callable[[str, dict[str, Any]], None]
+    ended: Callable[[str, State, str], None]
+
+
+@dataclass(frozen=True)
+class _Running:
+    cell: Cell
+    plan: Plan
+    process: subprocess.Popen[bytes]
+    gpus: tuple[str, ...]
+    lines: Tail
+
+
+class Runner:
+    """Starts cells as there is room, until all have ended or a signal stops them.
+
+    Args:
+        folder: Of the sweep.
+        slots: Who may run.
+        watcher: Is told what happens.
+    """
+
+    def __init__(self, folder: Path, slots: Slots, watcher: Watcher) -> None:
+        self._folder, self._slots, self._watcher = folder, slots, watcher
+        self._running: list[_Running] = []
+
+    def run(self, cells: Sequence[tuple[Cell, Plan]]) -> int:
+        """Run these cells; of those that have room the first in order begins first.
+
+        Returns:
+            The stop signal that ended it; 0: all cells have ended.
+        """
+        waiting = list(cells)
+        with noting_signals() as noted:
+            try:
+                while (waiting or self._running) and not noted:
+                    self._start(waiting)
+                    time.sleep(POLL_SECONDS)
+                    self._look()
+                if noted:
+                    self._stop(noted)
+            finally:
+                self._kill()
+        return noted[0] if noted else 0
+
+    def _start(self, waiting: list[tuple[Cell, Plan]]) -> None:
+        for one in list(waiting):
+            cell, plan = one
+            gpus = self._slots.take(width_of(plan))
+            if gpus is None:
+                continue
+            waiting.remove(one)
+            self._running.append(self._started(cell, plan, gpus))
+            self._watcher.began(cell.name, plan.epochs)
+
+    def _started(self, cell: Cell, plan: Plan, gpus: tuple[str, ...]) -> _Running:
+        folder = run_folder_of(self._folder, cell)
+        resumes = any((folder / "checkpoints").glob("*.pt"))
+        if not resumes and folder.exists():  # nothing to go on from, and `train` wants it empty
+            with suppress(FileError):  # if somebody writes there, `train` will say so
+                take(folder, "another sweep's --out").close()  # one of a killed sweep is ending
+                shutil.rmtree(folder)
+        lines = Tail(folder / "metrics.jsonl", from_end=resumes)
+        make_folder(self._folder / "logs")
+        with log_of(self._folder, cell).open("wb") as log:
+            process = subprocess.Popen(
+                command_of(self._folder, cell, plan, resumes=resumes),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(gpus),
+                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+            )
+        return _Running(cell, plan, process, gpus, lines)
+
+    def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
+        from batchwright.workload.host import THREADS
+
+        own = {THREADS: str(self._slots.threads), VERB_PARENT: str(os.getpid())}
+        if gpus:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        return {**os.environ, **own}
+
+    def _look(self, *, stopping: bool = False) -> None:
+        for one in list(self._running):
+            one.lines(lambda line, name=one.cell.name: self._watcher.wrote(name, line))  # type: ignore[misc]
+            code = one.process.poll()
+            if code is not None:
+                self._running.remove(one)
+                self._slots.give_back(width_of(one.plan), one.gpus)
+                state, error = self._outcome(one, code, stopping=stopping)
+                self._watcher.ended(one.cell.name, state, error)
+
+    def _outcome(self, one: _Running, code: int, *, stopping: bool) -> tuple[State, str]:
+        if code == 0 and is_done(self._folder, one.cell):
+            return "done", ""
+        if stopping:
+            return "stopped", ""
+        log = log_of(self._folder, one.cell)
+        if code < 0:
+            name = signal.Signals(-code).name
+            memory = " (out of memory?)" if name == "SIGKILL" else ""
+            return "failed", f"it was killed by {name}{memory}; its log is {log}"
+        return "failed", last_error(log)
+
+    def _stop(self, noted: list[int]) -> None:
+        """Have all write a checkpoint and end; a second signal, or too long a wait, ends them."""
+        for one in self._running:
+            one.process.terminate()
+        end = time.monotonic() + _LAST_SECONDS
+        while self._running and len(noted) < 2 and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+            self._look(stopping=True)
+
+    def _kill(self) -> None:
+        for one in self._running:
+            one.process.kill()
+        for one in self._running:
+            one.process.wait()
+        self._look(stopping=True)
+
+
+def command_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str]:
+    """The command line of a cell's process: what the plan leaves open, and code that may be run.
+
+    Args:
+        folder: Of the sweep.
+        cell: The cell.
+        plan: That it follows.
+        resumes: Whether it goes on from its checkpoint.
+    """
+    changed = {
+        key: getattr(cell.job, key)
+        for key in TRAINING_KEYS
+        if key != "launch" and getattr(cell.job, key) != getattr(plan.job, key)
+    }
+    named = {key: getattr(cell.job, key) for key in cell.job.code_keys}
+    return [
+        *(sys.executable, "-m", "batchwright.cli.verb_child", "train"),
+        "--resume" if resumes else str(plan_file_of(folder, cell)),
+        *("--out", str(run_folder_of(folder, cell))),
+        *(f"{key}={job_value(value)}" for key, value in {**changed, **named}.items()),
+    ]
+
+
+def run_folder_of(folder: Path, cell: Cell) -> Path:
+    """The cell's run folder."""
+    return folder / "cells" / cell.name
+
+
+def plan_file_of(folder: Path, cell: Cell) -> Path:
+    """Where the cell's plan is, before and while it runs."""
+    return folder / "plans" / f"{cell.name}.json"
+
+
+def log_of(folder: Path, cell: Cell) -> Path:
+    """What the cell's process printed, the last time it ran."""
+    return folder / "logs" / f"{cell.name}.log"
+
+
+def is_done(folder: Path, cell: Cell) -> bool:
+    """Whether the cell has ended well."""
+    return (run_folder_of(folder, cell) / "summary.json").exists()
+
+
+def keep_plan(folder: Path, cell: Cell, plan: Plan) -> None:
+    """Write the plan that the cell follows, and goes on with when it is resumed."""
+    make_folder(folder / "plans")
+    write_record(plan, plan_file_of(folder, cell))

@@ -1,0 +1,248 @@
+"""The verb: a grid in, a folder of runs with its table, figures and page out.
+
+    batchwright sweep data=digits epochs=5 global_batch=64 --grid learning_rate=0.05,0.1 --seeds 3
+
+The way through the folder: `grid` reads what varies, `plans` decides each setting, `slots` says how
+many run at once, `runner` runs them, `gathering` puts together what came of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import Interrupted, JobError
+from batchwright.planning.schedule import rate_schedule
+from batchwright.records import Job, Plan, Sweep, SweptKey
+from batchwright.records.documents import (
+    change_job,
+    read_record,
+    refuse_no_path,
+    texts_of,
+    write_record,
+    write_text,
+)
+from batchwright.records.run_folder import existing_run, new_folder
+from batchwright.records.text.formatting import counted
+from batchwright.records.text.problems import printable
+from batchwright.reporting.data.sweep_words import sweep_csv
+from batchwright.reporting.figures.sweep_figure import write_sweep_figures
+from batchwright.reporting.pages.page_sweep import write_sweep_page
+from batchwright.reporting.text.sweep_progress import SweepProgress
+from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
+from batchwright.workflows.sweep.gathering import Book
+from batchwright.workflows.sweep.grid import Cell, Grid, cells_of, read_grid, seeds_of, widened
+from batchwright.workflows.sweep.plans import Planner, cell_words
+from batchwright.workflows.sweep.runner import Runner, State, Watcher, keep_plan, plan_file_of
+from batchwright.workflows.sweep.slots import AtOnce, Slots, machine_for, read_at_once, width_of
+
+DEFAULT_SEEDS = 3
+
+
+def sweep(
+    job: Job | str | Path | None = None,
+    grid: Grid | None = None,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    out: str | Path | None = None,
+    at_once: str | int = "auto",
+    resume: bool = False,
+    overrides: Iterable[str] = (),
+    **keys: Any,
+) -> Sweep:
+    """Run a job with every combination of some keys' values, several seeds of each.
+
+    Each run is one of `train`, in a process of its own and a run folder under ``cells/``. Runs that
+    fail do not stop the others; they are told in the record. Where the global batch is given
+    nothing is probed, and a run has one worker unless the job says otherwise.
+
+    Args:
+        job: What all runs share: a job, the path of its YAML file, or ``None`` for the defaults.
+        grid: By job key its values, such as ``{"warmup_epochs": [0, 5], "scaling": ["sqrt"]}``;
+            with ``resume`` it may add values.
+        seeds: How many, from the job's own on, or which; unset: three. With ``resume`` it may add
+            some.
+        out: Folder for everything, new or empty; unset: a new one under ``runs``.
+        at_once: Most runs at the same time; ``auto``: as many as keep all cores, or GPUs, busy.
+        resume: Go on with the sweep in ``out``: finished runs are kept, interrupted ones go on from
+            their checkpoint, failed ones are tried again.
+        overrides: ``key=value`` texts, as on the command line.
+        keys: Job keys to change; with ``resume`` only `TRAINING_KEYS`, and names of code to import,
+            which have to be repeated.
+
+    Returns:
+        What came of it, as in ``sweep.json``.
+
+    Raises:
+        BatchwrightError: What is wrong with grid, job, data or folder, before anything is started.
+        Interrupted: A stop signal came; what there is can be resumed.
+    """
+    refuse_no_path(out, "out")
+    overrides, most = texts_of(overrides), read_at_once(at_once)
+    with ExitStack() as held:
+        if resume:
+            folder = held.enter_context(existing_run(out, "sweep.json"))
+            job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
+        else:
+            job = job_of(job, keys, overrides)
+            swept = read_grid(job, grid or {})
+            chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
+        cells = cells_of(job, swept, chosen)
+        planner = Planner(swept)
+        if resume:
+            named = [*keys, *(grid or {})]
+            for cell in cells:
+                refuse_unconfirmed_code(cell.job, named, overrides)
+            planner.plans |= _kept_plans(folder, cells)
+        planner.prepare(cell for cell in cells if cell.name not in planner.plans)
+        _slots(planner, most)  # refuses too many at once
+        if not resume:
+            folder = held.enter_context(new_folder(out, job, "sweep"))
+        held.enter_context(_telling_how_to_resume(folder, _code_words(job, swept, cells)))
+        _say(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
+        book = Book(folder, job, swept, chosen, cells)
+        book.data = planner.facts
+        _write(book)
+        planner.measure((cell for cell in cells if cell.name not in planner.plans), folder)
+        _take_plans(folder, book, cells, planner)
+        _tell_doubts([one.key for one in swept], cells, planner.plans)
+        stopped = _run(folder, book, cells, planner.plans, _slots(planner, most))
+        found = book.sweep()
+        if stopped:  # soon: figures would take as long again
+            left = counted(len(cells) - len(found.done), "run")
+            raise Interrupted(stopped, f"stopped by signal {stopped} with {left} to go")
+        tell(found)
+    return found
+
+
+def tell(found: Sweep) -> None:
+    """Write table, figures and page of a sweep into its folder.
+
+    Raises:
+        FileError: They cannot be written.
+    """
+    folder = Path(found.folder)
+    write_text(sweep_csv(found), folder / "sweep.csv")
+    write_sweep_figures(found, folder / "figures")
+    write_sweep_page(found, folder / "sweep.html")
+
+
+def _widened(
+    folder: Path,
+    job: Job | str | Path | None,
+    grid: Grid | None,
+    seeds: int | Sequence[int] | None,
+    overrides: Sequence[str],
+    keys: dict[str, Any],
+) -> tuple[Job, tuple[SweptKey, ...], tuple[int, ...]]:
+    """Job, keys and seeds of the sweep in a folder, with what is to join them."""
+    if job is not None:
+        raise JobError(f"resume takes the job from {folder}: leave it out")
+    kept = read_record(folder / "sweep.json", Sweep)
+    changed = change_job(kept.job, keys, overrides)
+    for key in Job.model_fields:
+        if getattr(changed, key) != getattr(kept.job, key) and key not in TRAINING_KEYS:
+            raise JobError(
+                f"{key}={getattr(changed, key)} differs from the sweep's "
+                f"{getattr(kept.job, key)}: begin another one in another --out"
+            )
+    swept, chosen = kept.keys, kept.seeds
+    if grid:
+        swept = widened(swept, read_grid(changed, grid))
+    if seeds is not None:
+        chosen = tuple(dict.fromkeys((*chosen, *seeds_of(changed, seeds))))
+    return changed, swept, chosen
+
+
+def _kept_plans(folder: Path, cells: Iterable[Cell]) -> dict[str, Plan]:
+    """The plans that are there already."""
+    files = {cell.name: plan_file_of(folder, cell) for cell in cells}
+    return {name: read_record(path, Plan) for name, path in files.items() if path.exists()}
+
+
+def _take_plans(folder: Path, book: Book, cells: Iterable[Cell], planner: Planner) -> None:
+    """Keep the plans, and note in the book what is known of the cells."""
+    for cell in cells:
+        plan = planner.plans.get(cell.name)
+        if plan is None:
+            book.ended(cell.name, "failed", planner.errors[cell.name])
+            continue
+        if not plan_file_of(folder, cell).exists():
+            keep_plan(folder, cell, plan)
+        book.planned(cell.name, plan)
+
+
+def _tell_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Plan]) -> None:
+    """Say once for each setting what of its rate may not be meant."""
+    told: dict[str, None] = {}
+    for cell in cells:
+        plan = plans.get(cell.name)
+        for doubt in rate_schedule(plan).doubts if plan else ():
+            told[f"warning: {printable(cell_words(keys, cell))}: {printable(doubt)}"] = None
+    for line in told:
+        _say(line)
+
+
+def _run(
+    folder: Path, book: Book, cells: Sequence[Cell], plans: dict[str, Plan], slots: Slots
+) -> int:
+    """Run what is left; returns the stop signal, or 0."""
+    todo = [(cell, plans[cell.name]) for cell in cells if book.state_of(cell.name) == "waiting"]
+    _write(book)
+    with SweepProgress(total=len(cells), done=len(cells) - len(todo)) as shown:
+        shown.expect({cell.name: plan.epochs for cell, plan in todo})
+
+        def ended(name: str, state: State, error: str) -> None:
+            book.ended(name, state, error)
+            shown.ended(book.cell(name))
+            _write(book)
+
+        watcher = Watcher(began=shown.began, wrote=shown.wrote, ended=ended)
+        return Runner(folder, slots, watcher).run(todo)
+
+
+def _slots(planner: Planner, most: AtOnce) -> Slots:
+    """Room for the cells that are planned.
+
+    Raises:
+        JobError: There is none for so many at once.
+    """
+    planned = list(planner.plans.values())
+    return Slots(machine_for(planned), [width_of(plan) for plan in planned], most)
+
+
+def _write(book: Book) -> None:
+    """The record as far as it goes, for whoever looks meanwhile."""
+    found = book.sweep()
+    write_record(found, Path(found.folder) / "sweep.json")
+
+
+@contextmanager
+def _telling_how_to_resume(folder: Path, words: Sequence[str]) -> Iterator[None]:
+    """Add to the message of a stop how to go on; ``words`` name again what the runs import."""
+    try:
+        yield
+    except Interrupted as stop:
+        command = shlex.join(["batchwright", "sweep", "--resume", "--out", str(folder), *words])
+        stop.args = (f"{stop}; continue with `{command}`",)
+        raise
+
+
+def _code_words(job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]) -> list[str]:
+    """What a resume has to name again: keys of the job, and those of the grid."""
+    values = {one.key: ",".join(map(str, one.values)) for one in swept}
+    words = []
+    for key in dict.fromkeys(key for cell in cells for key in cell.job.code_keys):
+        if key in values:
+            words += ["--grid", f"{key}={values[key]}"]
+        else:
+            words.append(f"{key}={getattr(job, key)}")
+    return words
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - so that it can be found while it runs

@@ -1,0 +1,507 @@
+"""The verbs as functions: probe, plan, check, schedule, train, report; run is most in a row.
+
+The command line calls these very functions. Whatever needs torch is imported inside, so that
+``plan`` and ``report`` start without it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from batchwright.distributed.fork_server import imported_once
+from batchwright.distributed.processes import refuse_unguarded_script
+from batchwright.errors import ArgumentError, Interrupted, PlanError, WorkerError
+from batchwright.planning.planner import make_plan
+from batchwright.planning.schedule import rate_schedule
+from batchwright.records import (
+    Check,
+    HeldOut,
+    Job,
+    Plan,
+    Profile,
+    RateSchedule,
+    RoundCheck,
+    RunSummary,
+)
+from batchwright.records.documents import (
+    change_job,
+    job_yaml,
+    load_job,
+    record_of,
+    refuse_no_path,
+    texts_of,
+    write_record,
+    write_text,
+)
+from batchwright.records.run_folder import (
+    existing_run,
+    new_run_folder,
+    read_summaries,
+    read_summary,
+    telling_how_to_resume,
+    write_inputs,
+)
+from batchwright.records.text.formatting import counted
+from batchwright.records.text.load_text import busy_warning
+from batchwright.records.text.problems import described
+from batchwright.reporting.data.comparison import RunComparison, compared
+from batchwright.reporting.figures.comparison_figure import write_comparison_figure
+from batchwright.reporting.figures.figures import write_figures
+from batchwright.reporting.pages.page import write_page
+from batchwright.reporting.pages.page_comparison import write_comparison_page
+from batchwright.reporting.text.progress import steps
+from batchwright.storage.files import make_folder
+from batchwright.workflows.check_plan import (
+    chosen_points,
+    compare,
+    open_again,
+    own_steps,
+    refuse_other_machine,
+)
+from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, round_checks, settle
+from batchwright.workflows.plan_from_profiles import decide
+from batchwright.workflows.prepare_job import (
+    check_training,
+    check_workload,
+    job_of,
+    ready,
+    refuse_unconfirmed_code,
+    tell_doubts,
+    tell_idle,
+    with_job,
+)
+from batchwright.workflows.run_training import checked_destination, conduct, with_refit
+from batchwright.workflows.scheduling import Source, plan_to_show
+from batchwright.workflows.stopwatch import Stopwatch
+
+_OPENING, _REPORT = "opening data and network", "report"
+
+
+def probe(
+    job: Job | str | Path | None = None, *, out: str | Path | None = None, **keys: Any
+) -> Profile:
+    """Measure a job on this machine: step times, memory, exchange times, gradient noise.
+
+    Args:
+        job: A job, the path of its YAML file, or ``None`` for the defaults.
+        out: File for the profile. It is written before each trial, too: the same probe again goes
+            on with the trials if it was stopped there.
+        keys: Job keys to change, such as ``data="cifar100:PATH"`` or ``probe={"budget": 10}``.
+
+    Returns:
+        The profile, input of `plan`.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line.
+        Interrupted: A stop signal came; what had been measured before trials is in ``out``.
+    """
+    refuse_unguarded_script()
+    refuse_no_path(out, "out")
+    kept = None if out is None else Path(out)
+    job = job_of(job, keys)
+    with _workers_of(job):
+        job = ready(job)
+        with _logs() as folder, _telling_what_is_kept(kept, job):
+            return _probe_in(folder, job, kept)
+
+
+def plan(
+    profile: Profile | str | Path | Sequence[Profile | str | Path],
+    overrides: Iterable[str] = (),
+    *,
+    runs: Iterable[RunSummary | str | Path] = (),
+    **keys: Any,
+) -> Plan:
+    """Decide how to train what was measured. Needs no torch.
+
+    Args:
+        profile: From `probe`, or the path of its file; several of one workload are merged, those
+            of different kinds of workers are chosen from.
+        overrides: ``key=value`` texts, as on the command line.
+        runs: Finished runs of the same task, their folders, or those of sweeps over it: they tell
+            epochs and accuracy.
+        keys: Job keys to change; only those that do not change what was measured.
+
+    Returns:
+        The plan, with predictions and reasons; ``print(plan.explain())`` shows them.
+
+    Raises:
+        PlanError: The profile does not fit the job, or nothing fits the limits.
+    """
+    several = isinstance(profile, Sequence) and not isinstance(profile, str)
+    given: Sequence[Any] = profile if several else [profile]  # type: ignore[assignment]
+    if not given:
+        raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
+    profiles = [record_of(one, Profile, "plan") for one in given]
+    if isinstance(runs, RunSummary | str | Path) or not isinstance(runs, Iterable):
+        raise ArgumentError(
+            f"runs= of plan takes a list of runs, not {described(runs)}: write runs=[...] with "
+            "summaries or run folders in it"
+        )
+    told: list[RunSummary] = []
+    for one in runs:
+        if isinstance(one, str | Path):
+            told += read_summaries(one)
+        else:
+            told.append(record_of(one, RunSummary, "plan", "runs"))
+    decided = decide(profiles, keys, overrides, runs=told)
+    tell_doubts(decided.job, decided.data)
+    tell_idle(decided.job)
+    return decided
+
+
+def check(
+    plan: Plan | str | Path,
+    *,
+    profile: Profile | str | Path | None = None,
+    points: int | None = None,
+    overrides: Iterable[str] = (),
+    **keys: Any,
+) -> Check:
+    """Measure the plan's own step, then steps that it predicted and nobody measured, and compare.
+
+    Of a plan with two batch sizes, they are measured side by side, too; with ``profile``, planned
+    again and measured until both groups end their rounds together.
+
+    Args:
+        plan: From `plan`, or the path of its file.
+        profile: What the plan was made from, or its file: comes back with the new points.
+        points: How many steps to measure, at most, the plan's own among them; unset: all that it
+            predicts.
+        overrides: ``key=value`` texts, as on the command line.
+        keys: Job keys to change, as for `train`.
+
+    Returns:
+        Predicted and measured, point by point.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line.
+    """
+    from batchwright.probing.probe import Measured, measure_points
+
+    refuse_unguarded_script()
+    plan = _received(plan, keys, texts_of(overrides), "check")
+    if profile is not None:
+        profile = record_of(profile, Profile, "check", "profile")
+    own = own_steps(plan)
+    chosen = chosen_points(plan, len(own) + len(plan.held_out) if points is None else points)
+    # A probe leaves `auto` at SGD: what the plan trains with is measured apart from its points.
+    changed = plan.job.optimizer == "auto" and plan.update != "sgd"
+    alone = [one for one in chosen if one in own and changed]
+    others = [one for one in chosen if one not in alone]
+    accept = None if profile is None else partial(refuse_other_machine, profile)
+    with _workers_of(plan.job), _logs() as folder:
+        check_workload(plan)
+
+        def measure_at(points: Sequence[HeldOut], place: Path, **keys: Any) -> Measured | None:
+            places = [(one.workers, one.resolution, one.local_batch_size) for one in points]
+            if not places:
+                return None
+            make_folder(place)
+            job = plan.job.model_copy(update=keys)
+            with steps() as show:
+                return measure_points(job, places, place, accept=accept, progress=show)
+
+        apart = measure_at(alone, folder / "own", optimizer=plan.update)
+        measured = measure_at(others, folder)
+        rounds: tuple[RoundCheck, ...] = ()
+        if pairs_of(plan):
+            with pair_measurer_for(plan, folder / "pairs") as measure:
+                if profile is None:
+                    rounds = round_checks(plan, measure(pairs_of(plan)))
+                else:
+                    job = open_again(plan, profile)
+                    settled = settle(plan, profile, measure, lambda known: make_plan(known, job))
+                    profile, rounds = settled.profile, settled.rounds
+    return compare(plan, chosen, measured, profile, rounds=rounds, apart=apart)
+
+
+def schedule(source: Source = None, *, overrides: Iterable[str] = (), **keys: Any) -> RateSchedule:
+    """The learning rate against epochs: of a plan, a run, a profile, or a job. Trains nothing.
+
+    Args:
+        source: A plan, profile, summary or job, the path of its file, or a run folder. A profile
+            is planned first. A job needs its global batch; its data and network are opened.
+        overrides: ``key=value`` texts, as on the command line.
+        keys: Job keys to change; of a plan only those that do not change it.
+
+    Returns:
+        The rate's rule, its value at some 240 places, the plan's rows, and where all comes from.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line.
+    """
+    return rate_schedule(plan_to_show(source, keys, overrides))
+
+
+def train(
+    plan: Plan | str | Path | None = None,
+    *,
+    run_folder: str | Path | None = None,
+    resume: bool = False,
+    profile: Profile | str | Path | None = None,
+    report_to: str | None = None,
+    follow_advice: bool = False,
+    overrides: Iterable[str] = (),
+    **keys: Any,
+) -> RunSummary:
+    """Train as a plan says, with real worker processes.
+
+    Args:
+        plan: From `plan`, or the path of its file; with ``resume`` the run folder's own.
+        run_folder: Where everything goes; unset: a new folder under ``runs``.
+        resume: Continue the run in ``run_folder``.
+        profile: What the plan was made from, or its file: kept beside it, for the report.
+        report_to: Address of a service that is told how the run goes, such as
+            ``http://127.0.0.1:8400``. Unset: what ``BATCHWRIGHT_REPORT_TO`` says, and for a run
+            that goes on where it reported before; empty: none.
+        follow_advice: Take a new plan from there at the end of an epoch.
+        overrides: ``key=value`` texts, as on the command line.
+        keys: Job keys to change; only `TRAINING_KEYS`. A plan read from a file that names a
+            function to import needs that name repeated here, for example
+            ``network="torchvision.models:resnet50"``: files do not get to run code by themselves.
+
+    Returns:
+        What happened.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line; the run folder keeps what there is.
+        Interrupted: A stop signal came; a checkpoint was written.
+    """
+    refuse_unguarded_script()
+    refuse_no_path(run_folder, "run_folder")
+    watch, overrides = Stopwatch(), texts_of(overrides)
+    if profile is not None:
+        profile = record_of(profile, Profile, "train", "profile")
+    with ExitStack() as held:
+        if resume:
+            folder = held.enter_context(existing_run(run_folder, "plan.json"))
+            plan = folder / "plan.json"
+        elif plan is None:
+            raise PlanError("train needs a plan: give its file, or resume a run folder")
+        plan = _received(plan, keys, overrides, "train")
+        watch.lap("reading the plan")  # it may come out of a pipe, from a probe
+        url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
+        held.enter_context(_workers_of(plan.job))
+        check_training(plan)
+        if not resume:
+            folder = held.enter_context(new_run_folder(run_folder, plan.job))
+        write_inputs(folder, plan, profile)
+        watch.lap(_OPENING)
+        told: dict[str, Any] = {"report_to": url, "follow_advice": follow_advice}
+        return conduct(folder, plan, watch, resume=resume, **told)
+
+
+def report(
+    run: RunSummary | str | Path,
+    *others: RunSummary | str | Path,
+    out: str | Path | None = None,
+) -> Path:
+    """Write the figures and ``report.html`` of a run, or compare several. Needs no torch.
+
+    Args:
+        run: The summary, its file, or the run folder.
+        others: More of the same data: then it is `compare_runs` that writes.
+        out: Folder for page and figures; unset: the run folder, or the current one for several.
+
+    Returns:
+        The page.
+
+    Raises:
+        FileError: There is no summary, the data differ, or the folder cannot be written.
+    """
+    refuse_no_path(out, "out")
+    if others:
+        return compare_runs([run, *others], out=out or ".")[1]
+    summary = with_refit(_summary_of(run))
+    folder = Path(out or summary.run_folder)
+    write_figures(summary, folder / "figures")
+    page = folder / "report.html"
+    write_page(summary, page)
+    return page
+
+
+def compare_runs(
+    runs: Iterable[RunSummary | str | Path], *, out: str | Path = "."
+) -> tuple[RunComparison, Path]:
+    """Write ``comparison.html`` and ``comparison.png`` of several runs. Needs no torch.
+
+    Args:
+        runs: Two or more of the same data: summaries, their files, or run folders.
+        out: Folder for both.
+
+    Returns:
+        The comparison, and the page.
+
+    Raises:
+        FileError: There is no summary, the data differ, or the folder cannot be written.
+    """
+    told = compared([_summary_of(one) for one in runs])
+    write_comparison_figure(told, Path(out) / "comparison.png")
+    page = Path(out) / "comparison.html"
+    write_comparison_page(told, page)
+    return told, page
+
+
+def run(
+    job: Job | str | Path | None = None,
+    *,
+    run_folder: str | Path | None = None,
+    resume: bool = False,
+    on_plan: Callable[[Plan], None] | None = None,
+    report_to: str | None = None,
+    follow_advice: bool = False,
+    overrides: Iterable[str] = (),
+    **keys: Any,
+) -> RunSummary:
+    """Probe, plan, train and report.
+
+    Args:
+        job: As for `probe`.
+        run_folder: Where everything goes; unset: a new folder under ``runs``.
+        resume: Continue the run in ``run_folder``.
+        on_plan: Called with the plan before training starts.
+        report_to: As for `train`.
+        follow_advice: As for `train`.
+        overrides: ``key=value`` texts, as on the command line.
+        keys: Job keys to change; with ``resume`` as for `train`.
+
+    Returns:
+        What happened; the page is ``report.html`` in the run folder.
+    """
+    refuse_unguarded_script()
+    refuse_no_path(run_folder, "run_folder")
+    overrides = texts_of(overrides)
+    with ExitStack() as held:
+        if resume:
+            folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
+            if (folder / "plan.json").exists():
+                told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
+                summary = train(run_folder=folder, resume=True, overrides=overrides, **told, **keys)
+                return _reported(summary)
+            # stopped before there was a plan
+            job = load_job(folder / "job.yaml")
+            refuse_unconfirmed_code(job, keys, overrides)
+            job = change_job(job, keys, overrides)
+        else:
+            job = job_of(job, keys, overrides)
+        watch = Stopwatch()
+        url = checked_destination(run_folder, job, report_to, resume=resume, advised=follow_advice)
+        held.enter_context(_workers_of(job))
+        job = ready(job)
+        if not resume:
+            folder = held.enter_context(new_run_folder(run_folder, job))
+        watch.lap(_OPENING)
+        decided = _planned_in(folder, job, watch)
+        if on_plan is not None:
+            on_plan(decided)
+        write_inputs(folder, decided, None)
+        watch.lap("plan")
+        told = {"report_to": url, "follow_advice": follow_advice}
+        return _reported(conduct(folder, decided, watch, resume=False, **told))
+
+
+def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
+    """Measure a resolved job and decide, all in its run folder, which keeps the profile."""
+    logs = folder / "logs" / "probe"
+    make_folder(logs)
+    write_text(job_yaml(job), folder / "job.yaml")
+    with telling_how_to_resume(folder, job):  # the profile is of use even if no plan comes of it
+        profile = _probe_in(logs, job, folder / "profile.json")
+    watch.lap("probe")
+    decided = make_plan(profile)
+    if pairs_of(decided):
+        logs = folder / "logs" / "pairs"
+        with telling_how_to_resume(folder, job), pair_measurer_for(decided, logs) as measure:
+            settled = settle(decided, profile, measure, make_plan)
+        decided = settled.plan
+        write_record(settled.profile, folder / "profile.json")
+    return decided
+
+
+def _reported(summary: RunSummary) -> RunSummary:
+    """Write figures and page, and into the summary how long that took."""
+    watch = Stopwatch()
+    report(summary)
+    watch.lap(_REPORT)
+    others = (one for one in summary.after if one.name != _REPORT)  # of an earlier command
+    summary = summary.model_copy(update={"after": (*others, watch.parts[-1])})
+    write_record(summary, Path(summary.run_folder) / "summary.json")
+    return summary
+
+
+def _workers_of(job: Job) -> AbstractContextManager[None]:
+    """Inside, the job's workers start quickly; its own imports take place beside this process's."""
+    return nullcontext() if job.launch == "in-process" else imported_once()
+
+
+def _received(
+    given: Plan | str | Path, keys: Mapping[str, Any], overrides: list[str], verb: str
+) -> Plan:
+    """A plan that is there or in a file, with job keys changed that do not change the plan."""
+    plan = record_of(given, Plan, verb)
+    if plan is not given:
+        refuse_unconfirmed_code(plan.job, keys, overrides)
+    return with_job(plan, change_job(plan.job, keys, overrides))
+
+
+def _summary_of(run: RunSummary | str | Path) -> RunSummary:
+    """A summary that is there, or that of a run folder or file."""
+    return (
+        read_summary(run) if isinstance(run, str | Path) else record_of(run, RunSummary, "report")
+    )
+
+
+# --------------------------------------------------------------------------------------- launching
+
+
+@contextmanager
+def _logs() -> Iterator[Path]:
+    """A folder for the workers' files; it stays where a worker's end is told, which names it."""
+    folder = Path(tempfile.mkdtemp(prefix="batchwright-"))
+    told = False
+    try:
+        yield folder
+    except WorkerError:
+        told = True
+        raise
+    finally:
+        if not told:
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _telling_what_is_kept(kept: Path | None, job: Job) -> Iterator[None]:
+    """Add to the message of a probe that ends during its trials where they go on from."""
+    from batchwright.probing.probe import unfinished
+
+    try:
+        yield
+    except (Interrupted, WorkerError) as stop:
+        if kept is not None and unfinished(kept, job):
+            stop.args = (f"{stop}; {kept} has what was measured: probe again to go on with trials",)
+        raise
+
+
+def _probe_in(folder: Path, job: Job, kept: Path | None) -> Profile:
+    """Measure a resolved job; ``folder`` takes the workers' files, ``kept`` the profile."""
+    from batchwright.probing.probe import probe as measure
+    from batchwright.probing.probe import unfinished
+
+    if kept is not None and (begun := unfinished(kept, job)):
+        made = counted(len(begun.trials), "trial")
+        told = f"{kept} has all but trials, and {made}: going on with them"
+        print(told, file=sys.stderr)  # noqa: T201 - for the person who waits
+    with steps() as show:
+        profile = measure(job, folder, kept=kept, progress=show)
+    for word, told in (("warning", busy_warning(profile.load)), ("note", profile.trials_note)):
+        if told:
+            print(f"{word}: {told}", file=sys.stderr)  # noqa: T201 - as above
+    return profile

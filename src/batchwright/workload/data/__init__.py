@@ -1,0 +1,1 @@
+"""Images: sources, stores, decoding, and the pipeline from stored images to batches."""

@@ -1,0 +1,180 @@
+"""CIFAR-10 and CIFAR-100 from their original python files.
+
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009;
+https://www.cs.toronto.edu/~kriz/cifar.html, "python version".
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batchwright.errors import DataError
+from batchwright.workload.data.store_writer import Part
+
+Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+"""Images, uint8 (N, height, width, 3), and their labels, int64 (N,)."""
+
+_SIDE = 32
+
+
+@dataclass(frozen=True)
+class Edition:
+    """One of the two data sets: its files with their published sizes, and its keys."""
+
+    title: str
+    folder: str
+    train: dict[str, int]
+    val: dict[str, int]
+    names: dict[str, int]
+    label_key: str
+    name_key: str
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Name and published size in bytes of every file."""
+        return self.train | self.val | self.names
+
+
+EDITIONS = {
+    "cifar10": Edition(
+        title="CIFAR-10",
+        folder="cifar-10-batches-py",
+        train={
+            "data_batch_1": 31_035_704,
+            "data_batch_2": 31_035_320,
+            "data_batch_3": 31_035_999,
+            "data_batch_4": 31_035_696,
+            "data_batch_5": 31_035_623,
+        },
+        val={"test_batch": 31_035_526},
+        names={"batches.meta": 158},
+        label_key="labels",
+        name_key="label_names",
+    ),
+    "cifar100": Edition(
+        title="CIFAR-100",
+        folder="cifar-100-python",
+        train={"train": 155_249_918},
+        val={"test": 31_049_707},
+        names={"meta": 1_473},
+        label_key="fine_labels",
+        name_key="fine_label_names",
+    ),
+}
+
+
+def find_folder(edition: Edition, path: Path) -> Path:
+    """The folder with the edition's files: ``path`` itself, or the usual folder inside it."""
+    if path.is_file():
+        raise DataError(f"{path} is a file: unpack it and give the folder {edition.folder}")
+    if not path.exists():
+        raise DataError(f"{path} does not exist: give the folder {edition.folder} or its parent")
+    found = [
+        folder
+        for folder in (path, path / edition.folder)
+        if any((folder / name).is_file() for name in edition.train)
+    ]
+    if not found:
+        raise DataError(
+            f"{path} holds no {edition.title}: neither it nor {edition.folder}/ in it has the "
+            f"file {next(iter(edition.train))}; unpack the python version from "
+            "https://www.cs.toronto.edu/~kriz/cifar.html"
+        )
+    for name in edition.files:
+        if not (found[0] / name).is_file():
+            raise DataError(f"{found[0]} has no file {name}: unpack {edition.title} again")
+    return found[0]
+
+
+def read_classes(edition: Edition, folder: Path) -> tuple[str, ...]:
+    """Class names in label order."""
+    (name,) = edition.names
+    names = _unpickle(edition, folder / name).get(edition.name_key)
+    if not isinstance(names, list) or not names:
+        raise DataError(f"{folder / name} has no list {edition.name_key}")
+    return tuple(_text(name) for name in names)
+
+
+def read_part(edition: Edition, folder: Path, part: Part, classes: int) -> Arrays:
+    """All images and labels of one part, in the order of the files."""
+    files = edition.train if part == "train" else edition.val
+    pieces = [_read_batch(edition, folder / name, classes) for name in files]
+    pixels, labels = zip(*pieces, strict=True)
+    return np.concatenate(pixels), np.concatenate(labels)
+
+
+def _read_batch(edition: Edition, path: Path, classes: int) -> Arrays:
+    batch = _unpickle(edition, path)
+    data, labels = batch.get("data"), batch.get(edition.label_key)
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
+        raise DataError(f"{path} has no uint8 array `data`: is it a {edition.title} file?")
+    values = 3 * _SIDE * _SIDE
+    if data.ndim != 2 or data.shape[1] != values or not len(data):
+        raise DataError(f"{path}: `data` has shape {data.shape} instead of (images, {values})")
+    if not isinstance(labels, list) or len(labels) != len(data):
+        raise DataError(f"{path} has no list `{edition.label_key}` of {len(data):,} labels")
+    if not all(isinstance(label, int) and 0 <= label < classes for label in labels):
+        raise DataError(f"{path}: `{edition.label_key}` must be whole numbers below {classes}")
+    planes = data.reshape(-1, 3, _SIDE, _SIDE)  # red, then green, then blue
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, np.int64)
+
+
+# ----------------------------------------------------------------------------------------- pickles
+
+# All that these files are made of besides numbers, text, lists and dictionaries. A pickle may call
+# whatever it can name, so it can name nothing else. The files say numpy.core, newer numpy _core.
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+
+
+class _ForeignNameError(Exception):
+    """A pickle names something that is not admitted."""
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise _ForeignNameError(f"{module}.{name}")
+        return _ADMITTED[module, name]
+
+
+def _unpickle(edition: Edition, path: Path) -> dict[str, Any]:
+    """The dictionary in a CIFAR file, with its keys as text."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    # Python 2 wrote these files; its strings come out as bytes.
+    try:
+        content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except _ForeignNameError as error:
+        raise DataError(f"{path} is refused: it calls {error}, which no CIFAR file does") from error
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        expected = edition.files[path.name]
+        cause = (
+            f"it has {len(data):,} bytes, the original {expected:,}"
+            if len(data) != expected
+            else " ".join(str(error).split()) or type(error).__name__
+        )
+        raise DataError(
+            f"{path} is truncated or damaged: {cause}; unpack {edition.title} again"
+        ) from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds no dictionary: is it a {edition.title} file?")
+    return {_text(key): value for key, value in content.items()}
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,295 @@
+"""Images of a folder too large to be decoded once: they stay in their files.
+
+In each epoch loader processes decode them, at the smallest scale that the resolution at hand
+allows, and cut out the square that is trained on. Squares of a batch are resized, mirrored and
+normalized on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from batchwright.errors import DataError
+from batchwright.records import Augmentation
+from batchwright.workload.data.decoding import UnreadableImageError, decode_square
+from batchwright.workload.data.loading import LoadingMeter, MeteredItems, batches_of
+from batchwright.workload.data.pipeline import FIELD_BITS, Normalization, draw, flip, resize
+from batchwright.workload.data.store import free_bytes
+
+STORE_SHARE = 0.5
+"""Share of the free disk that decoded images may take; a folder that needs more stays in files."""
+
+_Triple = tuple[float, float, float]
+_Key = tuple[int, int, tuple[float, float] | None]  # index, resolution, place of the square
+Squares = tuple[Tensor, Tensor, Tensor]  # bytes of all squares, their sides, their labels
+
+
+def fits_the_disk(stored_bytes: int) -> bool:
+    """Whether so many bytes of decoded images may be kept in the cache."""
+    return stored_bytes <= STORE_SHARE * free_bytes()
+
+
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """The images of one part of a folder, each in its own file.
+
+    An item is (image, label): the middle of the image at ``side`` pixels, float in [0, 1],
+    normalized.
+
+    Args:
+        root: The folder.
+        names: Of the files in it, in order.
+        labels: int64 (N,), class of each.
+        side: Highest training resolution, in pixels.
+        mean: Of each channel, over pixels in [0, 1].
+        std: As ``mean``.
+
+    Attributes:
+        labels: As given.
+        side: As given.
+        mean: As given.
+        std: As given.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        names: Sequence[str],
+        labels: Tensor,
+        *,
+        side: int,
+        mean: _Triple,
+        std: _Triple,
+    ) -> None:
+        self._root, self._names = root, names
+        self.labels, self.side, self.mean, self.std = labels, side, mean, std
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        square = resize(self.square(index, self.side, None)[None], self.side)
+        cpu = torch.device("cpu")
+        normalize = Normalization(self.mean, self.std, device=cpu, dtype=torch.float32)
+        return normalize(square)[0], int(self.labels[index])
+
+    def square(self, index: int, resolution: int, place: tuple[float, float] | None) -> Tensor:
+        """A square of an image, uint8 (m, m, 3); see `decode_square`.
+
+        Raises:
+            DataError: The file cannot be read.
+        """
+        path = self._root / self._names[index]
+        try:
+            pixels = decode_square(
+                path.read_bytes(), top_resolution=self.side, resolution=resolution, place=place
+            )
+        except (OSError, UnreadableImageError) as error:
+            raise DataError(
+                f"unreadable image {path}: {error}; put it back as it was and go on with --resume, "
+                "or begin anew with unreadable=skip, which leaves such images out"
+            ) from error
+        return torch.from_numpy(pixels)
+
+
+class FilePipeline:
+    """Batches of `ImageFiles`, as `ImagePipeline` makes them of a store.
+
+    The same draws choose the same part of an image and whether it is mirrored, so a sample is a
+    function of seed, epoch, index and resolution here too.
+
+    Args:
+        files: The images.
+        device: Where batches are wanted.
+        augmentation: Which random changes training images get.
+        seed: Of the random changes.
+        dtype: Of the images.
+        loaders: Loader processes; 0 decodes in this process.
+        ahead: Batches that each of them is asked for ahead.
+
+    Attributes:
+        files: As given.
+        loading: What decoding takes.
+        strength: Of the augmentation: how far crops may lie from the middle, relative to the usual.
+    """
+
+    def __init__(
+        self,
+        files: ImageFiles,
+        *,
+        device: torch.device,
+        augmentation: Augmentation,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        loaders: int = 2,
+        ahead: int = 2,
+    ) -> None:
+        self.files, self.strength = files, 1.0
+        self.loading = loading = LoadingMeter(loaders)
+        self._device, self._augmentation, self._seed = device, augmentation, seed
+        self._normalization = Normalization(files.mean, files.std, device=device, dtype=dtype)
+        self._keys = _Keys()
+        self._cut = _Squares(files)
+        metered = MeteredItems(self._cut, _together, loading)
+        self._make_loader = partial(
+            DataLoader,
+            metered,
+            batch_sampler=self._keys,
+            num_workers=loaders,
+            prefetch_factor=ahead if loaders else None,
+            collate_fn=metered.collate,
+            pin_memory=device.type == "cuda",
+            persistent_workers=loaders > 0,
+            generator=torch.Generator(),  # or each epoch would draw from the global one
+        )
+        self._loader = self._make_loader()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def close(self) -> None:
+        """Let the loader processes end; whoever asks for batches again starts others.
+
+        They end with the loader, unless it goes in a circle: see `DatasetFeed.close`.
+        """
+        self._loader = self._make_loader()
+
+    def batches(
+        self, batches: Iterable[Tensor], *, epoch: int | None, resolution: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels for each tensor of indices, in order, decoded ahead by the loaders.
+
+        Args:
+            batches: Indices of each batch, int64 (n,).
+            epoch: Zero-based; ``None`` for evaluation, without anything random.
+            resolution: Image side, in pixels.
+
+        Yields:
+            Images (n, 3, resolution, resolution), channels last, normalized; labels int64 (n,).
+        """
+        asked: list[Tensor] = []  # between asking the loaders and their answer
+        key_of, loading = self._chooser(epoch, resolution), self.loading
+
+        # Knows nothing of the pipeline: in a circle with its loaders, these would be collected
+        # before they could be told to end, and each be waited for in vain.
+        def keys() -> Iterator[list[_Key]]:
+            for indices in batches:
+                asked.append(indices)
+                loading.asked += 1
+                yield key_of(indices)
+
+        self._keys.batches = keys()
+        for squares in batches_of(self._loader):
+            if isinstance(squares, DataError):
+                raise squares
+            yield self._finished(squares, asked.pop(0), epoch, resolution)
+
+    def single(self, indices: Tensor, *, epoch: int, resolution: int) -> tuple[Tensor, Tensor]:
+        """One training batch, decoded in this process."""
+        keys = self._chooser(epoch, resolution)(indices)
+        squares = _together([self._cut[key] for key in keys])
+        if isinstance(squares, DataError):
+            raise squares
+        return self._finished(squares, indices, epoch, resolution)
+
+    def _chooser(self, epoch: int | None, resolution: int) -> Callable[[Tensor], list[_Key]]:
+        """What makes keys of indices."""
+        if epoch is None or self._augmentation == "none":
+            return partial(_whole_keys, resolution=resolution)
+        strength = min(1.0, self.strength)
+        return partial(
+            _drawn_keys, seed=self._seed, epoch=epoch, resolution=resolution, strength=strength
+        )
+
+    def _finished(
+        self, squares: Squares, indices: Tensor, epoch: int | None, resolution: int
+    ) -> tuple[Tensor, Tensor]:
+        """Resized, mirrored and normalized on the device; squares of one size go together."""
+        flat, sides, labels = squares
+        images = _resized(flat.to(self._device, non_blocking=True), sides, resolution)
+        if epoch is not None and self._augmentation == "crop-flip":
+            flip(images, draw(self._seed, epoch, indices).flip)
+        return self._normalization(images), labels.to(self._device, non_blocking=True)
+
+
+def _whole_keys(indices: Tensor, *, resolution: int) -> list[_Key]:
+    """Keys of images of which nothing is drawn."""
+    return [(index, resolution, None) for index in indices.tolist()]
+
+
+def _drawn_keys(
+    indices: Tensor, *, seed: int, epoch: int, resolution: int, strength: float
+) -> list[_Key]:
+    """Keys with the place of a crop, 0 to 1 each way; weaker ones keep around the middle."""
+    draws = draw(seed, epoch, indices)
+    down, right = (
+        0.5 + strength * (field.double() / (2**FIELD_BITS - 1) - 0.5)
+        for field in (draws.vertical, draws.horizontal)
+    )
+    places = zip(down.tolist(), right.tolist(), strict=True)
+    indexed = zip(indices.tolist(), places, strict=True)
+    return [(index, resolution, place) for index, place in indexed]
+
+
+def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:
+    """Squares that lie behind each other in ``flat``, resized: (n, resolution, resolution, 3)."""
+    first = int(sides[0])
+    if bool((sides == first).all()):  # photographs of one camera
+        same = flat.view(-1, first, first, 3)
+        return same if first == resolution else resize(same, resolution)
+    parts = flat.split((sides**2 * 3).tolist())
+    done: list[Tensor] = []
+    places: list[Tensor] = []
+    for side in sides.unique().tolist():
+        where = (sides == side).nonzero().squeeze(1)
+        same = torch.stack([parts[i].view(side, side, 3) for i in where.tolist()])
+        done.append(same if side == resolution else resize(same, resolution))
+        places.append(where)
+    back = torch.cat(places).argsort().to(flat.device)
+    return torch.cat([one.float() if flat.is_cuda else one for one in done])[back]
+
+
+_Item = tuple[Tensor, int] | DataError
+
+
+class _Squares(Dataset[_Item]):
+    """What loader processes fetch: one decoded square for each key, or why there is none.
+
+    An error that is raised there would arrive with their whole traceback for a message.
+    """
+
+    def __init__(self, files: ImageFiles) -> None:
+        self._files = files
+
+    def __getitem__(self, key: _Key) -> _Item:
+        index, resolution, place = key
+        try:
+            return self._files.square(index, resolution, place), int(self._files.labels[index])
+        except DataError as error:
+            return error
+
+
+def _together(items: list[_Item]) -> Squares | DataError:
+    """Squares of several sizes as one tensor: many small ones would each open a file."""
+    for item in items:
+        if isinstance(item, DataError):
+            return item
+    squares, labels = zip(*cast("list[tuple[Tensor, int]]", items), strict=True)
+    sides = torch.tensor([len(square) for square in squares])
+    return torch.cat([square.reshape(-1) for square in squares]), sides, torch.tensor(labels)
+
+
+class _Keys(Sampler[list[_Key]]):
+    """Hands the loaders the keys of the epoch at hand, as they ask for them."""
+
+    def __init__(self) -> None:
+        self.batches: Iterable[list[_Key]] = ()
+
+    def __iter__(self) -> Iterator[list[_Key]]:
+        return iter(self.batches)

@@ -1,0 +1,371 @@
+"""From the job's ``data`` to images: which data there are, how each is split and recognized."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import Dataset, IterableDataset
+
+from batchwright.errors import DataError
+from batchwright.records import DataFacts, Job
+from batchwright.records.text.formatting import data_name
+from batchwright.workload.data import cifar, image_folder
+from batchwright.workload.data.cifar import Arrays
+from batchwright.workload.data.image_files import ImageFiles, fits_the_disk
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.store import Progress, is_stored, open_index, open_store
+from batchwright.workload.data.store_writer import PARTS, Part, StoreWriter, bytes_of
+from batchwright.workload.task import import_object
+
+_FORMS = ("digits", "cifar10:PATH", "cifar100:PATH", "imagefolder:PATH", "package.module:function")
+_KINDS = tuple(form.partition(":")[0] for form in _FORMS[:-1])
+_IMPORT_STRING = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+_DIGITS_HELD_OUT = 36  # of each of the ten digits
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Training and held-out images, and what is known of them.
+
+    Attributes:
+        train: Training images; `ImageFiles` where a folder is too large for the cache, another
+            map-style `Dataset` only where the job names an import string.
+        val: Held-out images, likewise.
+        facts: Sizes, classes, split and digest.
+        mean: Of red, green and blue over the training pixels in [0, 1]. For an import string 0:
+            its items are used as they come.
+        std: Standard deviation, likewise; at least one grey level (1/255). For an import string 1.
+    """
+
+    train: ImageStore | Dataset[Any]
+    val: ImageStore | Dataset[Any]
+    facts: DataFacts
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True) -> ImageData:
+    """The images of ``job.data``; decoded into the cache first where they are not there yet.
+
+    Args:
+        job: Its keys ``data``, ``val``, ``unreadable`` and ``resolutions`` count.
+        progress: Called as progress(done, total, what) while images are decoded.
+        verify: Compare cached images with their digests. Workers whose parent has just done so
+            pass False.
+
+    Raises:
+        DataError: The data are unknown, missing, damaged or inconsistent.
+        FileError: The cache cannot be written, or is full.
+        JobError: An import string names nothing.
+    """
+    kind, _, place = job.data.partition(":")
+    if kind == "digits" and ":" not in job.data:
+        return _open_arrays({"data": "digits"}, _read_digits, progress, verify)
+    if kind in cifar.EDITIONS:
+        return _open_cifar(kind, _path(kind, place), progress, verify)
+    if kind == "imagefolder":
+        found = _open_image_folder(_path(kind, place), job, progress, verify)
+        # Not out of the cache, which may be older than the folder's name.
+        named = found.facts.model_copy(update={"name": data_name(job.data)})
+        return replace(found, facts=named)
+    if kind not in _KINDS and _IMPORT_STRING.fullmatch(job.data):
+        return _import_data(job.data)
+    near = get_close_matches(kind, _KINDS, n=1, cutoff=0.5)
+    hint = f"did you mean {_FORMS[_KINDS.index(near[0])]}?" if near else ""
+    raise DataError(f"data={job.data} is unknown; {hint or 'choose one of ' + ', '.join(_FORMS)}")
+
+
+def _path(kind: str, place: str) -> Path:
+    if not place:
+        raise DataError(f"data={kind} needs the folder: data={kind}:PATH")
+    return Path(place).expanduser()
+
+
+# ------------------------------------------------------------------------ images that are arrays
+
+
+@dataclass(frozen=True)
+class _ArrayData:
+    """A data set small enough to be read into memory as a whole."""
+
+    name: str
+    classes: tuple[str, ...]
+    split: str
+    parts: dict[Part, Arrays]
+
+
+def _open_arrays(
+    recipe: Mapping[str, object],
+    read: Callable[[], _ArrayData],
+    progress: Progress | None,
+    verify: bool,
+) -> ImageData:
+    def build(writer: StoreWriter) -> DataFacts:
+        data = read()
+        for part, (pixels, labels) in data.parts.items():
+            writer.add(part, pixels, labels)
+        return _facts_of_arrays(data)
+
+    return _open(recipe, build, progress, verify)
+
+
+def _open(
+    recipe: Mapping[str, object],
+    build: Callable[[StoreWriter], DataFacts],
+    progress: Progress | None,
+    verify: bool,
+) -> ImageData:
+    train, val, header = open_store(recipe, build, progress=progress, verify=verify)
+    return ImageData(train, val, header.facts, header.mean, header.std)
+
+
+def _facts_of_arrays(data: _ArrayData) -> DataFacts:
+    digest = hashlib.sha256(json.dumps(data.classes).encode())
+    for part in PARTS:
+        pixels, labels = data.parts[part]
+        digest.update(part.encode())
+        digest.update(bytes_of(labels.astype("<i8")))
+        digest.update(bytes_of(pixels))
+    return DataFacts(
+        name=data.name,
+        digest=digest.hexdigest(),
+        train_samples=len(data.parts["train"][1]),
+        val_samples=len(data.parts["val"][1]),
+        split=data.split,
+        classes=data.classes,
+        side=data.parts["train"][0].shape[1],
+    )
+
+
+def _read_digits() -> _ArrayData:
+    """Handwritten digits, 8 x 8 pixels of 17 grey levels (UCI, Optical Recognition of Digits).
+
+    The split is part of the data set, as CIFAR's is, so no job key moves it.
+    """
+    from sklearn.datasets import load_digits  # slow to import, and needed once per cache
+
+    images, labels = load_digits().images, load_digits().target.astype(np.int64)
+    grey = ((images.astype(np.int64) * 255 + 8) // 16).astype(np.uint8)
+    pixels = np.repeat(grey[..., None], 3, axis=3)
+    # A hash, not a random generator, chooses: no library version can change the choice.
+    draw = [hashlib.sha256(b"%d" % index).digest() for index in range(len(labels))]
+    held_out = np.zeros(len(labels), bool)
+    for digit in range(10):
+        mine = np.flatnonzero(labels == digit).tolist()
+        held_out[sorted(mine, key=draw.__getitem__)[:_DIGITS_HELD_OUT]] = True
+    return _ArrayData(
+        name="digits",
+        classes=tuple(map(str, range(10))),
+        split=f"{_DIGITS_HELD_OUT} images of each digit, the same in every job",
+        parts={
+            "train": (pixels[~held_out], labels[~held_out]),
+            "val": (pixels[held_out], labels[held_out]),
+        },
+    )
+
+
+def _open_cifar(kind: str, path: Path, progress: Progress | None, verify: bool) -> ImageData:
+    edition = cifar.EDITIONS[kind]
+    folder = cifar.find_folder(edition, path)
+
+    def read() -> _ArrayData:
+        classes = cifar.read_classes(edition, folder)
+        parts: dict[Part, Arrays] = {}
+        for done, part in enumerate(PARTS):
+            if progress:
+                progress(done, len(PARTS), f"reading {edition.title}")
+            parts[part] = cifar.read_part(edition, folder, part, len(classes))
+        if progress:
+            progress(len(PARTS), len(PARTS), f"reading {edition.title}")
+        return _ArrayData(kind, classes, "the original test images", parts)
+
+    states = {name: (folder / name).stat() for name in edition.files}
+    recipe = {
+        "data": kind,
+        "root": str(folder.resolve()),
+        "files": {name: [one.st_size, one.st_mtime_ns] for name, one in states.items()},
+    }
+    return _open_arrays(recipe, read, progress, verify)
+
+
+def _open_image_folder(path: Path, job: Job, progress: Progress | None, verify: bool) -> ImageData:
+    listing = image_folder.list_images(path, job)
+    sides = job.resolutions
+    top = image_folder.natural_side(listing) if sides == "auto" else max(sides)
+    recipe = image_folder.recipe(listing, top, job.unreadable)
+    # What was begun one way stays so, however full the disk has become since.
+    if not is_stored(recipe):
+        found = _open_files(listing, recipe | {"kept": "decoded files"}, top, job, progress)
+        if found is not None:
+            return found
+
+    def build(writer: StoreWriter) -> DataFacts:
+        return image_folder.decode_all(
+            listing,
+            writer,
+            top_resolution=top,
+            skip_unreadable=job.unreadable == "skip",
+            progress=progress,
+        )
+
+    return _open(recipe, build, progress, verify)
+
+
+def _open_files(
+    listing: image_folder.Listing,
+    recipe: Mapping[str, object],
+    top: int,
+    job: Job,
+    progress: Progress | None,
+) -> ImageData | None:
+    """The images in their files; `None` if they fit the cache decoded."""
+
+    def build(writer: StoreWriter) -> DataFacts:
+        return image_folder.index_all(
+            listing,
+            writer,
+            top_resolution=top,
+            skip_unreadable=job.unreadable == "skip",
+            progress=progress,
+        )
+
+    found = open_index(recipe, None)
+    if found is None and fits_the_disk(image_folder.stored_bytes(listing, top)):
+        return None
+    found = found or open_index(recipe, build, progress=progress)
+    assert found is not None  # noqa: S101 - it was built
+    rows, header = found
+
+    def part(name: Part) -> ImageFiles:
+        kept = (rows[name][:, 1] > 0).nonzero().squeeze(1)
+        names = [listing.files[name][i].name for i in kept.tolist()]
+        labels = rows[name][kept, 0].contiguous()
+        return ImageFiles(
+            listing.root, names, labels, side=top, mean=header.mean, std=header.std
+        )  # fmt: skip
+
+    return ImageData(part("train"), part("val"), header.facts, header.mean, header.std)
+
+
+# --------------------------------------------------------------------------- images from a function
+
+
+def _import_data(text: str) -> ImageData:
+    """What the function named by the import string returns: (train, validation, class names).
+
+    Its items are (image, label) and are used as they come, but for their size where the plan has
+    another resolution: float tensors (channels, height, width), all of one size, normalized by the
+    function's own transforms, and whole numbers. They may be random, so the digest covers the
+    import string, the lengths, the classes and the image size, but no pixels.
+    """
+    function = import_object(text, "data")
+    try:
+        returned = function()
+    except Exception as error:
+        cause = str(error).partition("\n")[0]
+        raise DataError(f"data={text} failed: {type(error).__name__}: {cause}") from error
+    if not isinstance(returned, (tuple, list)) or len(returned) != 3:
+        raise DataError(f"data={text} must return (train, validation, class names)")
+    train, val, names = returned
+    for which, dataset in (("training", train), ("validation", val)):
+        _refuse_unusable(text, which, dataset)
+    classes = tuple(map(str, names)) if isinstance(names, (tuple, list)) else ()
+    if len(classes) < 2:
+        raise DataError(f"data={text} must return the names of two or more classes, in label order")
+    side = _side_of_item(text, train, len(classes))
+    identity = json.dumps([text, len(train), len(val), classes, side])
+    facts = DataFacts(
+        name=text,
+        digest=hashlib.sha256(identity.encode()).hexdigest(),
+        train_samples=len(train),
+        val_samples=len(val),
+        split="as the function returns it",
+        classes=classes,
+        side=side,
+    )
+    return ImageData(train, val, facts, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+def _refuse_unusable(text: str, which: str, dataset: Any) -> None:
+    name = type(dataset).__name__
+    map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if isinstance(dataset, IterableDataset) or not map_style:
+        raise DataError(
+            f"data={text}: the {which} data ({name}) cannot be indexed: using each sample exactly "
+            "once, whatever the shares and after a resume, needs __len__ and __getitem__"
+        )
+    if not len(dataset):
+        raise DataError(f"data={text}: the {which} data ({name}) are empty")
+
+
+def _side_of_item(text: str, dataset: Any, classes: int) -> int:
+    """The shorter side of the first training image, in pixels."""
+    wanted = "(float tensor (channels, height, width), whole-number label)"
+    try:
+        image, label = dataset[0]
+        label = int(label)
+    except Exception as error:
+        raise DataError(
+            f"data={text}: the first training item is not {wanted}: "
+            f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    if not (isinstance(image, torch.Tensor) and image.ndim == 3 and image.is_floating_point()):
+        shown = (
+            f"a {image.dtype} tensor {tuple(image.shape)}"
+            if isinstance(image, torch.Tensor)
+            else f"a {type(image).__name__}"
+        )
+        raise DataError(f"data={text}: items must be {wanted}; the first image is {shown}")
+    if not 0 <= label < classes:
+        raise DataError(f"data={text}: label {label} is outside the {classes} class names")
+    return min(image.shape[1:])
+
+
+def to_resolution(images: torch.Tensor, resolution: int) -> torch.Tensor:
+    """Images (n, channels, height, width) whose shorter side is ``resolution`` pixels.
+
+    The aspect is kept, and what is as large already stays as it came.
+    """
+    shorter = min(images.shape[-2:])
+    if shorter == resolution:
+        return images
+    height, width = (max(1, round(side * resolution / shorter)) for side in images.shape[-2:])
+    return functional.interpolate(
+        images.float(), size=(height, width), mode="bilinear", antialias=True
+    )
+
+
+def resized(batch: tuple[Tensor, Tensor], resolution: int) -> tuple[Tensor, Tensor]:
+    """A training batch of a user's own data set at the resolution of the plan's row."""
+    images, labels = batch
+    return to_resolution(images, resolution), labels
+
+
+class AtResolution(Dataset[Any]):
+    """A user's images, each at a resolution; see `to_resolution`.
+
+    Args:
+        dataset: Its items are (image, label).
+        resolution: In pixels.
+    """
+
+    def __init__(self, dataset: Dataset[Any], resolution: int) -> None:
+        self._dataset, self._resolution = dataset, resolution
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type] # it was refused without
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
+        image, label = self._dataset[index]
+        return to_resolution(image[None], self._resolution)[0], label

@@ -1,0 +1,65 @@
+"""What an agent carries out, by its rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.records import Job
+from batchwright.records.agent_rules import DEFAULTS, not_allowed, rules_of
+from batchwright.workload.networks import NETWORKS
+
+
+def job(**keys):
+    return Job(**keys)
+
+
+def test_without_rules_digits_and_our_own_networks_are_allowed():
+    for network in NETWORKS:
+        assert not not_allowed((), job(network=network))
+    assert set(DEFAULTS["network"]) == set(NETWORKS)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"data": "cifar10:/sets/c"}, "data=cifar10:/sets/c"),
+        ({"network": "torchvision.models:resnet50"}, "network=torchvision.models:resnet50"),
+        ({"loss": "os:system"}, "loss=os:system"),
+        ({"weights": "/etc/passwd"}, "weights=/etc/passwd"),
+    ],
+)
+def test_what_no_rule_names_is_refused_by_name(keys, named):
+    assert not_allowed((), job(**keys)).startswith(f"{named} is not allowed")
+
+
+def test_a_rule_for_one_key_leaves_the_others_as_they_are():
+    rules = ("data=imagefolder:/sets/*",)
+    assert not not_allowed(rules, job(data="imagefolder:/sets/a/b"))
+    assert "data=digits" in not_allowed(rules, job())
+    assert "network=" in not_allowed(rules, job(data="imagefolder:/sets/a", network="a:b"))
+    assert not not_allowed((*rules, "data=digits"), job())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "imagefolder:/sets/../etc",
+        "imagefolder:/sets/a/..",
+        "imagefolder:/sets/..\\etc",
+        "imagefolder:/Sets/a",
+        "cifar10:/sets/a",
+        "imagefolder:/sets",
+    ],
+)
+def test_a_pattern_does_not_lead_out_of_its_folder(data):
+    assert not_allowed(("data=imagefolder:/sets/*",), job(data=data))
+
+
+def test_a_name_that_is_given_in_full_is_taken_as_it_is():
+    assert not not_allowed(("data=imagefolder:../a[1]",), job(data="imagefolder:../a[1]"))
+
+
+@pytest.mark.parametrize("text", ["digits", "data=", "=a", "epochs=3", ""])
+def test_what_is_no_rule_is_refused(text):
+    with pytest.raises(ValueError, match="KEY=PATTERN"):
+        rules_of([text])

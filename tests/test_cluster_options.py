@@ -1,0 +1,335 @@
+"""Kinds of workers, alone and together: shares of equal time, sizes, limits, large clusters."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.algorithms.solving import solve_rising
+from batchwright.errors import PlanError
+from batchwright.planning.candidates import local_batches as shares_module
+from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.local_batches import largest_shares, local_batches, split
+from batchwright.planning.candidates.worker_types import kinds_of
+from batchwright.planning.planner import make_plan
+from batchwright.prediction.step_time import StepTimeModel
+from batchwright.records import Goal, KindCount, Link, Plan, WorkerKind
+from samples import make_data, make_kind_profile
+
+SIDES = (96, 128)
+FEW = {"sides": SIDES, "batches": (8, 16, 32, 64, 128)}
+GIB = 2**30
+
+
+def job_of(profile, kinds, *, workers="auto", global_batch="auto", epochs=3, **goal):
+    return profile.job.model_copy(
+        update={
+            "workers": workers,
+            "global_batch": global_batch,
+            "epochs": epochs,
+            "goal": Goal(kinds=kinds, **goal),
+        }
+    )
+
+
+def planned(kinds, profiles=None, **keys):
+    profiles = profiles or [make_kind_profile("slow", **FEW), make_kind_profile("fast", 3, **FEW)]
+    kinds = tuple(WorkerKind(**kind) for kind in kinds)
+    return make_plan(profiles, job_of(profiles[0], kinds, **keys))
+
+
+def mix_of(counts, speeds, **changes):
+    """A mix of made-up kinds with these counts and speeds."""
+    names = [f"kind-{n}" for n in range(len(counts))]
+    profiles = [
+        make_kind_profile(name, speed, **(FEW | changes))
+        for name, speed in zip(names, speeds, strict=True)
+    ]
+    asked = tuple(WorkerKind(kind=n, count=c) for n, c in zip(names, counts, strict=True))
+    kinds = kinds_of(profiles, job_of(profiles[0], asked))
+    return Mix(tuple(zip(kinds, counts, strict=True)))
+
+
+def reason(plan, choice):
+    return next(one for one in plan.reasons if one.choice == choice)
+
+
+# ------------------------------------------------------------------------------- equal times
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    st.lists(st.floats(0.3, 8), min_size=4, max_size=4),
+    st.integers(0, 5000),
+)
+def test_a_batch_is_split_exactly_and_so_that_all_take_equal_time(counts, speeds, more):
+    mix = mix_of(counts, speeds[: len(counts)])
+    batch = mix.least + more
+    totals = split(mix, 128, batch)
+    assert sum(totals) == batch
+    sizes = local_batches(mix, totals)
+    assert sum(sizes) == batch
+    assert len(sizes) == mix.workers
+    assert min(sizes) >= 2
+    lines = [kind.line(mix.workers, 128) for kind, _ in mix.members]
+    rate = sum(count / slope for count, (_, slope) in zip(counts, lines, strict=True))
+    seconds = batch / rate + sum(n * f / s for n, (f, s) in zip(counts, lines, strict=True)) / rate
+    ideal = [(seconds - fixed) / slope for fixed, slope in lines]
+    if min(ideal) >= 2:  # nobody is held at the least batch
+        for total, count, share in zip(totals, counts, ideal, strict=True):
+            assert abs(total - count * share) < 1 + 1e-6
+
+
+@given(st.integers(2, 40), st.integers(2, 40))
+def test_shares_within_a_kind_differ_by_one_at_most(count, total):
+    sizes = local_batches(Mix(((None, count),)), (total,))
+    assert sum(sizes) == total
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_memory_holds_a_kind_back_and_the_others_take_its_part():
+    free = mix_of((2, 2), (1.0, 1.0))
+    assert largest_shares(free, split(free, 128, 400)) == (100, 100)
+    plan = planned(
+        [{"kind": "slow", "count": 2, "memory": GIB}, {"kind": "fast", "count": 2}],
+        global_batch=4000,
+        workers=4,
+    )
+    sizes = dict(zip(("fast", "slow"), plan.stages[0].local_batch_sizes[::2], strict=True))
+    assert sum(plan.stages[0].local_batch_sizes) == 4000
+    assert sizes["slow"] <= (GIB - 180_000_000) / (60 * 128**2)
+    assert sizes["fast"] > 3 * sizes["slow"]
+
+
+def test_every_mixed_candidate_keeps_each_kinds_memory():
+    plan = planned(
+        [{"kind": "slow", "count": 2, "memory": GIB // 2}, {"kind": "fast", "count": 1}],
+        objective="time",
+    )
+    most = (GIB / 2 - 180_000_000) / (60 * 128**2)
+    assert plan.kinds == (KindCount(kind="fast", count=1), KindCount(kind="slow", count=2))
+    _, *slow = plan.stages[0].local_batch_sizes
+    assert max(slow) <= most
+
+
+def test_a_batch_too_small_for_all_workers_is_not_split():
+    mix = mix_of((3, 2), (1, 2))
+    assert split(mix, 128, 9) is None
+    assert split(mix, 128, 10) == (6, 4)
+
+
+@given(st.integers(0, 60), st.integers(1, 60), st.floats(-50, 4000), st.floats(0.5, 3))
+def test_solving_finds_the_neighbours_of_a_value(low, width, target, power):
+    def rising(x):
+        return x**power
+
+    first, last = solve_rising(rising, target, low, low + width)
+    if target < rising(low):
+        assert (first, last) == (low, low)
+    elif target >= rising(low + width):
+        assert (first, last) == (low + width, low + width)
+    else:
+        assert last == first + 1
+        assert rising(first) <= target < rising(last)
+
+
+# ------------------------------------------------------------------------------ which clusters
+
+
+def test_of_each_kind_powers_of_two_and_all_and_of_several_all_together():
+    plan = planned([{"kind": "slow", "count": 6}, {"kind": "fast", "count": 3}])
+    found = {tuple((k.kind, k.count) for k in one.kinds) for one in plan.considered}
+    assert found == {
+        *((("slow", n),) for n in (1, 2, 4, 6)),
+        *((("fast", n),) for n in (1, 2, 3)),
+        (("fast", 3), ("slow", 6)),
+    }
+
+
+def test_the_cheapest_speed_comes_first_where_prices_are_given():
+    plan = planned(
+        [
+            {"kind": "slow", "count": 2, "price": 0.1},
+            {"kind": "fast", "count": 2, "price": 3.0},
+            {"kind": "other", "count": 2, "price": 0.1, "like": "fast", "speed": 0.5},
+        ]
+    )
+    found = {
+        tuple((k.kind, k.count) for k in one.kinds)
+        for one in plan.considered
+        if len(one.kinds) == 2
+    }
+    assert found == {(("fast", 2), ("other", 2)), (("other", 2), ("slow", 2))}
+
+
+def test_the_most_workers_cut_off_a_mixture():
+    plan = planned([{"kind": "slow", "count": 8}, {"kind": "fast", "count": 3}], max_workers=5)
+    assert all(one.workers <= 5 for one in plan.considered)
+    assert any(
+        one.kinds == (KindCount(kind="fast", count=3), KindCount(kind="slow", count=2))
+        for one in plan.considered
+    )
+
+
+def test_asked_workers_may_be_a_mixture():
+    plan = planned(
+        [{"kind": "slow", "count": 4}, {"kind": "fast", "count": 2}], workers=5, objective="time"
+    )
+    assert plan.kinds == (KindCount(kind="fast", count=2), KindCount(kind="slow", count=3))
+    assert plan.workers == plan.job.workers == 5
+    fast, slow = plan.stages[0].local_batch_sizes[0], plan.stages[0].local_batch_sizes[-1]
+    assert fast > 2 * slow
+    assert "all kinds take equal time" in reason(plan, "local batches").why
+
+
+def test_kinds_that_were_measured_are_chosen_from_without_being_listed():
+    profiles = [make_kind_profile("slow", **FEW), make_kind_profile("fast", 3, **FEW)]
+    plan = make_plan(profiles)
+    assert plan.kinds
+    assert {one.workers for one in plan.considered} == {1, 2}
+
+
+def test_without_a_link_kinds_are_not_mixed_and_the_reason_says_so():
+    profiles = [make_kind_profile("slow", **FEW), make_kind_profile("fast", 3, **FEW)]
+    job = profiles[0].job.model_copy(update={"link": Link()})
+    plan = make_plan(profiles, job)
+    assert all(len(one.kinds) == 1 for one in plan.considered)
+    assert "Kinds are not mixed" in reason(plan, "workers").why
+
+
+def test_a_stated_speed_is_taken_and_marked_as_assumed():
+    plan = planned(
+        [{"kind": "new", "count": 1, "like": "slow", "speed": 2}],
+        [make_kind_profile("slow", **FEW)],
+    )
+    same = planned([{"kind": "slow", "count": 1}], [make_kind_profile("slow", **FEW)])
+    for new, old in zip(plan.considered, same.considered, strict=True):
+        assert new.step_seconds.value == pytest.approx(old.step_seconds.value / 2)
+        assert new.assumed
+        assert not old.assumed
+    assert "new is taken as 2 times as fast as slow" in reason(plan, "workers").why
+
+
+def test_costs_add_up_over_kinds():
+    plan = planned(
+        [
+            {"kind": "slow", "count": 2, "price": 0.5},
+            {"kind": "fast", "count": 1, "price": 2.0},
+        ],
+        workers=3,
+    )
+    one = next(c for c in plan.considered if len(c.kinds) == 2)
+    assert one.cost.value == pytest.approx(3.0 * one.train_seconds.value / 3600)
+    assert one.cost.high == pytest.approx(3.0 * one.train_seconds.high / 3600)
+
+
+def test_asked_workers_that_no_cluster_has_are_refused():
+    profiles = [make_kind_profile("slow", **FEW), make_kind_profile("fast", 3, **FEW)]
+    job = profiles[0].job.model_copy(update={"workers": 2, "link": Link()})
+    with pytest.raises(PlanError, match=r"was measured with workers=1, .*workers=2.*link"):
+        make_plan(profiles, job)
+    with pytest.raises(PlanError, match=r"workers=5, but the profiles measured 2: .*goal\.kinds"):
+        make_plan(profiles, profiles[0].job.model_copy(update={"workers": 5}))
+    open_job = job.model_copy(update={"workers": "auto"})
+    # Three are neither of one kind nor, without a network, of both.
+    few, more = (
+        make_kind_profile(name, workers=(count,), job=open_job, **FEW)
+        for name, count in (("few", 2), ("more", 4))
+    )
+    kinds = ({"kind": "few", "count": 2}, {"kind": "more", "count": 4})
+    with pytest.raises(PlanError, match=r"workers=3: .*mixed only over a stated network"):
+        planned(kinds, [few, more], workers=3)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "keys", "named"),
+    [
+        ([{"kind": "t4", "count": 1}], {}, "no profile of 't4', only of 'slow', 'fast'"),
+        (
+            [{"kind": "new", "count": 1, "like": "t4"}],
+            {},
+            "no profile of 't4'.*probe it with probe.kind=t4",
+        ),
+        ([{"kind": "slow", "count": 1}, {"kind": "slow", "count": 2}], {}, "'slow' twice"),
+        ([{"kind": "slow", "count": 2}], {"workers": 3}, "workers=3, but goal.kinds holds 2"),
+        ([{"kind": "slow", "count": 2}], {"objective": "cost"}, "needs the price"),
+        (
+            [{"kind": "slow", "count": 2, "price": 1}, {"kind": "fast", "count": 2}],
+            {"max_cost": 1.0},
+            "needs the price.*each of goal.kinds",
+        ),
+        ([{"kind": "slow", "count": 2, "memory": 5}], {}, "limit is 0.0 MiB: raise goal.memory"),
+    ],
+)
+def test_kinds_that_make_no_sense_are_refused(kinds, keys, named):
+    with pytest.raises(PlanError, match=named) as caught:
+        planned(kinds, **keys)
+    assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------ large clusters
+
+
+def large(workers, monkeypatch=None):
+    """A plan for so many workers of five kinds, and how often a step time was looked up."""
+    profiles = [make_kind_profile(f"kind-{n}", 2.0**n) for n in range(5)]
+    kinds = tuple(
+        WorkerKind(kind=f"kind-{n}", count=workers // 5, price=0.1 * 1.8**n) for n in range(5)
+    )
+    calls = 0
+    seconds = StepTimeModel.seconds
+
+    def counted(self, *args):
+        nonlocal calls
+        calls += 1
+        return seconds(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepTimeModel, "seconds", counted)
+        plan = make_plan(profiles, job_of(profiles[0], kinds))
+    return plan, calls
+
+
+def test_ten_thousand_workers_are_planned_without_going_through_them(monkeypatch):
+    widest = 0
+    apportion = shares_module.apportion
+
+    def watched(weights, *args, **keys):
+        nonlocal widest
+        widest = max(widest, len(weights))
+        return apportion(weights, *args, **keys)
+
+    monkeypatch.setattr(shares_module, "apportion", watched)
+    _, few = large(100)
+    plan, many = large(10_000)
+    assert many < 3 * few  # a hundred times the workers
+    assert 2 <= widest <= 5
+    assert sum(one.count for one in plan.kinds) == plan.workers
+    assert max(sum(k.count for k in one.kinds) for one in plan.considered) == 10_000
+    assert {one.resolution for one in plan.considered} == {96, 128, 160, 192, 224}
+    assert len(plan.considered) < 1000
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_in_a_long_list_frontier_chosen_cluster_and_knees_are_kept():
+    plan, _ = large(1000)
+    keys = {(one.resolution, one.kinds, one.global_batch_size) for one in plan.considered}
+    for knee in plan.knees:
+        if knee.global_batch_size is not None:
+            assert (knee.resolution, knee.kinds, knee.global_batch_size) in keys
+    assert sum(one.frontier for one in plan.considered) >= 5
+    own = [c for c in plan.considered if c.kinds == plan.kinds and c.resolution == 224]
+    assert len(own) > 3
+
+
+@pytest.mark.parametrize("samples", [50, 500, 5000])
+def test_on_few_data_no_cluster_lists_a_batch_twice(samples):
+    data = make_data(train_samples=samples, side=128)
+    profiles = [make_kind_profile("slow", data=data, **FEW)]
+    profiles.append(make_kind_profile("fast", 8, data=data, **FEW))
+    kinds = [{"kind": "slow", "count": 6}, {"kind": "fast", "count": 1}]
+    plan = planned(kinds, profiles, least_steps=1, global_batch=17)
+    keys = [(one.resolution, one.kinds, one.global_batch_size) for one in plan.considered]
+    assert len(set(keys)) == len(keys)
+    assert plan.stages[0].global_batch_size == 17
+    assert all(one.global_batch_size <= samples for one in plan.considered)

@@ -1,0 +1,228 @@
+"""A job made concrete before anything is measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from batchwright.errors import BatchwrightError, JobError, PlanError
+from batchwright.planning.planner import plan_without_profile
+from batchwright.records import Job
+from batchwright.workflows.prepare_job import ready, resolve
+from samples import make_data, make_network
+
+
+def test_what_needs_no_measuring_is_settled_and_the_worker_count_left_to_the_plan():
+    job = resolve(Job(device="cpu"), make_data(side=8))
+    assert (job.device, job.augment, job.resolutions) == ("cpu", "crop", (8,))
+    assert (job.workers, job.precision, job.global_batch) == ("auto", "auto", "auto")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_a_worker_count_that_was_asked_for_stays(workers):
+    assert resolve(Job(device="cpu", workers=workers), make_data()).workers == workers
+
+
+@pytest.mark.parametrize("workers", ["auto", 1])
+def test_one_process_is_one_worker(workers):
+    job = Job(device="cpu", workers=workers, launch="in-process")
+    assert resolve(job, make_data()).workers == 1
+
+
+def test_several_workers_in_one_process_are_refused():
+    with pytest.raises(JobError, match="workers=2 with launch=in-process: that is one worker"):
+        resolve(Job(device="cpu", workers=2, launch="in-process"), make_data())
+
+
+def test_a_cycle_gets_resolutions_below_the_datas_own_that_the_network_takes():
+    def sides(side, **keys):
+        return resolve(Job(device="cpu", method="cyclic", **keys), make_data(side=side)).resolutions
+
+    assert sides(32) == (24, 32)
+    assert sides(160) == (88, 124, 160)
+    assert sides(8) == (6, 8)  # resnet8 takes 4 px
+    assert sides(8, network="vgg8") == (8,)  # which takes no less
+    assert sides(32, resolutions=(16, 32)) == (16, 32)
+
+
+def test_a_preset_settles_epochs_and_resolutions_before_anything_is_measured():
+    job = resolve(Job(device="cpu", method="hybrid", cycle={"preset": "cifar100"}), make_data())
+    assert (job.epochs, job.resolutions) == (140, (24, 32))
+
+
+def test_a_virtual_cluster_needs_to_know_how_large_it_is():
+    with pytest.raises(JobError, match=r"give workers=4, say, or goal\.max_workers"):
+        resolve(Job(device="cpu", launch="virtual"), make_data())
+    assert resolve(Job(device="cpu", launch="virtual", workers=8), make_data()).workers == 8
+    open_ = Job(device="cpu", launch="virtual", goal={"max_workers": 8})
+    assert resolve(open_, make_data()).workers == "auto"
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"method": "dual-batch", "dual": {"small_workers": 3}, "workers": 2}, "give at most 2"),
+        ({"launch": "virtual", "virtual": {"speeds": (1, 2)}, "workers": 3}, "for workers=3"),
+        ({"method": "dual-batch", "dual": {"large_batches": (8, 4)}}, "2 values for 1 resolution"),
+        ({"method": "cyclic", "cycle": {"batches": (8, 4, 2)}}, "3 values for 2 resolution"),
+    ],
+)
+def test_what_is_said_of_other_workers_is_refused_before_measuring(keys, named):
+    with pytest.raises(PlanError, match=named):
+        resolve(Job(device="cpu", **keys), make_data())
+
+
+@pytest.mark.parametrize(("workers", "small", "bound"), [(4, 1, "1.333"), (8, 1, "1.143")])
+def test_an_extra_time_that_no_step_time_allows_is_refused_before_measuring(workers, small, bound):
+    keys = {"device": "cpu", "method": "dual-batch", "workers": workers}
+    with pytest.raises(JobError, match=rf"leaves no samples .*: give less than {bound}"):
+        resolve(Job(dual={"small_workers": small, "extra_time": 1.4}, **keys), make_data())
+    allowed = Job(dual={"small_workers": small, "extra_time": 1.1}, **keys)
+    assert resolve(allowed, make_data()).workers == workers
+
+
+def test_of_stated_step_times_the_largest_extra_time_is_told_and_more_refused():
+    def served(extra, **virtual):
+        return Job(
+            device="cpu",
+            method="dual-batch",
+            launch="virtual",
+            workers=4,
+            dual={"small_workers": 1, "extra_time": extra, "large_batches": (100,)},
+            virtual={"sample_seconds": 0.001, "step_seconds": 0.01, **virtual},
+        )
+
+    for extra in (1.4, 1.3):  # 1.333 would leave no samples
+        with pytest.raises(JobError, match=r"a local batch below 2 .*: give at most 1\.2565,"):
+            ready(served(extra))
+    data = make_data(train_samples=1437, side=8)
+    with pytest.raises(PlanError, match=r"give at most 1\.2565,"):
+        plan_without_profile(served(1.3), data, make_network())
+    assert ready(served(1.25)).dual.extra_time == 1.25
+    assert ready(served(1.3, speeds=(1, 1, 1, 2))).workers == 4  # left to the plan
+
+
+def flat(num_classes):
+    """Takes images of 8 px only: its features have a fixed grid."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+
+
+def test_a_network_that_cannot_change_resolution_is_refused_before_measuring():
+    name = f"{flat.__module__}:{flat.__name__}"
+    for method in ("cyclic", "hybrid"):
+        with pytest.raises(JobError, match=r"takes images of 8 pixels only, not 6 .*cannot change"):
+            ready(Job(device="cpu", method=method, network=name, workers=1))
+    assert ready(Job(device="cpu", network=name, workers=1)).resolutions == (8,)
+
+
+def test_resolutions_too_small_for_the_network_are_refused_with_the_least():
+    with pytest.raises(JobError, match="resnet8: takes images of at least 4 pixels, not 2: give"):
+        ready(Job(device="cpu", method="cyclic", resolutions=(2, 8), workers=1))
+
+
+def test_stages_that_do_not_add_up_are_refused_before_measuring():
+    job = Job(device="cpu", method="cyclic", workers=1, cycle={"stage_epochs": (10, 10)})
+    with pytest.raises(PlanError, match="add up to 20, not to epochs=30: give epochs=20"):
+        ready(job)
+
+
+def own_data():
+    """Data that augment themselves."""
+    images = TensorDataset(torch.zeros(64, 3, 16, 16), torch.arange(64) % 2)
+    return images, images, ["a", "b"]
+
+
+def test_strengths_of_an_augmentation_that_is_not_ours_are_refused_before_measuring():
+    name = f"{own_data.__module__}:{own_data.__name__}"
+    keys = {"device": "cpu", "method": "cyclic", "workers": 1, "resolutions": (8, 16)}
+    with pytest.raises(JobError, match=r"cycle.strengths=0.5,1: data=.*leave .* at auto"):
+        ready(Job(data=name, cycle={"strengths": (0.5, 1)}, **keys))
+    assert ready(Job(data=name, **keys)).resolutions == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"ags": {"mode": "norm", "least": 3, "most": 2}}, "ags.least=3 is more than ags.most=2"),
+        ({"goal": {"objective": "cost"}}, "goal.objective=cost needs the price"),
+        ({"goal": {"max_cost": 1}}, "goal.max_cost=1.0 needs the price"),
+        ({"goal": {"objective": "target-accuracy"}}, "needs the accuracy to reach"),
+        (
+            {"method": "dynamic-batch", "least_local_batch": 50, "most_local_batch": 10},
+            "least_local_batch=50 is more than most_local_batch=10",
+        ),
+        ({"global_batch": 4, "workers": 4}, "too small for 4 worker.* give at least 8"),
+        ({"micro_batch": 1}, "micro_batch=1 cuts a local batch of 2"),
+        (
+            {"ags": {"mode": "norm"}, "global_batch": 3, "base_batch": 1, "workers": 1},
+            "a batch of 3 is one part of at least 2",
+        ),
+        ({"scaling": "gain", "global_batch": 3, "base_batch": 1}, "a batch of 3 is one part"),
+        (
+            {"ags": {"mode": "norm", "least": 5}, "global_batch": 512},
+            "ags.least=5 is more than the largest factor at a batch of 512, 2",
+        ),
+        ({"micro_batch": 1, "global_batch": 64, "workers": 2}, "a local batch of 32 into parts"),
+    ],
+)
+def test_what_needs_no_measuring_is_refused_before_it(keys, named):
+    with pytest.raises(BatchwrightError, match=named):
+        ready(Job(device="cpu", network="resnet8", **keys))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"goal": {"objective": "cost", "price": 1}},
+        {"goal": {"max_cost": 1, "kinds": [{"kind": "a", "count": 2, "price": 1}]}},
+        {"global_batch": 4, "workers": 4, "goal": {"max_workers": 2}},
+        {"global_batch": 4, "workers": 2},
+        {"micro_batch": 3, "global_batch": 64},
+        {"ags": {"mode": "norm"}, "global_batch": 4, "base_batch": 1, "workers": 2},
+    ],
+)
+def test_what_may_come_to_a_plan_is_measured(keys):
+    assert ready(Job(device="cpu", network="resnet8", **keys)).device == "cpu"
+
+
+def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
+    job = ready(Job(device="cpu", method="cyclic", workers=1, cycle={"preset": "cifar100"}))
+    assert job.resolutions == (24, 32)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "warning: cycle.preset=cifar100 was made for 100 classes, digits has 10",
+        "warning: cycle.preset=cifar100 was made for images of 32 px, digits has 8 px",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"cycle": {"preset": "cifar100"}},
+            ["cycle.preset=cifar100 does nothing with method=plain"],
+        ),
+        ({"dual": {"extra_time": 1.1}}, ["dual.extra_time=1.1 does nothing with method=plain: it"]),
+        (
+            {"method": "hybrid", "workers": 2, "cycle": {"batches": (64, 32)}},
+            ["cycle.batches=64,32 does nothing with method=hybrid: it is for cyclic"],
+        ),
+        (
+            {"method": "dual-batch", "workers": 2, "cycle": {"dropouts": (0, 0.1, 0.2)}},
+            ["cycle.dropouts=0.0,0.1,0.2 does nothing with method=dual-batch: it is for"],
+        ),
+        ({"val": 0.2}, ["val=0.2 does nothing: digits has held-out images of its own (36 images"]),
+        ({"method": "hybrid", "workers": 1}, ["method=hybrid with workers=1 has one group"]),
+        ({"rebalance_steps": 5, "server": {"merge": "compsac"}}, ["server.merge=", "rebalance_"]),
+        ({"method": "cyclic", "cycle": {"batches": (64, 32)}}, []),
+        ({"method": "hybrid", "workers": 2, "dual": {"extra_time": 1.1}}, []),
+        ({}, []),
+    ],
+)
+def test_keys_that_do_nothing_with_the_method_or_the_data_are_warnings(keys, said, capsys):
+    ready(Job(device="cpu", **({"workers": 1} | keys)))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said)
+    assert all(line.startswith(f"warning: {one}") for one, line in zip(said, lines, strict=True))

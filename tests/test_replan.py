@@ -1,0 +1,101 @@
+"""What a run teaches where its epochs missed the prediction."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.planning.planner import make_plan
+from batchwright.records import WorkerTime
+from batchwright.workflows.replan import refit
+from clusters import LOCAL_BATCHES, make_step
+from samples import make_data, make_epoch, make_job, make_memory, make_profile, make_summary
+from samples import make_step as make_sample_step
+from test_optimizer import update
+
+
+def make_run(factor, *, epochs=6, profile=None, **keys):
+    """A run of the profile's own plan whose epochs take ``factor`` times as long as predicted."""
+    steps = tuple(make_step(n, b) for n in (1, 2) for b in LOCAL_BATCHES)
+    profile = profile or make_profile(steps=steps, job=make_job(workers="auto", **keys))
+    plan = make_plan(profile)
+    predicted = plan.stages[0].predicted_epoch_seconds.value
+    records = tuple(make_epoch(e, training_seconds=factor * predicted) for e in range(epochs))
+    return make_summary(plan=plan, profile=profile, epochs=records)
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.0, 1.08])
+def test_a_prediction_within_the_tolerance_stands(factor):
+    assert refit(make_run(factor)) is None
+
+
+def test_without_a_profile_a_prediction_or_an_epoch_there_is_nothing_to_learn():
+    run = make_run(1.5)
+    assert refit(run.model_copy(update={"profile": None})) is None
+    assert refit(run.model_copy(update={"epochs": ()})) is None
+    stage = run.plan.stages[0].model_copy(update={"predicted_epoch_seconds": None})
+    plan = run.plan.model_copy(update={"stages": (stage,)})
+    assert refit(run.model_copy(update={"plan": plan})) is None
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_a_fit_with_the_epochs_predicts_nearer_to_them(factor):
+    run = make_run(factor)
+    found = refit(run)
+    before = run.plan.stages[0].predicted_epoch_seconds.value
+    assert found.error == pytest.approx(1 / factor - 1)
+    assert found.tolerance == 0.1
+    assert found.measured == pytest.approx(factor * before)
+    assert abs(found.refitted.value - found.measured) < abs(before - found.measured)
+    assert found.workers >= 1
+    assert found.global_batch_size >= found.workers
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+@pytest.mark.parametrize(("batch", "factor"), [(48, 1.3), (64, 2.0), (192, 1.6), (320, 2.0)])
+def test_the_new_fit_comes_to_the_epochs_though_the_profile_speaks_against_them(
+    batch, factor, optimizer
+):
+    batches = (4, 8, 16, 32, 64, 128)
+    profile = make_profile(
+        job=make_job(optimizer="auto", learning_rate="auto", workers=1, global_batch=batch),
+        steps=tuple(make_sample_step(1, b, seconds=0.002 + 0.0001 * b) for b in batches),
+        memory=tuple(make_memory(1, b) for b in batches),
+        data=make_data(train_samples=32000),
+        updates=(update("sgd", 0.0001), update("muon", 0.0201)),
+        collectives=(),
+    )
+    plan = make_plan(profile, profile.job.model_copy(update={"optimizer": optimizer}))
+    seconds = factor * plan.stages[0].predicted_epoch_seconds.value
+    worker = WorkerTime(
+        local_batch_size=batch,
+        samples=32000,
+        input_seconds=0,
+        compute_seconds=seconds,
+        communication_seconds=0,
+    )
+    epochs = tuple(
+        make_epoch(e, training_seconds=seconds, global_batch_size=batch, workers=(worker,))
+        for e in range(6)
+    )
+    found = refit(make_summary(plan=plan, profile=profile, epochs=epochs))
+    assert found.refitted.low <= seconds <= found.refitted.high
+    assert found.refitted.value == pytest.approx(seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, 2.5])
+def test_it_does_so_with_several_workers(factor):
+    found = refit(make_run(factor))
+    assert found.refitted.low <= found.measured <= found.refitted.high
+
+
+def test_the_tolerance_is_the_goal_s():
+    assert refit(make_run(1.08, goal={"tolerance": 0.05})) is not None
+    assert refit(make_run(1.5, goal={"tolerance": 0.6})) is None
+
+
+def test_limits_that_the_run_missed_do_not_stop_the_new_fit():
+    """The same batch is predicted again, even if it meets the deadline no more."""
+    run = make_run(1.0)
+    seconds = 1.2 * 30 * run.plan.stages[0].predicted_epoch_seconds.value
+    run = make_run(1.3, goal={"deadline": seconds + 60})
+    assert refit(run).refitted.value > run.plan.stages[0].predicted_epoch_seconds.value

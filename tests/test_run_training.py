@@ -1,0 +1,60 @@
+"""What a training comes to around its epochs."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchwright.records import RunSummary
+from batchwright.records.documents import write_record
+from batchwright.records.run_folder import new_run_folder
+from batchwright.workflows import run_training
+from batchwright.workflows.stopwatch import Stopwatch
+from samples import EPOCHS, make_job, make_summary
+
+
+class Started(Exception):  # noqa: N818 - no error
+    """Workers would have been started."""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run folder with so many epochs done; what `conduct` makes of it."""
+
+    def start(*_, **__):
+        raise Started
+
+    monkeypatch.setattr(run_training, "_train_once", start)
+    summary = make_summary()
+
+    def conduct(done: int) -> RunSummary:
+        write_record(summary.plan, tmp_path / "plan.json")
+        told = summary.model_copy(update={"epochs": summary.epochs[:done]})
+        write_record(told, tmp_path / "summary.json")
+        return run_training.conduct(tmp_path, summary.plan, Stopwatch(), resume=True)
+
+    return conduct
+
+
+def test_the_first_line_of_a_run_counts_its_epochs(tmp_path, capsys):
+    with new_run_folder(tmp_path / "run", make_job(epochs=1)):
+        pass
+    assert "1 epoch, in" in capsys.readouterr().err
+
+
+def test_a_finished_run_that_is_resumed_starts_nothing(run, capsys):
+    assert len(run(EPOCHS).epochs) == EPOCHS
+    assert "the run was finished already" in capsys.readouterr().err
+
+
+def test_a_run_with_epochs_left_goes_on(run):
+    with pytest.raises(Started):
+        run(EPOCHS - 1)
+
+
+def test_a_damaged_summary_does_not_keep_a_run_from_going_on(run, tmp_path):
+    with pytest.raises(Started):
+        run(1)
+    (tmp_path / "summary.json").write_text("{")
+    plan = make_summary().plan
+    with pytest.raises(Started):
+        run_training.conduct(tmp_path, plan, Stopwatch(), resume=True)

@@ -1,0 +1,108 @@
+"""Checkpoints of a run with a parameter server, on a disk that takes its time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from batchwright.training.checkpoints import server_checkpoints
+from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from servers import make_server_plan
+from test_server_coordinator import begun
+
+SECONDS = 60  # after which a test gives up waiting
+
+
+class SlowDisk:
+    """Writes wait until they are let through, one by one or all."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.allowed = threading.Semaphore(0), threading.Semaphore(0)
+        self.names = []
+        monkeypatch.setattr(server_checkpoints, "save_checkpoint", self.save)
+
+    def save(self, path, content, **options):
+        self.names.append(path.stem)
+        self.begun.release()
+        assert self.allowed.acquire(timeout=SECONDS)
+        save_checkpoint(path, content, **options)
+
+    def wait_for_write(self):
+        assert self.begun.acquire(timeout=SECONDS)
+
+    def let_through(self, writes=1):
+        self.allowed.release(writes)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.let_through(100)
+
+
+def score(served, rank, correct):
+    """A worker ends a round, and an epoch with it, and has evaluated the model."""
+    assert served.push(rank).values["evaluate"] is not None
+    told = {"exchange": 0.1, "evaluation": 1.0, "scores": {"top1": correct}, "count": 12}
+    served.desk.settle(rank, served.links[rank], told)
+
+
+def in_a_thread(call):
+    """Whether a call comes back while others go on."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return not thread.is_alive()
+
+
+def best_score(folder):
+    return load_checkpoint(folder / "checkpoints" / "best.pt")["state"]["best_score"]
+
+
+def test_nobody_waits_for_a_slow_disk_and_the_best_model_is_kept_in_the_end(tmp_path, disk):
+    served = begun(make_server_plan((12,), epochs=6), tmp_path)
+    score(served, 0, 3.0)
+    served.keeper.save_best()
+    disk.wait_for_write()
+    for correct in (6.0, 9.0, 4.0):  # the first is still being written
+        score(served, 0, correct)
+        assert in_a_thread(served.keeper.save_best)
+        assert in_a_thread(lambda: served.desk.answer(0, served.links[0], 0))
+    assert disk.names == ["best"]
+    disk.let_through(100)
+    served.keeper.finish()
+    assert disk.names == ["best", "best", "last"]  # the one between was never the newest
+    assert best_score(tmp_path) == 0.75
+    assert load_checkpoint(tmp_path / "checkpoints" / "last.pt")["state"]["best_score"] == 0.75
+
+
+def test_a_checkpoint_that_knows_a_best_score_is_written_after_that_model(tmp_path, disk):
+    """Else a kill between the two would leave a score that no model has."""
+    served = begun(make_server_plan((12,), epochs=6), tmp_path)
+    score(served, 0, 3.0)
+    served.keeper.save_best()
+    disk.wait_for_write()
+    score(served, 0, 6.0)
+    assert in_a_thread(served.keeper.save_last)
+    disk.let_through(2)
+    disk.wait_for_write()
+    disk.wait_for_write()
+    assert disk.names == ["best", "best", "last"]
+    disk.let_through()
+    served.keeper.settle()
+    assert best_score(tmp_path) == 0.5
+
+
+def test_a_checkpoint_is_not_asked_for_while_one_is_being_written(tmp_path, disk):
+    plan = make_server_plan((12,), epochs=6)
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"checkpoint_steps": 1})})
+    served = begun(plan, tmp_path)
+    for _ in range(3):
+        score(served, 0, 3.0)
+        assert in_a_thread(served.keeper.save_if_due)
+    disk.wait_for_write()
+    disk.let_through(100)
+    served.keeper.settle()
+    assert disk.names == ["best", "last"]

@@ -1,0 +1,235 @@
+"""What the parameter server does for workers that come and go, without processes or a network."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from batchwright.training.checkpoints.server_checkpoints import ServerKeeper
+from batchwright.training.parameter_server.server_coordinator import Arrival, Desk
+from batchwright.training.recorder import Recorder
+from servers import make_rule, make_server_plan, numbers
+
+
+class Served:
+    """A server, and workers that do at once what they are told."""
+
+    def __init__(self, plan, folder=None, *, resume=False):
+        self.plan, self.folder = plan, folder
+        self.recorder = Recorder(folder, plan)
+        self.desk = Desk(plan, self.recorder)
+        self.keeper = ServerKeeper(folder, plan, self.desk, self.recorder)
+        self.keeper.prepare(resume=resume)
+        self.links, self.told = {}, {}
+
+    def come(self, *ranks):
+        """Workers are there, and ask for their first rounds."""
+        for rank in ranks:
+            self.links[rank] = SimpleNamespace(cut=lambda: None)
+            arrival = Arrival(rank, f"here/{rank}", self.plan.data.train_samples, (), {})
+            weights = numbers(1.0) if rank == 0 else None
+            self.desk.join(arrival, weights, self.links[rank])
+            self.desk.ask(rank, self.links[rank])
+
+    def answer(self, rank):
+        """What a worker is told to do; it does nothing of that yet."""
+        self.told[rank] = self.desk.answer(rank, self.links[rank], 0)
+        return self.told[rank]
+
+    def push(self, rank, *, seconds=0.5):
+        """A worker ends its round, which took so many seconds."""
+        told = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1}
+        link = self.links[rank]
+        self.desk.push(rank, link, numbers(2.0), told | {"compute": seconds}, 0.01)
+        return self.answer(rank)
+
+    def settle(self, rank):
+        """A worker has its answer, unless it waits, and has evaluated where that says so."""
+        if self.told[rank] is None:
+            return
+        scores = {"top1": 6.0} if self.told[rank].values["evaluate"] is not None else None
+        told = {"exchange": 0.1, "evaluation": 1.0, "scores": scores, "count": 12}
+        self.desk.settle(rank, self.links[rank], told)
+
+    def train(self, *ranks):
+        """Workers end a round each, one after the other."""
+        for rank in ranks:
+            self.push(rank)
+            self.settle(rank)
+
+    def lose(self, rank):
+        self.desk.lose(rank, self.links[rank], "killed")
+
+    def again(self):
+        """The server that goes on from a checkpoint of this moment."""
+        self.keeper.save_last()
+        self.keeper.settle()
+        return Served(self.plan, self.folder, resume=True)
+
+    @property
+    def accuracies(self):
+        """Of each epoch on record."""
+        self.desk.close_book()
+        return [epoch.top1 for epoch in self.recorder.epochs]
+
+    @property
+    def lines(self):
+        return [json.loads(x) for x in (self.folder / "metrics.jsonl").open()]
+
+    @property
+    def notes(self):
+        return [line["text"] for line in self.lines if line["kind"] == "note"]
+
+
+def begun(plan, folder=None):
+    """A server whose workers are all in their first rounds."""
+    served = Served(plan, folder)
+    served.come(*range(plan.workers))
+    for rank in range(plan.workers):
+        assert served.answer(rank).kind == "round"
+    return served
+
+
+# -------------------------------------------------------------------------------------- checkpoints
+
+
+def test_rounds_that_ended_before_a_checkpoint_belong_to_the_epoch_in_progress(tmp_path):
+    served = begun(make_server_plan((6, 6), epochs=4), tmp_path)
+    served.train(0, 1, 0, 1, 0)
+    served.push(1)  # its third round: how long the exchange took is not known yet
+    again = served.again()
+    assert [line["kind"] for line in again.lines[-3:]] == ["note", "round", "epoch"]
+    assert again.lines[-1]["epoch"] == 2
+    again.come(0, 1)
+    again.answer(0)
+    again.answer(1)
+    again.train(0, 1)
+    again.desk.close_book()
+    epochs = again.recorder.epochs
+    assert [(epoch.epoch, epoch.samples) for epoch in epochs] == [(n, 12) for n in range(4)]
+    assert [epoch.whole for epoch in epochs] == [True, True, False, True]
+    assert [epoch.top1 for epoch in epochs[:2]] == [0.5, 0.5]
+    assert sum(one.samples for one in again.desk.book.rounds) == 48
+
+
+# ------------------------------------------------------------------- evaluations that are cut short
+
+
+def test_an_evaluation_cut_short_by_a_stop_is_done_after_the_resume(tmp_path):
+    served = begun(make_server_plan((6, 6), epochs=1), tmp_path)
+    served.train(0)
+    assert served.push(1).values["evaluate"] == 0
+    again = served.again()
+    again.come(0, 1)
+    assert [again.answer(rank).kind for rank in (0, 1)] == ["done", "done"]
+    assert [again.told[rank].values["evaluate"] for rank in (0, 1)] == [0, None]
+    again.settle(0)
+    assert again.accuracies == [0.5]
+    third = again.again()
+    third.come(0, 1)
+    assert third.answer(0).values["evaluate"] is None
+
+
+def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
+    served = begun(make_server_plan((6, 6), epochs=1))
+    served.train(0)
+    assert served.push(1).values["evaluate"] == 0
+    assert served.answer(0).kind == "done"
+    served.desk.leave(0, served.links[0])
+    served.lose(1)
+    assert not served.desk.deserted
+    served.come(1)
+    assert (served.answer(1).kind, served.told[1].values["evaluate"]) == ("done", 0)
+    served.settle(1)
+    served.desk.leave(1, served.links[1])
+    assert served.desk.deserted
+    assert served.accuracies == [0.5]
+
+
+def test_epochs_that_end_with_one_round_are_all_scored():
+    """Its worker was in a second round when the other, and with it a part of the first, was lost
+    for good: with what is left of an epoch the next round is longer than one."""
+    served = begun(make_server_plan((16, 8), epochs=4))
+    served.train(0)
+    served.lose(1)
+    served.desk.give_up(1)
+    ended = []
+    while not served.desk.finished:
+        before = len(served.recorder.epochs)
+        served.train(0)
+        served.desk.close_book()
+        ended.append(len(served.recorder.epochs) - before)
+    assert max(ended) > 1
+    assert served.accuracies == [0.5] * 4
+
+
+def test_a_worker_that_was_lost_while_it_evaluated_alone_does_it_when_it_is_back():
+    served = begun(make_server_plan((6,), epochs=2))
+    assert served.push(0).values["evaluate"] == 0
+    served.lose(0)
+    served.come(0)
+    assert served.answer(0).kind == "round"
+    assert served.told[0].values["evaluate"] == 0
+    served.settle(0)
+    served.train(0)
+    assert served.accuracies == [0.5, 0.5]
+
+
+def test_another_evaluates_for_one_that_is_lost():
+    served = begun(make_server_plan((6, 6), epochs=3))
+    served.train(0)
+    assert served.push(1).values["evaluate"] == 0
+    served.lose(1)
+    assert served.push(0).values["evaluate"] == 0
+    assert served.told[0].kind == "round"
+    served.settle(0)
+    assert served.recorder.epochs[0].top1 == 0.5
+
+
+# ------------------------------------------------------------------------------- workers that leave
+
+
+def test_the_round_of_one_that_left_without_a_word_is_anothers_in_the_end():
+    served = begun(make_server_plan((6, 6), epochs=1))
+    served.lose(0)
+    assert served.push(1) is None
+    served.desk.give_up_lost(1000.0)
+    assert served.answer(1) is None
+    served.desk.give_up_lost(0.0)
+    assert served.answer(1).kind == "round"
+    served.train(1)
+    assert served.desk.finished
+
+
+def test_nobody_is_given_up_while_nobody_else_is_there():
+    served = begun(make_server_plan((6,), epochs=1))
+    served.lose(0)
+    served.desk.give_up_lost(0.0)
+    assert not served.desk.deserted
+
+
+def test_a_run_that_goes_on_has_its_weights_and_does_not_wait_for_the_gone(tmp_path):
+    again = begun(make_server_plan((6, 6)), tmp_path).again()
+    again.come(1)
+    again.desk.give_up(0)
+    assert again.answer(1).kind == "round"
+
+
+# ------------------------------------------------------------------------------------------ shares
+
+
+@pytest.mark.parametrize(("steps", "told"), [(None, True), (3, False)])
+def test_shares_are_told_where_they_decide_how_long_rounds_are(tmp_path, steps, told):
+    plan = make_server_plan((6, 6), epochs=6, rule=make_rule(exchange_steps=steps))
+    served = begun(plan, tmp_path)
+    for _ in range(3):
+        for rank, seconds in enumerate((0.5, 1.0)):
+            served.push(rank, seconds=seconds)
+            served.settle(rank)
+    served.desk.give_up(1)
+    assert [note for note in served.notes if "samples per round" in note] == [
+        "so that all workers end their rounds together, samples per round are now 8, 4",
+        "worker 1 is gone for good: samples per round are now 12, 0",
+    ] * told

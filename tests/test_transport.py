@@ -1,0 +1,127 @@
+"""Messages between workers and parameter server: what arrives, and what a failure looks like."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+import torch
+
+from batchwright.training.parameter_server.merging import Weights
+from batchwright.training.parameter_server.transport import Link, connect
+
+KEY = b"secret"
+SECONDS = 60  # of silence, on a machine however busy
+
+
+@pytest.fixture
+def ends():
+    """Both ends of a connection, after each has proved that it knows the key."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pair = []
+
+        def accept():
+            pair.append(Link(listener.accept()[0], timeout=SECONDS))
+            pair[0].authenticate(KEY, first=True)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        ours = connect(f"127.0.0.1:{listener.getsockname()[1]}", KEY, timeout=SECONDS)
+        thread.join()
+        yield ours, pair[0]
+        ours.close()
+        pair[0].close()
+
+
+@pytest.fixture
+def silent():
+    """An end that counts the other, which says nothing at all, as lost after 0.3 s."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname(), timeout=SECONDS),
+    ):
+        link = Link(listener.accept()[0], timeout=0.3)
+        yield link
+        link.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_words_and_weights_arrive_as_they_were(ends, dtype):
+    ours, theirs = ends
+    floats = torch.randn(300_001, dtype=torch.float64).to(dtype)
+    sender = threading.Thread(
+        target=ours.send, args=("push", Weights(floats, torch.tensor([3, -(2**40)])))
+    )
+    sender.start()
+    message = theirs.receive()
+    sender.join()
+    assert message.kind == "push"
+    assert torch.equal(message.weights.floats, floats)
+    assert message.weights.integers.tolist() == [3, -(2**40)]
+    theirs.send("round", loss=None, rate=0.1)
+    assert ours.receive().values == {"loss": None, "rate": 0.1}
+
+
+def test_a_model_without_counters_and_a_message_without_weights_arrive(ends):
+    ours, theirs = ends
+    ours.send("push", Weights(torch.ones(2), torch.empty(0, dtype=torch.int64)))
+    ours.send("beat")
+    assert theirs.receive().weights.integers.numel() == 0
+    assert theirs.receive().weights is None
+    assert not theirs.has_word()
+
+
+def test_silence_is_named(silent):
+    with pytest.raises(TimeoutError, match=r"silent for 0\.3 s"):
+        silent.receive()
+
+
+def test_the_end_is_no_silence(ends):
+    ours, theirs = ends
+    ours.close()
+    assert theirs.has_word()
+    with pytest.raises(ConnectionError):
+        theirs.receive()
+    with pytest.raises(ConnectionError):
+        ours.send("beat")
+
+
+@pytest.mark.parametrize("end", [Link.cut, Link.close])
+def test_whoever_receives_learns_that_another_thread_has_ended_the_connection(ends, end):
+    ours, _ = ends
+    problems, begun = [], threading.Event()
+
+    def receive():
+        try:
+            begun.set()
+            ours.receive()
+        except OSError as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    assert begun.wait(SECONDS)
+    end(ours)
+    thread.join(SECONDS)
+    assert problems
+
+
+def test_without_the_key_nobody_gets_in():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        problems = []
+
+        def accept():
+            link = Link(listener.accept()[0], timeout=SECONDS)
+            try:
+                link.authenticate(KEY, first=True)
+            except OSError as error:
+                problems.append(error)
+            link.close()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        with pytest.raises(ConnectionError):
+            connect(f"127.0.0.1:{listener.getsockname()[1]}", b"guess", timeout=SECONDS)
+        thread.join()
+        assert "keys differ" in str(problems[0])
