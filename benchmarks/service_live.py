@@ -14,7 +14,7 @@ import shutil
 import time
 from pathlib import Path
 
-from batchwright.client.reporter_process import Companion
+from batchwright.client.reporter_process import ReporterProcess
 from batchwright.client.tokens import TOKEN
 from batchwright.records import Plan
 from batchwright.records.documents import write_record
@@ -54,7 +54,7 @@ def live(plan: Plan, folder: Path) -> list[float]:
         (run / "metrics.jsonl").open("a", encoding="utf-8") as lines,
         sync_playwright() as started,
     ):
-        companion = Companion(run, service.url)
+        companion = ReporterProcess(run, service.url)
         browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
             page = browser.new_page()

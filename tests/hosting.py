@@ -179,15 +179,15 @@ def own_pace(speeds: dict[int, float] | None) -> Iterator[None]:
 @contextmanager
 def slow_link(seconds: float) -> Iterator[None]:
     """Every model that this process pushes takes so much longer."""
-    send = transport.Link.send
+    send = transport.Transport.send
 
     def sleep_and_send(self, kind, *args, **values):
         if kind == "push":
             threading.Event().wait(seconds)
         send(self, kind, *args, **values)
 
-    transport.Link.send = sleep_and_send
+    transport.Transport.send = sleep_and_send
     try:
         yield
     finally:
-        transport.Link.send = send
+        transport.Transport.send = send

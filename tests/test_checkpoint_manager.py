@@ -31,7 +31,7 @@ from batchwright.training.batches.randomness import (
 from batchwright.training.checkpoints import checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
-from batchwright.training.checkpoints.checkpoint_manager import Keeper, RunState
+from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
 from batchwright.training.recorder import Recorder
 from batchwright.training.step.epoch_totals import EpochMeter
 from test_session import Counter, make_tiny_plan, wait_until
@@ -49,7 +49,7 @@ class Run:
         self.group = group or Group(torch.device("cpu"))
         self.plan = plan or make_tiny_plan()
         recorder = Recorder(folder if self.group.rank == 0 else None, self.plan)
-        self.keeper = Keeper(
+        self.keeper = CheckpointManager(
             folder, self.plan, self.model, self.optimizer, self.group, recorder, {}
         )
         if self.group.rank == 0:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from batchwright.algorithms.solving import solve_rising
 from batchwright.errors import PlanError
 from batchwright.planning.candidates import local_batches as shares_module
-from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.local_batches import largest_shares, local_batches, split
-from batchwright.planning.candidates.worker_types import kinds_of
+from batchwright.planning.candidates.worker_types import worker_types_of
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.step_time import StepTimeModel
 from batchwright.records import Goal, KindCount, Link, Plan, WorkerKind
@@ -45,8 +45,8 @@ def mix_of(counts, speeds, **changes):
         for name, speed in zip(names, speeds, strict=True)
     ]
     asked = tuple(WorkerKind(kind=n, count=c) for n, c in zip(names, counts, strict=True))
-    kinds = kinds_of(profiles, job_of(profiles[0], asked))
-    return Mix(tuple(zip(kinds, counts, strict=True)))
+    kinds = worker_types_of(profiles, job_of(profiles[0], asked))
+    return ClusterOption(tuple(zip(kinds, counts, strict=True)))
 
 
 def reason(plan, choice):
@@ -82,7 +82,7 @@ def test_a_batch_is_split_exactly_and_so_that_all_take_equal_time(counts, speeds
 
 @given(st.integers(2, 40), st.integers(2, 40))
 def test_shares_within_a_kind_differ_by_one_at_most(count, total):
-    sizes = local_batches(Mix(((None, count),)), (total,))
+    sizes = local_batches(ClusterOption(((None, count),)), (total,))
     assert sum(sizes) == total
     assert max(sizes) - min(sizes) <= 1
 

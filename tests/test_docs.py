@@ -15,6 +15,7 @@ import tomllib
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -226,17 +227,12 @@ def test_every_python_that_the_package_names_and_its_oldest_pytorch_have_passed(
 
 
 def test_functions_named_in_the_equations_exist():
-    from importlib import import_module
-
     page = read("docs/methods.md")
-    named = re.findall(r"\| `((?:prediction|planning|training|workload)\.[\w.]+)` \|", page)
+    rooms = "algorithms|planning|prediction|training|workload"
+    named = re.findall(rf"\| `((?:{rooms})\.[\w.]+)` \|", page)
     assert len(named) > 15
     for name in named:
-        module, _, rest = name.partition(".")
-        second, _, attribute = rest.partition(".")
-        found = import_module(f"batchwright.{module}.{second}")
-        for part in attribute.split("."):
-            found = getattr(found, part) if part else found
+        assert resolve_name(f"batchwright.{name}")
 
 
 def test_the_checks_take_the_test_command_from_the_readme():

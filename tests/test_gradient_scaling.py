@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from batchwright.distributed.reducer import Tally, sqr_norms
 from batchwright.errors import JobError, PlanError
-from batchwright.planning.gradient_scaling import parting_of, small_parts
+from batchwright.planning.gradient_scaling import small_parts, step_split_of
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.noise_scale import NoiseState, gain
@@ -671,4 +671,4 @@ def test_each_worker_of_a_parameter_server_has_parts_of_its_own():
     (stage,) = plan.stages
     for size in stage.local_batch_sizes:
         assert size <= 16 or -(-size // stage.micro_batch_size) >= 4
-    assert parting_of(job).alone
+    assert step_split_of(job).alone

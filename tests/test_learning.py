@@ -9,7 +9,7 @@ import pytest
 
 from batchwright.algorithms.learning_rate import DEFAULT_RATE, make_rule, remark_on_muon, rule_for
 from batchwright.planning.candidates.choice import accurate
-from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.learnt import why_unknown
 from batchwright.planning.candidates.table import Row
 from batchwright.planning.candidates.trial_choice import LEAST_STEPS, Arm, Question
@@ -415,7 +415,7 @@ def test_what_may_tell_level_batches_apart_is_named():
 def row_of(accuracy):
     """A candidate; all that counts is how accurate it is."""
     size = {
-        "mix": Mix(()),
+        "mix": ClusterOption(()),
         "epochs": 1,
         "resolution": 32,
         "totals": (),

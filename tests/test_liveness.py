@@ -2,7 +2,7 @@
 
 Events are made up: losses for good and not, returns, messages that come late because others act in
 between, checkpoints, and servers that start again from them. `Crowd` is the server's core and
-`DeskCrowd` is what its threads use.
+`CoordinatorCrowd` is what its threads use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from batchwright.training.parameter_server.parameter_server import ParameterServer
 from batchwright.training.parameter_server.rounds import segments
-from batchwright.training.parameter_server.server_coordinator import Arrival, Desk
+from batchwright.training.parameter_server.server_coordinator import Arrival, ServerCoordinator
 from batchwright.training.recorder import Recorder
 from servers import make_rule, make_server_plan, numbers
 
@@ -193,57 +193,59 @@ class Crowd:
         raise AssertionError("the run does not come to an end")
 
 
-class DeskCrowd(Crowd):
-    """The same with a `Desk`, whose workers come, ask, get answers, settle and push."""
+class CoordinatorCrowd(Crowd):
+    """A `Crowd` of a `ServerCoordinator`: workers come, ask, get answers, settle and push."""
 
     def start(self):
-        self.desk = Desk(self.plan, Recorder(None, self.plan))
+        self.coordinator = ServerCoordinator(self.plan, Recorder(None, self.plan))
         self.links, self.former, self.tickets = {}, {}, {}
         for worker in self.workers:
             self.join(worker)
 
     @property
     def rounds(self):
-        return self.desk.server.rounds
+        return self.coordinator.server.rounds
 
     def values(self):
-        return self.desk.values()
+        return self.coordinator.values()
 
     def join(self, worker):
         self.links[worker] = SimpleNamespace(cut=lambda: None)
         samples = self.plan.data.train_samples
         arrival = Arrival(worker, f"here/{worker}", samples, (), {})
         weights = numbers(1.0) if worker == 0 else None
-        self.desk.join(arrival, weights, self.links[worker])
+        self.coordinator.join(arrival, weights, self.links[worker])
 
     def restore(self, values):
-        self.desk = Desk(self.plan, Recorder(None, self.plan))
-        self.desk.restore(values, 0, 0.0)
+        self.coordinator = ServerCoordinator(self.plan, Recorder(None, self.plan))
+        self.coordinator.restore(values, 0, 0.0)
         self.links, self.tickets = {}, {}
         for worker in self.workers:
             if self.state[worker] == "gone":
-                self.desk.give_up(worker)
+                self.coordinator.give_up(worker)
             else:
                 self.join(worker)
                 self.state[worker] = "asks"
 
     def able(self, worker):
         if self.state[worker] == "waits":
-            return worker in self.desk._answers
+            return worker in self.coordinator._answers
         return self.state[worker] in ("asks", "settles", "trains")
 
     def act(self, worker):
         link, state = self.links[worker], self.state[worker]
         if state == "asks":
-            self.desk.ask(worker, link)
+            self.coordinator.ask(worker, link)
             self.state[worker] = "waits"
         elif state == "waits":
-            answer = self.desk.answer(worker, link, 0.0)
+            answer = self.coordinator.answer(worker, link, 0.0)
             if answer is not None:
                 self.tickets[worker] = answer.values.get("ticket")
                 self.state[worker] = "settles"
         elif state == "settles":
-            self.desk.settle(worker, link, {"exchange": 0.1, "evaluation": 0.0, "scores": None})
+            self.coordinator.settle(
+                worker, link, {"exchange": 0.1, "evaluation": 0.0, "scores": None}
+            )
             self.state[worker] = "trains" if self.tickets[worker] else "done"
         elif state == "trains":
             self.push(worker, link)
@@ -252,12 +254,12 @@ class DeskCrowd(Crowd):
     def push(self, worker, link):
         ticket = self.rounds.open[worker]
         told = TOLD | {"compute": 0.1 * (1 + len(self.trained) * (worker + 2) % 7)}
-        self.desk.push(worker, link, numbers(2.0), told, 0.0)
+        self.coordinator.push(worker, link, numbers(2.0), told, 0.0)
         self.pushed(worker, ticket)
 
     def lose(self, worker):
         self.former[worker] = self.links.pop(worker)
-        self.desk.lose(worker, self.former[worker], "killed")
+        self.coordinator.lose(worker, self.former[worker], "killed")
         self.state[worker] = "lost"
 
     def come_back(self, worker):
@@ -267,7 +269,7 @@ class DeskCrowd(Crowd):
     def give_up(self, worker):
         if worker in self.links:
             self.former[worker] = self.links.pop(worker)
-        self.desk.give_up(worker)
+        self.coordinator.give_up(worker)
         self.state[worker] = "gone"
 
     def speak_late(self, pick):
@@ -275,9 +277,9 @@ class DeskCrowd(Crowd):
         for worker, link in self.former.items():
             before = self.rounds.committed, sorted(self.rounds.open)
             with pytest.raises(ConnectionError):
-                self.desk.push(worker, link, numbers(2.0), TOLD | {"compute": 0.1}, 0.0)
+                self.coordinator.push(worker, link, numbers(2.0), TOLD | {"compute": 0.1}, 0.0)
             with pytest.raises(ConnectionError):
-                self.desk.leave(worker, link)
+                self.coordinator.leave(worker, link)
             assert before == (self.rounds.committed, sorted(self.rounds.open))
 
     def follow(self, pick):
@@ -285,9 +287,9 @@ class DeskCrowd(Crowd):
 
     @property
     def excused(self):
-        return not self.desk.begun and len(self.present()) + len(self.desk._gone) < len(
-            self.workers
-        )
+        return not self.coordinator.begun and len(self.present()) + len(
+            self.coordinator._gone
+        ) < len(self.workers)
 
 
 def live(crowd, events, chance):
@@ -313,7 +315,7 @@ BOTH_LOST = [*ALONE, ("lose", 0), ("return", 1), ("return", 0)]
 KEPT_MEANWHILE = [*ALONE, ("keep", 0), ("restart", 0)]
 
 
-@pytest.mark.parametrize("kind", [Crowd, DeskCrowd])
+@pytest.mark.parametrize("kind", [Crowd, CoordinatorCrowd])
 @pytest.mark.parametrize("consistency", CONSISTENCIES)
 @pytest.mark.parametrize("events", [BOTH_LOST, KEPT_MEANWHILE])
 def test_nobody_waits_for_one_that_was_away_while_others_went_on(kind, consistency, events):
@@ -325,7 +327,7 @@ def test_nobody_waits_for_one_that_was_away_while_others_went_on(kind, consisten
 
 
 @settings(max_examples=80, derandomize=True)
-@pytest.mark.parametrize("kind", [Crowd, DeskCrowd])
+@pytest.mark.parametrize("kind", [Crowd, CoordinatorCrowd])
 @given(
     st.lists(st.integers(2, 9), min_size=1, max_size=4),
     st.sampled_from(CONSISTENCIES),

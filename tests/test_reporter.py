@@ -22,7 +22,7 @@ from batchwright.client import reporter, reporter_process
 from batchwright.client.http import ServiceError
 from batchwright.client.outbox import Lines, read_report, seal_of, sound
 from batchwright.client.reporter import Order, Reporter
-from batchwright.client.reporter_process import Companion, destination, reported
+from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.client.send_verb import report_to_send, send
 from batchwright.client.sending import MOST_LINES, Sender
 from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
@@ -663,7 +663,7 @@ def test_a_server_killed_again_and_again_has_each_line_once(tmp_path, told, monk
     chance = random.Random(time.time_ns())
     with a_server(tmp_path) as server:
         monkeypatch.setenv("BATCHWRIGHT_TOKEN", server.token)
-        one = Companion(folder, server.url)
+        one = ReporterProcess(folder, server.url)
         for round_ in range(3):
             for number in range(400):
                 write_lines(folder, step(number, epoch=round_))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from batchwright.records import Plan, RoundRecord, RunSummary, ServerRule, Stage
-from batchwright.training.parameter_server.round_log import RoundBook
+from batchwright.training.parameter_server.round_log import RoundLog
 from batchwright.training.recorder import Recorder
 from samples import make_plan
 
@@ -65,7 +65,7 @@ def round_of(worker: int, number: int, **changes) -> RoundRecord:
 def book(tmp_path):
     plan = server_plan()
     recorder = Recorder(tmp_path, plan)
-    return RoundBook(recorder, plan, SAMPLES, PLACES), recorder
+    return RoundLog(recorder, plan, SAMPLES, PLACES), recorder
 
 
 def lines(recorder: Recorder) -> list[dict]:
@@ -90,7 +90,7 @@ def test_an_epoch_s_rate_is_that_of_its_own_rounds_also_after_a_resume(book):
     rounds, recorder = book
     rounds.add(round_of(0, 0), rate=0.1, committed=60)
     rounds.add(round_of(1, 1, samples=38), rate=0.09, committed=98)
-    again = RoundBook(recorder, server_plan(), SAMPLES, PLACES)
+    again = RoundLog(recorder, server_plan(), SAMPLES, PLACES)
     again.restore(json.loads(json.dumps(rounds.values())))
     again.add(round_of(0, 2), rate=0.01, committed=158)  # of the next row, with the last two
     assert [one.learning_rate for one in recorder.epochs] == [0.09]
@@ -143,7 +143,7 @@ def test_a_restored_book_goes_on_and_says_that_the_epoch_is_not_whole(book, tmp_
     values = json.loads(json.dumps(rounds.values()))
     again = Recorder(tmp_path, server_plan())
     again.restore(json.loads(json.dumps(recorder.values())), "")
-    other = RoundBook(again, server_plan(), SAMPLES, PLACES)
+    other = RoundLog(again, server_plan(), SAMPLES, PLACES)
     other.restore(values)
     other.add(round_of(1, 3), rate=0.1, committed=200)
     assert other.rounds[:3] == rounds.rounds
@@ -159,11 +159,11 @@ def test_a_restored_book_goes_on_and_says_that_the_epoch_is_not_whole(book, tmp_
 # ------------------------------------------------------------------------------------ checkpoints
 
 
-def resumed(recorder: Recorder, values: dict) -> RoundBook:
+def resumed(recorder: Recorder, values: dict) -> RoundLog:
     """The book of a run that goes on from a checkpoint with these values."""
     again = Recorder(recorder.folder, server_plan())
     again.epochs = list(recorder.epochs)
-    book = RoundBook(again, server_plan(), SAMPLES, PLACES)
+    book = RoundLog(again, server_plan(), SAMPLES, PLACES)
     book.restore(json.loads(json.dumps(values)))
     return book
 
@@ -203,7 +203,7 @@ def test_a_killed_run_has_the_rounds_that_its_checkpoint_knows_each_once(book):
 def test_a_run_that_was_killed_before_its_first_checkpoint_leaves_no_rounds(book):
     first, recorder = book
     first.add(round_of(0, 0), rate=0.1, committed=60)
-    again = RoundBook(Recorder(recorder.folder, server_plan()), server_plan(), SAMPLES, PLACES)
+    again = RoundLog(Recorder(recorder.folder, server_plan()), server_plan(), SAMPLES, PLACES)
     again.add(round_of(0, 0), rate=0.1, committed=60)
     assert resumed(recorder, again.values()).rounds == again.rounds
 
@@ -230,6 +230,6 @@ def test_rounds_whose_lines_are_no_longer_there_are_missed_and_the_run_goes_on(b
 
 
 def test_without_a_folder_the_rounds_are_there_at_the_end():
-    book = RoundBook(Recorder(None, server_plan()), server_plan(), SAMPLES, PLACES)
+    book = RoundLog(Recorder(None, server_plan()), server_plan(), SAMPLES, PLACES)
     book.add(round_of(0, 0), rate=0.1, committed=60)
     assert book.rounds == [round_of(0, 0)]

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from batchwright.algorithms.partition import apportion
-from batchwright.training.batches.epoch_steps import Shares, Walk
+from batchwright.training.batches.epoch_steps import EpochSteps, Shares
 from batchwright.training.batches.sampler import (
     balancing_weights,
     epoch_order,
@@ -31,7 +31,7 @@ def epochs(draw):
 def make_walk(samples, local, least, *, rank=0, micro=10_000, first=0, done=0):
     sizes = step_sizes(samples - done, sum(local), workers=len(local), least=least)
     shares = Shares(first, tuple(local), micro)
-    return Walk(torch.arange(samples), sizes, shares, start=done, rank=rank, least=least)
+    return EpochSteps(torch.arange(samples), sizes, shares, start=done, rank=rank, least=least)
 
 
 def epoch_steps(samples, local, least):

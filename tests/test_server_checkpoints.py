@@ -46,7 +46,7 @@ def score(served, rank, correct):
     """A worker ends a round, and an epoch with it, and has evaluated the model."""
     assert served.push(rank).values["evaluate"] is not None
     told = {"exchange": 0.1, "evaluation": 1.0, "scores": {"top1": correct}, "count": 12}
-    served.desk.settle(rank, served.links[rank], told)
+    served.coordinator.settle(rank, served.links[rank], told)
 
 
 def in_a_thread(call):
@@ -69,7 +69,7 @@ def test_nobody_waits_for_a_slow_disk_and_the_best_model_is_kept_in_the_end(tmp_
     for correct in (6.0, 9.0, 4.0):  # the first is still being written
         score(served, 0, correct)
         assert in_a_thread(served.keeper.save_best)
-        assert in_a_thread(lambda: served.desk.answer(0, served.links[0], 0))
+        assert in_a_thread(lambda: served.coordinator.answer(0, served.links[0], 0))
     assert disk.names == ["best"]
     disk.let_through(100)
     served.keeper.finish()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchwright.training.checkpoints.server_checkpoints import ServerKeeper
-from batchwright.training.parameter_server.server_coordinator import Arrival, Desk
+from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoints
+from batchwright.training.parameter_server.server_coordinator import Arrival, ServerCoordinator
 from batchwright.training.recorder import Recorder
 from servers import make_rule, make_server_plan, numbers
 
@@ -19,8 +19,8 @@ class Served:
     def __init__(self, plan, folder=None, *, resume=False):
         self.plan, self.folder = plan, folder
         self.recorder = Recorder(folder, plan)
-        self.desk = Desk(plan, self.recorder)
-        self.keeper = ServerKeeper(folder, plan, self.desk, self.recorder)
+        self.coordinator = ServerCoordinator(plan, self.recorder)
+        self.keeper = ServerCheckpoints(folder, plan, self.coordinator, self.recorder)
         self.keeper.prepare(resume=resume)
         self.links, self.told = {}, {}
 
@@ -30,19 +30,19 @@ class Served:
             self.links[rank] = SimpleNamespace(cut=lambda: None)
             arrival = Arrival(rank, f"here/{rank}", self.plan.data.train_samples, (), {})
             weights = numbers(1.0) if rank == 0 else None
-            self.desk.join(arrival, weights, self.links[rank])
-            self.desk.ask(rank, self.links[rank])
+            self.coordinator.join(arrival, weights, self.links[rank])
+            self.coordinator.ask(rank, self.links[rank])
 
     def answer(self, rank):
         """What a worker is told to do; it does nothing of that yet."""
-        self.told[rank] = self.desk.answer(rank, self.links[rank], 0)
+        self.told[rank] = self.coordinator.answer(rank, self.links[rank], 0)
         return self.told[rank]
 
     def push(self, rank, *, seconds=0.5):
         """A worker ends its round, which took so many seconds."""
         told = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1}
         link = self.links[rank]
-        self.desk.push(rank, link, numbers(2.0), told | {"compute": seconds}, 0.01)
+        self.coordinator.push(rank, link, numbers(2.0), told | {"compute": seconds}, 0.01)
         return self.answer(rank)
 
     def settle(self, rank):
@@ -51,7 +51,7 @@ class Served:
             return
         scores = {"top1": 6.0} if self.told[rank].values["evaluate"] is not None else None
         told = {"exchange": 0.1, "evaluation": 1.0, "scores": scores, "count": 12}
-        self.desk.settle(rank, self.links[rank], told)
+        self.coordinator.settle(rank, self.links[rank], told)
 
     def train(self, *ranks):
         """Workers end a round each, one after the other."""
@@ -60,7 +60,7 @@ class Served:
             self.settle(rank)
 
     def lose(self, rank):
-        self.desk.lose(rank, self.links[rank], "killed")
+        self.coordinator.lose(rank, self.links[rank], "killed")
 
     def again(self):
         """The server that goes on from a checkpoint of this moment."""
@@ -71,7 +71,7 @@ class Served:
     @property
     def accuracies(self):
         """Of each epoch on record."""
-        self.desk.close_book()
+        self.coordinator.close_book()
         return [epoch.top1 for epoch in self.recorder.epochs]
 
     @property
@@ -106,12 +106,12 @@ def test_rounds_that_ended_before_a_checkpoint_belong_to_the_epoch_in_progress(t
     again.answer(0)
     again.answer(1)
     again.train(0, 1)
-    again.desk.close_book()
+    again.coordinator.close_book()
     epochs = again.recorder.epochs
     assert [(epoch.epoch, epoch.samples) for epoch in epochs] == [(n, 12) for n in range(4)]
     assert [epoch.whole for epoch in epochs] == [True, True, False, True]
     assert [epoch.top1 for epoch in epochs[:2]] == [0.5, 0.5]
-    assert sum(one.samples for one in again.desk.book.rounds) == 48
+    assert sum(one.samples for one in again.coordinator.book.rounds) == 48
 
 
 # ------------------------------------------------------------------- evaluations that are cut short
@@ -137,14 +137,14 @@ def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
     served.train(0)
     assert served.push(1).values["evaluate"] == 0
     assert served.answer(0).kind == "done"
-    served.desk.leave(0, served.links[0])
+    served.coordinator.leave(0, served.links[0])
     served.lose(1)
-    assert not served.desk.deserted
+    assert not served.coordinator.deserted
     served.come(1)
     assert (served.answer(1).kind, served.told[1].values["evaluate"]) == ("done", 0)
     served.settle(1)
-    served.desk.leave(1, served.links[1])
-    assert served.desk.deserted
+    served.coordinator.leave(1, served.links[1])
+    assert served.coordinator.deserted
     assert served.accuracies == [0.5]
 
 
@@ -154,12 +154,12 @@ def test_epochs_that_end_with_one_round_are_all_scored():
     served = begun(make_server_plan((16, 8), epochs=4))
     served.train(0)
     served.lose(1)
-    served.desk.give_up(1)
+    served.coordinator.give_up(1)
     ended = []
-    while not served.desk.finished:
+    while not served.coordinator.finished:
         before = len(served.recorder.epochs)
         served.train(0)
-        served.desk.close_book()
+        served.coordinator.close_book()
         ended.append(len(served.recorder.epochs) - before)
     assert max(ended) > 1
     assert served.accuracies == [0.5] * 4
@@ -195,25 +195,25 @@ def test_the_round_of_one_that_left_without_a_word_is_anothers_in_the_end():
     served = begun(make_server_plan((6, 6), epochs=1))
     served.lose(0)
     assert served.push(1) is None
-    served.desk.give_up_lost(1000.0)
+    served.coordinator.give_up_lost(1000.0)
     assert served.answer(1) is None
-    served.desk.give_up_lost(0.0)
+    served.coordinator.give_up_lost(0.0)
     assert served.answer(1).kind == "round"
     served.train(1)
-    assert served.desk.finished
+    assert served.coordinator.finished
 
 
 def test_nobody_is_given_up_while_nobody_else_is_there():
     served = begun(make_server_plan((6,), epochs=1))
     served.lose(0)
-    served.desk.give_up_lost(0.0)
-    assert not served.desk.deserted
+    served.coordinator.give_up_lost(0.0)
+    assert not served.coordinator.deserted
 
 
 def test_a_run_that_goes_on_has_its_weights_and_does_not_wait_for_the_gone(tmp_path):
     again = begun(make_server_plan((6, 6)), tmp_path).again()
     again.come(1)
-    again.desk.give_up(0)
+    again.coordinator.give_up(0)
     assert again.answer(1).kind == "round"
 
 
@@ -228,7 +228,7 @@ def test_shares_are_told_where_they_decide_how_long_rounds_are(tmp_path, steps, 
         for rank, seconds in enumerate((0.5, 1.0)):
             served.push(rank, seconds=seconds)
             served.settle(rank)
-    served.desk.give_up(1)
+    served.coordinator.give_up(1)
     assert [note for note in served.notes if "samples per round" in note] == [
         "so that all workers end their rounds together, samples per round are now 8, 4",
         "worker 1 is gone for good: samples per round are now 12, 0",

@@ -100,7 +100,7 @@ def serving(plan, folder=None):
     try:
         yield served
     finally:
-        served.server._desk.stop(15)
+        served.server._coordinator.stop(15)
         served.thread.join(SECONDS)
     assert not served.thread.is_alive()
     (stopped,) = served.problems
@@ -113,7 +113,7 @@ def serving(plan, folder=None):
 def test_a_late_push_of_a_worker_that_was_replaced_changes_nothing(monkeypatch):
     with serving(make_served_plan((8,), (24,), epochs=4)) as served:
         arrived, allowed = threading.Event(), threading.Event()
-        take = served.server._desk.push
+        take = served.server._coordinator.push
 
         def late(*args):
             if not arrived.is_set():
@@ -121,7 +121,7 @@ def test_a_late_push_of_a_worker_that_was_replaced_changes_nothing(monkeypatch):
                 assert allowed.wait(SECONDS)
             take(*args)
 
-        monkeypatch.setattr(served.server._desk, "push", late)
+        monkeypatch.setattr(served.server._coordinator, "push", late)
         former = served.come(0)
         former.send("next")
         first = hear(former).values["ticket"]
@@ -133,7 +133,7 @@ def test_a_late_push_of_a_worker_that_was_replaced_changes_nothing(monkeypatch):
         allowed.set()
         with pytest.raises(ConnectionError):
             hear(former)
-        assert served.server._desk.progress[1] == 0
+        assert served.server._coordinator.progress[1] == 0
         push(link)
         assert hear(link).values["ticket"]["start"] == 24
         former.close()

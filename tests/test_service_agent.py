@@ -248,7 +248,7 @@ def test_only_what_no_repeating_helps_against_is_a_lost_lease(status, lost):
         raise ServiceError("refused", status=status)
 
     key = "00000000-0000-4000-8000-000000000001"
-    one = lease_heartbeat.Pulse(report, key, 30.0, threading.Event())
+    one = lease_heartbeat.LeaseHeartbeat(report, key, 30.0, threading.Event())
     one.say_once("queued")
     assert (one.lost, one.ended) == (lost, lost)
 

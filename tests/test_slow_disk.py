@@ -13,7 +13,7 @@ from batchwright import Session
 from batchwright.errors import FileError, Interrupted
 from batchwright.training.checkpoints import checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
-from batchwright.training.checkpoints.checkpoint_manager import Keeper
+from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager
 from test_session import Points, make_model, make_tiny_plan, wait_until
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ class Disk:
         self.trained_without = False
 
     def patch(self, patch):
-        save, settle = checkpoint_writer.save_checkpoint, Keeper.settle
+        save, settle = checkpoint_writer.save_checkpoint, CheckpointManager.settle
 
         def wait_and_save(path, content, **options):
             wait_until(self.released.exists)
@@ -49,7 +49,7 @@ class Disk:
                 settle(keeper)
 
         patch.setattr(checkpoint_writer, "save_checkpoint", wait_and_save)
-        patch.setattr(Keeper, "settle", listening)
+        patch.setattr(CheckpointManager, "settle", listening)
 
     def listen(self, gather):
         def heard(value):

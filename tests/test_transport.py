@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchwright.training.parameter_server.merging import Weights
-from batchwright.training.parameter_server.transport import Link, connect
+from batchwright.training.parameter_server.transport import Transport, connect
 
 KEY = b"secret"
 SECONDS = 60  # of silence, on a machine however busy
@@ -22,7 +22,7 @@ def ends():
         pair = []
 
         def accept():
-            pair.append(Link(listener.accept()[0], timeout=SECONDS))
+            pair.append(Transport(listener.accept()[0], timeout=SECONDS))
             pair[0].authenticate(KEY, first=True)
 
         thread = threading.Thread(target=accept)
@@ -41,7 +41,7 @@ def silent():
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname(), timeout=SECONDS),
     ):
-        link = Link(listener.accept()[0], timeout=0.3)
+        link = Transport(listener.accept()[0], timeout=0.3)
         yield link
         link.close()
 
@@ -87,7 +87,7 @@ def test_the_end_is_no_silence(ends):
         ours.send("beat")
 
 
-@pytest.mark.parametrize("end", [Link.cut, Link.close])
+@pytest.mark.parametrize("end", [Transport.cut, Transport.close])
 def test_whoever_receives_learns_that_another_thread_has_ended_the_connection(ends, end):
     ours, _ = ends
     problems, begun = [], threading.Event()
@@ -112,7 +112,7 @@ def test_without_the_key_nobody_gets_in():
         problems = []
 
         def accept():
-            link = Link(listener.accept()[0], timeout=SECONDS)
+            link = Transport(listener.accept()[0], timeout=SECONDS)
             try:
                 link.authenticate(KEY, first=True)
             except OSError as error:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.job_work import JobWork
-from batchwright.client.lease_heartbeat import LeaseEnded, Pulse
+from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.errors import BatchwrightError, Interrupted
 from batchwright.records import Record
 from batchwright.records.agent_rules import rules_of
@@ -113,7 +113,7 @@ class Agent:
             return _read(JobOrders, answer, self._service.url)
 
         name = lease.job.name
-        with Pulse(report, lease.key, lease.seconds, self._stopping) as pulse:
+        with LeaseHeartbeat(report, lease.key, lease.seconds, self._stopping) as pulse:
             work = JobWork(
                 self._folder / "jobs" / lease.job.id,
                 lease,

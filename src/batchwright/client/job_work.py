@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from batchwright.client.http import Backoff, Service, ServiceError
-from batchwright.client.lease_heartbeat import LeaseEnded, Pulse
+from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.outbox import read_report, write_report
 from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.sending import Sender
@@ -73,7 +73,7 @@ class JobWork:
         allow: Sequence[str],
         service: Service,
         token: str,
-        pulse: Pulse,
+        pulse: LeaseHeartbeat,
         *,
         follow_advice: bool = False,
         tell: Callable[[str], None],

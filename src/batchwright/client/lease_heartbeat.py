@@ -31,7 +31,7 @@ class LeaseEnded(BatchwrightError):  # noqa: N818 - the job is somebody else's n
     """The agent is not to work on the job any more."""
 
 
-class Pulse:
+class LeaseHeartbeat:
     """The heartbeat of one lease; a context manager.
 
     Args:

@@ -88,7 +88,7 @@ def _remembered(folder: Path, set_to: str | None) -> str | None:
     return report.url
 
 
-class Companion:
+class ReporterProcess:
     """A reporter and the run that it belongs to.
 
     Args:
@@ -200,7 +200,7 @@ def reported(
     *,
     follow_advice: bool = False,
     tell: Callable[[str], None],
-) -> Iterator[Companion | None]:
+) -> Iterator[ReporterProcess | None]:
     """Inside, the run is reported; after, the service knows how it ended, or will.
 
     Args:
@@ -212,7 +212,7 @@ def reported(
     if url is None:
         yield None
         return
-    companion = Companion(folder, url, follow_advice=follow_advice)
+    companion = ReporterProcess(folder, url, follow_advice=follow_advice)
     outcome: tuple[str, str | None] = "failed", None
     try:
         yield companion

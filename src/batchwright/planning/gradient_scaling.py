@@ -31,7 +31,7 @@ _OTHERS = {
 
 
 @dataclass(frozen=True)
-class Parting:
+class StepSplit:
     """Into how many parts a step is cut, at least.
 
     Attributes:
@@ -71,11 +71,11 @@ class Parting:
         return least if batches else largest
 
 
-def parting_of(job: Job) -> Parting | None:
+def step_split_of(job: Job) -> StepSplit | None:
     """How a job's steps are to be cut; `None` where nothing is told from parts."""
     if job.ags.factors == "off" and job.rate_scaling != "gain":
         return None
-    return Parting(job.ags.parts, job.base_batch, job.method in SERVED)
+    return StepSplit(job.ags.parts, job.base_batch, job.method in SERVED)
 
 
 def small_parts(local: int, passes: int, least: int) -> list[int]:
@@ -162,7 +162,7 @@ def check_parts(job: Job, stages: Sequence[Stage], least: int) -> None:
         PlanError: A step that wants factors has one part only.
         JobError: The smallest factor is larger than any that is wanted.
     """
-    parting = parting_of(job)
+    parting = step_split_of(job)
     if parting is None:
         return
     for stage in stages:
@@ -184,7 +184,7 @@ def check_step(job: Job, local: Sequence[int], micro_batch: int, least: int) -> 
     Raises:
         PlanError: It is such a step.
     """
-    parting = parting_of(job)
+    parting = step_split_of(job)
     if parting is None or sum(local) <= parting.base_batch:
         return
     if _parts(local, micro_batch, least) < 2:
@@ -223,7 +223,7 @@ def reasons(
         rate: What the factors act on top of.
         update: The optimizer.
     """
-    parting, rule = parting_of(job), ags_rule(job)
+    parting, rule = step_split_of(job), ags_rule(job)
     if parting is None:
         return ()
     stage = stages[-1]
@@ -261,7 +261,7 @@ def doubts(plan: Plan, least: int) -> tuple[str, ...]:
         plan: Any.
         least: Fewest samples of a part.
     """
-    parting = parting_of(plan.job)
+    parting = step_split_of(plan.job)
     if parting is None:
         return ()
     return (*_doubts_of_rate(plan, parting), *_doubts_of_parts(plan, parting, least))
@@ -293,7 +293,7 @@ def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> st
     )
 
 
-def _doubts_of_rate(plan: Plan, parting: Parting) -> tuple[str, ...]:
+def _doubts_of_rate(plan: Plan, parting: StepSplit) -> tuple[str, ...]:
     rule, rate = plan.ags, plan.learning_rate
     if rule is None or plan.update != "sgd":
         return ()
@@ -321,7 +321,7 @@ def _doubts_of_rate(plan: Plan, parting: Parting) -> tuple[str, ...]:
     )
 
 
-def _doubts_of_parts(plan: Plan, parting: Parting, least: int) -> tuple[str, ...]:
+def _doubts_of_parts(plan: Plan, parting: StepSplit, least: int) -> tuple[str, ...]:
     """Of the steps that are cut, where there are too few parts, or too small ones."""
     key, asked = _key(plan.job), plan.job.ags.parts
     found: dict[str, None] = {}
@@ -396,7 +396,7 @@ def _scaling(
     )
 
 
-def _steps(parting: Parting, stage: Stage) -> list[tuple[int, ...]]:
+def _steps(parting: StepSplit, stage: Stage) -> list[tuple[int, ...]]:
     """Local batches of each step of its own: one over all workers, or one of each."""
     sizes = stage.local_batch_sizes
     return [(size,) for size in sizes] if parting.alone else [sizes]

@@ -31,8 +31,8 @@ from batchwright.planning.candidates.choice import (
     choose,
     settled_goal,
 )
-from batchwright.planning.candidates.cluster_options import mixes_of
-from batchwright.planning.candidates.knees import Bend, bends_of, knee_record
+from batchwright.planning.candidates.cluster_options import cluster_options_of
+from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
 from batchwright.planning.candidates.learnt import TAUGHT, Learnt, learnt_of, why_unknown
 from batchwright.planning.candidates.local_batches import local_batches
 from batchwright.planning.candidates.optimizer import (
@@ -48,7 +48,7 @@ from batchwright.planning.candidates.prediction_records import (
     predictions,
 )
 from batchwright.planning.candidates.table import Row, Table
-from batchwright.planning.candidates.worker_types import Kind, kinds_of, link_given
+from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.methods.multi_stage import COMPOSED, compose, searched
@@ -134,8 +134,8 @@ def make_plan(
     compared = told.compared() or (learnt.compared(job) if learnt else ())
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
-    kinds = kinds_of(merged, job)
-    mixes = mixes_of(kinds, job)
+    kinds = worker_types_of(merged, job)
+    mixes = cluster_options_of(kinds, job)
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
     unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
@@ -250,7 +250,7 @@ def plan_to_measure(profile: Profile) -> Plan:
         return make_plan(profile, job.model_copy(update={"goal": job.goal.model_copy(update=free)}))
 
 
-def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Choice]:
+def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:
     """The candidates, their knees and the choice among them, as for `plain`.
 
     A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
@@ -258,7 +258,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
     job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
     if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
-    bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
+    bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
     try:
         return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
     except PlanError:
@@ -268,7 +268,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[Bend], Ch
         replace(row, misses=tuple(one for one in row.misses if one.limit != "goal.deadline"))
         for row in rows
     ]
-    bends = bends_of(rows, job.goal.doubling_gain, table.surplus)
+    bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
     return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
 
 
@@ -277,7 +277,7 @@ def _predicted(
     choice: Choice,
     chosen: Prediction,
     stage: Stage,
-    bends: Sequence[Bend],
+    bends: Sequence[KneeFit],
     progress: Progress,
 ) -> tuple[Reason, ...]:
     """Batch, memory and time."""
@@ -292,7 +292,7 @@ def _predicted(
     )
 
 
-def _held_out(job: Job, kinds: Sequence[Kind]) -> tuple[HeldOut, ...]:
+def _held_out(job: Job, kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
     """Of the first measured kind; nothing that is measured tells of simulated times."""
     if job.launch == "virtual":
         return ()
@@ -351,7 +351,7 @@ def _least_epochs(job: Job) -> int | None:
     return 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
 
 
-def _mixing(kinds: Sequence[Kind], job: Job) -> str:
+def _mixing(kinds: Sequence[WorkerType], job: Job) -> str:
     """Why kinds are not mixed, in a sentence; empty if they are."""
     if len(kinds) == 1 or link_given(job.link):
         return ""

@@ -10,7 +10,7 @@ from batchwright.errors import PlanError
 from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.candidates.optimizer import chosen_optimizer, optimizer_reason
 from batchwright.planning.candidates.worker_types import cut
-from batchwright.planning.gradient_scaling import parting_of
+from batchwright.planning.gradient_scaling import step_split_of
 from batchwright.planning.methods.multi_stage import (
     COMPOSED,
     check_limits,
@@ -163,7 +163,7 @@ def _level(job: Job, data: DataFacts, side: int, local: tuple[int, ...], least: 
     if job.micro_batch != "auto":
         check_micro_batches(micro, job.micro_batch, least)
         micro = max(cut(micro, job.micro_batch))
-    parting = parting_of(job)
+    parting = step_split_of(job)
     if parting is not None:
         micro = min(micro, parting.most_at_once(local, least))
     line = stated_line(job, side)
@@ -216,7 +216,7 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
         epochs=(job.epochs,) if schedule is None else schedule.epochs_of_levels,
         other_seconds=0.0,
     )
-    rows, parting = [], parting_of(job)
+    rows, parting = [], step_split_of(job)
     for side, groups in zip(levels, found.groups, strict=True):
         micro = max(groups.local_batch_sizes)
         if job.micro_batch != "auto":

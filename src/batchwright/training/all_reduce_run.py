@@ -22,14 +22,14 @@ from batchwright.records import Stage
 from batchwright.training.batches.batch_split import Sharing, share_of
 from batchwright.training.batches.feeding import Batch, Feed
 from batchwright.training.batches.sampler import Step
-from batchwright.training.checkpoints.checkpoint_manager import Keeper, RunState
+from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
 from batchwright.training.evaluate.evaluation import Forward, Metric
 from batchwright.training.plan_switch import Advised
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
-from batchwright.training.step.micro_batches import Once, Passes
+from batchwright.training.step.micro_batches import MicroBatches, Once
 from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.stepper import Stepper, Wishes
 
@@ -63,7 +63,7 @@ class AllReduceRun:
         self._group.share((*trained, *setup.model.buffers()))
         self.state, self._clock = RunState(), StepClock()
         self._recorder = Recorder(setup.folder if self.rank == 0 else None, self._plan)
-        self._keeper = Keeper(
+        self._keeper = CheckpointManager(
             setup.folder,
             self._plan,
             setup.model,
@@ -108,7 +108,7 @@ class AllReduceRun:
             self._clock,
             self._wishes,
         )
-        self._passes = Passes(
+        self._passes = MicroBatches(
             setup.feed,
             self.stepper,
             self._sharing,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from batchwright.client.reporter_process import Companion, destination, outcome_of
+from batchwright.client.reporter_process import ReporterProcess, destination, outcome_of
 from batchwright.distributed.group import Group, loss_behind
 from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
 from batchwright.distributed.server_child import SERVER
@@ -147,7 +147,7 @@ class Session:
         self._sides = [stage.resolution for stage in self.plan.stages]
         self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
         self._held_out: tuple[Images, Feed] | None = None
-        self._companion: Companion | None = None
+        self._companion: ReporterProcess | None = None
         self._lock: Lock | None = None
         self._follow_advice, self._profile_memory = follow_advice, profile_memory
         service = _checked_service(report_to, run_folder)
@@ -464,7 +464,7 @@ class Session:
     def _report(self, folder: Path, service: str) -> None:
         """Start the reporter, which finds everything in the run folder."""
         write_record(self.plan, folder / "plan.json")
-        self._companion = Companion(folder, service, follow_advice=self._follow_advice)
+        self._companion = ReporterProcess(folder, service, follow_advice=self._follow_advice)
         self._say_for(self._companion)
 
     def _end_report(self, error: BaseException | None) -> None:
@@ -474,7 +474,7 @@ class Session:
             self._companion = None
 
     @staticmethod
-    def _say_for(companion: Companion) -> None:
+    def _say_for(companion: ReporterProcess) -> None:
         for line in companion.lines():
             _say(line)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from batchwright.client.reporter_process import Companion, destination, reported
+from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.distributed.launch import run_workers
 from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.errors import BatchwrightError, NewPlan, PlanError
@@ -133,7 +133,7 @@ def _is_done(folder: Path, plan: Plan) -> bool:
 def _train_once(
     folder: Path,
     plan: Plan,
-    companion: Companion | None,
+    companion: ReporterProcess | None,
     lock: Lock,
     *,
     resume: bool,
@@ -198,7 +198,9 @@ def _launch(
         run_with_server(loop, arguments, **served, **options)
 
 
-def _looker(lines: Tail, companion: Companion | None, shown: RunProgress) -> Callable[[], None]:
+def _looker(
+    lines: Tail, companion: ReporterProcess | None, shown: RunProgress
+) -> Callable[[], None]:
     """A function that shows what training has written, and what the reporter has said."""
 
     def look() -> None:

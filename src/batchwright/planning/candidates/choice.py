@@ -11,8 +11,8 @@ from operator import attrgetter, le
 from statistics import NormalDist
 
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.cluster_options import Mix
-from batchwright.planning.candidates.knees import Bend
+from batchwright.planning.candidates.cluster_options import ClusterOption
+from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.candidates.level import (
     RowError,
@@ -396,7 +396,7 @@ def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
 def choose(
     job: Job,
     rows: Sequence[Row],
-    bends: Sequence[Bend],
+    bends: Sequence[KneeFit],
     progress: Progress,
     error: RowError,
     trained: Trained,
@@ -448,7 +448,7 @@ def _level_with(
     chosen: Row,
     goal: Goal,
     rows: Sequence[Row],
-    bends: Sequence[Bend],
+    bends: Sequence[KneeFit],
     error: RowError,
     progress: Progress,
 ) -> tuple[Row, ...]:
@@ -498,7 +498,7 @@ def _other_objectives(job: Job, rows: Sequence[Row], progress: Progress) -> list
 
 
 def _best(
-    goal: Goal, objective: str, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress
+    goal: Goal, objective: str, rows: Sequence[Row], bends: Sequence[KneeFit], progress: Progress
 ) -> Row:
     if objective == "auto":
         return min(accurate(rows, goal.accuracy_tolerance), key=_by_time)
@@ -526,11 +526,13 @@ def accurate(rows: Sequence[Row], tolerance: float) -> list[Row]:
     return [row for row, accuracy in told.items() if accuracy >= least] or list(rows)
 
 
-def _sizes(goal: Goal, rows: Sequence[Row], bends: Sequence[Bend], progress: Progress) -> list[Row]:
+def _sizes(
+    goal: Goal, rows: Sequence[Row], bends: Sequence[KneeFit], progress: Progress
+) -> list[Row]:
     """The best candidate of each cluster by the objective, small clusters first."""
     if goal.objective == "knee":
         return _size_rows(rows, bends)
-    of_mix: dict[Mix, list[Row]] = {}
+    of_mix: dict[ClusterOption, list[Row]] = {}
     for row in rows:
         of_mix.setdefault(row.mix, []).append(row)
     found = [_best(goal, goal.objective, own, bends, progress) for own in of_mix.values()]
@@ -572,7 +574,7 @@ def _aim_of(goal: Goal) -> Callable[[Row], float]:
     return attrgetter("expense" if goal.least == "cost" else "seconds")
 
 
-def _size_rows(rows: Sequence[Row], bends: Sequence[Bend]) -> list[Row]:
+def _size_rows(rows: Sequence[Row], bends: Sequence[KneeFit]) -> list[Row]:
     """The best candidate of each cluster: at its knee or nearest to it, small clusters first."""
     allowed = set(rows)
     found = []

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.worker_types import Kind, link_given
+from batchwright.planning.candidates.worker_types import WorkerType, link_given
 from batchwright.planning.validation import shown
 from batchwright.records import Job, KindCount
 
 
 @dataclass(frozen=True)
-class Mix:
+class ClusterOption:
     """Workers of one or several kinds, in rank order.
 
     Attributes:
         members: Kind and count, each kind once.
     """
 
-    members: tuple[tuple[Kind, int], ...]
+    members: tuple[tuple[WorkerType, int], ...]
 
     @cached_property
     def workers(self) -> int:
@@ -60,7 +60,7 @@ class Mix:
         return " + ".join(f"{count} {kind.name}" for kind, count in self.members)
 
 
-def mixes_of(kinds: Sequence[Kind], job: Job) -> tuple[Mix, ...]:
+def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOption, ...]:
     """Clusters to compare, by size.
 
     Of each kind the measured counts, powers of two and all; of several kinds together all workers
@@ -72,7 +72,7 @@ def mixes_of(kinds: Sequence[Kind], job: Job) -> tuple[Mix, ...]:
     """
     asked = 1 if job.launch == "in-process" else job.workers
     _check_asked(kinds, job, asked)
-    found = [Mix(((kind, n),)) for kind in kinds for n in _sizes(kind, job)]
+    found = [ClusterOption(((kind, n),)) for kind in kinds for n in _sizes(kind, job)]
     if len(kinds) > 1 and link_given(job.link):
         for cap in (job.goal.max_workers, *([asked] if isinstance(asked, int) else [])):
             found += _prefixes(_by_speed(kinds, job), cap)
@@ -80,7 +80,9 @@ def mixes_of(kinds: Sequence[Kind], job: Job) -> tuple[Mix, ...]:
                 found += _prefixes(_by_value(kinds, job), cap)
     if isinstance(asked, int):
         found += [
-            Mix(((kind, asked),)) for kind in kinds if kind.measured[0] <= asked <= kind.count
+            ClusterOption(((kind, asked),))
+            for kind in kinds
+            if kind.measured[0] <= asked <= kind.count
         ]
         if all(mix.workers != asked for mix in found):
             raise PlanError(
@@ -92,11 +94,11 @@ def mixes_of(kinds: Sequence[Kind], job: Job) -> tuple[Mix, ...]:
     return tuple(sorted(unique.values(), key=_order))
 
 
-def _order(mix: Mix) -> tuple[int, str]:
+def _order(mix: ClusterOption) -> tuple[int, str]:
     return mix.workers, str(mix)
 
 
-def _check_asked(kinds: Sequence[Kind], job: Job, asked: int | str) -> None:
+def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> None:
     for kind in kinds:
         if job.goal.kinds and kind.count < kind.measured[0]:
             raise PlanError(
@@ -114,7 +116,7 @@ def _check_asked(kinds: Sequence[Kind], job: Job, asked: int | str) -> None:
         )
 
 
-def _check_count(kinds: Sequence[Kind], job: Job, asked: int) -> None:
+def _check_count(kinds: Sequence[WorkerType], job: Job, asked: int) -> None:
     counts = sorted({count for kind in kinds for count in kind.measured})
     if job.launch == "in-process" and counts[0] > 1:
         raise PlanError(
@@ -138,7 +140,7 @@ def _check_count(kinds: Sequence[Kind], job: Job, asked: int) -> None:
         )
 
 
-def _sizes(kind: Kind, job: Job) -> list[int]:
+def _sizes(kind: WorkerType, job: Job) -> list[int]:
     """Counts of one kind to compare."""
     top = kind.count
     if job.goal.max_workers is not None and top > job.goal.max_workers:
@@ -153,22 +155,22 @@ def _sizes(kind: Kind, job: Job) -> list[int]:
     return sorted(n for n in sizes if n >= kind.measured[0])
 
 
-def _by_speed(kinds: Sequence[Kind], job: Job) -> list[Kind]:
+def _by_speed(kinds: Sequence[WorkerType], job: Job) -> list[WorkerType]:
     return sorted(kinds, key=lambda kind: (-_speed(kind, job), kind.name))
 
 
-def _by_value(kinds: Sequence[Kind], job: Job) -> list[Kind]:
+def _by_value(kinds: Sequence[WorkerType], job: Job) -> list[WorkerType]:
     return sorted(kinds, key=lambda kind: (-_speed(kind, job) / (kind.price or 1.0), kind.name))
 
 
-def _speed(kind: Kind, job: Job) -> float:
+def _speed(kind: WorkerType, job: Job) -> float:
     """Samples per second of one worker at its largest measured batch."""
     side = max(() if job.resolutions == "auto" else job.resolutions)
     batch = max(point.local_batch_size for point in kind.profile.steps)
     return batch / kind.seconds_at_once(kind.measured[-1], side, batch)
 
 
-def _prefixes(kinds: Iterable[Kind], cap: int | None) -> list[Mix]:
+def _prefixes(kinds: Iterable[WorkerType], cap: int | None) -> list[ClusterOption]:
     """All workers of the first two kinds, three, ..., at most ``cap`` in all."""
     found, members, left = [], [], cap
     for kind in kinds:
@@ -178,5 +180,5 @@ def _prefixes(kinds: Iterable[Kind], cap: int | None) -> list[Mix]:
         members.append((kind, count))
         left = None if left is None else left - count
         if len(members) > 1:
-            found.append(Mix(tuple(members)))
+            found.append(ClusterOption(tuple(members)))
     return found

@@ -10,20 +10,22 @@ from collections.abc import Sequence
 
 from batchwright.algorithms.batch_size import candidates
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.local_batches import (
     equal_time,
     largest_shares,
     memory_caps,
     split,
 )
-from batchwright.planning.candidates.worker_types import Kind
+from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.records import DataFacts, Job
 
 Totals = tuple[int, ...]
 
 
-def totals_to_compare(mix: Mix, resolution: int, job: Job, data: DataFacts) -> list[Totals]:
+def totals_to_compare(
+    mix: ClusterOption, resolution: int, job: Job, data: DataFacts
+) -> list[Totals]:
     """Samples per step of each kind, for every global batch to compare; rising.
 
     Args:
@@ -47,7 +49,7 @@ def totals_to_compare(mix: Mix, resolution: int, job: Job, data: DataFacts) -> l
     return [by_batch[batch] for batch in sorted(by_batch) if batch <= data.train_samples]
 
 
-def _of_one_kind(mix: Mix, resolution: int, most: int, samples: int) -> list[int]:
+def _of_one_kind(mix: ClusterOption, resolution: int, most: int, samples: int) -> list[int]:
     """Equal local batches in powers of two, and the largest; one more that a limit leaves out.
 
     Batches smaller than the measured ones only where nothing else is left.
@@ -66,7 +68,7 @@ def _of_one_kind(mix: Mix, resolution: int, most: int, samples: int) -> list[int
     return [*fitting, beyond]
 
 
-def _of_equal_time(mix: Mix, resolution: int, most: int) -> list[Totals]:
+def _of_equal_time(mix: ClusterOption, resolution: int, most: int) -> list[Totals]:
     """Shares that take equal time, while the slowest kind goes through powers of two."""
     workers = mix.workers
     caps = [max(cap, 1) for cap in memory_caps(mix, resolution)]
@@ -91,7 +93,7 @@ def _of_equal_time(mix: Mix, resolution: int, most: int) -> list[Totals]:
         local *= 2
 
 
-def _slowest(mix: Mix, resolution: int, shares: Sequence[int]) -> int:
+def _slowest(mix: ClusterOption, resolution: int, shares: Sequence[int]) -> int:
     """Index of the kind that takes longest for its share."""
     times = [
         kind.seconds(mix.workers, resolution, max(share, kind.least))
@@ -100,7 +102,7 @@ def _slowest(mix: Mix, resolution: int, shares: Sequence[int]) -> int:
     return max(range(len(times)), key=times.__getitem__)
 
 
-def _can_be_cut(mix: Mix, totals: Totals) -> bool:
+def _can_be_cut(mix: ClusterOption, totals: Totals) -> bool:
     """Whether micro-batches as asked leave no part too small."""
     return all(
         _parts_suffice(kind, share)
@@ -108,7 +110,7 @@ def _can_be_cut(mix: Mix, totals: Totals) -> bool:
     )
 
 
-def _parts_suffice(kind: Kind, share: int) -> bool:
+def _parts_suffice(kind: WorkerType, share: int) -> bool:
     try:
         kind.check_parts(share)
     except PlanError:

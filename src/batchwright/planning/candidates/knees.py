@@ -9,7 +9,7 @@ from itertools import groupby
 from math import hypot, inf, isfinite, log2
 
 from batchwright.algorithms.batch_size import first_from, knee_of_line, knee_point, kneedle
-from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.local_batches import largest_shares, split
 from batchwright.planning.candidates.table import Row
 from batchwright.records import Knee
@@ -19,7 +19,7 @@ _HALVINGS = 12  # of the logarithm's range, in search of an interval's end
 
 
 @dataclass(frozen=True)
-class Bend:
+class KneeFit:
     """A cluster's candidates at one resolution, and their knee.
 
     Attributes:
@@ -40,7 +40,7 @@ class Bend:
     surplus: Callable[[float], float]
 
     @property
-    def mix(self) -> Mix:
+    def mix(self) -> ClusterOption:
         """Its workers."""
         return self.rows[0].mix
 
@@ -67,9 +67,9 @@ class Bend:
         return next((row for row in allowed if row.batch >= knee), allowed[-1])
 
 
-def bends_of(
-    rows: Sequence[Row], doubling_gain: float, surplus: Callable[[Mix, float], float]
-) -> list[Bend]:
+def knee_fits_of(
+    rows: Sequence[Row], doubling_gain: float, surplus: Callable[[ClusterOption, float], float]
+) -> list[KneeFit]:
     """The knee of each cluster and resolution among rows in their order.
 
     Args:
@@ -86,7 +86,7 @@ def bends_of(
     return found
 
 
-def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> Bend:
+def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> KneeFit:
     mix, side = rows[0].mix, rows[0].resolution
     open_to = [row for row in rows if not _bounded(row)]
     batches = [row.batch for row in open_to]
@@ -101,7 +101,7 @@ def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float])
             line = closed_form = None  # another optimizer's update on the way
     if line is None:
         batch = knee_point(batches, lambda n: _seconds_per_sample(rows, n, surplus), gain)
-    return Bend(
+    return KneeFit(
         rows=rows,
         row=next((row for row in rows if row.batch == batch), None),
         line=line,
@@ -123,7 +123,7 @@ def _kneedle(rows: Sequence[Row]) -> int | None:
     return None if found is None else round(2**found)
 
 
-def line_of(mix: Mix, resolution: int) -> tuple[float, float] | None:
+def line_of(mix: ClusterOption, resolution: int) -> tuple[float, float] | None:
     r"""Fixed seconds of a step and seconds per sample of the global batch, where time is a line.
 
     Of kinds that take equal time :math:`t`, each :math:`n_k` times :math:`(t - \beta_k) / a_k`
@@ -171,7 +171,7 @@ def _measured_per_sample(
     return (low + share * (high - low)) / batch
 
 
-def _step_at_once(mix: Mix, resolution: int, totals: Sequence[int]) -> float:
+def _step_at_once(mix: ClusterOption, resolution: int, totals: Sequence[int]) -> float:
     """Seconds of a step in one pass: that of the slowest kind."""
     workers = mix.workers
     return max(
@@ -180,7 +180,7 @@ def _step_at_once(mix: Mix, resolution: int, totals: Sequence[int]) -> float:
     )
 
 
-def knee_record(bend: Bend, doubling_gain: float, *, named: bool, ends: bool) -> Knee:
+def knee_record(bend: KneeFit, doubling_gain: float, *, named: bool, ends: bool) -> Knee:
     """The knee as a record.
 
     Args:
@@ -202,7 +202,7 @@ def knee_record(bend: Bend, doubling_gain: float, *, named: bool, ends: bool) ->
     )
 
 
-def _ends(bend: Bend, gain: float) -> tuple[float | None, float | None]:
+def _ends(bend: KneeFit, gain: float) -> tuple[float | None, float | None]:
     """Batches at which doubling would save the share, were it off by what the fit may be off."""
     cut = any(kind.cuts(bend.mix.workers) for kind, _ in bend.mix.members)
     if bend.row is None or cut or len(bend.mix.members) > 1:
@@ -212,13 +212,13 @@ def _ends(bend: Bend, gain: float) -> tuple[float | None, float | None]:
     return low, None if high is None or not isfinite(high) else high
 
 
-def saving(bend: Bend, batch: int) -> tuple[float, float]:
+def saving(bend: KneeFit, batch: int) -> tuple[float, float]:
     """Share of the time per sample that doubling a batch saves, and its standard error."""
     saves = 1 - bend.per_sample(2 * batch) / bend.per_sample(batch)
     return saves, _saving_error(bend, batch, saves)
 
 
-def _saving_error(bend: Bend, batch: int, saves: float) -> float:
+def _saving_error(bend: KneeFit, batch: int, saves: float) -> float:
     r"""Standard error of the share that doubling a batch saves.
 
     On a line it is :math:`\beta / 2 t(b)`, so as uncertain as both of them; elsewhere one minus a
@@ -241,7 +241,7 @@ def _saving_error(bend: Bend, batch: int, saves: float) -> float:
     return (1 - saves) * hypot(*errors)
 
 
-def _crossing(bend: Bend, gain: float) -> float | None:
+def _crossing(bend: KneeFit, gain: float) -> float | None:
     """Batch from which doubling saves at most ``gain``, candidate or not; `None` if none does."""
     if gain <= 0:
         return None

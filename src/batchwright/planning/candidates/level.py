@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import hypot, inf, log
 
-from batchwright.planning.candidates.knees import Bend, saving
+from batchwright.planning.candidates.knees import KneeFit, saving
 from batchwright.planning.candidates.table import Row
 from batchwright.records import Estimate
 
@@ -24,7 +24,7 @@ RowError = Callable[[Row], float]
 def level_in_value(
     chosen: Row,
     rows: Iterable[Row],
-    bends: Sequence[Bend],
+    bends: Sequence[KneeFit],
     error: RowError,
     value: Callable[[Row], float],
     epochs: Callable[[Row], Estimate | None] = lambda _: None,
@@ -58,7 +58,7 @@ def level_in_value(
 
 
 def level_batches(
-    chosen: Row, rows: Sequence[Row], bend: Bend | None, gain: float
+    chosen: Row, rows: Sequence[Row], bend: KneeFit | None, gain: float
 ) -> tuple[Row, ...]:
     """Candidates of the chosen cluster that may be its knee.
 

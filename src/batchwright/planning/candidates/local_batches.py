@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from batchwright.algorithms.partition import apportion
 from batchwright.algorithms.solving import solve_rising
-from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.cluster_options import ClusterOption
 
 
-def local_batches(mix: Mix, totals: Sequence[int]) -> tuple[int, ...]:
+def local_batches(mix: ClusterOption, totals: Sequence[int]) -> tuple[int, ...]:
     """Samples per step of each worker, in rank order, from the kinds' totals."""
     sizes: list[int] = []
     for (_, count), total in zip(mix.members, totals, strict=True):
@@ -21,12 +21,12 @@ def local_batches(mix: Mix, totals: Sequence[int]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def largest_shares(mix: Mix, totals: Sequence[int]) -> tuple[int, ...]:
+def largest_shares(mix: ClusterOption, totals: Sequence[int]) -> tuple[int, ...]:
     """Largest local batch of each kind."""
     return tuple(-(-total // count) for (_, count), total in zip(mix.members, totals, strict=True))
 
 
-def memory_caps(mix: Mix, resolution: int) -> tuple[int, ...]:
+def memory_caps(mix: ClusterOption, resolution: int) -> tuple[int, ...]:
     """Most samples that a worker of each kind takes in one pass; any number if cut as asked."""
     workers = mix.workers
     return tuple(
@@ -35,12 +35,14 @@ def memory_caps(mix: Mix, resolution: int) -> tuple[int, ...]:
     )
 
 
-def equal_time(mix: Mix, resolution: int, seconds: float, caps: Sequence[int]) -> list[float]:
+def equal_time(
+    mix: ClusterOption, resolution: int, seconds: float, caps: Sequence[int]
+) -> list[float]:
     """Local batch of each kind that takes ``seconds``, within its least and its cap, as a float."""
     return [_batch_at(mix, index, resolution, seconds, caps[index]) for index in range(len(caps))]
 
 
-def _batch_at(mix: Mix, index: int, resolution: int, seconds: float, cap: int) -> float:
+def _batch_at(mix: ClusterOption, index: int, resolution: int, seconds: float, cap: int) -> float:
     kind, workers = mix.members[index][0], mix.workers
 
     def at(batch: int) -> float:
@@ -52,7 +54,7 @@ def _batch_at(mix: Mix, index: int, resolution: int, seconds: float, cap: int) -
     return low + (seconds - at(low)) / (at(high) - at(low))
 
 
-def split(mix: Mix, resolution: int, batch: int) -> tuple[int, ...] | None:
+def split(mix: ClusterOption, resolution: int, batch: int) -> tuple[int, ...] | None:
     """Total of each kind in a global batch, so that all kinds take equal time.
 
     Memory bounds each kind's share, unless the batch does not fit the cluster at once: then the
@@ -82,7 +84,7 @@ def split(mix: Mix, resolution: int, batch: int) -> tuple[int, ...] | None:
     )
 
 
-def _shares_of(mix: Mix, resolution: int, batch: int, caps: Sequence[int]) -> list[float]:
+def _shares_of(mix: ClusterOption, resolution: int, batch: int, caps: Sequence[int]) -> list[float]:
     """Local batches of equal time that come nearest to a global batch."""
     workers = mix.workers
     counts = [count for _, count in mix.members]

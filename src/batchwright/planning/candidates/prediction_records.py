@@ -7,10 +7,10 @@ from itertools import pairwise
 from math import isfinite, sqrt
 
 from batchwright.planning.candidates.choice import FAR, Choice, Progress, frontier
-from batchwright.planning.candidates.knees import Bend
+from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.local_batches import largest_shares
 from batchwright.planning.candidates.table import Row, Table
-from batchwright.planning.candidates.worker_types import Kind
+from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.prediction.accuracy.quality import product
 from batchwright.prediction.cost import train_cost
 from batchwright.records import Estimate, HeldOut, Prediction
@@ -19,7 +19,7 @@ MOST_SHOWN = 200
 """More candidates than this are not listed one by one."""
 
 
-def kept_rows(rows: Sequence[Row], bends: Sequence[Bend], choice: Choice) -> list[Row]:
+def kept_rows(rows: Sequence[Row], bends: Sequence[KneeFit], choice: Choice) -> list[Row]:
     """Rows to list: all, or if they are many the frontier, the chosen cluster and the knees."""
     if len(rows) <= MOST_SHOWN:
         return list(rows)
@@ -142,7 +142,7 @@ def scaled(step: Estimate, value: float) -> Estimate:
     return Estimate(value=value, low=step.low * ratio, high=step.high * ratio)
 
 
-def held_out(kind: Kind) -> tuple[HeldOut, ...]:
+def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
     """Steps midway, on a logarithmic scale, between neighbouring measured batches.
 
     Of each measured number of workers and resolution, rounded to even batches.
@@ -162,7 +162,7 @@ def _midpoints(batches: Sequence[int]) -> list[int]:
     return [middle for middle in dict.fromkeys(middles) if middle and middle not in batches]
 
 
-def _held_out(kind: Kind, workers: int, side: int, batch: int) -> HeldOut:
+def _held_out(kind: WorkerType, workers: int, side: int, batch: int) -> HeldOut:
     return HeldOut(
         workers=workers,
         resolution=side,

@@ -11,11 +11,11 @@ from math import ceil
 
 from batchwright.algorithms.batch_size import steps_per_epoch
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.cluster_options import Mix
+from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.grid import totals_to_compare
 from batchwright.planning.candidates.local_batches import largest_shares, split
 from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer, extra_seconds
-from batchwright.planning.candidates.worker_types import Kind
+from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.validation import check_batch, sides
 from batchwright.records import DataFacts, Estimate, Job, OptimizerName
 
@@ -61,7 +61,7 @@ class Row:
         accuracy: Held out at the end of the training, a share; `None` if nothing tells.
     """
 
-    mix: Mix
+    mix: ClusterOption
     resolution: int
     totals: tuple[int, ...]
     batch: int
@@ -112,10 +112,10 @@ class Table:
 
     job: Job
     data: DataFacts
-    mixes: tuple[Mix, ...]
+    mixes: tuple[ClusterOption, ...]
     compared: tuple[Compared, ...] = ()
     epochs: Callable[[int], int] | None = None
-    _extras: dict[tuple[Mix, OptimizerName], Estimate | None] = field(
+    _extras: dict[tuple[ClusterOption, OptimizerName], Estimate | None] = field(
         default_factory=dict, repr=False
     )
 
@@ -140,7 +140,7 @@ class Table:
             )
         return sorted(rows, key=lambda row: row.order)
 
-    def _rows_of(self, mix: Mix, side: int) -> Iterable[Row]:
+    def _rows_of(self, mix: ClusterOption, side: int) -> Iterable[Row]:
         batch = self.job.global_batch
         asked = None
         if batch != "auto" and batch <= self.data.train_samples:
@@ -157,7 +157,9 @@ class Table:
 
     # ------------------------------------------------------------------------------- one row
 
-    def row(self, mix: Mix, side: int, totals: tuple[int, ...], *, asked: bool = False) -> Row:
+    def row(
+        self, mix: ClusterOption, side: int, totals: tuple[int, ...], *, asked: bool = False
+    ) -> Row:
         """The candidate with these totals of each kind."""
         batch = sum(totals)
         steps, last = steps_per_epoch(self.data.train_samples, batch, mix.least)
@@ -183,7 +185,7 @@ class Table:
         misses = tuple(self._misses(row))
         return replace(row, misses=misses) if misses else row
 
-    def _step(self, mix: Mix, side: int, totals: Sequence[int], *, asked: bool) -> float:
+    def _step(self, mix: ClusterOption, side: int, totals: Sequence[int], *, asked: bool) -> float:
         workers = mix.workers
         return max(
             (kind.seconds if asked or kind.cuts(workers) else kind.seconds_at_once)(
@@ -192,12 +194,12 @@ class Table:
             for (kind, count), total in zip(mix.members, totals, strict=True)
         )
 
-    def surplus(self, mix: Mix, batch: float) -> float:
+    def surplus(self, mix: ClusterOption, batch: float) -> float:
         """Seconds that the optimizer of this batch takes more than the measured one."""
         found = self._update(mix, batch)
         return 0.0 if found is None else found.value
 
-    def _update(self, mix: Mix, batch: float) -> Estimate | None:
+    def _update(self, mix: ClusterOption, batch: float) -> Estimate | None:
         """What the optimizer of this batch takes more than the measured one, on the slowest."""
         name = chosen_optimizer(self.job, batch, self.compared)
         if (mix, name) not in self._extras:
@@ -208,11 +210,11 @@ class Table:
             self._extras[mix, name] = most
         return self._extras[mix, name]
 
-    def evaluating(self, mix: Mix, epochs: int) -> float:
+    def evaluating(self, mix: ClusterOption, epochs: int) -> float:
         """Seconds of all evaluations of a training."""
         return ceil(epochs / self.job.evaluate_epochs) * self._evaluation(mix)
 
-    def _evaluation(self, mix: Mix) -> float:
+    def _evaluation(self, mix: ClusterOption) -> float:
         """Seconds of one evaluation: the images are dealt out evenly, the slowest worker counts."""
         slowest = max(kind.evaluation_seconds for kind, _ in mix.members)
         return -(-self.data.val_samples // mix.workers) * slowest
@@ -290,7 +292,7 @@ class Table:
 
     # -------------------------------------------------------------------------------- memory
 
-    def parts(self, row: Row, kind: Kind, share: int) -> list[int]:
+    def parts(self, row: Row, kind: WorkerType, share: int) -> list[int]:
         """Micro-batches of a worker with ``share`` samples per step.
 
         A candidate goes through in one pass, unless parts are wanted; only a batch that is asked
@@ -300,13 +302,13 @@ class Table:
             return kind.parts(row.mix.workers, row.resolution, share)
         return [share]
 
-    def fits(self, row: Row, kind: Kind, share: int) -> bool:
+    def fits(self, row: Row, kind: WorkerType, share: int) -> bool:
         """Whether a worker with ``share`` samples per step stays within its memory."""
         micro = self.parts(row, kind, share)[0]
         most = kind.largest(row.mix.workers, row.resolution, accumulates=micro < share)
         return micro <= most
 
-    def peak(self, row: Row, kind: Kind, share: int) -> Estimate:
+    def peak(self, row: Row, kind: WorkerType, share: int) -> Estimate:
         """Peak bytes of a worker with ``share`` samples per step."""
         micro = self.parts(row, kind, share)[0]
         return kind.memory.predict(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batchwright.errors import PlanError
-from batchwright.planning.gradient_scaling import Parting, parting_of, small_parts
+from batchwright.planning.gradient_scaling import StepSplit, small_parts, step_split_of
 from batchwright.planning.merging import kind_of
 from batchwright.planning.validation import check_micro_batches, least_local, sides
 from batchwright.prediction.fit import Line
@@ -19,7 +19,7 @@ from batchwright.records import Job, Link, Profile, StepTime, WorkerKind
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class WorkerType:
     """Workers that behave alike.
 
     Attributes:
@@ -52,7 +52,7 @@ class Kind:
     evaluation_seconds: float
     speed: float = 1.0
     stated: str = ""
-    parting: Parting | None = None
+    parting: StepSplit | None = None
     _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False)
     _largest: dict[tuple[int, int, bool], int] = field(default_factory=dict, repr=False)
 
@@ -206,7 +206,7 @@ def cut(local: int, most: int) -> list[int]:
     return [part + 1] * larger + [part] * (count - larger)
 
 
-def kinds_of(profiles: Sequence[Profile], job: Job) -> tuple[Kind, ...]:
+def worker_types_of(profiles: Sequence[Profile], job: Job) -> tuple[WorkerType, ...]:
     """The kinds that a plan may use, as in ``goal.kinds``, or those that were measured.
 
     Args:
@@ -237,7 +237,7 @@ def _measured_count(profile: Profile, job: Job, *, alone: bool) -> int:
     return max(measured, job.goal.max_workers or 1, asked)
 
 
-def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> Kind:
+def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerType:
     like = wanted.like or wanted.kind
     if like not in measured:
         raise PlanError(
@@ -248,7 +248,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> Kind:
     stated = ""
     if like != wanted.kind or wanted.speed != 1:
         stated = f"{wanted.kind} is taken as {wanted.speed:g} times as fast as {like}"
-    return Kind(
+    return WorkerType(
         name=wanted.kind,
         count=wanted.count,
         price=wanted.price if wanted.price is not None else job.goal.price,
@@ -262,7 +262,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> Kind:
         evaluation_seconds=_evaluation_seconds(profile, job) / wanted.speed,
         speed=wanted.speed,
         stated=stated,
-        parting=parting_of(job),
+        parting=step_split_of(job),
     )
 
 

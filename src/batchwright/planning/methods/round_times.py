@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from batchwright.algorithms.dual_batch import Relative
-from batchwright.planning.candidates.cluster_options import Mix
-from batchwright.planning.candidates.worker_types import Kind, link_given
+from batchwright.planning.candidates.cluster_options import ClusterOption
+from batchwright.planning.candidates.worker_types import WorkerType, link_given
 from batchwright.planning.methods.groups import Pace
 from batchwright.planning.methods.simulated import stated_line
 from batchwright.planning.validation import sides
@@ -18,7 +18,7 @@ and the run would be refused after it was probed; pairs measured side by side co
 _BYTES = 4  # of a weight
 
 
-def measured_pace(mix: Mix, job: Job, batch: int) -> Pace:
+def measured_pace(mix: ClusterOption, job: Job, batch: int) -> Pace:
     """By the fitted step times, computing alone: workers of a server do not exchange gradients.
 
     Args:
@@ -29,7 +29,7 @@ def measured_pace(mix: Mix, job: Job, batch: int) -> Pace:
     first, workers = mix.members[0][0], mix.workers
     top = max(sides(job))
 
-    def seconds_on(kind: Kind, side: int, size: int) -> float:
+    def seconds_on(kind: WorkerType, side: int, size: int) -> float:
         return kind.times.computing(workers, side, kind.parts(workers, side, size))
 
     def ends(side: int, size: int) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite
 
 from batchwright.planning.candidates.choice import Choice
-from batchwright.planning.candidates.knees import Bend
+from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.table import Row
 from batchwright.records import Alternative
 
@@ -56,7 +56,7 @@ def share(other: float, chosen: float, what: str) -> str:
     return f"{abs(change):.1%} {'more' if change > 0 else 'less'} {what}"
 
 
-def batches(chosen: Row, bend: Bend | None) -> tuple[Alternative, ...]:
+def batches(chosen: Row, bend: KneeFit | None) -> tuple[Alternative, ...]:
     """The next smaller and larger batch of the same cluster, those beyond a limit too."""
     rows = bend.rows if bend else ()
     smaller = [row for row in rows if row.batch < chosen.batch][-1:]

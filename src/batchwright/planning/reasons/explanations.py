@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from math import ceil, exp, inf
 
 from batchwright.planning.candidates.choice import FAR, Choice, Progress
-from batchwright.planning.candidates.cluster_options import Mix
-from batchwright.planning.candidates.knees import Bend
+from batchwright.planning.candidates.cluster_options import ClusterOption
+from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.candidates.local_batches import largest_shares
 from batchwright.planning.candidates.table import Row, mebibytes
@@ -138,7 +138,7 @@ def _objective(goal: Goal) -> str:
     return f"goal.objective={goal.objective}"
 
 
-def _exchange(mix: Mix) -> str:
+def _exchange(mix: ClusterOption) -> str:
     """What exchanging gradients takes, in a sentence."""
     kind, _ = mix.members[0]
     count, profile = mix.workers, kind.profile
@@ -154,7 +154,7 @@ def _exchange(mix: Mix) -> str:
     return f"Exchanging {mebibytes(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
 
 
-def _stated(mix: Mix) -> str:
+def _stated(mix: ClusterOption) -> str:
     stated = "; ".join(kind.stated for kind, _ in mix.members if kind.stated)
     return f"Assumed: {stated}." if stated else ""
 
@@ -162,7 +162,7 @@ def _stated(mix: Mix) -> str:
 # --------------------------------------------------------------------------------------- batches
 
 
-def global_batch(job: Job, choice: Choice, bend: Bend | None, progress: Progress) -> Reason:
+def global_batch(job: Job, choice: Choice, bend: KneeFit | None, progress: Progress) -> Reason:
     """The global batch: asked for, the best, or the knee."""
     row, goal = choice.row, job.goal
     source: Source = "predicted"
@@ -266,7 +266,7 @@ def _why_target(row: Row, goal: Goal, progress: Progress) -> str:
     )
 
 
-def _why_knee(row: Row, bend: Bend | None, goal: Goal) -> str:
+def _why_knee(row: Row, bend: KneeFit | None, goal: Goal) -> str:
     if bend is None:
         return "The only candidate."
     texts = [_one_candidate(bend)] if len(bend.rows) == 1 else []
@@ -276,11 +276,11 @@ def _why_knee(row: Row, bend: Bend | None, goal: Goal) -> str:
     return " ".join(text for text in texts if text)
 
 
-def _one_candidate(bend: Bend) -> str:
+def _one_candidate(bend: KneeFit) -> str:
     return f"There is one candidate only, {bend.rows[0].batch}."
 
 
-def _knee_or_not(row: Row, bend: Bend, goal: Goal) -> str:
+def _knee_or_not(row: Row, bend: KneeFit, goal: Goal) -> str:
     share = f"{goal.doubling_gain:.1%}"
     if bend.row is None:
         return (
@@ -305,7 +305,7 @@ def _knee_or_not(row: Row, bend: Bend, goal: Goal) -> str:
     )
 
 
-def _line_says(bend: Bend) -> str:
+def _line_says(bend: KneeFit) -> str:
     if not bend.closed_form:
         return ""
     return (
@@ -314,7 +314,7 @@ def _line_says(bend: Bend) -> str:
     )
 
 
-def _kneedle_says(row: Row, bend: Bend) -> str:
+def _kneedle_says(row: Row, bend: KneeFit) -> str:
     if len(bend.rows) < 3:
         return ""
     if bend.kneedle is None:
@@ -327,7 +327,7 @@ def _kneedle_says(row: Row, bend: Bend) -> str:
     )
 
 
-def local_batches(stage: Stage, mix: Mix, totals: Sequence[int]) -> Reason:
+def local_batches(stage: Stage, mix: ClusterOption, totals: Sequence[int]) -> Reason:
     """Equal shares, or equal times, in one go or accumulated."""
     shares = "Equal shares"
     if len(mix.members) > 1:
@@ -428,7 +428,7 @@ def _described(row: Row, index: int) -> str:
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
 
 
-def extrapolations(mix: Mix, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+def extrapolations(mix: ClusterOption, stages: Sequence[Stage]) -> tuple[Reason, ...]:
     """Which of a plan's steps are far larger or smaller than any that was measured there.
 
     Numbers of workers and resolutions that were not measured at all are told of elsewhere.

@@ -12,7 +12,7 @@ from batchwright.distributed.reducer import Tally
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
 from batchwright.training.batches.balancer import Balancer
-from batchwright.training.batches.epoch_steps import Shares, Walk
+from batchwright.training.batches.epoch_steps import EpochSteps, Shares
 from batchwright.training.batches.sampler import Step, epoch_order, step_sizes
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.recorder import Recorder
@@ -55,7 +55,7 @@ class Sharing:
                 f"the global batch of {largest} is larger than the {samples} training samples: "
                 f"choose global_batch={samples} or less"
             )
-        self.walk: Walk | None = None
+        self.walk: EpochSteps | None = None
         self._plan, self._group, self._state, self._recorder = plan, group, state, recorder
         self.least = least
         self._samples, self._weights = samples, weights
@@ -95,14 +95,14 @@ class Sharing:
         """Samples that all workers have seen, and the plan's row of the epoch in progress."""
         return self._state.samples_seen, self._state.stage(self._plan)
 
-    def begin_epoch(self) -> Walk:
+    def begin_epoch(self) -> EpochSteps:
         """Lay out the steps of the state's epoch, from the state's step on; returns the way."""
         self._enter_row()
         state, sizes = self._state, self.local_batch_sizes
         done = state.samples_seen - state.epoch * self._samples
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
         state.meter.shares_from(state.step, sizes)
-        self.walk = Walk(
+        self.walk = EpochSteps(
             epoch_order(self._samples, state.epoch, self._plan.job.seed, self._weights),
             step_sizes(self._samples - done, sum(sizes), workers=len(sizes), least=self.least),
             Shares(state.step, sizes, self.micro_batch_size),

@@ -31,7 +31,7 @@ class Shares:
     micro_batch_size: int
 
 
-class Walk:
+class EpochSteps:
     """Goes through the steps of an epoch, as the shares say.
 
     Args:

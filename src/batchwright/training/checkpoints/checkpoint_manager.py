@@ -89,7 +89,7 @@ class RunState:
         self.meter = meter
 
 
-class Keeper:
+class CheckpointManager:
     """Writes and reads the checkpoints of one run; all workers call its methods together.
 
     A checkpoint's ``model`` is a plain ``state_dict`` whose batch normalization has the statistics

@@ -17,28 +17,35 @@ from batchwright.training.checkpoints.checkpoint import save_checkpoint
 from batchwright.training.checkpoints.checkpoint_lookup import LAST, PREVIOUS, find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import folder_problem
 from batchwright.training.parameter_server.merging import Weights, as_state_dict
-from batchwright.training.parameter_server.server_coordinator import Desk
+from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
 from batchwright.training.recorder import Recorder
 
 _BEST = "best"
 
 
-class ServerKeeper:
+class ServerCheckpoints:
     """Writes and reads checkpoints for the server's process, in `checkpoint_manager`'s format.
 
     What is kept of the weights is never changed in place, so nothing is copied and no worker waits
-    while a thread writes. What waits for the disk never holds the desk's lock: it may be slow. The
-    workers' optimizers are not kept: after a resume momentum is fresh.
+    while a thread writes. What waits for the disk never holds the coordinator's lock: it may be
+    slow. The workers' optimizers are not kept: after a resume momentum is fresh.
 
     Args:
         folder: The run folder; ``None`` keeps nothing.
         plan: What is followed.
-        desk: Whose state is kept.
+        coordinator: Whose state is kept.
         recorder: Its records are kept too.
     """
 
-    def __init__(self, folder: Path | None, plan: Plan, desk: Desk, recorder: Recorder) -> None:
-        self._folder, self._plan, self._desk, self._recorder = folder, plan, desk, recorder
+    def __init__(
+        self, folder: Path | None, plan: Plan, coordinator: ServerCoordinator, recorder: Recorder
+    ) -> None:
+        self._folder, self._plan, self._coordinator, self._recorder = (
+            folder,
+            plan,
+            coordinator,
+            recorder,
+        )
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._under_way: list[tuple[str, Future[None]]] = []  # in the order of writing
         self._saved_at, self._saved_steps = time.perf_counter(), 0
@@ -68,7 +75,7 @@ class ServerKeeper:
             "that were under way are repeated, with fresh momentum"
         )
         self._recorder.restore(content["run"], where)
-        self._desk.restore(content["server"], state["steps"], state["best_score"])
+        self._coordinator.restore(content["server"], state["steps"], state["best_score"])
         self._saved_steps = state["steps"]
         if found.problems:
             text = f"{'; '.join(found.problems)}; {found.path} is used instead: {where}"
@@ -83,7 +90,7 @@ class ServerKeeper:
 
     def save_if_due(self) -> None:
         """Write ``last`` where the job's seconds or steps between checkpoints have passed."""
-        _, _, steps = self._desk.progress
+        _, _, steps = self._coordinator.progress
         most = self._plan.job.checkpoint_steps
         by_steps = most is not None and steps - self._saved_steps >= most
         by_clock = time.perf_counter() - self._saved_at > self._plan.job.checkpoint_seconds
@@ -95,8 +102,8 @@ class ServerKeeper:
 
         A best model that waits is written before: the checkpoint says what its score is.
         """
-        with self._desk.lock:
-            server = self._desk.server
+        with self._coordinator.lock:
+            server = self._coordinator.server
             if server is not None:
                 self._take_best()
                 self._save(LAST, server.weights)
@@ -107,7 +114,7 @@ class ServerKeeper:
         While an earlier one is being written, it stays where it is until the next call; a better
         one may replace it there.
         """
-        with self._desk.lock:
+        with self._coordinator.lock:
             if not self._is_writing(_BEST):
                 self._take_best()
 
@@ -135,7 +142,7 @@ class ServerKeeper:
         return any(one == name and not write.done() for one, write in self._under_way)
 
     def _take_best(self) -> None:
-        best = self._desk.take_best()
+        best = self._coordinator.take_best()
         if best is not None:
             self._save(_BEST, best)
 
@@ -143,29 +150,29 @@ class ServerKeeper:
         if self._folder is None:
             return
         started = time.perf_counter()
-        desk, (epochs, samples, steps) = self._desk, self._desk.progress
+        coordinator, (epochs, samples, steps) = self._coordinator, self._coordinator.progress
         content = {
-            "model": as_state_dict(weights, desk.entries),
+            "model": as_state_dict(weights, coordinator.entries),
             "optimizer": {},
             "network": self._plan.network.name,
             "classes": list(self._plan.data.classes),
-            "input": dict(desk.description),
+            "input": dict(coordinator.description),
             "plan": self._plan.model_dump_json(),
             "state": {
                 "epoch": epochs,
                 "step": 0,
                 "steps": steps,
                 "samples_seen": samples,
-                "best_score": desk.evaluations.best_score,
+                "best_score": coordinator.evaluations.best_score,
             },
             "kept": {},
             "run": self._recorder.values(),
             "workers": [],
-            "server": desk.values() if name == LAST else {},
+            "server": coordinator.values() if name == LAST else {},
         }
         self._under_way.append((name, self._writer.submit(self._write, name, content)))
         now = time.perf_counter()
-        desk.book.saved(now - started)
+        coordinator.book.saved(now - started)
         if name == LAST:
             self._saved_at, self._saved_steps = now, steps
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from batchwright.records import Plan
 from batchwright.training.parameter_server.merging import Weights, merge, weighted_mean
-from batchwright.training.parameter_server.rounds import Rounds, Ticket
+from batchwright.training.parameter_server.rounds import RoundAssignment, Rounds
 
 
 class ParameterServer:
@@ -52,14 +52,14 @@ class ParameterServer:
         """Whether a worker may pull the weights and begin its next round."""
         return worker not in self._waiting and self.rounds.ready(worker)
 
-    def take(self, worker: int) -> Ticket | None:
+    def take(self, worker: int) -> RoundAssignment | None:
         """The worker's next round; ``None`` if there is none left."""
         ticket = self.rounds.take(worker)
         if ticket is None:
             self._merge_if_complete()  # nobody has to wait for this one any more
         return ticket
 
-    def push(self, worker: int, weights: Weights) -> Ticket:
+    def push(self, worker: int, weights: Weights) -> RoundAssignment:
         """The model that came of the worker's round; the server may keep it.
 
         Returns:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from batchwright.records import RoundRecord
-from batchwright.training.parameter_server.round_log import RoundBook
+from batchwright.training.parameter_server.round_log import RoundLog
 
 
 @dataclass
@@ -18,7 +18,7 @@ class _Ended:
     complete: bool = False
 
 
-class EndedRounds:
+class PendingRounds:
     """Keeps rounds until their workers have said how long the exchange took.
 
     The book takes them in the order in which they ended.
@@ -27,7 +27,7 @@ class EndedRounds:
         book: Gets each round once all is known of it and of those before.
     """
 
-    def __init__(self, book: RoundBook) -> None:
+    def __init__(self, book: RoundLog) -> None:
         self._book = book
         self._rounds: deque[_Ended] = deque()
 

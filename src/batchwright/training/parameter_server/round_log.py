@@ -47,7 +47,7 @@ class _Scores:
     seconds: float
 
 
-class RoundBook:
+class RoundLog:
     """Takes in rounds as they end.
 
     Rounds of several workers overlap, and one may begin in one epoch and end in the next. So an

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from batchwright.distributed.reducer import Tally
 from batchwright.records import Plan, Stage
-from batchwright.training.batches.epoch_steps import Shares, Walk
+from batchwright.training.batches.epoch_steps import EpochSteps, Shares
 from batchwright.training.batches.sampler import Step, epoch_order, step_sizes
 from batchwright.training.checkpoints.checkpoint_manager import RunState
-from batchwright.training.parameter_server.rounds import Ticket, segments
+from batchwright.training.parameter_server.rounds import RoundAssignment, segments
 
 
 class RoundSharing:
@@ -40,11 +40,11 @@ class RoundSharing:
         least: int,
         weights: Tensor | None,
     ) -> None:
-        self.ticket: Ticket | None = None
+        self.ticket: RoundAssignment | None = None
         self.least = least
         self._plan, self._state, self._place = plan, state, place
         self._samples, self._weights = samples, weights
-        self._walk: Walk | None = None
+        self._walk: EpochSteps | None = None
         self._orders: dict[int, Tensor] = {}  # of the last two epochs asked for: rounds share them
         self._done = self._index = 0
 
@@ -76,7 +76,7 @@ class RoundSharing:
         assert self.ticket is not None  # noqa: S101 - there are steps only in a round
         return self.ticket.samples_seen(self._done), self.stage
 
-    def begin(self, ticket: Ticket) -> None:
+    def begin(self, ticket: RoundAssignment) -> None:
         """Another round, or the same once more."""
         self.ticket, self._done, self._index = ticket, 0, ticket.stage
 
@@ -84,13 +84,13 @@ class RoundSharing:
         """There is no round, and an epoch that has ended is to be evaluated."""
         self.ticket, self._index, self._state.epoch = None, self._plan.stage_of(epoch), epoch
 
-    def walks(self) -> Iterator[tuple[int, Walk]]:
+    def walks(self) -> Iterator[tuple[int, EpochSteps]]:
         """The round's stretches, each as (epoch, way through it); the state begins each anew."""
         assert self.ticket is not None  # noqa: S101 - as above
         batch = self.stage.local_batch_sizes[self.ticket.worker]
         for epoch, first, last in segments(self.ticket, self._samples):
             self._state.epoch, self._state.step = epoch, 0
-            self._walk = Walk(
+            self._walk = EpochSteps(
                 self.order(epoch),
                 step_sizes(last - first, batch, workers=1, least=self.least),
                 Shares(0, (batch,), self.micro_batch_size),

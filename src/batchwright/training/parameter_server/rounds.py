@@ -24,7 +24,7 @@ FEWEST = 2
 
 
 @dataclass(frozen=True)
-class Ticket:
+class RoundAssignment:
     """One round of one worker.
 
     Attributes:
@@ -99,8 +99,8 @@ class Rounds:
         self.committed = 0
         self.handed_out = 0
         self.ended = dict.fromkeys(range(plan.workers), 0)
-        self.open: dict[int, Ticket] = {}
-        self._left_over: list[Ticket] = []  # of workers that are gone for good
+        self.open: dict[int, RoundAssignment] = {}
+        self._left_over: list[RoundAssignment] = []  # of workers that are gone for good
         self._number = 0
         self._away: set[int] = set()  # lost, may come back
         self._gone: set[int] = set()
@@ -149,7 +149,7 @@ class Rounds:
             return True
         return self.lead(worker) <= self._most_ahead
 
-    def take(self, worker: int) -> Ticket | None:
+    def take(self, worker: int) -> RoundAssignment | None:
         """The worker's next round, or the one it was in.
 
         Where all begin together, rounds are handed out in rank order whoever asks first, so that
@@ -166,7 +166,7 @@ class Rounds:
         self._hand_out(worker)
         return self.open.get(worker)
 
-    def commit(self, worker: int) -> Ticket:
+    def commit(self, worker: int) -> RoundAssignment:
         """The worker's round has ended and its model is there."""
         ticket = self.open.pop(worker)
         self.ended[worker] += 1
@@ -267,8 +267,8 @@ class Rounds:
         """
         self.committed, self.handed_out = state["committed"], state["handed_out"]
         self.ended = dict(state["ended"])
-        self.open = {values["worker"]: Ticket(**values) for values in state["open"]}
-        self._left_over = [Ticket(**values) for values in state["left_over"]]
+        self.open = {values["worker"]: RoundAssignment(**values) for values in state["open"]}
+        self._left_over = [RoundAssignment(**values) for values in state["left_over"]]
         self._number = state["number"]
         self._gone, self._speeds = set(state["gone"]), dict(state["speeds"])
         self._away, self._through = set(), set(state.get("through", ()))
@@ -288,7 +288,7 @@ class Rounds:
         if worker in self.open:
             return
         if self._left_over:
-            ticket: Ticket | None = replace(self._left_over.pop(0), worker=worker)
+            ticket: RoundAssignment | None = replace(self._left_over.pop(0), worker=worker)
         else:
             ticket = self._next(worker)
         if ticket is None:
@@ -310,7 +310,7 @@ class Rounds:
     def _epoch_at(self, position: int) -> int:
         return min(position // self._samples, self._plan.epochs - 1)
 
-    def _next(self, worker: int) -> Ticket | None:
+    def _next(self, worker: int) -> RoundAssignment | None:
         left = self.total - self.handed_out
         if left <= 0:
             return None
@@ -320,7 +320,7 @@ class Rounds:
         usual = self._length(worker, epoch)
         index = self._plan.stage_of(epoch)
         samples = self._to_the_end(start, self._with_the_epoch(start, min(usual, left), epoch))
-        ticket = Ticket(
+        ticket = RoundAssignment(
             number=self._number,
             worker=worker,
             start=start,
@@ -377,7 +377,7 @@ class Rounds:
         return self._rule.exchange_steps * stage.local_batch_sizes[worker]
 
 
-def segments(ticket: Ticket, samples: int) -> Sequence[tuple[int, int, int]]:
+def segments(ticket: RoundAssignment, samples: int) -> Sequence[tuple[int, int, int]]:
     """The stretches of each epoch's order that a round goes through, as (epoch, first, past last).
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from batchwright.errors import DeadlineReached, Interrupted, LostWorkerError, PlanError
 from batchwright.training.parameter_server.merging import Entry, Weights
-from batchwright.training.parameter_server.rounds import Ticket
+from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.transport import BEAT_SECONDS, Message, connect
 from batchwright.training.signals import StopRequest
 
@@ -28,7 +28,7 @@ class Pulled:
     """
 
     weights: Weights
-    ticket: Ticket | None
+    ticket: RoundAssignment | None
     evaluate: int | None
     scores: dict[str, float]
     away: float
@@ -176,7 +176,7 @@ class ServerClient:
         answer = self._answer()
         assert answer.weights is not None  # noqa: S101 - a round, or the end, has them
         values = answer.values
-        ticket = Ticket(**values["ticket"]) if answer.kind == "round" else None
+        ticket = RoundAssignment(**values["ticket"]) if answer.kind == "round" else None
         away = values["wait"] + values["idle"]
         return Pulled(answer.weights, ticket, values["evaluate"], dict(values["scores"]), away)
 

@@ -16,11 +16,11 @@ from batchwright.records import Plan, RoundRecord
 from batchwright.training.evaluate.evaluations import Evaluations
 from batchwright.training.parameter_server.merging import Entry, Weights, layout_difference
 from batchwright.training.parameter_server.parameter_server import ParameterServer
-from batchwright.training.parameter_server.pending_rounds import EndedRounds
-from batchwright.training.parameter_server.round_log import RoundBook
-from batchwright.training.parameter_server.rounds import Ticket
-from batchwright.training.parameter_server.speed_estimate import Pace
-from batchwright.training.parameter_server.transport import Link
+from batchwright.training.parameter_server.pending_rounds import PendingRounds
+from batchwright.training.parameter_server.round_log import RoundLog
+from batchwright.training.parameter_server.rounds import RoundAssignment
+from batchwright.training.parameter_server.speed_estimate import SpeedEstimate
+from batchwright.training.parameter_server.transport import Transport
 from batchwright.training.recorder import Recorder
 
 
@@ -52,7 +52,7 @@ class Answer:
     values: Mapping[str, Any]
 
 
-class Desk:
+class ServerCoordinator:
     """Serves the workers of one run.
 
     Rounds begin when all workers have asked for one, and go out in rank order among those that
@@ -86,10 +86,10 @@ class Desk:
         self.steps = 0
         self._plan, self._recorder = plan, recorder
         self._samples = plan.data.train_samples
-        self.book = RoundBook(recorder, plan, self._samples, [""] * plan.workers)
-        self._ended = EndedRounds(self.book)
-        self._pace = Pace()
-        self._links: dict[int, Link] = {}
+        self.book = RoundLog(recorder, plan, self._samples, [""] * plan.workers)
+        self._ended = PendingRounds(self.book)
+        self._pace = SpeedEstimate()
+        self._links: dict[int, Transport] = {}
         self._lost: dict[int, float] = {}  # since when, by the clock of this process
         self._gone: set[int] = set()
         self._left: set[int] = set()
@@ -103,7 +103,7 @@ class Desk:
 
     # ----------------------------------------------------------------------------- coming and going
 
-    def join(self, arrival: Arrival, weights: Weights | None, link: Link) -> None:
+    def join(self, arrival: Arrival, weights: Weights | None, link: Transport) -> None:
         """A worker has come, for the first time or again.
 
         Raises:
@@ -134,7 +134,7 @@ class Desk:
             self.book.gone.discard(rank)
             self._hand_out()
 
-    def lose(self, rank: int, link: Link, why: str) -> None:
+    def lose(self, rank: int, link: Transport, why: str) -> None:
         """A worker's connection has ended; others go on.
 
         Args:
@@ -176,7 +176,7 @@ class Desk:
                 if self._links:
                     self._give_up(rank)
 
-    def leave(self, rank: int, link: Link) -> None:
+    def leave(self, rank: int, link: Transport) -> None:
         """A worker has nothing more to do; before the end of training it is gone for good."""
         with self.lock:
             self._refuse_replaced(rank, link)
@@ -187,14 +187,14 @@ class Desk:
 
     # ------------------------------------------------------------------------------------- rounds
 
-    def ask(self, rank: int, link: Link) -> None:
+    def ask(self, rank: int, link: Transport) -> None:
         """A worker waits for a round; see `answer`."""
         with self.lock:
             self._refuse_replaced(rank, link)
             self._asked.setdefault(rank, perf_counter())
             self._hand_out()
 
-    def answer(self, rank: int, link: Link, seconds: float) -> Answer | None:
+    def answer(self, rank: int, link: Transport, seconds: float) -> Answer | None:
         """What a worker gets, as soon as it is there, but after ``seconds`` nothing."""
         with self.lock:
             self.lock.wait_for(
@@ -205,7 +205,7 @@ class Desk:
             return self._answers.pop(rank, None)
 
     def push(
-        self, rank: int, link: Link, weights: Weights, told: Mapping[str, Any], seconds: float
+        self, rank: int, link: Transport, weights: Weights, told: Mapping[str, Any], seconds: float
     ) -> None:
         """A worker's round has ended.
 
@@ -232,7 +232,7 @@ class Desk:
                 self._end_epoch(rank, epoch)
             self.ask(rank, link)
 
-    def settle(self, rank: int, link: Link, told: Mapping[str, Any]) -> None:
+    def settle(self, rank: int, link: Transport, told: Mapping[str, Any]) -> None:
         """A worker says how long its last exchange took, and how good the model is.
 
         Args:
@@ -291,7 +291,7 @@ class Desk:
             rounds = self.server.rounds
             return rounds.epochs_done, rounds.committed, self.steps
 
-    def ask_to_stop(self, rank: int, link: Link, number: int) -> None:
+    def ask_to_stop(self, rank: int, link: Transport, number: int) -> None:
         """A worker was asked to stop, by a signal: all are to stop."""
         with self.lock:
             self._refuse_replaced(rank, link)
@@ -308,7 +308,7 @@ class Desk:
         with self.lock:
             return self.evaluations.take_best()
 
-    def dismiss(self, answer: Answer) -> list[Link]:
+    def dismiss(self, answer: Answer) -> list[Transport]:
         """Give all workers that wait a last answer; returns the connections of those that don't."""
         with self.lock:
             self._dismissed = True
@@ -368,7 +368,7 @@ class Desk:
                 "same one on all workers"
             )
 
-    def _refuse_replaced(self, rank: int, link: Link) -> None:
+    def _refuse_replaced(self, rank: int, link: Transport) -> None:
         if self._links.get(rank) is not link:
             raise ConnectionError(f"this is not the connection of worker {rank} any more")
 
@@ -435,7 +435,7 @@ class Desk:
             self._recorder.training_begins()
         return self.begun
 
-    def _begin(self, server: ParameterServer, rank: int, ticket: Ticket) -> None:
+    def _begin(self, server: ParameterServer, rank: int, ticket: RoundAssignment) -> None:
         self._rounds_begun[rank] = self._recorder.training_seconds, server.rounds.lead(rank)
         self._reply(server, rank, "round", ticket=asdict(ticket))
 
@@ -483,7 +483,7 @@ class Desk:
         shares = rounds.shares(self._plan.stages[self._plan.stage_of(epoch)])
         return ", ".join(map(str, shares))
 
-    def _enter(self, ticket: Ticket, told: Mapping[str, Any], exchange: float) -> None:
+    def _enter(self, ticket: RoundAssignment, told: Mapping[str, Any], exchange: float) -> None:
         assert self.server is not None  # noqa: S101 - it has just taken the round
         stage = self._plan.stages[ticket.stage]
         start, lead = self._rounds_begun.get(ticket.worker, (0.0, 0))

@@ -26,11 +26,15 @@ from typing import Any, TypeVar
 from batchwright.distributed.processes import worker_main
 from batchwright.errors import BatchwrightError, DeadlineReached, Interrupted
 from batchwright.records import Plan
-from batchwright.training.checkpoints.server_checkpoints import ServerKeeper
+from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoints
 from batchwright.training.parameter_server import strangers
 from batchwright.training.parameter_server.merging import Entry
-from batchwright.training.parameter_server.server_coordinator import Answer, Arrival, Desk
-from batchwright.training.parameter_server.transport import BEAT_SECONDS, Link, Message
+from batchwright.training.parameter_server.server_coordinator import (
+    Answer,
+    Arrival,
+    ServerCoordinator,
+)
+from batchwright.training.parameter_server.transport import BEAT_SECONDS, Message, Transport
 from batchwright.training.recorder import Recorder
 from batchwright.training.signals import StopRequest
 from batchwright.workload.host import prepare_process
@@ -74,8 +78,8 @@ class ServerProcess:
         self._strangers = strangers.Strangers()
         self._told_of_no_room = False
         self._recorder = Recorder(folder, plan)
-        self._desk = Desk(plan, self._recorder)
-        self._keeper = ServerKeeper(folder, plan, self._desk, self._recorder)
+        self._coordinator = ServerCoordinator(plan, self._recorder)
+        self._keeper = ServerCheckpoints(folder, plan, self._coordinator, self._recorder)
         self._keeper.prepare(resume=resume)
         self._stop = StopRequest()
 
@@ -89,19 +93,19 @@ class ServerProcess:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
         threading.Thread(target=self._take_orders, name="orders", daemon=True).start()
         try:
-            while not self._desk.deserted:
+            while not self._coordinator.deserted:
                 time.sleep(POLL_SECONDS)
                 if self._problems:
                     raise self._problems[0]
                 self._strangers.cut_late(strangers.SECONDS)
-                self._desk.give_up_lost(self._plan.job.timeout)
+                self._coordinator.give_up_lost(self._plan.job.timeout)
                 self._keeper.check()
                 self._keeper.save_best()
                 self._keeper.save_if_due()
                 self._stop_if_asked()
-            self._desk.close_book()
+            self._coordinator.close_book()
             self._keeper.finish()
-            self._recorder.finish(rounds=tuple(self._desk.book.rounds))
+            self._recorder.finish(rounds=tuple(self._coordinator.book.rounds))
             self._dismiss("farewell")
         finally:
             self._over.set()
@@ -110,13 +114,15 @@ class ServerProcess:
             self._stop.close()
 
     def _stop_if_asked(self) -> None:
-        number = self._stop.number or self._desk.stop_asked
+        number = self._stop.number or self._coordinator.stop_asked
         most = self._plan.job.goal.deadline
-        time_is_up = most is not None and self._desk.begun and self._recorder.wall_seconds > most
+        time_is_up = (
+            most is not None and self._coordinator.begun and self._recorder.wall_seconds > most
+        )
         if not (number or time_is_up):
             return
-        self._desk.stop(number)
-        epochs, samples, _ = self._desk.progress
+        self._coordinator.stop(number)
+        epochs, samples, _ = self._coordinator.progress
         where = f"after {epochs} epoch(s), {samples} samples"
         stop = Interrupted(number, f"stopped by signal {number} {where}")
         if not number:
@@ -129,11 +135,11 @@ class ServerProcess:
 
     def _dismiss(self, kind: str, **values: Any) -> None:
         """Send all workers away, and wait until they have gone."""
-        for link in self._desk.dismiss(Answer(kind, None, values)):
+        for link in self._coordinator.dismiss(Answer(kind, None, values)):
             with suppress(OSError):
                 link.send(kind, **values)
         end = time.monotonic() + _GOODBYE_SECONDS
-        while not self._desk.empty and time.monotonic() < end:
+        while not self._coordinator.empty and time.monotonic() < end:
             time.sleep(POLL_SECONDS / 10)
 
     # -------------------------------------------------------------------------------- connections
@@ -142,7 +148,7 @@ class ServerProcess:
         while not self._over.is_set():
             try:
                 connection, _ = self._with_room(self._listener.accept)
-                link = self._with_room(partial(Link, connection, self._plan.job.timeout))
+                link = self._with_room(partial(Transport, connection, self._plan.job.timeout))
             except OSError:  # it was gone before it was here
                 self._over.wait(POLL_SECONDS)
                 continue
@@ -169,7 +175,7 @@ class ServerProcess:
                     )
                 self._over.wait(POLL_SECONDS)  # at once there would be the same answer
 
-    def _attend(self, link: Link) -> None:
+    def _attend(self, link: Transport) -> None:
         """One connection, from its first message to its end."""
         rank = None
         try:
@@ -182,14 +188,14 @@ class ServerProcess:
             if isinstance(error, TimeoutError) and rank is not None:
                 _tell_parent({"silent": rank, "why": str(error)})
             if rank is not None:
-                self._desk.lose(rank, link, str(error))
+                self._coordinator.lose(rank, link, str(error))
         except Exception as error:  # noqa: BLE001 - such as a full disk: it concerns all
             self._problems.append(error)
         finally:
             self._strangers.remove(link)
             link.close()
 
-    def _admit(self, link: Link, hello: Message) -> int | None:
+    def _admit(self, link: Transport, hello: Message) -> int | None:
         values = hello.values
         arrival = Arrival(
             rank=values["rank"],
@@ -200,38 +206,38 @@ class ServerProcess:
         )
         try:
             self._keeper.refuse_other_plan("the parameter server's plan", values["plan"])
-            self._desk.join(arrival, hello.weights, link)
+            self._coordinator.join(arrival, hello.weights, link)
         except BatchwrightError as refusal:
             link.send("refused", message=str(refusal))
             return None
         link.send("welcome")
         return arrival.rank
 
-    def _take(self, link: Link, rank: int, message: Message) -> None:
+    def _take(self, link: Transport, rank: int, message: Message) -> None:
         if message.kind == "push":
             assert message.weights is not None  # noqa: S101 - only our own client gets so far
-            self._desk.push(rank, link, message.weights, message.values, message.seconds)
+            self._coordinator.push(rank, link, message.weights, message.values, message.seconds)
             self._answer(link, rank)
         elif message.kind == "next":
-            self._desk.ask(rank, link)
+            self._coordinator.ask(rank, link)
             self._answer(link, rank)
         elif message.kind == "settled":
-            self._desk.settle(rank, link, message.values)
+            self._coordinator.settle(rank, link, message.values)
         elif message.kind == "stop":
-            self._desk.ask_to_stop(rank, link, message.values["signal"])
-            self._desk.ask(rank, link)
+            self._coordinator.ask_to_stop(rank, link, message.values["signal"])
+            self._coordinator.ask(rank, link)
             self._answer(link, rank)
         elif message.kind == "bye":
-            self._desk.leave(rank, link)
+            self._coordinator.leave(rank, link)
             self._answer(link, rank)
 
-    def _answer(self, link: Link, rank: int) -> None:
+    def _answer(self, link: Transport, rank: int) -> None:
         """Wait for what the worker gets; meanwhile it and we give each other signs of life."""
-        while (answer := self._desk.answer(rank, link, BEAT_SECONDS)) is None:
+        while (answer := self._coordinator.answer(rank, link, BEAT_SECONDS)) is None:
             while link.has_word():
                 message = link.receive()
                 if message.kind == "stop":
-                    self._desk.ask_to_stop(rank, link, message.values["signal"])
+                    self._coordinator.ask_to_stop(rank, link, message.values["signal"])
             if time.monotonic() - link.heard > self._plan.job.timeout:
                 raise TimeoutError(f"silent for {self._plan.job.timeout:g} s")
             link.send("beat")
@@ -240,7 +246,7 @@ class ServerProcess:
     def _take_orders(self) -> None:
         for order in self._orders:
             try:
-                self._desk.give_up(order["gone"])
+                self._coordinator.give_up(order["gone"])
             except Exception as error:  # noqa: BLE001 - as above
                 self._problems.append(error)
 

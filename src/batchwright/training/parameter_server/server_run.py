@@ -29,7 +29,7 @@ from batchwright.training.parameter_server.server_client import Pulled, ServerCl
 from batchwright.training.running import Setup
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
-from batchwright.training.step.micro_batches import Once, Passes
+from batchwright.training.step.micro_batches import MicroBatches, Once
 from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.stepper import Stepper, Wishes
 
@@ -80,7 +80,7 @@ class ServerRun:
             self._clock,
             Wishes,  # nobody else takes part in a step
         )
-        self._passes = Passes(
+        self._passes = MicroBatches(
             setup.feed,
             self.stepper,
             self._sharing,

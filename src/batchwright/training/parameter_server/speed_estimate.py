@@ -8,7 +8,7 @@ from statistics import median
 LOOK_BACK = 3  # rounds: one that something disturbed must not move the shares
 
 
-class Pace:
+class SpeedEstimate:
     """Learns the workers' speeds round by round, anew in each row of the plan.
 
     A worker's very first round is left out: loaders start in it, caches are cold.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from batchwright.training.parameter_server.transport import Link
+from batchwright.training.parameter_server.transport import Transport
 
 # A worker proves itself in a few milliseconds, over a slow network or on a busy machine in a second
 # or two. Whoever takes longer is no worker but a port scanner, say. The job's timeout would be too
@@ -24,10 +24,10 @@ class Strangers:
     """
 
     def __init__(self) -> None:
-        self._since: dict[Link, float] = {}  # when each came, the first first
+        self._since: dict[Transport, float] = {}  # when each came, the first first
         self._changed = threading.Condition()
 
-    def admit(self, link: Link) -> None:
+    def admit(self, link: Transport) -> None:
         """Another has come; waits until there is room for it."""
         with self._changed:
             while len(self._since) >= MOST:
@@ -35,7 +35,7 @@ class Strangers:
                 self._changed.wait(_POLL_SECONDS)
             self._since[link] = time.monotonic()
 
-    def remove(self, link: Link) -> None:
+    def remove(self, link: Transport) -> None:
         """This one has proved itself, or is gone."""
         with self._changed:
             self._since.pop(link, None)

@@ -46,7 +46,7 @@ class Message:
     seconds: float
 
 
-class Link:
+class Transport:
     """One end of a connection. Several threads may send, one at a time receives.
 
     Every failure is an `OSError`: the other end is gone (`ConnectionError`), or silent
@@ -138,10 +138,10 @@ class Link:
             buffer = buffer[count:]
 
 
-def connect(address: str, key: bytes, timeout: float) -> Link:
+def connect(address: str, key: bytes, timeout: float) -> Transport:
     """A link to the server at ``host:port``; `OSError` if there is none, or the key is wrong."""
     host, _, port = address.rpartition(":")
-    link = Link(socket.create_connection((host, int(port)), timeout=timeout), timeout)
+    link = Transport(socket.create_connection((host, int(port)), timeout=timeout), timeout)
     try:
         link.authenticate(key, first=False)
     except OSError:
@@ -152,7 +152,7 @@ def connect(address: str, key: bytes, timeout: float) -> Link:
 
 @contextmanager
 def _naming(timeout: float) -> Iterator[None]:
-    """Turn what sockets and connections raise into the two errors that `Link` has."""
+    """Turn what sockets and connections raise into the two errors that `Transport` has."""
     try:
         yield
     except BlockingIOError as error:

@@ -19,8 +19,8 @@ from batchwright.records import RoundRecord
 from batchwright.training.batches.sampler import micro_batches, step_sizes
 from batchwright.training.parameter_server.merging import Weights, pack, unpack
 from batchwright.training.parameter_server.parameter_server import ParameterServer
-from batchwright.training.parameter_server.round_log import RoundBook
-from batchwright.training.parameter_server.rounds import Ticket, segments
+from batchwright.training.parameter_server.round_log import RoundLog
+from batchwright.training.parameter_server.rounds import RoundAssignment, segments
 from batchwright.training.simulated.simulated_run import VirtualRun
 from batchwright.training.simulated.simulated_workers import Randomness, VirtualGroup
 from batchwright.training.step.gradient_scaling import Adaptive, Learnt
@@ -49,7 +49,7 @@ class _Round:
         lead: Rounds ahead of the slowest worker when it began.
     """
 
-    ticket: Ticket
+    ticket: RoundAssignment
     start: float
     finish: float
     steps: int
@@ -89,7 +89,7 @@ class VirtualRounds:
         self._server = ParameterServer(weights, plan, run.samples)
         self._link = run.cluster.server_link(self._size)
         places = VirtualGroup(run.device, workers).places
-        self._book = RoundBook(run.recorder, plan, run.samples, places)
+        self._book = RoundLog(run.recorder, plan, run.samples, places)
         self._events = Events()
         for worker in range(workers):
             self._events.add(0.0, worker, "ask")
@@ -152,7 +152,7 @@ class VirtualRounds:
         self._events.load_state_dict(state["events"])
         self._now, self._waiting = state["now"], set(state["waiting"])
         self._trained = {
-            worker: _Round(**{**kept, "ticket": Ticket(**kept["ticket"])})
+            worker: _Round(**{**kept, "ticket": RoundAssignment(**kept["ticket"])})
             for worker, kept in state["trained"].items()
         }
         self._pending = {w: Weights(*tensors) for w, tensors in state["pending"].items()}
@@ -182,7 +182,7 @@ class VirtualRounds:
         self._book_round(worker, pull=start - self._now)
         self._begin(worker, ticket, start)
 
-    def _begin(self, worker: int, ticket: Ticket, start: float) -> None:
+    def _begin(self, worker: int, ticket: RoundAssignment, start: float) -> None:
         """Train a round; its push is under way as soon as the worker would be done."""
         run, lead = self._run, self._server.rounds.lead(worker)
         with self._randomness.of(worker):
@@ -240,7 +240,7 @@ class VirtualRounds:
     # ------------------------------------------------------------------------------------ training
 
     def _train(
-        self, worker: int, ticket: Ticket
+        self, worker: int, ticket: RoundAssignment
     ) -> tuple[float, tuple[int, int, float | None, float]]:
         """Train a round from the server's weights; the network has what comes of it.
 
@@ -291,7 +291,7 @@ class VirtualRounds:
             ) from error
 
     def _update(
-        self, worker: int, ticket: Ticket, samples_seen: float, micros: Sequence[int]
+        self, worker: int, ticket: RoundAssignment, samples_seen: float, micros: Sequence[int]
     ) -> bool:
         """A step of these micro-batches, of whose last the gradients are not summed yet.
 

@@ -19,7 +19,7 @@ from batchwright.records import Plan
 from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.batches.stage_settings import StageSettings
-from batchwright.training.checkpoints.checkpoint_manager import Keeper, RunState
+from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
 from batchwright.training.evaluate.evaluation import Fitting, evaluate, outputs_and_labels
 from batchwright.training.evaluate.recalibration import calibrating_batches, recalibrated
 from batchwright.training.loop import Task, accuracy_and_loss
@@ -85,7 +85,7 @@ class VirtualRun:
         self.settings = StageSettings(task.network, self.feed, plan)
         self.recorder = Recorder(folder, plan)
         self._group = Group(device, plan.job.timeout)
-        self.keeper = Keeper(
+        self.keeper = CheckpointManager(
             folder,
             plan,
             task.network,

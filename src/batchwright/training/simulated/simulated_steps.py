@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from batchwright.distributed.reducer import Reducer, Tally, WorkerNote, summed
 from batchwright.records import WorkerTime
 from batchwright.training.batches.batch_split import Sharing
-from batchwright.training.batches.epoch_steps import Walk
+from batchwright.training.batches.epoch_steps import EpochSteps
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step, micro_batches
 from batchwright.training.simulated.simulated_run import VirtualRun
@@ -141,7 +141,7 @@ class VirtualSteps:
 
     # ------------------------------------------------------------------------------ micro-batches
 
-    def _parts(self, walk: Walk, step: Step, most: int) -> list[tuple[int, Tensor]]:
+    def _parts(self, walk: EpochSteps, step: Step, most: int) -> list[tuple[int, Tensor]]:
         """(rank, indices) of all workers' micro-batches of a step, in rank order."""
         found = []
         for rank in range(self._group.size):
@@ -152,10 +152,10 @@ class VirtualSteps:
         return found
 
     @staticmethod
-    def _most_at(walk: Walk, index: int) -> int:
+    def _most_at(walk: EpochSteps, index: int) -> int:
         return walk.shares_at(index).micro_batch_size
 
-    def _ahead(self, walk: Walk) -> Iterator[Tensor]:
+    def _ahead(self, walk: EpochSteps) -> Iterator[Tensor]:
         """Micro-batches for the feed, which may ask for them long before they are trained on."""
         for index in range(self._run.state.step, len(walk)):
             walk.taken = index

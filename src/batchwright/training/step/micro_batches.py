@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 
 from torch import Tensor
 
-from batchwright.training.batches.epoch_steps import Walk
+from batchwright.training.batches.epoch_steps import EpochSteps
 from batchwright.training.batches.feeding import Batch, Feed
 from batchwright.training.batches.sampler import Step, micro_batches
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -75,7 +75,7 @@ class Once:
         self._batches.close()
 
 
-class Passes:
+class MicroBatches:
     """Yields the micro-batches of steps; the user's loop calls `Session.step` for each.
 
     Args:
@@ -103,7 +103,7 @@ class Passes:
         self._memory = memory
 
     def through(
-        self, walk: Walk, epoch: int, resolution: int, after_step: Callable[[Step], None]
+        self, walk: EpochSteps, epoch: int, resolution: int, after_step: Callable[[Step], None]
     ) -> Generator[Batch, None, None]:
         """The micro-batches of all steps that are left of a walk.
 
