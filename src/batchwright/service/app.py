@@ -27,8 +27,17 @@ from batchwright.service.middleware.identify import Identify
 from batchwright.service.middleware.observe import Observe
 from batchwright.service.operating.meters import Meters
 from batchwright.service.operating.remover import Remover
-from batchwright.service.pages.problem import error_page
-from batchwright.service.pages.routers import ROUTERS as PAGES
+from batchwright.service.pages import (
+    assets,
+    compare,
+    demo,
+    planner,
+    run_page,
+    sign_in,
+)
+from batchwright.service.pages import jobs as jobs_page
+from batchwright.service.pages import runs as runs_page
+from batchwright.service.pages.rendering import error_page
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 
@@ -43,6 +52,17 @@ API: Sequence[APIRouter] = (
     runs.advice_router,
     jobs.router,
     jobs.agents_router,
+)
+
+PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
+    assets.router,
+    sign_in.router,
+    runs_page.router,  # its /runs/rows comes before /runs/{run}
+    run_page.router,
+    compare.router,
+    planner.router,
+    jobs_page.router,
+    demo.router,
 )
 
 TIDY_SECONDS = 3600.0
@@ -92,6 +112,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     for router in PAGES:
         app.include_router(router, include_in_schema=False)
     app.state.error_page = error_page
+    app.state.draw_run = run_page.run_pages(store)
+    app.state.plan_answers = planner.Answers()
     for kind in (BatchwrightError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _tell)
     return app
