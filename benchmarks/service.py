@@ -48,11 +48,11 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
 from batchwright.service.access import COOKIE
-from batchwright.service.caller import Caller
 from batchwright.service.database.engine import open_engine
 from batchwright.service.database.tables import records as stored
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 from batchwright.workflows.prepare_job import resolve
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.task import build_network, network_facts

@@ -72,8 +72,7 @@ def serve(
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_database
-        from batchwright.service.operating.logs import log_to
-        from batchwright.service.operating.serving import Started
+        from batchwright.service.operating.serving import Started, log_to
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import Limits, Settings
 

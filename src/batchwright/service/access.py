@@ -14,10 +14,10 @@ from fastapi import Depends, Request, Response, Security
 from fastapi.security import HTTPBearer
 
 from batchwright.records.service import Scope
-from batchwright.service.caller import Caller
 from batchwright.service.problems import Forbidden, Unauthorized
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 COOKIE = "batchwright_session"
 CSRF_FIELD = "csrf"

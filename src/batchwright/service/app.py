@@ -20,13 +20,11 @@ from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
 from batchwright.service.api import jobs, operation, plans, records, runs
 from batchwright.service.api.error_responses import answer, problem_of
+from batchwright.service.background_queue import Remover
 from batchwright.service.middleware.bodies import Bodies
-from batchwright.service.middleware.headers import SecurityHeaders
-from batchwright.service.middleware.hosts import Hosts
+from batchwright.service.middleware.hosts import Hosts, SecurityHeaders
 from batchwright.service.middleware.identify import Identify
-from batchwright.service.middleware.observe import Observe
-from batchwright.service.operating.meters import Meters
-from batchwright.service.operating.remover import Remover
+from batchwright.service.middleware.observe import Meters, Observe
 from batchwright.service.pages import (
     assets,
     compare,

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchwright.service.access import COOKIE
 from batchwright.service.api.error_responses import answer
-from batchwright.service.caller import Caller
 from batchwright.service.problems import TooMany
 from batchwright.service.settings import Limits
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 MOST_KEYS = 10_000
 """Tokens and addresses whose rate is remembered."""

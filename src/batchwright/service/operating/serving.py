@@ -1,14 +1,29 @@
-"""The service as a process: listens, answers, and ends in good order."""
+"""The service as a process: listens, answers, logs, and ends in good order.
+
+Connections that somebody opens and does not use are closed. uvicorn closes those that are idle
+after an answer. For the first request of a connection, and for the end of any request's head, it
+would wait for ever, and nobody is answered once `CONNECTIONS` are open.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import json
+import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TextIO
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from batchwright.errors import BatchwrightError
+from batchwright.service.app import create_app
+from batchwright.service.middleware.hosts import is_loopback
 from batchwright.service.operating.local import LOCAL, keep_local_token
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
@@ -18,6 +33,11 @@ GRACE_SECONDS = 15
 
 CONNECTIONS = 1000
 """At once; further ones are answered 503."""
+
+HEAD_SECONDS = 10.0
+"""In which the head of a request must have come, from the connection's or its own first byte on."""
+
+LOGGERS = ("batchwright.service", "uvicorn.error")
 
 
 class Started(NamedTuple):
@@ -45,11 +65,6 @@ def serve(
         BatchwrightError: The database cannot be opened, the address is taken, or it is a public
             one and nobody has a token.
     """
-    import uvicorn
-
-    from batchwright.service.app import create_app
-    from batchwright.service.operating.connections import TimedProtocol
-
     store = Store.open(settings)
     try:
         keep_local_token(store)
@@ -108,14 +123,6 @@ def address_of(settings: Settings, listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def refuse_public_without_tokens(settings: Settings, store: Store) -> None:
     """Nothing, unless others could reach the service and none of them could have a token.
 
@@ -136,3 +143,69 @@ def _is_everywhere(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, for those who ask in time."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what has come."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        super().connection_lost(exc)
+        self._stop()
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()  # a request is being answered; its body has a time of its own
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self._close)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close(self) -> None:
+        self._deadline = None
+        self.transport.close()
+
+
+class JsonLines(logging.Formatter):
+    """Time (UTC), level, what happened, the fields that were given, and a traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        values = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            values["error"] = self.formatException(record.exc_info)
+        return json.dumps(values, default=str)
+
+
+def log_to(stream: TextIO | None = None, level: str = "info") -> None:
+    """Send the service's log to ``stream``, standard error if none is given.
+
+    Args:
+        stream: Where lines go.
+        level: `debug`, `info`, `warning` or `error`.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False

@@ -12,8 +12,8 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunEnd, RunIntroduction
 from batchwright.service.access import Stored, check_form, need_page
-from batchwright.service.caller import Caller
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 

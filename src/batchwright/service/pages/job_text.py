@@ -9,6 +9,7 @@ import yaml
 from batchwright.errors import BatchwrightError
 from batchwright.records import Job
 from batchwright.records.documents import change_job, one_line, parse_yaml, yaml_problem
+from batchwright.service.pages.rendering import sentence
 
 LONGEST = 64 * 1024
 """Characters of a job."""
@@ -37,7 +38,7 @@ def job_of_text(text: str) -> Job:
     try:
         return change_job(Job(), keys_of_text(text))
     except BatchwrightError as error:
-        raise JobTextError(_sentence(one_line(error))) from None
+        raise JobTextError(sentence(one_line(error))) from None
 
 
 def keys_of_text(text: str) -> dict[str, Any]:
@@ -71,7 +72,3 @@ def _check_shape(text: str) -> None:
                 raise JobTextError("This is more deeply nested than any job.")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}."

@@ -24,7 +24,6 @@ from batchwright.service.access import (
     store_of,
 )
 from batchwright.service.api import jobs as api
-from batchwright.service.caller import Caller
 from batchwright.service.job_states import ENDED
 from batchwright.service.pages.job_text import EXAMPLE, JobTextError, job_of_text
 from batchwright.service.pages.rendering import (
@@ -39,6 +38,7 @@ from batchwright.service.pages.rendering import (
 )
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/jobs", include_in_schema=False)
 

@@ -31,7 +31,6 @@ from batchwright.reporting.pages.page_plan import accuracy_chart
 from batchwright.reporting.pages.pareto_chart import pareto_part
 from batchwright.service.access import PageReader, PageSubmitter, Stored, check_form, store_of
 from batchwright.service.api import plans as api
-from batchwright.service.caller import Caller
 from batchwright.service.pages.planner_form import (
     FIELDS,
     MORE_FIELDS,
@@ -39,10 +38,11 @@ from batchwright.service.pages.planner_form import (
     answer_form,
     read_form,
 )
-from batchwright.service.pages.rendering import drawn, render
+from batchwright.service.pages.rendering import drawn, render, sentence
 from batchwright.service.problems import NotFound, Refused, ServiceProblem
 from batchwright.service.store import Store
 from batchwright.service.store.profiles import ProfileInfo
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
@@ -115,7 +115,7 @@ class Answers:
         try:
             profile = chosen_profile(store, chosen)
         except NotFound as problem:
-            asked.errors["profile"] = f"{problem.detail[:1].upper()}{problem.detail[1:]}."
+            asked.errors["profile"] = sentence(problem.detail)
             return Answer(asked, None, None)
         # By what is in it: the profile of a run or a job is replaced when a new one is sent.
         return self._planned(profile, tuple(asked.words.items()))
@@ -280,7 +280,6 @@ def read_profile(content: bytes, name: str) -> tuple[Profile, str]:
     except UnicodeDecodeError:
         raise ProfileError("This file is not text in UTF-8, as profiles are.") from None
     except BatchwrightError as error:
-        words = one_line(error)
-        raise ProfileError(f"{words[:1].upper()}{words[1:]}.") from None
+        raise ProfileError(sentence(one_line(error))) from None
     told = " ".join(name.split()) or f"{profile.network.name} on {profile.data.name}"
     return profile, printable(told)[:120]

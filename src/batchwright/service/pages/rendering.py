@@ -26,9 +26,9 @@ from batchwright.records.text.formatting import counted, duration, number, perce
 from batchwright.records.text.problems import printable
 from batchwright.reporting.live.live_page import Part
 from batchwright.service.access import csrf_of
-from batchwright.service.caller import Caller
 from batchwright.service.pages.assets import asset_url
 from batchwright.service.problems import ServiceProblem
+from batchwright.service.store.tokens import Caller
 
 NAVIGATION = (
     ("/runs", "Runs"),
@@ -141,6 +141,11 @@ def digest_of(*values: object) -> str:
     """A short digest of some values, the version of this program among them."""
     text = "\x00".join([version("batchwright"), *map(str, values)])
     return sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def sentence(words: str) -> str:
+    """An error's line, as people write."""
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def origin_of(request: Request) -> str:

@@ -26,7 +26,6 @@ from batchwright.reporting.live.live_page import (
 )
 from batchwright.reporting.pages.page import page as report_page
 from batchwright.service.access import PageReader, Stored, check_form, need_page
-from batchwright.service.caller import Caller
 from batchwright.service.pages.rendering import (
     Have,
     Live,
@@ -38,6 +37,7 @@ from batchwright.service.pages.rendering import (
 )
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 

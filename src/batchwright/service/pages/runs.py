@@ -12,7 +12,6 @@ from batchwright.records.service import Identifier, RunInfo, RunState
 from batchwright.records.text.formatting import counted
 from batchwright.reporting.live.live_page import Part
 from batchwright.service.access import PageReader, csrf_of, store_of
-from batchwright.service.caller import Caller
 from batchwright.service.pages.rendering import (
     Have,
     Live,
@@ -23,6 +22,7 @@ from batchwright.service.pages.rendering import (
     render,
     shown_live,
 )
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 

@@ -21,8 +21,8 @@ from batchwright.service.access import (
     remember,
     settings_of,
 )
-from batchwright.service.caller import Caller
 from batchwright.service.pages.rendering import render
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 

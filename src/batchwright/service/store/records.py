@@ -16,13 +16,13 @@ from typing import Any
 from sqlalchemy import Connection, Select, select, union_all, update
 
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
-from batchwright.service.caller import Caller
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import THERE, records, runs
 from batchwright.service.problems import Conflict, Forbidden, Refused, ServiceProblem
 from batchwright.service.settings import Settings
 from batchwright.service.store.lines import checked
 from batchwright.service.store.part import Clock, Part, missing
+from batchwright.service.store.tokens import Caller
 
 MOST_KINDS = 64
 """Of the records of a run, beside notes; our own runs write five. How many there are of each is

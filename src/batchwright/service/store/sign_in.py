@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from sqlalchemy import delete, insert, select
 
-from batchwright.service.caller import Caller
 from batchwright.service.database.tables import links, sessions
 from batchwright.service.store.part import Part
-from batchwright.service.store.tokens import hash_of, new_secret, scope_words
+from batchwright.service.store.tokens import Caller, hash_of, new_secret, scope_words
 
 BROWSER = "browser"
 """Who a session is, in the audit log and as an owner."""

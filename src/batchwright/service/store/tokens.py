@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import insert, or_, select, update
 
 from batchwright.records.service import Name, Scope
-from batchwright.service.caller import Caller
 from batchwright.service.database.tables import tokens
 from batchwright.service.problems import Conflict, NotFound, Refused
 from batchwright.service.store.part import Part
@@ -25,6 +24,22 @@ USED_SECONDS = 60.0
 
 RESERVED = ("browser", "operator")
 """Names that the audit log uses for others."""
+
+
+class Caller(NamedTuple):
+    """Who sent a request."""
+
+    name: str
+    """A token's name; `browser` for a page that is signed in."""
+    scopes: frozenset[str]
+
+    def may(self, *scopes: str) -> bool:
+        """Whether any of ``scopes`` is among the caller's; `admin` may do everything."""
+        return "admin" in self.scopes or not self.scopes.isdisjoint(scopes)
+
+    def owns(self, owner: str) -> bool:
+        """Whether what belongs to ``owner`` may be changed: it is the caller's own, or all is."""
+        return self.name == owner or "admin" in self.scopes
 
 
 class TokenInfo(NamedTuple):
