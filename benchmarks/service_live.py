@@ -14,8 +14,8 @@ import shutil
 import time
 from pathlib import Path
 
+from batchwright.client.http import TOKEN
 from batchwright.client.reporter_process import ReporterProcess
-from batchwright.client.tokens import TOKEN
 from batchwright.records import Plan
 from batchwright.records.documents import write_record
 from batchwright.service.settings import Settings

@@ -20,17 +20,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from batchwright.client.http import checked_url, is_loopback
+from batchwright.client.http import checked_url, error_line, find_token, is_loopback
 from batchwright.client.outbox import (
     METRICS,
     Lines,
-    Report,
     new_report,
     read_report,
     seal_of,
     write_report,
 )
-from batchwright.client.tokens import find_token
 from batchwright.errors import BatchwrightError, Interrupted, NewPlan
 
 REPORT_TO = "BATCHWRIGHT_REPORT_TO"  # the service that runs report to, unless they say otherwise
@@ -68,11 +66,7 @@ def destination(former: Path | None, wanted: str | None) -> str | None:
 
 
 def _remembered(folder: Path, set_to: str | None) -> str | None:
-    """Where the run of a folder reported before, if it was with this user's token.
-
-    Raises:
-        BatchwrightError: It was with another one.
-    """
+    """Where the run of a folder reported before, which was with this user's token."""
     try:
         report = read_report(folder)
     except BatchwrightError:
@@ -102,8 +96,13 @@ class ReporterProcess:
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            report = _report_of(folder, url, follow_advice)
-            self.report = report.to(seal=seal_of(url, find_token(url)))
+            report = read_report(folder)
+            if report is None or report.url != url:
+                job = os.environ.get(RUN_JOB) or None
+                report = new_report(folder, url, name=os.environ.get(RUN_NAME, ""), job=job)
+            report = report.to(state="running", error=None, told=False)
+            seal = seal_of(url, find_token(url))
+            self.report = report.to(follows_advice=follow_advice, seal=seal)
             write_report(folder, self.report)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "batchwright.client.reporter", str(folder)],
@@ -114,7 +113,7 @@ class ReporterProcess:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         except (BatchwrightError, OSError) as error:  # a run is worth more than its report
-            self._told.put(f"this run is not reported: {_words(error)}")
+            self._told.put(f"this run is not reported: {error_line(error)}")
             return
         threading.Thread(target=self._read, name="reporter", daemon=True).start()
         self._told.put(f"reporting to {url}/runs/{self.report.run}")
@@ -174,25 +173,6 @@ class ReporterProcess:
             self._told.put(line.decode(errors="replace").rstrip("\n"))
 
 
-def _report_of(folder: Path, url: str, follow_advice: bool) -> Report:
-    """Where the run reports to: as before, if it is the same service."""
-    former = read_report(folder)
-    if former is None or former.url != url:
-        return new_report(
-            folder,
-            url,
-            name=os.environ.get(RUN_NAME, ""),
-            job=os.environ.get(RUN_JOB) or None,
-            follows_advice=follow_advice,
-        )
-    return former.to(state="running", error=None, told=False, follows_advice=follow_advice)
-
-
-def _words(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, BatchwrightError) else f"{type(error).__name__}: {text}"
-
-
 @contextmanager
 def reported(
     folder: Path,
@@ -232,4 +212,4 @@ def outcome_of(error: BaseException | None) -> tuple[str, str | None]:
         return "finished", None
     if isinstance(error, Interrupted | NewPlan | KeyboardInterrupt):
         return "stopped", None
-    return "failed", _words(error)
+    return "failed", error_line(error)

@@ -29,9 +29,6 @@ class Adviser(Errands):
 
     Planning takes tenths of a second: a reporter must not wait for that, and two must not plan at
     the same time. What was not thought about when the service ends comes again with the next epoch.
-
-    Args:
-        store: Where runs and advice are.
     """
 
     def __init__(self, store: Store) -> None:

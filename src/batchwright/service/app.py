@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -36,6 +35,7 @@ from batchwright.service.pages import (
 from batchwright.service.pages import jobs as jobs_page
 from batchwright.service.pages import runs as runs_page
 from batchwright.service.pages.rendering import error_page
+from batchwright.service.problems import DESCRIPTIONS
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 
@@ -66,18 +66,6 @@ PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
 TIDY_SECONDS = 3600.0
 """Between two looks for what is too old to be kept."""
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "It cannot be read."},
-    401: {"model": Problem, "description": "A token is needed, or it is unknown."},
-    403: {"model": Problem, "description": "The token may not do this."},
-    404: {"model": Problem, "description": "There is no such thing."},
-    409: {"model": Problem, "description": "It does not fit what is stored."},
-    413: {"model": Problem, "description": "The body is too large."},
-    422: {"model": Problem, "description": "A value is wrong; the line says which."},
-    429: {"model": Problem, "description": "Too many requests: come again after `retry_after`."},
-    503: {"model": Problem, "description": "The database does not answer just now."},
-}
-
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
     """The service over ``store``, which the caller closes."""
@@ -90,7 +78,10 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         docs_url=None,  # would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        responses=PROBLEMS,
+        responses={
+            status: {"model": Problem, "description": words}
+            for status, words in DESCRIPTIONS.items()
+        },
         lifespan=_lifespan,
         middleware=[  # the first one is the outermost
             Middleware(SecurityHeaders),

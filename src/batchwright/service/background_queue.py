@@ -77,9 +77,6 @@ class Errands:
 class Remover(Errands):
     """Removes what deleted runs held: millions of records take a minute, and nobody finds the run
     meanwhile. What is left when the service ends, or is killed, is removed after its next start.
-
-    Args:
-        store: Where runs are.
     """
 
     def __init__(self, store: Store) -> None:

@@ -64,11 +64,7 @@ def planned(request: PlanRequest) -> Plan:
 
 @contextmanager
 def _turn() -> Iterator[None]:
-    """Inside, nobody else plans.
-
-    Raises:
-        TooMany: As `planned` says.
-    """
+    """Inside, nobody else plans."""
     if not _PLACES.acquire(blocking=False):
         raise TooMany(_BUSY, 1.0)
     try:

@@ -13,11 +13,9 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchwright.service.api.error_responses import answer
-from batchwright.service.problems import Forbidden, ServiceProblem
+from batchwright.service.problems import Forbidden
 
 POLICY = "; ".join(
     (
@@ -45,12 +43,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Hosts:
-    """Checks the Host and Origin headers.
-
-    Args:
-        app: The next one.
-        names: Names and addresses that are this service, beside loopback's.
-    """
+    """Checks the Host and Origin headers: ``names`` are this service, beside loopback's."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
         self._app = app
@@ -59,17 +52,14 @@ class Hosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the headers, then go on."""
         if scope["type"] == "http":
-            problem = self._problem(Headers(scope=scope))
-            if problem is not None:
-                await answer(Request(scope), problem)(scope, receive, send)
-                return
+            self._check(Headers(scope=scope))
         await self._app(scope, receive, send)
 
-    def _problem(self, headers: Headers) -> ServiceProblem | None:
+    def _check(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
         host = _parts(f"//{hosts[0]}") if len(hosts) == 1 else None
         if host is None or not (host[0] in self._names or is_loopback(host[0])):
-            return Forbidden(
+            raise Forbidden(
                 "this service does not go by that name: use its own, or start it with "
                 "--allowed-host NAME"
             )
@@ -83,8 +73,7 @@ class Hosts:
                 and ((from_[1] or _PORTS[scheme]) == (host[1] or _PORTS[scheme]))
             )
             if not same:
-                return Forbidden("requests from pages of other sites are not answered")
-        return None
+                raise Forbidden("requests from pages of other sites are not answered")
 
 
 def _parts(url: str) -> tuple[str, int | None] | None:

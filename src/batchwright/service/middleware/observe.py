@@ -1,4 +1,6 @@
-"""Each request is counted, timed and logged; an exception that nobody foresaw ends here."""
+"""Each request is counted, timed and logged. What the middleware within refuses is answered here;
+so is an exception that nobody foresaw.
+"""
 
 from __future__ import annotations
 

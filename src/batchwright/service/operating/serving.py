@@ -196,12 +196,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to(stream: TextIO | None = None, level: str = "info") -> None:
-    """Send the service's log to ``stream``, standard error if none is given.
-
-    Args:
-        stream: Where lines go.
-        level: `debug`, `info`, `warning` or `error`.
-    """
+    """Send what the service logs from ``level`` on to ``stream``, else to standard error."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
     for name in LOGGERS:
