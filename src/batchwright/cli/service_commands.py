@@ -64,7 +64,7 @@ def serve(
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_database
-        from batchwright.service.operating.serving import Started, log_to
+        from batchwright.service.operating.serving import log_to
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import Limits, Settings
 
@@ -84,10 +84,10 @@ def serve(
         limits=limits,
     )
 
-    def tell(started: Started) -> None:
-        link = sign_in_address(started.address, started.store.sign_in.link(["admin"]))
+    def tell(address: str, store: Store) -> None:
+        link = sign_in_address(address, store.sign_in.link(["admin"]))
         minutes = round(settings.link_seconds / 60)
-        _say(f"batchwright serves at {started.address}, from {shown(settings.database)}")
+        _say(f"batchwright serves at {address}, from {shown(settings.database)}")
         _say(f"sign in within {minutes} minutes: {link}")
         log_to(level=log_level)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
@@ -21,9 +19,6 @@ from batchwright.service.problems import (
     Unavailable,
 )
 
-ErrorPage = Callable[[Request, ServiceProblem], Response]
-"""Draws a problem as a page; `app.state.error_page` holds one."""
-
 FOR_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics")
 
 
@@ -35,12 +30,11 @@ class Broken(ServiceProblem):
 
 def answer(request: Request, problem: ServiceProblem) -> Response:
     """The answer that tells of ``problem``."""
-    draw: ErrorPage | None = getattr(request.app.state, "error_page", None)
     response: Response
-    if draw is None or is_for_programs(request):
+    if is_for_programs(request):
         response = JSONResponse({"detail": problem.detail, **problem.values}, problem.status)
     else:
-        response = draw(request, problem)
+        response = request.app.state.error_page(request, problem)
     if isinstance(problem, Unauthorized):
         response.headers["www-authenticate"] = "Bearer"
     if isinstance(problem, TooMany):

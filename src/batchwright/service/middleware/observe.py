@@ -18,6 +18,7 @@ from batchwright.service.middleware.identify import caller_of
 
 log = logging.getLogger("batchwright.service")
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 REQUEST_ID = "x-request-id"
 OURS = 500
 """The least status that is a mistake of the service's."""
@@ -99,11 +100,12 @@ class Observe:
 
     def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-        self._meters.requests.labels(_method(scope), route, str(status)).inc()
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        self._meters.requests.labels(method, route, str(status)).inc()
         self._meters.seconds.labels(route).observe(seconds)
         caller = caller_of(scope)
         fields = {
-            "method": _method(scope),
+            "method": method,
             "route": route,
             "status": status,
             "seconds": round(seconds, 6),
@@ -112,8 +114,3 @@ class Observe:
             "request_id": request_id,
         }
         log.info("request", extra={"fields": fields})
-
-
-def _method(scope: Scope) -> str:
-    known = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
-    return scope["method"] if scope["method"] in known else "OTHER"

@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -40,25 +40,17 @@ HEAD_SECONDS = 10.0
 LOGGERS = ("batchwright.service", "uvicorn.error")
 
 
-class Started(NamedTuple):
-    """What to tell whoever started the service."""
-
-    address: str
-    """Such as ``http://127.0.0.1:8400``."""
-    store: Store
-
-
 def serve(
     settings: Settings,
     *,
-    on_start: Callable[[Started], None],
+    on_start: Callable[[str, Store], None],
     proxy: str | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; requests in progress are answered first.
 
     Args:
         settings: How.
-        on_start: Called when connections are taken.
+        on_start: Called with address and store when connections are taken.
         proxy: Address of a proxy whose word on who its clients are is taken.
 
     Raises:
@@ -87,7 +79,7 @@ def serve(
             # there before. Being told to end is no failure: these do nothing, and we exit with 0.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
-            on_start(Started(address_of(settings, listener), store))
+            on_start(address_of(settings, listener), store)
             uvicorn.Server(config).run(sockets=[listener])
     finally:
         store.close()

@@ -14,15 +14,7 @@ from batchwright.reporting.data.comparison import compared
 from batchwright.reporting.live.live_page import Part
 from batchwright.reporting.pages.page_comparison import clock_note, comparison_parts
 from batchwright.service.access import PageReader, Stored
-from batchwright.service.pages.rendering import (
-    Have,
-    Live,
-    answer_live,
-    digest_of,
-    piece,
-    render,
-    shown_live,
-)
+from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
 from batchwright.service.pages.run_page import OVER, story_of
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -50,7 +42,7 @@ def compare_page(request: Request, store: Stored, caller: PageReader, run: Chose
         others=[one for one in store.runs.list(MOST_OFFERED) if one.id not in run],
         most=MOST_RUNS,
         fragment=f"/compare/live?{query}",
-        **shown_live(_live(store, runs)),
+        live=_live(store, runs),
     )
 
 

@@ -20,22 +20,12 @@ from batchwright.service.access import (
     Stored,
     check_form,
     csrf_of,
-    settings_of,
     store_of,
 )
 from batchwright.service.api import jobs as api
 from batchwright.service.job_states import ENDED
 from batchwright.service.pages.job_text import EXAMPLE, JobTextError, job_of_text
-from batchwright.service.pages.rendering import (
-    Have,
-    Live,
-    answer_live,
-    digest_of,
-    origin_of,
-    piece,
-    render,
-    shown_live,
-)
+from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, fill, render
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
@@ -147,7 +137,7 @@ def _page(
         states=get_args(JobState),
         form=form,
         fragment=f"/jobs/rows?{query}",
-        **shown_live(Live(_says(request), _lists(request, caller, state, before))),
+        live=Live(_says(request), _lists(request, caller, state, before)),
     )
 
 
@@ -158,18 +148,18 @@ def _lists(
     found = store.jobs.list(MOST_ROWS + 1, before, state)
     shown, more = found[:MOST_ROWS], len(found) > MOST_ROWS
     older = f"/jobs?{f'state={state}&' if state else ''}before={shown[-1].id}" if more else ""
-    common = {"caller": caller, "csrf": csrf_of(request), "origin": origin_of(request)}
-    rows = piece(
+    rows = fill(
+        request,
         "jobs_rows.html",
-        **common,
+        caller,
         jobs=shown,
         filtered=state is not None or before is not None,
         older=older,
     )
-    seconds, now = settings_of(request).lease_seconds, store.clock()
+    seconds, now = store.settings.lease_seconds, store.clock()
     # An agent is there if it was heard of so lately that it would keep a job.
     agents = [(one, now - one.seen <= seconds) for one in store.agents.list()]
-    told = piece("agents.html", **common, agents=agents, seconds=seconds)
+    told = fill(request, "agents.html", caller, agents=agents, seconds=seconds)
     return [Part("rows", "", rows), Part("agents", "Agents", told)]
 
 
@@ -180,7 +170,7 @@ def _lists(
 def job_page(request: Request, store: Stored, caller: PageReader, job: Identifier) -> Response:
     """The page of one job."""
     info = store.jobs.get(job)
-    return render(request, "job.html", caller, job=info, **shown_live(_live(request, caller, info)))
+    return render(request, "job.html", caller, job=info, live=_live(request, store, caller, info))
 
 
 @router.get("/{job}/live")
@@ -190,7 +180,7 @@ def job_live(
     """What has changed on it."""
     info = store.jobs.get(job)
     etag = digest_of(info.model_dump_json(), _run_of(store, info), csrf_of(request))
-    return answer_live(request, caller, have, etag, lambda: _live(request, caller, info))
+    return answer_live(request, caller, have, etag, lambda: _live(request, store, caller, info))
 
 
 @router.post("/{job}/approve", dependencies=[Depends(check_form)])
@@ -214,18 +204,17 @@ def _run_of(store: Store, info: JobInfo) -> RunInfo | None:
     return None
 
 
-def _live(request: Request, caller: Caller, info: JobInfo) -> Live:
+def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live:
     """Where the job stands, then its plan if it has one, else what it asks for."""
-    store = store_of(request)
     says = SAYS[info.state]
     if info.state == "planned" and (info.approved or info.auto):
         says = "Its plan is approved; it waits for an agent."
     if info.waiting is not None:
         says = f"{says[:-1]}: {info.waiting}."
-    now = piece(
+    now = fill(
+        request,
         "job_now.html",
-        caller=caller,
-        csrf=csrf_of(request),
+        caller,
         job=info,
         says=says,
         steps=STEPS,
@@ -238,6 +227,6 @@ def _live(request: Request, caller: Caller, info: JobInfo) -> Live:
         parts += plan_parts(plan, store.jobs.profile(info.id))
     else:
         text = job_yaml(Job.model_validate(info.job))
-        parts.append(Part("job", "The job", piece("job_yaml.html", text=text)))
+        parts.append(Part("job", "The job", fill(request, "job_yaml.html", caller, text=text)))
     title = f"{info.state}: {info.name} - Batchwright"
     return Live(says, parts, info.state in ENDED, title)

@@ -56,7 +56,13 @@ Have = Annotated[str, Query(max_length=2000)]
 
 
 def render(
-    request: Request, template: str, caller: Caller | None, *, status: int = 200, **values: Any
+    request: Request,
+    template: str,
+    caller: Caller | None,
+    *,
+    status: int = 200,
+    live: Live | None = None,
+    **values: Any,
 ) -> HTMLResponse:
     """A page, or a fragment of one.
 
@@ -65,20 +71,28 @@ def render(
         template: Name of its file.
         caller: Who is signed in; `None` shows no navigation.
         status: Of the answer.
+        live: What changes on it.
         values: What the template shows; strings are escaped, `markupsafe.Markup` is not.
     """
-    text = (
+    values |= shown_live(live) if live is not None else {}
+    text = fill(request, template, caller, **values)
+    return HTMLResponse(text, status, {"Cache-Control": "no-store", "Vary": "Cookie"})
+
+
+def fill(request: Request, template: str, caller: Caller | None, **values: Any) -> str:
+    """A part of a page as markup; escaped as in `render`."""
+    return (
         _environment()
         .get_template(template)
         .render(
             caller=caller,
             csrf=csrf_of(request) if caller is not None else "",
             here=request.scope["path"],
-            origin=origin_of(request),
+            # The service's own address, as this browser knows it.
+            origin=f"{request.scope['scheme']}://{request.headers.get('host', '')}",
             **values,
         )
     )
-    return HTMLResponse(text, status, {"Cache-Control": "no-store", "Vary": "Cookie"})
 
 
 def error_page(request: Request, problem: ServiceProblem) -> Response:
@@ -148,13 +162,8 @@ def sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
 
-def origin_of(request: Request) -> str:
-    """The service's own address, as this browser knows it."""
-    return f"{request.scope['scheme']}://{request.headers.get('host', '')}"
-
-
 def piece(template: str, **values: Any) -> str:
-    """A part of a page as markup; escaped as in `render`."""
+    """As `fill`, of a part that is the same for everybody."""
     return _environment().get_template(template).render(**values)
 
 

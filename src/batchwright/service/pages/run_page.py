@@ -26,15 +26,7 @@ from batchwright.reporting.live.live_page import (
 )
 from batchwright.reporting.pages.page import page as report_page
 from batchwright.service.access import PageReader, Stored, check_form, need_page
-from batchwright.service.pages.rendering import (
-    Have,
-    Live,
-    answer_live,
-    digest_of,
-    piece,
-    render,
-    shown_live,
-)
+from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
@@ -90,8 +82,8 @@ def run_pages(store: Store) -> Draw:
 def run_page(request: Request, store: Stored, caller: PageReader, run: Identifier) -> Response:
     """The page."""
     info = store.runs.get(run)
-    told = shown_live(request.app.state.draw_run(info, _etag(store, info)))
-    return render(request, "run.html", caller, run=info, **told)
+    live = request.app.state.draw_run(info, _etag(store, info))
+    return render(request, "run.html", caller, run=info, live=live)
 
 
 @router.get("/{run}/live")

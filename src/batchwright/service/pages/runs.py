@@ -12,16 +12,7 @@ from batchwright.records.service import Identifier, RunInfo, RunState
 from batchwright.records.text.formatting import counted
 from batchwright.reporting.live.live_page import Part
 from batchwright.service.access import PageReader, csrf_of, store_of
-from batchwright.service.pages.rendering import (
-    Have,
-    Live,
-    answer_live,
-    digest_of,
-    origin_of,
-    piece,
-    render,
-    shown_live,
-)
+from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, fill, render
 from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
@@ -58,7 +49,7 @@ def runs_page(
         state=chosen,
         states=get_args(RunState),
         fragment=listed.address("/runs/rows"),
-        **shown_live(listed.live()),
+        live=listed.live(),
     )
 
 
@@ -103,11 +94,10 @@ class _Listed:
     def live(self) -> Live:
         """How many run, and the rows, or what to do where there are none."""
         running = sum(one.state == "running" for one in self.runs)
-        content = piece(
+        content = fill(
+            self._request,
             "runs_rows.html",
-            caller=self._caller,
-            csrf=csrf_of(self._request),
-            origin=origin_of(self._request),
+            self._caller,
             runs=self.runs,
             filtered=any(self._asked.values()),
             older=self.address("/runs", before=self.runs[-1].id) if self._more else "",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Select, select, union_all, update
@@ -134,7 +135,7 @@ class Records(Part):
             leads, self._led = not self._led, True
         if not leads:
             delivery.turn.wait()
-            if delivery.settled:
+            if delivery.taken is not None or delivery.problem is not None:
                 return
         with self._queue:
             together, self._waiting = self._waiting, []
@@ -204,24 +205,18 @@ def _refuse_kinds(counts: Mapping[str, Any]) -> None:
         )
 
 
+@dataclass(eq=False)
 class _Delivery:
     """A batch on its way into the database, and what became of it."""
 
-    def __init__(
-        self, run: str, first: int, lines: Sequence[tuple[str, str]], caller: Caller | None
-    ) -> None:
-        self.run = run
-        self.first = first
-        self.lines = lines
-        self.caller = caller
-        self.taken: RecordsTaken | None = None
-        self.problem: Exception | None = None
-        self.turn = threading.Event()
-        """Set when it is settled, or when its thread is to lead."""
-
-    @property
-    def settled(self) -> bool:
-        return self.taken is not None or self.problem is not None
+    run: str
+    first: int
+    lines: Sequence[tuple[str, str]]
+    caller: Caller | None
+    taken: RecordsTaken | None = None
+    problem: Exception | None = None
+    turn: threading.Event = field(default_factory=threading.Event)
+    """Set when it is settled, or when its thread is to lead."""
 
 
 def _counts(connection: Connection, identifier: str) -> dict[str, tuple[int, int]]:
