@@ -42,8 +42,6 @@ VERBS = "batchwright.cli.verb_child"  # the command line, in a process that ends
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
-
-
 _MOST_ERROR = 2000  # characters of an error
 
 
@@ -219,7 +217,10 @@ class JobWork:
             except ServiceError as error:
                 if not error.passing:
                     raise BatchwrightError(f"the run is done and not reported: {error}") from None
-                self._wait(backoff.seconds(error))
+                end = time.monotonic() + backoff.seconds(error)
+                while time.monotonic() < end:
+                    self._stop_if_ended()
+                    time.sleep(POLL_SECONDS)
             finally:
                 write_report(self._run, sender.report)
         if report is not None:
@@ -278,12 +279,6 @@ class JobWork:
             RUN_JOB: job.id,
         }
         return {key: value for key, value in os.environ.items() if key != REPORT_TO} | own
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._stop_if_ended()
-            time.sleep(POLL_SECONDS)
 
     def _stop_if_ended(self) -> None:
         if self._pulse.ended:

@@ -49,7 +49,10 @@ class Identify:
         request = Request(scope)
         address = f"address {request.client.host if request.client else ''}"
         caller = visitor = None
-        token, session = _token_of(request), request.cookies.get(COOKIE, "")
+        kind, _, secret = request.headers.get("authorization", "").partition(" ")
+        token = secret.strip() if kind.lower() == "bearer" else ""
+        token = token if len(token) <= LONGEST_SECRET else ""
+        session = request.cookies.get(COOKIE, "")
         if token or session:
             # A guesser is slowed down before each guess costs a look into the database.
             if self._rates.is_empty(address):
@@ -112,9 +115,3 @@ def caller_of(scope: Scope) -> Caller | None:
     state = scope.get("state", {})
     found: Caller | None = state.get("caller") or state.get("visitor")
     return found
-
-
-def _token_of(request: Request) -> str:
-    kind, _, secret = request.headers.get("authorization", "").partition(" ")
-    secret = secret.strip()
-    return secret if kind.lower() == "bearer" and len(secret) <= LONGEST_SECRET else ""

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -110,8 +111,9 @@ def listen(host: str, port: int) -> socket.socket:
 def address_of(settings: Settings, listener: socket.socket) -> str:
     """Where a browser finds the service."""
     host, port = settings.host, listener.getsockname()[1]
-    if _is_everywhere(host):
-        host = settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_unspecified:
+            host = settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -128,13 +130,6 @@ def refuse_public_without_tokens(settings: Settings, store: Store) -> None:
             f"refuse to serve at {settings.host}, which others can reach, before anybody has a "
             "token: make one with `batchwright token create NAME --scopes read,report`"
         )
-
-
-def _is_everywhere(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 class TimedProtocol(H11Protocol):

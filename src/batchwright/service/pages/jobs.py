@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
+import yaml
 from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
+from batchwright.errors import BatchwrightError
 from batchwright.records import Job
-from batchwright.records.documents import job_yaml
+from batchwright.records.documents import change_job, job_yaml, one_line, parse_yaml, yaml_problem
 from batchwright.records.service import Identifier, JobInfo, JobState, RunInfo
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
@@ -24,8 +26,15 @@ from batchwright.service.access import (
 )
 from batchwright.service.api import jobs as api
 from batchwright.service.job_states import ENDED
-from batchwright.service.pages.job_text import EXAMPLE, JobTextError, job_of_text
-from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, fill, render
+from batchwright.service.pages.rendering import (
+    Have,
+    Live,
+    answer_live,
+    digest_of,
+    fill,
+    render,
+    sentence,
+)
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
@@ -33,6 +42,19 @@ from batchwright.service.store.tokens import Caller
 router = APIRouter(prefix="/jobs", include_in_schema=False)
 
 MOST_ROWS = 50
+
+LONGEST_JOB = 64 * 1024
+"""Characters of a job."""
+DEEPEST_JOB = 8
+"""Levels of lists and maps; a job has four."""
+
+EXAMPLE = """data: digits
+network: resnet8
+epochs: 10
+method: dynamic-batch
+goal:
+  objective: knee
+"""
 
 STEPS = ("queued", "probing", "planned", "training", "done")
 """The way of a job that goes well."""
@@ -125,9 +147,8 @@ def _page(
     **filled: object,
 ) -> Response:
     form = {"job": EXAMPLE, "name": "", "auto": "", "errors": {}} | filled
-    query = "&".join(
-        f"{name}={value}" for name, value in (("state", state), ("before", before)) if value
-    )
+    asked = {"state": state, "before": before}
+    query = "&".join(f"{name}={value}" for name, value in asked.items() if value)
     return render(
         request,
         "jobs.html",
@@ -230,3 +251,55 @@ def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live
         parts.append(Part("job", "The job", fill(request, "job_yaml.html", caller, text=text)))
     title = f"{info.state}: {info.name} - Batchwright"
     return Live(says, parts, info.state in ENDED, title)
+
+
+# ------------------------------------------------------------- a job as people paste it, untrusted
+
+
+class JobTextError(ValueError):
+    """What is wrong with a job's text, in a sentence."""
+
+
+def job_of_text(text: str) -> Job:
+    """The job that a text describes.
+
+    Raises:
+        JobTextError: It is too long, not YAML with keys, or a key is wrong.
+    """
+    try:
+        return change_job(Job(), keys_of_text(text))
+    except BatchwrightError as error:
+        raise JobTextError(sentence(one_line(error))) from None
+
+
+def keys_of_text(text: str) -> dict[str, Any]:
+    """The keys of a YAML text. Anchors are refused: a few of them can stand for gigabytes.
+
+    Raises:
+        JobTextError: It is too long, too deep, or not YAML with keys.
+    """
+    if len(text) > LONGEST_JOB:
+        raise JobTextError(f"A job has at most {LONGEST_JOB // 1024} KiB of text.")
+    try:
+        _check_shape(text)
+        values = parse_yaml(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise JobTextError(f"This is not YAML{where}: {yaml_problem(error)}.") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise JobTextError("Write a key on each line, such as epochs: 3.")
+    return values
+
+
+def _check_shape(text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise JobTextError("Anchors (& and *) are not taken: write the values out.")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEEPEST_JOB:
+                raise JobTextError("This is more deeply nested than any job.")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1

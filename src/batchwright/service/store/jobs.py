@@ -28,12 +28,13 @@ from batchwright.service.store.job_rows import (
     DOCUMENTS,
     SHOWN,
     columns_of,
+    fitting,
     held_rows,
     info_of,
     job_row,
     standing_of,
+    waits_for,
 )
-from batchwright.service.store.matching import fitting, waits_for
 from batchwright.service.store.part import Part, count, opened
 
 NOTED_SHARE = 1 / 6
@@ -81,15 +82,17 @@ class Jobs(Part):
                     **columns_of(Standing(auto=auto)),
                 )
             )
-            row = job_row(connection, identifier)
-            return info_of(row, waits_for(connection, row, self._since))
+            return self._told(connection, identifier)
 
     def get(self, identifier: str) -> JobInfo:
         """A job."""
         self.settle()
         with self._database.reading() as connection:
-            row = job_row(connection, identifier)
-            return info_of(row, waits_for(connection, row, self._since))
+            return self._told(connection, identifier)
+
+    def _told(self, connection: Connection, identifier: str) -> JobInfo:
+        row = job_row(connection, identifier)
+        return info_of(row, waits_for(connection, row, self._since))
 
     def list(
         self, limit: int = 50, before: str | None = None, state: JobState | None = None
@@ -110,8 +113,7 @@ class Jobs(Part):
             wanted = wanted.where(jobs.c.state == state)
         with self._database.reading() as connection:
             if before is not None:
-                created = job_row(connection, before)["created"]
-                last = tuple_(created, before)
+                last = tuple_(job_row(connection, before)["created"], before)
                 wanted = wanted.where(tuple_(jobs.c.created, jobs.c.id) < last)
             rows = connection.execute(wanted).mappings().all()
         return [info_of(row) for row in rows]

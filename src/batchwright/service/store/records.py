@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,21 +188,17 @@ class Records(Part):
         if new:
             counts = json.loads(run.counts)
             rows = rows_of(run.next_sequence, new, counts)
-            _refuse_kinds(counts)
+            # Notes are always taken: a reporter sends them in place of what was refused.
+            if len(counts.keys() - {"note"}) > MOST_KINDS:
+                raise Refused(
+                    f"this service keeps {MOST_KINDS} kinds of records of a run: write what "
+                    "differs into their keys"
+                )
             values |= {"next_sequence": following, "counts": json.dumps(counts)}
             values |= progress_in(new)
             insert_rows(connection, delivery.run, rows)
         connection.execute(update(runs).where(runs.c.id == delivery.run).values(**values))
         return RecordsTaken(next=following, advice=run.advice)
-
-
-def _refuse_kinds(counts: Mapping[str, Any]) -> None:
-    """Notes are always taken: a reporter sends them in place of what was refused."""
-    if len(counts.keys() - {"note"}) > MOST_KINDS:
-        raise Refused(
-            f"this service keeps {MOST_KINDS} kinds of records of a run: write what differs into "
-            "their keys"
-        )
 
 
 @dataclass(eq=False)
