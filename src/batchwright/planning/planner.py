@@ -4,12 +4,13 @@ Pure: no clock, no host, no random numbers, so the same input gives the same pla
 
     batchwright plan PROFILE.json --explain
 
-The way through the folder: `inputs` and `merging` check what is given, `kinds` fits the models,
-`mixes` lists the clusters, `shares` divides a batch between unequal workers, `table` predicts every
-candidate, `knees` finds where batch stops paying, `choice` applies limits and objective, `outlook`
-makes the records, `explanations` and `reasons` say why. Methods with several rows or two groups of
-workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`;
-`methods` compares them all.
+The way through the folder: `validation` and `merging` check what is given, `worker_types` fits the
+models, `cluster_options` lists the clusters, `local_batches` divides a batch between unequal
+workers, `table` predicts every candidate, `knees` finds where batch stops paying, `choice` applies
+limits and objective, `prediction_records` makes the records. Methods with several rows or two
+groups of workers go on from there: `multi_stage`, over `resolution`, `rows`, `groups` and
+`dual_batch`; `method_choice` compares them all. A job without profiles takes the same way with
+times that it states (`time_models`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from typing import Any
 
 from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.candidates.choice import (
     Choice,
     Progress,
@@ -34,7 +35,6 @@ from batchwright.planning.candidates.choice import (
 from batchwright.planning.candidates.cluster_options import cluster_options_of
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
 from batchwright.planning.candidates.learnt import TAUGHT, Learnt, learnt_of, why_unknown
-from batchwright.planning.candidates.local_batches import local_batches
 from batchwright.planning.candidates.optimizer import (
     Compared,
     chosen_optimizer,
@@ -49,21 +49,23 @@ from batchwright.planning.candidates.prediction_records import (
 )
 from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
-from batchwright.planning.gradient_scaling import unmeasured_noise
+from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
+from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.merging import merge_profiles
-from batchwright.planning.methods.multi_stage import COMPOSED, compose, searched
-from batchwright.planning.methods.simulated import simulated, usual_times
-from batchwright.planning.methods.update_rule import settle
+from batchwright.planning.methods.multi_stage import COMPOSED, lay_out, searched
+from batchwright.planning.methods.rows import laid_out
+from batchwright.planning.methods.simulated import simulated
+from batchwright.planning.methods.time_models import Measured, stated_times
+from batchwright.planning.methods.update_rule import no_factors, settle
 from batchwright.planning.reasons import alternatives, cycle_reasons, explanations, reasons
-from batchwright.planning.resolution import CYCLED
+from batchwright.planning.resolution import CYCLED, sides
 from batchwright.planning.run_history import Experience, experience_of
-from batchwright.planning.stated_times import plan_without_profile
 from batchwright.planning.validation import (
     PLANNING_KEYS,
     SERVED,
-    check_bounds,
     check_counts,
     check_goal,
+    check_open_method,
     check_profiles,
     least_local,
     measured_job,
@@ -71,15 +73,19 @@ from batchwright.planning.validation import (
     precision_of,
 )
 from batchwright.records import (
+    DataFacts,
     Estimate,
     HeldOut,
     Job,
     LearningRateRule,
+    NetworkFacts,
+    OptimizerName,
     Plan,
     Prediction,
     Profile,
     Reason,
     RunSummary,
+    ServerRule,
     Stage,
 )
 from batchwright.records.base import Method
@@ -162,14 +168,15 @@ def make_plan(
         explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
         reasons.measured_precision(merged[0], precision_of(job)),
     )
+    times = Measured(settled, table, choice, chosen, progress)
     if job.method in COMPOSED:
-        made = compose(settled, table, choice, chosen, progress)
+        made = lay_out(settled, times)
         rule, stages, server = made.rule, made.stages, made.server
         explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
     else:
         tried = learnt.rate_scale(update) if learnt else 1.0
         rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update, tried), None
-        stages = (_stage(settled, chosen, choice.row, rule),)
+        stages = laid_out(settled, rule, [times.only_level()], None)
         by_epoch = progress.by_epoch(batch, rule, merged[0].data.val_samples)
         least = least_local(merged[0].network)
         explained = (
@@ -192,7 +199,7 @@ def make_plan(
         )
     if job.launch != "virtual":
         explained += reasons.loading(merged[0], stages)
-    plan = assemble(
+    plan = _assembled(
         settled,
         merged[0].data,
         merged[0].network,
@@ -225,6 +232,56 @@ def _with_method(
 ) -> Plan:
     """The plan of the same job with another method."""
     return make_plan(profiles, job.model_copy(update={"method": method}), runs=runs)
+
+
+def plan_without_profile(
+    job: Job,
+    data: DataFacts,
+    network: NetworkFacts,
+    *,
+    local_batch_sizes: Sequence[int] | None = None,
+) -> Plan:
+    """A plan that trains as asked, where nothing was measured: it predicts nothing.
+
+    What the job leaves open is assumed: one worker, float32, the base batch or, where the data is
+    too small for it, the largest batch that leaves ``goal.least_steps`` steps per epoch.
+
+    Two groups of workers need to know what a step takes: a virtual cluster says so in
+    ``virtual.sample_seconds`` and ``virtual.step_seconds``, and its rounds are predicted by them.
+
+    Args:
+        job: What to train; its ``workers`` must fit ``local_batch_sizes`` if both are given.
+        data: The data set.
+        network: The network.
+        local_batch_sizes: Samples per step of each worker, in rank order; unset: equal shares of
+            the global batch.
+
+    Raises:
+        PlanError: Batches, workers and data do not fit together, or a limit is missed.
+        JobError: The warm-up asked for is longer than the training.
+    """
+    check_open_method(job)
+    if job.method == "auto":  # nothing tells of another
+        job = job.model_copy(update={"method": "plain"})
+    times = stated_times(job, data, network, local_batch_sizes)
+    job, batch = times.job, times.batch
+    why = optimizer_reason(job, batch)
+    if job.method in COMPOSED:
+        made = lay_out(job, times, why)
+        return _assembled(
+            job, data, network, made.rule, made.stages, server=made.server, reasons=made.reasons
+        )
+    rule = rule_for(job, batch, data, network, chosen_optimizer(job, batch))
+    stages = laid_out(job, rule, [times.only_level()], None)
+    explained = (
+        *times.batch_reasons(stages[0])[0],
+        reasons.resolution(max(sides(job)), data),
+        *reasons.method(job),
+        *why,
+        *reasons.learning_rate(job, rule, stages[0]),
+        *cycle_reasons.link(job),
+    )
+    return _assembled(job, data, network, rule, stages, reasons=explained)
 
 
 def plan_to_measure(profile: Profile) -> Plan:
@@ -272,6 +329,48 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
     return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
 
 
+def _assembled(
+    job: Job,
+    data: DataFacts,
+    network: NetworkFacts,
+    rule: LearningRateRule,
+    stages: tuple[Stage, ...],
+    *,
+    server: ServerRule | None = None,
+    update: OptimizerName | None = None,
+    reasons: tuple[Reason, ...],
+    **predicted: Any,
+) -> Plan:
+    """The plan; ``predicted`` are its fields of that kind, and ``update`` what runs say, if any.
+
+    Raises:
+        JobError: Bounds of gradient scaling contradict each other.
+        PlanError: A batch cannot be cut into the parts that it takes.
+    """
+    least = least_local(network)
+    check_parts(job, stages, least)
+    largest = max(stage.global_batch_size for stage in stages)
+    of_a_step = max(max(stage.local_batch_sizes) for stage in stages) if server else largest
+    update = update or chosen_optimizer(job, largest)
+    assert job.method != "auto"  # noqa: S101 - settled before
+    scaling = scaling_reasons(job, stages, least, rule, update)
+    return Plan(
+        job=job,
+        data=data,
+        network=network,
+        method=job.method,
+        update=update,
+        ags=ags_rule(job),
+        precision=precision_of(job),
+        learning_rate=rule,
+        merge="parameter server" if server else "sample-weighted all-reduce",
+        server=server,
+        stages=stages,
+        reasons=(*reasons, *scaling, *no_factors(job, update, of_a_step)),
+        **predicted,
+    )
+
+
 def _predicted(
     job: Job,
     choice: Choice,
@@ -297,28 +396,6 @@ def _held_out(job: Job, kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
     if job.launch == "virtual":
         return ()
     return next((held_out(kind) for kind in kinds if not kind.stated), ())
-
-
-def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> Stage:
-    local = local_batches(row.mix, row.totals)
-    check_bounds(job, local)
-    kind, _ = row.mix.members[0]
-    fixed = kind.fixed_samples(len(local), chosen.resolution, chosen.micro_batch_size)
-    alone = {}
-    if job.launch == "virtual":
-        line = kind.chord(len(local), chosen.resolution, max(local))
-        alone = usual_times(job, line, max(local))
-    return stage_of(
-        job,
-        chosen.resolution,
-        rule,
-        local,
-        fixed_samples=fixed,
-        micro_batch_size=chosen.micro_batch_size,
-        predicted_epoch_seconds=chosen.epoch_seconds,
-        predicted_bytes=chosen.peak_bytes,
-        **alone,
-    )
 
 
 def _progress(

@@ -169,6 +169,37 @@ def rising_sides(top: int) -> tuple[int, ...]:
     return (*sorted(side for side in lower if side < top), top)
 
 
+def sides(job: Job) -> tuple[int, ...]:
+    """The resolutions of a resolved job, in pixels, rising."""
+    return () if job.resolutions == "auto" else job.resolutions
+
+
+def cycle_batches(job: Job, data: DataFacts) -> tuple[tuple[int, ...] | None, str]:
+    """The global batch at each resolution of `cyclic`, and where it comes from.
+
+    Returns:
+        `None` where the chosen one holds at all.
+
+    Raises:
+        PlanError: They contradict the global batch or the number of resolutions.
+    """
+    if job.method != "cyclic":
+        return None, ""
+    given, preset = job.cycle.batches, preset_of(job)
+    if given != "auto":
+        batches = per_resolution("cycle.batches", given, sides(job))
+        if job.global_batch not in ("auto", batches[-1]):
+            raise PlanError(
+                f"cycle.batches={','.join(map(str, given))} says {batches[-1]} at {sides(job)[-1]} "
+                f"px, global_batch={job.global_batch} another: give one of them"
+            )
+        return batches, "asked"
+    if preset is None or job.global_batch != "auto" or sides(job) != preset.resolutions:
+        return None, ""
+    fits = max(preset.batches) <= data.train_samples // job.goal.least_steps
+    return (preset.batches, "published") if fits else (None, "")
+
+
 def schedule_of(job: Job) -> Schedule:
     """The stages of a job whose resolutions and epochs are settled.
 
@@ -176,26 +207,25 @@ def schedule_of(job: Job) -> Schedule:
         PlanError: Stages do not add up, or something is given for another number of resolutions or
             stages than there are.
     """
-    cycle, preset = job.cycle, preset_of(job)
-    sides = () if job.resolutions == "auto" else job.resolutions
-    if len(sides) == 1 and cycle.order != "fixed":
+    cycle, preset, levels = job.cycle, preset_of(job), sides(job)
+    if len(levels) == 1 and cycle.order != "fixed":
         raise PlanError(
-            f"method={job.method} has one resolution, {sides[0]} px, so nothing to go through: "
+            f"method={job.method} has one resolution, {levels[0]} px, so nothing to go through: "
             "probe with two or more, such as resolutions=24,32, or give cycle.order=fixed"
         )
     stages = _stage_epochs(job, preset)
     rates = _stage_rates(job, preset, len(stages))
-    shares = () if cycle.shares == "auto" else per_resolution("cycle.shares", cycle.shares, sides)
+    shares = () if cycle.shares == "auto" else per_resolution("cycle.shares", cycle.shares, levels)
     kept = [index for index, epochs in enumerate(stages) if epochs]
     return Schedule(
-        resolutions=sides,
-        parts=sub_stages([stages[index] for index in kept], len(sides), cycle.order, shares),
+        resolutions=levels,
+        parts=sub_stages([stages[index] for index in kept], len(levels), cycle.order, shares),
         stage_epochs=tuple(stages[index] for index in kept),
         rates=tuple(rates[index] / rates[0] for index in kept),
-        dropouts=_dropouts(job, preset, sides),
-        strengths=(1.0,) * len(sides)
+        dropouts=_dropouts(job, preset, levels),
+        strengths=(1.0,) * len(levels)
         if cycle.strengths == "auto"
-        else per_resolution("cycle.strengths", cycle.strengths, sides),
+        else per_resolution("cycle.strengths", cycle.strengths, levels),
         preset=preset,
     )
 

@@ -25,6 +25,10 @@ from batchwright.algorithms.measured_pairs import solved_line
 from batchwright.errors import PlanError
 from batchwright.records import PairTime
 
+LEAST_FIXED = 0.01
+"""Share of a measured step that counts as fixed at least. On a busy machine a fit may leave none,
+and the run would be refused after it was probed; pairs measured side by side correct it."""
+
 _TURNS = 30  # of chord and pair; they settle in two or three
 _NOTHING = 1e-9  # of a step: what rounding leaves where there is no fixed time
 _SAME_LARGE = 0.1  # a measured pair counts if its large batch is that near, as a share

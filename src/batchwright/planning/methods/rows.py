@@ -109,7 +109,7 @@ def large_batches_of(
     sides: Sequence[int],
     top: int,
     share: float,
-    fitting: Callable[[int], int] | None,
+    fitting: Callable[[int], int | None],
 ) -> tuple[tuple[int, ...], str]:
     """Local batch of a large-batch worker at each resolution, and where it comes from.
 
@@ -118,7 +118,7 @@ def large_batches_of(
         sides: Resolutions, low to high.
         top: What `plain` would choose at the highest.
         share: Samples of one worker in a round with large batches alone.
-        fitting: Most samples that fit the memory, by resolution; `None`: unknown.
+        fitting: Most samples that fit the memory, by resolution; `None`: not known.
 
     Returns:
         The batches, and ``asked``, ``published``, ``memory`` (larger below the highest) or ``one``.
@@ -130,18 +130,15 @@ def large_batches_of(
     if asked != "auto":
         return per_resolution("dual.large_batches", asked, sides), "asked"
     most = max(top, floor(share / job.goal.least_steps))
-    preset = preset_of(job)
-    if preset is not None and tuple(sides) == preset.resolutions:
-        fits = all(
-            batch <= most and (fitting is None or batch <= fitting(side))
-            for side, batch in zip(sides, preset.batches, strict=True)
-        )
-        if fits and job.global_batch == "auto":
+    rooms, preset = [fitting(side) for side in sides], preset_of(job)
+    suits = preset is not None and tuple(sides) == preset.resolutions
+    if preset is not None and suits and job.global_batch == "auto":
+        pairs = zip(preset.batches, rooms, strict=True)
+        if all(batch <= most and (room is None or batch <= room) for batch, room in pairs):
             return preset.batches, "published"
-    room = fitting(sides[-1]) if fitting else 0
-    if not (fitting and room) or len(sides) == 1:
+    if not rooms[-1] or len(sides) == 1:
         return (top,) * len(sides), "one"
-    grown = [max(top, min(most, top * fitting(side) // room)) for side in sides[:-1]]
+    grown = [max(top, min(most, top * (room or 0) // rooms[-1])) for room in rooms[:-1]]
     return (*grown, top), "memory"
 
 
@@ -288,7 +285,7 @@ def served_level(
     side: int,
     *,
     micro_batch: int,
-    ends: tuple[float, float] | None,
+    ends: tuple[float, float],
     peak: Estimate | None,
 ) -> Level:
     """What holds at one resolution under a parameter server.
@@ -298,7 +295,7 @@ def served_level(
         rule: How update factors are made.
         side: Resolution, in pixels.
         micro_batch: Most samples in one forward pass.
-        ends: Of the interval of the round time as shares of it; `None`: it is not predicted.
+        ends: Of the interval of the round time as shares of it.
         peak: Peak bytes of a large-batch worker; `None` where nothing was measured.
     """
     small = rule.small_workers
@@ -314,8 +311,8 @@ def served_level(
         "update_factors": (1.0,) * large + (factor,) * small,
         "sample_seconds": groups.sample_seconds,
         "step_seconds": groups.step_seconds,
-        "predicted_epoch_seconds": None
-        if ends is None
-        else Estimate(value=seconds, low=ends[0] * seconds, high=ends[1] * seconds),
+        "predicted_epoch_seconds": Estimate(
+            value=seconds, low=ends[0] * seconds, high=ends[1] * seconds
+        ),
         "predicted_bytes": peak,
     }

@@ -36,9 +36,19 @@ def method(job: Job) -> Reason:
     return Reason(choice="method", value=job.method, why=why, source="published", reference=PAPER)
 
 
-def preset(job: Job, schedule: Schedule | None, data: DataFacts) -> tuple[Reason, ...]:
+def scheduled(job: Job, schedule: Schedule, data: DataFacts) -> tuple[Reason, ...]:
+    """Resolutions, stages, and what goes with them."""
+    return (
+        *preset(job, schedule, data),
+        resolutions(job, schedule, data),
+        stages(job, schedule),
+        *dropouts(schedule),
+    )
+
+
+def preset(job: Job, schedule: Schedule, data: DataFacts) -> tuple[Reason, ...]:
     """The published schedule, and why the data may not suit it."""
-    if schedule is None or schedule.preset is None:
+    if schedule.preset is None:
         return ()
     doubts = schedule.preset.doubts(data)
     why = "Asked for. What the job says otherwise than by default goes before it."

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from batchwright.algorithms.dual_batch import PAPER, update_factor
 from batchwright.errors import PlanError
-from batchwright.planning.methods.groups import Pace, grouped, shown_relative
-from batchwright.planning.methods.round_times import LEAST_FIXED
+from batchwright.planning.methods.groups import LEAST_FIXED, Pace, grouped, shown_relative
 from batchwright.planning.methods.rows import (
     MOST_EXTRA_TIME,
     USUAL_EXTRA_TIME,

@@ -166,19 +166,6 @@ def method(job: Job) -> tuple[Reason, ...]:
     return (Reason(choice="method", value=job.method, why=why, source="published", reference=YE),)
 
 
-def unmeasured_batch(job: Job, stage: Stage, *, given: bool) -> Reason:
-    """A batch chosen without measurements."""
-    batch = stage.global_batch_size
-    if given or job.global_batch != "auto":
-        why, source = "Asked for; nothing was measured.", "asked"
-    elif batch == job.base_batch:
-        why, source = "The base batch of the learning rate; nothing was measured.", "assumed"
-    else:
-        why = f"The data is too small for base_batch={job.base_batch}; nothing was measured."
-        source = "assumed"
-    return Reason(choice="global batch", value=f"{batch} samples", why=why, source=source)
-
-
 def learning_rate(
     job: Job, rule: LearningRateRule, stage: Stage, tried: str = ""
 ) -> tuple[Reason, ...]:
