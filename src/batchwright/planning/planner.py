@@ -21,7 +21,6 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
 from batchwright.planning import method_choice
 from batchwright.planning.candidates.choice import (
@@ -51,14 +50,22 @@ from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
+from batchwright.planning.learning_rates import rate_of
+from batchwright.planning.measurements import loading, machine, measured_precision
 from batchwright.planning.merging import merge_profiles
-from batchwright.planning.methods.multi_stage import COMPOSED, lay_out, searched
-from batchwright.planning.methods.rows import laid_out
+from batchwright.planning.methods.multi_stage import (
+    COMPOSED,
+    laid_out,
+    lay_out,
+    link_reason,
+    method_reason,
+    searched,
+)
 from batchwright.planning.methods.simulated import simulated
 from batchwright.planning.methods.time_models import Measured, stated_times
 from batchwright.planning.methods.update_rule import no_factors, settle
-from batchwright.planning.reasons import alternatives, cycle_reasons, explanations, reasons
-from batchwright.planning.resolution import CYCLED, sides
+from batchwright.planning.reasons import alternatives, explanations
+from batchwright.planning.resolution import CYCLED, resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
 from batchwright.planning.validation import (
     PLANNING_KEYS,
@@ -166,7 +173,7 @@ def make_plan(
     by_epoch: tuple[Estimate | None, ...] = ()
     explained: tuple[Reason, ...] = (
         explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
-        reasons.measured_precision(merged[0], precision_of(job)),
+        measured_precision(merged[0], precision_of(job)),
     )
     times = Measured(settled, table, choice, chosen, progress)
     if job.method in COMPOSED:
@@ -174,31 +181,29 @@ def make_plan(
         rule, stages, server = made.rule, made.stages, made.server
         explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
     else:
-        tried = learnt.rate_scale(update) if learnt else 1.0
-        rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update, tried), None
-        stages = laid_out(settled, rule, [times.only_level()], None)
+        facts = merged[0].data, merged[0].network
+        (rule, rates), server = rate_of(settled, batch, *facts, update, learnt), None
+        stages = laid_out(settled, rule, [times.only_level()])
         by_epoch = progress.by_epoch(batch, rule, merged[0].data.val_samples)
         least = least_local(merged[0].network)
         explained = (
             explained[0],
-            reasons.resolution(
+            resolution_reason(
                 stages[0].resolution, merged[0].data, alternatives.resolutions(choice.row, rows)
             ),
             explained[1],
-            *reasons.method(settled),
+            *method_reason(settled),
             *_predicted(job, choice, chosen, stages[0], bends, progress),
             *recipe_reason,
             *optimizer_reason(settled, batch, compared),
-            *reasons.learning_rate(
-                job, rule, stages[0], explanations.rates_tried(job, batch, update, learnt)
-            ),
+            *rates,
             *explanations.progress_of(
                 job, batch, progress, unmeasured_noise(stages, least, served=False)
             ),
-            *cycle_reasons.link(settled),
+            *link_reason(settled),
         )
     if job.launch != "virtual":
-        explained += reasons.loading(merged[0], stages)
+        explained += loading(merged[0], stages)
     plan = _assembled(
         settled,
         merged[0].data,
@@ -216,7 +221,7 @@ def make_plan(
         held_out=_held_out(job, kinds),
         kinds=choice.row.mix.kinds if named else (),
         reasons=(
-            *reasons.machine(merged),
+            *machine(merged),
             *explanations.extrapolations(choice.row.mix, stages),
             *explained,
         ),
@@ -271,15 +276,15 @@ def plan_without_profile(
         return _assembled(
             job, data, network, made.rule, made.stages, server=made.server, reasons=made.reasons
         )
-    rule = rule_for(job, batch, data, network, chosen_optimizer(job, batch))
-    stages = laid_out(job, rule, [times.only_level()], None)
+    rule, rates = rate_of(job, batch, data, network, chosen_optimizer(job, batch))
+    stages = laid_out(job, rule, [times.only_level()])
     explained = (
         *times.batch_reasons(stages[0])[0],
-        reasons.resolution(max(sides(job)), data),
-        *reasons.method(job),
+        resolution_reason(max(sides(job)), data),
+        *method_reason(job),
         *why,
-        *reasons.learning_rate(job, rule, stages[0]),
-        *cycle_reasons.link(job),
+        *rates,
+        *link_reason(job),
     )
     return _assembled(job, data, network, rule, stages, reasons=explained)
 

@@ -83,7 +83,7 @@ def _plan_of_job(job: Job) -> Plan:
 
 def _check_batch(job: Job, data: DataFacts) -> None:
     """The rate hangs on the batch, which `plan` chooses from measurements."""
-    given = job.global_batch != "auto" or cycle_batches(job, data)[0] is not None
+    given = job.global_batch != "auto" or cycle_batches(job, data) is not None
     if given or (job.method in SERVED and job.dual.large_batches != "auto"):
         return
     raise JobError(

@@ -58,9 +58,14 @@ class Pace:
     least_fixed: float = 0.0
 
     @property
+    def overheads(self) -> list[float]:
+        """Fixed time of a step on each worker, relative to a usual one's."""
+        return [worker.overhead for worker in self.workers]
+
+    @property
     def unlike(self) -> bool:
-        """Whether the fixed time of a step differs from worker to worker."""
-        return len({worker.overhead for worker in self.workers}) > 1
+        """Whether it differs from worker to worker."""
+        return len(set(self.overheads)) > 1
 
     def chord(self, side: int, batch: int, large: int) -> tuple[float, float]:
         """Seconds per sample and fixed ones, by the steps of two batches, at a resolution."""

@@ -17,10 +17,11 @@ from batchwright.planning.candidates.local_batches import largest_shares, local_
 from batchwright.planning.candidates.prediction_records import prediction
 from batchwright.planning.candidates.table import Table
 from batchwright.planning.candidates.worker_types import WorkerType, cut, link_given
+from batchwright.planning.chosen import Chosen
 from batchwright.planning.gradient_scaling import step_split_of
 from batchwright.planning.methods.groups import LEAST_FIXED, Pace
-from batchwright.planning.methods.rows import Level
 from batchwright.planning.methods.simulated import stated_line, usual_times
+from batchwright.planning.methods.two_groups import Level
 from batchwright.planning.reasons import explanations
 from batchwright.planning.resolution import CYCLED, cycle_batches, sides
 from batchwright.planning.validation import (
@@ -142,9 +143,10 @@ class Measured:
             **usual_times(self.job, kind.chord(mix.workers, side, largest), largest),
         }
 
-    def large_batch(self) -> tuple[int, str]:
-        """Local batch of `plain` at the highest resolution, and where it comes from."""
-        return max(largest_shares(self.choice.row.mix, self.choice.row.totals)), "one"
+    def large_batch(self) -> Chosen[int]:
+        """Local batch of `plain` at the highest resolution."""
+        batch = max(largest_shares(self.choice.row.mix, self.choice.row.totals))
+        return Chosen(batch, "What `plain` would choose as local batch.", "predicted")
 
     def fitting(self, side: int) -> int | None:
         """Most samples of a worker of its own that fit the memory; `None`: not known."""
@@ -270,12 +272,14 @@ class Stated:
             **(usual_times(usual, line, max(local)) if line else {}),
         }
 
-    def large_batch(self) -> tuple[int, str]:
-        """Local batch of `plain` at the highest resolution, and where it comes from."""
+    def large_batch(self) -> Chosen[int]:
+        """Local batch of `plain` at the highest resolution."""
         if self.job.global_batch != "auto":
-            return -(-self.job.global_batch // self.workers), "asked"
+            return Chosen(-(-self.job.global_batch // self.workers), "Asked for.", "asked")
         most = self.data.train_samples // self.workers // self.job.goal.least_steps
-        return min(self.job.base_batch, max(self.least, most)), "base"
+        batch = min(self.job.base_batch, max(self.least, most))
+        why = "The base batch of the learning rate, or what the data allow."
+        return Chosen(batch, why, "assumed")
 
     def fitting(self, side: int) -> None:
         """Most samples that fit the memory are not known."""
@@ -314,9 +318,8 @@ class Stated:
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
         """Of the highest resolution: its batch; nothing of memory and time."""
-        why, source = self.why
-        value = f"{stage.global_batch_size} samples"
-        return (Reason(choice="global batch", value=value, why=why, source=source),), ()
+        found = Chosen(stage.global_batch_size, *self.why)
+        return (found.reason("global batch", f"{found.value} samples"),), ()
 
 
 def stated_times(
@@ -350,14 +353,14 @@ def stated_times(
                 "virtual.step_seconds"
             )
         return Stated(job, data, network, workers)
-    batches, _ = cycle_batches(job, data)
+    batches = cycle_batches(job, data)
     why, source = Stated.why
     if job.global_batch != "auto":
         batch = job.global_batch
     elif local:
         batch = sum(local)
     elif batches is not None:
-        batch = batches[-1]
+        batch = batches.value[-1]
     else:
         most = data.train_samples // job.goal.least_steps
         batch = max(workers * least_local(network), min(job.base_batch, most))

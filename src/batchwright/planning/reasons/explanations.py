@@ -6,7 +6,7 @@ The planner decides; nothing here does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, exp, inf
+from math import ceil, inf
 
 from batchwright.planning.candidates.choice import FAR, Choice, Progress
 from batchwright.planning.candidates.cluster_options import ClusterOption
@@ -17,7 +17,7 @@ from batchwright.planning.candidates.table import Row, mebibytes
 from batchwright.planning.reasons import alternatives
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE
 from batchwright.prediction.collective import fit_collectives
-from batchwright.records import Goal, Job, OptimizerName, Prediction, Reason, Source, Stage
+from batchwright.records import Goal, Job, Prediction, Reason, Source, Stage
 from batchwright.records.text.formatting import counted, counted_points, size
 
 FAR_OFF = 2.0
@@ -571,26 +571,6 @@ def _by_trials(job: Job, learnt: Learnt) -> str:
         "by what other tasks showed. The interval is for one seed."
     )
     return f"{told} {learnt.note}".rstrip()
-
-
-def rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt | None) -> str:
-    """What trials told of an optimizer's rate; empty where they had the usual one alone."""
-    if learnt is None:
-        return ""
-    model, planned = learnt.model, learnt.candidate(optimizer, batch, job.epochs)
-    scales = sorted({exp(one.offset) for one in model.observed if one.optimizer == optimizer})
-    if len({1.0, *scales}) == 1:
-        return ""
-    best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
-    whence = "Trials and runs" if learnt.runs else "Trials"
-    told = (
-        f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
-        f"by the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
-        f"the usual one {usual:.1%}."
-    )
-    if (failing := model.least_failing(optimizer)) < inf:
-        told += f" At {exp(failing):.3g} times it nothing was learnt."
-    return told
 
 
 def _accuracy(job: Job, batch: int, progress: Progress) -> Reason:
