@@ -25,11 +25,13 @@ from batchwright.errors import PlanError
 from batchwright.planning import method_choice
 from batchwright.planning.candidates.choice import (
     Choice,
-    Progress,
     aimed,
+    batch_reason,
     check_progress,
     choose,
+    other_resolutions,
     settled_goal,
+    workers_reason,
 )
 from batchwright.planning.candidates.cluster_options import cluster_options_of
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
@@ -42,10 +44,13 @@ from batchwright.planning.candidates.optimizer import (
 )
 from batchwright.planning.candidates.prediction_records import (
     MOST_SHOWN,
+    extrapolations,
     held_out,
     kept_rows,
     predictions,
+    training_time,
 )
+from batchwright.planning.candidates.progress import Progress, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
@@ -64,7 +69,6 @@ from batchwright.planning.methods.multi_stage import (
 from batchwright.planning.methods.simulated import simulated
 from batchwright.planning.methods.time_models import Measured, stated_times
 from batchwright.planning.methods.update_rule import no_factors, settle
-from batchwright.planning.reasons import alternatives, explanations
 from batchwright.planning.resolution import CYCLED, resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
 from batchwright.planning.validation import (
@@ -88,7 +92,6 @@ from batchwright.records import (
     NetworkFacts,
     OptimizerName,
     Plan,
-    Prediction,
     Profile,
     Reason,
     RunSummary,
@@ -172,7 +175,7 @@ def make_plan(
     check_counts(settled)
     by_epoch: tuple[Estimate | None, ...] = ()
     explained: tuple[Reason, ...] = (
-        explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
+        workers_reason(job, choice, named=named, mixing=_mixing(kinds, job)),
         measured_precision(merged[0], precision_of(job)),
     )
     times = Measured(settled, table, choice, chosen, progress)
@@ -186,20 +189,23 @@ def make_plan(
         stages = laid_out(settled, rule, [times.only_level()])
         by_epoch = progress.by_epoch(batch, rule, merged[0].data.val_samples)
         least = least_local(merged[0].network)
+        row, (of_batch, of_time) = choice.row, times.batch_reasons(stages[0])
+        bend = next((b for b in bends if (b.mix, b.resolution) == (row.mix, row.resolution)), None)
         explained = (
             explained[0],
             resolution_reason(
-                stages[0].resolution, merged[0].data, alternatives.resolutions(choice.row, rows)
+                stages[0].resolution, merged[0].data, other_resolutions(choice.row, rows)
             ),
             explained[1],
             *method_reason(settled),
-            *_predicted(job, choice, chosen, stages[0], bends, progress),
+            batch_reason(job, choice, bend),
+            *of_batch,
+            *of_time,
+            training_time(job, chosen),
             *recipe_reason,
             *optimizer_reason(settled, batch, compared),
             *rates,
-            *explanations.progress_of(
-                job, batch, progress, unmeasured_noise(stages, least, served=False)
-            ),
+            *progress_reasons(progress, batch, unmeasured_noise(stages, least, served=False)),
             *link_reason(settled),
         )
     if job.launch != "virtual":
@@ -222,7 +228,7 @@ def make_plan(
         kinds=choice.row.mix.kinds if named else (),
         reasons=(
             *machine(merged),
-            *explanations.extrapolations(choice.row.mix, stages),
+            *extrapolations(choice.row.mix, stages),
             *explained,
         ),
     )
@@ -373,26 +379,6 @@ def _assembled(
         stages=stages,
         reasons=(*reasons, *scaling, *no_factors(job, update, of_a_step)),
         **predicted,
-    )
-
-
-def _predicted(
-    job: Job,
-    choice: Choice,
-    chosen: Prediction,
-    stage: Stage,
-    bends: Sequence[KneeFit],
-    progress: Progress,
-) -> tuple[Reason, ...]:
-    """Batch, memory and time."""
-    row = choice.row
-    bend = next((b for b in bends if b.mix is row.mix and b.resolution == row.resolution), None)
-    return (
-        explanations.global_batch(job, choice, bend, progress),
-        explanations.local_batches(stage, row.mix, row.totals),
-        *explanations.memory(row, chosen, job.goal),
-        explanations.epoch_time(row, chosen),
-        explanations.training_time(job, chosen),
     )
 
 

@@ -12,9 +12,10 @@ from typing import ClassVar
 from batchwright.algorithms.dual_batch import Relative
 from batchwright.algorithms.partition import apportion
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.choice import Choice, Progress
+from batchwright.planning.candidates.choice import Choice
 from batchwright.planning.candidates.local_batches import largest_shares, local_batches, split
-from batchwright.planning.candidates.prediction_records import prediction
+from batchwright.planning.candidates.prediction_records import prediction, prediction_reasons
+from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Table
 from batchwright.planning.candidates.worker_types import WorkerType, cut, link_given
 from batchwright.planning.chosen import Chosen
@@ -22,7 +23,6 @@ from batchwright.planning.gradient_scaling import step_split_of
 from batchwright.planning.methods.groups import LEAST_FIXED, Pace
 from batchwright.planning.methods.simulated import stated_line, usual_times
 from batchwright.planning.methods.two_groups import Level
-from batchwright.planning.reasons import explanations
 from batchwright.planning.resolution import CYCLED, cycle_batches, sides
 from batchwright.planning.validation import (
     SERVED,
@@ -205,10 +205,8 @@ class Measured:
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
         """Of the highest resolution: its batch; memory and time."""
-        row = self.choice.row
-        shares = explanations.local_batches(stage, row.mix, row.totals)
-        memory = explanations.memory(row, self.chosen, self.job.goal)
-        return (shares,), (*memory, explanations.epoch_time(row, self.chosen))
+        found = prediction_reasons(self.job, self.choice.row, self.chosen, stage)
+        return found[:1], (*found[1], found[2])
 
 
 @dataclass(frozen=True)
