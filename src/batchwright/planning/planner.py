@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from math import ceil
 from typing import Any
 
@@ -52,7 +51,7 @@ from batchwright.planning.candidates.prediction_records import (
 )
 from batchwright.planning.candidates.progress import Progress, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
-from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
+from batchwright.planning.candidates.worker_types import link_given, worker_types_of
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
@@ -60,6 +59,7 @@ from batchwright.planning.measurements import loading, machine, measured_precisi
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.methods.multi_stage import (
     COMPOSED,
+    Layout,
     laid_out,
     lay_out,
     link_reason,
@@ -67,7 +67,7 @@ from batchwright.planning.methods.multi_stage import (
     searched,
 )
 from batchwright.planning.methods.simulated import simulated
-from batchwright.planning.methods.time_models import Measured, stated_times
+from batchwright.planning.methods.time_models import Measured, Stated, stated_times
 from batchwright.planning.methods.update_rule import no_factors, settle
 from batchwright.planning.resolution import CYCLED, resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
@@ -86,17 +86,13 @@ from batchwright.planning.validation import (
 from batchwright.records import (
     DataFacts,
     Estimate,
-    HeldOut,
     Job,
-    LearningRateRule,
     NetworkFacts,
     OptimizerName,
     Plan,
     Profile,
     Reason,
     RunSummary,
-    ServerRule,
-    Stage,
 )
 from batchwright.records.base import Method
 
@@ -134,8 +130,11 @@ def make_plan(
     """
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
-    job = measured_job(merged, job)
-    with_method = partial(_with_method, profiles, job, runs)
+    job = asked = measured_job(merged, job)
+
+    def with_method(method: Method) -> Plan:
+        return make_plan(profiles, asked.model_copy(update={"method": method}), runs=runs)
+
     if job.method == "auto":
         return method_choice.plan_of_best(job, merged[0], runs, with_method)
     if job.launch == "virtual":
@@ -144,7 +143,8 @@ def make_plan(
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, merged, job)
     check_goal(job)
-    asked, job = job, searched(job, merged[0].data)
+    data, network = merged[0].data, merged[0].network
+    job = searched(job, data)
     told = experience_of(merged[0], job, runs)
     learnt = learnt_of(given, job, told.observed())
     compared = told.compared() or (learnt.compared(job) if learnt else ())
@@ -158,9 +158,7 @@ def make_plan(
     if goal.objective == "knee" and job.goal.objective != "knee":
         unknown += " So goal.objective=auto goes by time alone, as knee does."
     progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
-    table = Table(
-        job=job, data=merged[0].data, mixes=mixes, compared=compared, epochs=progress.trained
-    )
+    table = Table(job=job, data=data, mixes=mixes, compared=compared, epochs=progress.trained)
     table.check_asked()
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
@@ -173,76 +171,61 @@ def make_plan(
     by_runs = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_counts(settled)
-    by_epoch: tuple[Estimate | None, ...] = ()
-    explained: tuple[Reason, ...] = (
-        workers_reason(job, choice, named=named, mixing=_mixing(kinds, job)),
-        measured_precision(merged[0], precision_of(job)),
-    )
     times = Measured(settled, table, choice, chosen, progress)
+    by_epoch: tuple[Estimate | None, ...] = ()
+    apart = len(kinds) > 1 and not link_given(job.link)
+    workers = workers_reason(job, choice, named=named, apart=apart)
+    precision = measured_precision(merged[0], precision_of(job))
+    why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
     if job.method in COMPOSED:
         made = lay_out(settled, times)
-        rule, stages, server = made.rule, made.stages, made.server
-        explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
+        explained = (workers, precision, *made.reasons, *why_update)
     else:
-        facts = merged[0].data, merged[0].network
-        (rule, rates), server = rate_of(settled, batch, *facts, update, learnt), None
-        stages = laid_out(settled, rule, [times.only_level()])
-        by_epoch = progress.by_epoch(batch, rule, merged[0].data.val_samples)
-        least = least_local(merged[0].network)
-        row, (of_batch, of_time) = choice.row, times.batch_reasons(stages[0])
+        rule, rates = rate_of(settled, batch, data, network, update, learnt)
+        made = Layout(laid_out(settled, rule, [times.only_level()]), rule)
+        by_epoch = progress.by_epoch(batch, rule, data.val_samples)
+        row, stage = choice.row, made.stages[0]
+        of_batch, of_time = times.batch_reasons(stage)
         bend = next((b for b in bends if (b.mix, b.resolution) == (row.mix, row.resolution)), None)
+        in_training = unmeasured_noise(made.stages, least_local(network), served=False)
         explained = (
-            explained[0],
-            resolution_reason(
-                stages[0].resolution, merged[0].data, other_resolutions(choice.row, rows)
-            ),
-            explained[1],
+            workers,
+            resolution_reason(stage.resolution, data, other_resolutions(row, rows)),
+            precision,
             *method_reason(settled),
             batch_reason(job, choice, bend),
             *of_batch,
             *of_time,
             training_time(job, chosen),
-            *recipe_reason,
-            *optimizer_reason(settled, batch, compared),
+            *why_update,
             *rates,
-            *progress_reasons(progress, batch, unmeasured_noise(stages, least, served=False)),
+            *progress_reasons(progress, batch, in_training),
             *link_reason(settled),
         )
-    if job.launch != "virtual":
-        explained += loading(merged[0], stages)
+    virtual = job.launch == "virtual"  # nothing that is measured tells of simulated times
     plan = _assembled(
-        settled,
-        merged[0].data,
-        merged[0].network,
-        rule,
-        stages,
-        server=server,
-        update=update,
+        times,
+        made,
+        (
+            *machine(merged),
+            *extrapolations(choice.row.mix, made.stages),
+            *explained,
+            *(() if virtual else loading(merged[0], made.stages)),
+        ),
+        update,
         considered=considered,
         epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
             for bend in bends
         ),
-        held_out=_held_out(job, kinds),
+        held_out=() if virtual else next((held_out(kind) for kind in kinds if not kind.stated), ()),
         kinds=choice.row.mix.kinds if named else (),
-        reasons=(
-            *machine(merged),
-            *extrapolations(choice.row.mix, stages),
-            *explained,
-        ),
     )
     told_of = runs or any(profile.trials for profile in given)
     if job.method in COMPOSED and told_of:
         return method_choice.beside_plain(plan, merged[0], runs, with_method)
     return plan
-
-
-def _with_method(
-    profiles: Profile | Sequence[Profile], job: Job, runs: Sequence[RunSummary], method: Method
-) -> Plan:
-    """The plan of the same job with another method."""
-    return make_plan(profiles, job.model_copy(update={"method": method}), runs=runs)
 
 
 def plan_without_profile(
@@ -276,23 +259,21 @@ def plan_without_profile(
         job = job.model_copy(update={"method": "plain"})
     times = stated_times(job, data, network, local_batch_sizes)
     job, batch = times.job, times.batch
-    why = optimizer_reason(job, batch)
+    why_update = optimizer_reason(job, batch)
     if job.method in COMPOSED:
-        made = lay_out(job, times, why)
-        return _assembled(
-            job, data, network, made.rule, made.stages, server=made.server, reasons=made.reasons
-        )
+        made = lay_out(job, times, why_update)
+        return _assembled(times, made, made.reasons)
     rule, rates = rate_of(job, batch, data, network, chosen_optimizer(job, batch))
-    stages = laid_out(job, rule, [times.only_level()])
+    made = Layout(laid_out(job, rule, [times.only_level()]), rule)
     explained = (
-        *times.batch_reasons(stages[0])[0],
+        *times.batch_reasons(made.stages[0])[0],
         resolution_reason(max(sides(job)), data),
         *method_reason(job),
-        *why,
+        *why_update,
         *rates,
         *link_reason(job),
     )
-    return _assembled(job, data, network, rule, stages, reasons=explained)
+    return _assembled(times, made, explained)
 
 
 def plan_to_measure(profile: Profile) -> Plan:
@@ -321,35 +302,30 @@ def plan_to_measure(profile: Profile) -> Plan:
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:
     """The candidates, their knees and the choice among them, as for `plain`.
 
-    A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
+    A cycle may keep a deadline that the highest resolution alone misses: `lay_out` judges that.
     """
     job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
+
+    def chosen(rows: list[Row]) -> tuple[list[Row], list[KneeFit], Choice]:
+        bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
+        return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
+
     if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
-    bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
     try:
-        return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
+        return chosen(rows)
     except PlanError:
         if job.method not in CYCLED or job.goal.deadline is None:
             raise
-    rows = [
-        replace(row, misses=tuple(one for one in row.misses if one.limit != "goal.deadline"))
-        for row in rows
-    ]
-    bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
-    return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
+    limits = [tuple(one for one in row.misses if one.limit != "goal.deadline") for row in rows]
+    return chosen([replace(row, misses=left) for row, left in zip(rows, limits, strict=True)])
 
 
 def _assembled(
-    job: Job,
-    data: DataFacts,
-    network: NetworkFacts,
-    rule: LearningRateRule,
-    stages: tuple[Stage, ...],
-    *,
-    server: ServerRule | None = None,
+    times: Measured | Stated,
+    made: Layout,
+    explained: Sequence[Reason],
     update: OptimizerName | None = None,
-    reasons: tuple[Reason, ...],
     **predicted: Any,
 ) -> Plan:
     """The plan; ``predicted`` are its fields of that kind, and ``update`` what runs say, if any.
@@ -358,7 +334,8 @@ def _assembled(
         JobError: Bounds of gradient scaling contradict each other.
         PlanError: A batch cannot be cut into the parts that it takes.
     """
-    least = least_local(network)
+    job, stages, rule, server = times.job, made.stages, made.rule, made.server
+    least = least_local(times.network)
     check_parts(job, stages, least)
     largest = max(stage.global_batch_size for stage in stages)
     of_a_step = max(max(stage.local_batch_sizes) for stage in stages) if server else largest
@@ -367,8 +344,8 @@ def _assembled(
     scaling = scaling_reasons(job, stages, least, rule, update)
     return Plan(
         job=job,
-        data=data,
-        network=network,
+        data=times.data,
+        network=times.network,
         method=job.method,
         update=update,
         ags=ags_rule(job),
@@ -377,16 +354,9 @@ def _assembled(
         merge="parameter server" if server else "sample-weighted all-reduce",
         server=server,
         stages=stages,
-        reasons=(*reasons, *scaling, *no_factors(job, update, of_a_step)),
+        reasons=(*explained, *scaling, *no_factors(job, update, of_a_step)),
         **predicted,
     )
-
-
-def _held_out(job: Job, kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
-    """Of the first measured kind; nothing that is measured tells of simulated times."""
-    if job.launch == "virtual":
-        return ()
-    return next((held_out(kind) for kind in kinds if not kind.stated), ())
 
 
 def _progress(
@@ -395,8 +365,11 @@ def _progress(
     compared: Sequence[Compared],
     learnt: Learnt | None,
 ) -> Progress:
-    job = told.job
+    job, least = told.job, None
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
+    # Cycles and two batch sizes are laid out over the epochs that are stated.
+    if job.goal.target is not None and job.method in TAUGHT:
+        least = 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
     return Progress(
         models={name: told.progress(noise, name) for name in optimizers_of(job)},
         optimizer=lambda batch: chosen_optimizer(job, batch, compared),
@@ -404,26 +377,6 @@ def _progress(
         planned=job.epochs,
         target=job.goal.accuracy,
         confidence=job.goal.confidence,
-        least=_least_epochs(job),
+        least=least,
         learnt=learnt,
-    )
-
-
-def _least_epochs(job: Job) -> int | None:
-    """Fewest that the plan may choose: those of the warm-up; `None` where it chooses none.
-
-    Cycles and two batch sizes are laid out over the epochs that are stated.
-    """
-    if job.goal.target is None or job.method not in TAUGHT:
-        return None
-    return 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
-
-
-def _mixing(kinds: Sequence[WorkerType], job: Job) -> str:
-    """Why kinds are not mixed, in a sentence; empty if they are."""
-    if len(kinds) == 1 or link_given(job.link):
-        return ""
-    return (
-        "Kinds are not mixed: they were not measured together, and link.latency and "
-        "link.bandwidth are not given."
     )

@@ -274,21 +274,26 @@ def _why_none(rows: Sequence[Row]) -> str:
 # -------------------------------------------------------------------------------------- in words
 
 
-def workers_reason(job: Job, choice: Choice, *, named: bool, mixing: str) -> Reason:
+def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Reason:
     """How many workers, of which kinds.
 
     Args:
         job: As given; its ``workers`` may be asked for.
         choice: What was chosen.
         named: Whether there are kinds to name.
-        mixing: Why kinds are not mixed, in a sentence; empty if they are or there is one.
+        apart: Whether there are several that cannot be mixed.
     """
     row = choice.row
     why, source = _why_workers(job, choice)
     sizes = {one.mix.workers: None for one in choice.level if one.mix is not row.mix}
     level = choice.objective.level_words([counted(count, "worker") for count in sizes])
     stated = "; ".join(kind.stated for kind, _ in row.mix.members if kind.stated)
-    texts = [why, level, _exchange(row.mix), f"Assumed: {stated}." if stated else "", mixing]
+    texts = [why, level, _exchange(row.mix), f"Assumed: {stated}." if stated else ""]
+    if apart:
+        texts.append(
+            "Kinds are not mixed: they were not measured together, and link.latency and "
+            "link.bandwidth are not given."
+        )
     others = [one for one in choice.sizes if one.mix is not row.mix]
     near = sorted(others, key=lambda one: abs(one.mix.workers - row.mix.workers))[:_MOST_SIZES]
     alternatives = [(_named(one, named=named), one) for one in others if one in near]

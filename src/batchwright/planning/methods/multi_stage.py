@@ -71,7 +71,7 @@ class Layout:
 
     stages: tuple[Stage, ...]
     rule: LearningRateRule
-    reasons: tuple[Reason, ...]
+    reasons: tuple[Reason, ...] = ()
     server: ServerRule | None = None
 
 
