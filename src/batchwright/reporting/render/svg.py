@@ -7,12 +7,10 @@ of its own: classes name what a mark means, and the page says how that looks in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from math import cos, pi, sin
-from typing import Literal
 
-from batchwright.reporting.data.axes import Axis, linear_axis
+from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Point, Series
 
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP = 68, 26, 12
@@ -20,71 +18,30 @@ ROW, LINE = 34, 15
 LEAST = 0.8  # width of a box: narrower ones would not be seen
 MARK = 14  # above lanes, for the words of marks
 
-Marker = Literal["circle", "square", "diamond", "star", "ring", "none"]
+
+def drawn(chart: Chart | Lanes) -> str:
+    """The chart as an ``<svg>`` element."""
+    if isinstance(chart, Chart):
+        return _over_two_axes(chart)
+    return _bars(chart) if chart.bars else _lanes(chart)
 
 
-@dataclass(frozen=True)
-class Point:
-    """A mark and the words shown for it; with ``across`` or ``up`` the interval that way.
-
-    ``label`` is written below it, to the right.
-    """
-
-    x: float
-    y: float
-    title: str
-    across: tuple[float, float] | None = None
-    up: tuple[float, float] | None = None
-    label: str = ""
+def legend(chart: Chart | Lanes) -> list[tuple[str, str]]:
+    """What the marks of a chart are called: (name, a small ``<svg>`` of the mark)."""
+    if isinstance(chart, Lanes):
+        return [(name, _swatch(style, "bar")) for name, style in chart.names]
+    entries = {one.name: _swatch(one.style, one.marker) for one in _shown(chart)}
+    return list((entries | {one.name: _swatch(one.style, "band") for one in chart.bands}).items())
 
 
-@dataclass(frozen=True)
-class Series:
-    """Points of one meaning; ``style`` is a class of the page's style sheet."""
-
-    name: str
-    style: str
-    points: tuple[Point, ...]
-    marker: Marker = "circle"
-    line: bool = True
+def _shown(chart: Chart) -> list[Series]:
+    return [one for one in chart.series if one.points and one.only != "file"]
 
 
-@dataclass(frozen=True)
-class Band:
-    """An interval along x: (x, low, high) at each place."""
-
-    name: str
-    style: str
-    edges: tuple[tuple[float, float, float], ...]
-
-
-@dataclass(frozen=True)
-class Box:
-    """A stretch of a lane; ``low`` and ``high`` are shares of the lane's height."""
-
-    style: str
-    start: float
-    end: float
-    title: str
-    low: float = 0.0
-    high: float = 1.0
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A line across all lanes; ``words`` stand above it where they have room."""
-
-    x: float
-    title: str
-    words: str = ""
-
-
-def xy_chart(
-    title: str, x: Axis, y: Axis, series: Sequence[Series], bands: Sequence[Band] = ()
-) -> str:
-    """Bands, lines and marks over two axes, as an ``<svg>`` element."""
+def _over_two_axes(chart: Chart) -> str:
+    x, y, series = chart.x, chart.y, _shown(chart)
     parts = _grid(x, y, HEIGHT)
-    for band in bands:
+    for band in chart.bands:
         edge = [(at, high) for at, _, high in band.edges]
         edge += [(at, low) for at, low, _ in reversed(band.edges)]
         parts.append(
@@ -100,63 +57,54 @@ def xy_chart(
             parts += _whiskers(one.style, point, x, y)
     for one in series:
         if one.marker != "none":
-            parts += [_mark(one, point, x, y) for point in one.points]
+            parts += [
+                _shape(one.marker, one.style, *_place((p.x, p.y), x, y), _title(p.title))
+                for p in one.points
+            ]
     for point in (point for one in series for point in one.points if point.label):
         across, down = _place((point.x, point.y), x, y)
         parts.append(_text(across + 6, down + 14, point.label, "start"))
-    return _svg(title, parts, HEIGHT)
+    return _svg(chart.title, parts, HEIGHT)
 
 
-def bar_chart(
-    title: str, label: str, rows: Sequence[tuple[str, Sequence[tuple[str, str, float, str]]]]
-) -> str:
-    """Stacked horizontal bars: (row name, [(part, class, length, title), ...]) from the top."""
-    longest = max((sum(part[2] for part in parts) for _, parts in rows), default=0.0)
-    x = linear_axis(label, [longest])
-    x = Axis(
-        x.label, 0.0, max(longest, x.ticks[1][0]), tuple(t for t in x.ticks if t[0] <= longest)
-    )
-    height = TOP + ROW * len(rows) + _bottom(x)
-    drawn = _grid(x, None, height)
-    for index, (name, parts) in enumerate(rows):
+def _bars(chart: Lanes) -> str:
+    """Stacked horizontal bars."""
+    height = TOP + ROW * len(chart.lanes) + _bottom(chart.x)
+    parts = _grid(chart.x, None, height)
+    for index, lane in enumerate(chart.lanes):
         top = TOP + ROW * index
-        drawn.append(_text(LEFT - 8, top + ROW / 2 + 4, name, "end"))
-        start = 0.0
-        for _, style, length, words in parts:
-            left, right = _across(x, start), _across(x, start + length)
-            drawn.append(
-                f'<rect class="bar {style}" x="{left:.1f}" y="{top + 4:.1f}" '
-                f'width="{right - left:.1f}" height="{ROW - 8}">'
-                f"<title>{escape(words)}</title></rect>"
+        parts.append(_text(LEFT - 8, top + ROW / 2 + 4, lane.name, "end"))
+        for one in lane.boxes:
+            left, right = _across(chart.x, one.start), _across(chart.x, one.end)
+            parts.append(
+                f'<rect class="bar {one.style}" x="{left:.1f}" y="{top + 4:.1f}" '
+                f'width="{right - left:.1f}" height="{ROW - 8}">{_title(one.title)}</rect>'
             )
-            start += length
-    return _svg(title, drawn, height)
+    return _svg(chart.title, parts, height)
 
 
-def lanes_chart(
-    title: str, x: Axis, lanes: Sequence[tuple[str, Sequence[Box]]], marks: Sequence[Mark] = ()
-) -> str:
-    """Lanes from the top, each with its name and boxes over one axis; marks cross them all."""
-    height = TOP + MARK + ROW * len(lanes) + _bottom(x)
+def _lanes(chart: Lanes) -> str:
+    """Boxes lane by lane, and marks that cross them all."""
+    x, height = chart.x, TOP + MARK + ROW * len(chart.lanes) + _bottom(chart.x)
     floor_line = height - _bottom(x)
-    drawn = _grid(x, None, height)
-    for index, (name, boxes) in enumerate(lanes):
+    parts = _grid(x, None, height)
+    for index, lane in enumerate(chart.lanes):
         foot = TOP + MARK + ROW * (index + 1) - 3
-        drawn.append(_text(LEFT - 6, foot - ROW / 2 + 8, name, "end"))
-        drawn += [_box(one, x, foot) for one in boxes]
+        parts.append(_text(LEFT - 6, foot - ROW / 2 + 8, lane.name, "end"))
+        parts += [_box(one, x, foot) for one in lane.boxes]
     told = -9.0
-    for one in marks:
+    for one in chart.marks:
         across = _across(x, one.x)
-        drawn.append(
+        parts.append(
             f'<line class="epoch" x1="{across:.1f}" y1="{TOP + MARK}" x2="{across:.1f}" '
-            f'y2="{floor_line}"><title>{escape(one.title)}</title></line>'
+            f'y2="{floor_line}">{_title(one.title)}</line>'
         )
         if one.words and across >= told:
             room = 6.5 * len(one.words)
             at = min(across, WIDTH - RIGHT - room / 2)
-            drawn.append(_text(at, TOP + 10, one.words, "middle"))
+            parts.append(_text(at, TOP + 10, one.words, "middle"))
             told = across + room
-    return _svg(title, drawn, height)
+    return _svg(chart.title, parts, height)
 
 
 def _box(one: Box, x: Axis, foot: float) -> str:
@@ -166,11 +114,11 @@ def _box(one: Box, x: Axis, foot: float) -> str:
     return (
         f'<rect class="{one.style}" x="{left:.1f}" y="{top:.1f}" '
         f'width="{max(right - left, LEAST):.1f}" '
-        f'height="{(one.high - one.low) * tall:.1f}"><title>{escape(one.title)}</title></rect>'
+        f'height="{(one.high - one.low) * tall:.1f}">{_title(one.title)}</rect>'
     )
 
 
-def swatch(style: str, marker: Marker | Literal["band", "bar"]) -> str:
+def _swatch(style: str, marker: str) -> str:
     """A small mark for a legend."""
     if marker in ("band", "bar"):
         inner = f'<rect class="{marker} {style}" x="1" y="3" width="14" height="10"/>'
@@ -181,7 +129,8 @@ def swatch(style: str, marker: Marker | Literal["band", "bar"]) -> str:
     return f'<svg class="swatch" viewBox="0 0 16 16" aria-hidden="true">{inner}</svg>'
 
 
-# ---------------------------------------------------------------------------------------- drawing
+def _title(words: str) -> str:
+    return f"<title>{escape(words)}</title>"
 
 
 def _svg(title: str, parts: Sequence[str], height: int) -> str:
@@ -256,11 +205,6 @@ def _whiskers(style: str, point: Point, x: Axis, y: Axis) -> list[str]:
 
 def _within(value: float, axis: Axis) -> float:
     return min(max(value, axis.low), axis.high)
-
-
-def _mark(series: Series, point: Point, x: Axis, y: Axis) -> str:
-    title = f"<title>{escape(point.title)}</title>"
-    return _shape(series.marker, series.style, *_place((point.x, point.y), x, y), title)
 
 
 def _shape(marker: str, style: str, x: float, y: float, title: str) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchwright.records import Estimate, Plan, RunSummary
-from batchwright.records.text.formatting import between, duration, number
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.live_run import EpochNow
 from batchwright.reporting.data.reading import overall
-from batchwright.reporting.pages import markup
 
 
 @dataclass(frozen=True)
@@ -74,44 +72,6 @@ def hourly_price(plan: Plan) -> tuple[float, bool]:
     if any(price is None for _, price in found):
         return float(plan.workers), False
     return sum(count * (price or 0.0) for count, price in found), True
-
-
-def spending_part(told: Spending, clock: str = "") -> str:
-    """Time and cost: planned, so far, expected; a table.
-
-    Args:
-        told: What to show.
-        clock: ``simulated `` before seconds that are.
-    """
-    money = "cost, in the price's currency" if told.priced else "worker-hours (no price was given)"
-    planned = told.planned
-    cost = planned and Estimate(
-        value=told.cost(planned.value), low=told.cost(planned.low), high=told.cost(planned.high)
-    )
-    expected = told.expected
-    return markup.table(
-        "Time and cost of the training",
-        ["of the training", "planned (95 %)", "so far", "expected at the end"],
-        [
-            [
-                f"{clock}time",
-                "-" if planned is None else _times(planned),
-                duration(told.so_far),
-                "-" if expected is None else duration(expected),
-            ],
-            [
-                money,
-                "-" if cost is None else between(cost),
-                number(told.cost(told.so_far)),
-                "-" if expected is None else number(told.cost(expected)),
-            ],
-        ],
-    )
-
-
-def _times(estimate: Estimate) -> str:
-    low, high = duration(estimate.low), duration(estimate.high)
-    return f"{duration(estimate.value)} ({low} to {high})"
 
 
 def _planned(plan: Plan) -> Estimate | None:

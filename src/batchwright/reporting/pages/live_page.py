@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from batchwright.records import Plan, Profile, RateSchedule, RunSummary
-from batchwright.records.text.formatting import counted, duration, number, percent
+from batchwright.records import Estimate, Plan, Profile, RateSchedule, RunSummary
+from batchwright.records.text.formatting import between, counted, duration, number, percent
 from batchwright.reporting.data.live_run import (
     EpochNow,
     RunLines,
@@ -27,13 +27,12 @@ from batchwright.reporting.data.reading import (
     pace_words,
     simulated_word,
 )
-from batchwright.reporting.live.live_charts import over_time_part, workers_now_part
-from batchwright.reporting.live.live_timeline import newest_rounds
-from batchwright.reporting.live.spending import Spending, spending, spending_part
+from batchwright.reporting.data.spending import Spending, spending
 from batchwright.reporting.pages import markup
+from batchwright.reporting.pages.live_charts import over_time_part, workers_now_part
 from batchwright.reporting.pages.page import accuracy_part, plan_part, predicted_part, time_part
 from batchwright.reporting.pages.page_facts import environment_part, job_part
-from batchwright.reporting.pages.page_rounds import rounds_part
+from batchwright.reporting.pages.page_rounds import newest_rounds, rounds_part
 from batchwright.reporting.pages.page_workers import workers_charts
 
 _MOST_NOTES = 20
@@ -103,7 +102,7 @@ def run_parts(story: RunStory) -> list[Part]:
         ),
         Part("workers", "Workers", workers),
         Part("rounds", "Rounds", _rounds(story)),
-        Part("cost", "Cost", spending_part(story.spending, clock)),
+        Part("cost", "Cost", _spending(story.spending, clock)),
         Part(
             "time",
             "Where the time went",
@@ -226,3 +225,36 @@ def _rounds(story: RunStory) -> str:
         return rounds_part(story.summary)
     drawn = newest_rounds(story.plan, rounds_of(story.plan, story.lines.rounds))
     return drawn or ("" if story.ended else "<p>No round has ended yet.</p>")
+
+
+def _spending(told: Spending, clock: str = "") -> str:
+    """Time and cost, planned, so far and expected; ``clock`` is ``simulated `` or empty."""
+    money = "cost, in the price's currency" if told.priced else "worker-hours (no price was given)"
+    planned = told.planned
+    cost = planned and Estimate(
+        value=told.cost(planned.value), low=told.cost(planned.low), high=told.cost(planned.high)
+    )
+    expected = told.expected
+    return markup.table(
+        "Time and cost of the training",
+        ["of the training", "planned (95 %)", "so far", "expected at the end"],
+        [
+            [
+                f"{clock}time",
+                "-" if planned is None else _times(planned),
+                duration(told.so_far),
+                "-" if expected is None else duration(expected),
+            ],
+            [
+                money,
+                "-" if cost is None else between(cost),
+                number(told.cost(told.so_far)),
+                "-" if expected is None else number(told.cost(expected)),
+            ],
+        ],
+    )
+
+
+def _times(estimate: Estimate) -> str:
+    low, high = duration(estimate.low), duration(estimate.high)
+    return f"{duration(estimate.value)} ({low} to {high})"
