@@ -65,16 +65,12 @@ def _shape(names: tuple[str, ...]) -> tuple[Holds, ...]:
     come from outside.
     """
     small = len(names) <= _MOST_KNOWN_KEYS and sum(map(len, names)) <= _MOST_KNOWN_CHARACTERS
-    return _known_shape(names) if small else _shape_of(names)
+    return _shape_of(names) if small else _shape_of.__wrapped__(names)
 
 
 @lru_cache(maxsize=128)
-def _known_shape(names: tuple[str, ...]) -> tuple[Holds, ...]:
-    return _shape_of(names)
-
-
 def _shape_of(names: tuple[str, ...]) -> tuple[Holds, ...]:
-    return tuple(_holds(name) for name in names)
+    return tuple(map(_holds, names))
 
 
 def _holds(name: str) -> Holds:

@@ -1,16 +1,17 @@
-"""Whether the service lives and may be asked, and what it can be asked."""
+"""For operators and programs: whether the service lives, what it has counted, what can be asked."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sqlalchemy.exc import SQLAlchemyError
 
 from batchwright.errors import BatchwrightError
 from batchwright.records import Record
-from batchwright.service.access import need, open_to_all, store_of
-from batchwright.service.api.openapi import described
+from batchwright.service.access import Stored, need, open_to_all
+from batchwright.service.api.examples import described
 from batchwright.service.problems import Unavailable
 
 router = APIRouter(tags=["operation"])
@@ -29,10 +30,10 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", dependencies=[open_to_all()])
-def readyz(request: Request) -> Health:
+def readyz(store: Stored) -> Health:
     """Whether the database answers, and is of this version."""
     try:
-        store_of(request).check()
+        store.check()
     except (SQLAlchemyError, BatchwrightError):
         raise Unavailable("the database does not answer, or is of another version") from None
     return Health()
@@ -42,3 +43,16 @@ def readyz(request: Request) -> Health:
 def openapi(request: Request) -> dict[str, Any]:
     """What can be asked, as an OpenAPI description."""
     return described(request.app)
+
+
+@router.get(
+    "/metrics",
+    dependencies=[need("read")],
+    response_class=Response,
+    response_model=None,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def metrics(request: Request) -> Response:
+    """Requests, their times and the records taken, in Prometheus' text format."""
+    registry = request.app.state.meters.registry
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
