@@ -29,7 +29,7 @@ from importlib import import_module
 from itertools import count
 from typing import IO, Protocol
 
-from batchwright.distributed.processes import PARENT_PID, die_with_parent, spinning_shortly
+from batchwright.distributed.processes import PARENT_PID, child_environment, die_with_parent
 
 _MODULES = ("batchwright.probing.worker", "batchwright.training.loop")
 _MOST_BYTES = 1 << 20  # of a message: what to start, with its environment
@@ -116,11 +116,7 @@ class _ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "batchwright.distributed.fork_server", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={
-                    **spinning_shortly(os.environ),
-                    "OMP_NUM_THREADS": "1",  # else NumPy's BLAS starts threads before the fork
-                    PARENT_PID: str(os.getpid()),
-                },
+                env=child_environment(threads=1),  # or NumPy's BLAS starts some before the fork
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from batchwright.errors import ArgumentError, BatchwrightError, FileError, JobError
+from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
 from batchwright.records.job_keys import job_keys, unknown_key
@@ -411,11 +411,3 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     if key in _TABLES:
         value = _as_table(key, value, place)
     values[last] = _as_list(value) if key in _LISTS else value
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's message on one line, for a person."""
-    text = " ".join(str(error).split())
-    if isinstance(error, BatchwrightError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

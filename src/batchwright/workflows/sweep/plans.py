@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from batchwright.errors import BatchwrightError, Interrupted
+from batchwright.errors import BatchwrightError, Interrupted, one_line
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.validation import PLANNING_KEYS, SERVED
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
-from batchwright.records.documents import one_line, read_record, write_record
+from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import job_value
 from batchwright.reporting.text.progress import steps
 from batchwright.storage.files import make_folder
