@@ -45,14 +45,9 @@ from batchwright.prediction.drift import (
     pooled_drift,
     pooled_skew,
 )
-from batchwright.prediction.fit import (
-    UNKNOWN_RELATIVE_ERROR,
-    student_t_975,
-)
+from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, student_t_975
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
-
-_Z_975 = 1.96
 
 
 class _Law(Protocol):
@@ -223,7 +218,7 @@ class StepTimeModel:
         own = self.comparison_error(workers, resolution, micro_batch_sizes)
         known = hypot(own, self._level)
         later = self.drift * median_share(LATER_VISITS)
-        quantile = student_t_975(self._degrees) if self._degrees else _Z_975
+        quantile = student_t_975(self._degrees) if self._degrees else Z_975
         return Estimate(
             value=value,
             low=value * exp(-quantile * hypot(known, (2 - self._skew) * later)),

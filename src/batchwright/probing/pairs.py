@@ -16,7 +16,7 @@ from statistics import fmean, median
 from batchwright.errors import JobError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.probing.acquisition import VISIT_SECONDS
-from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair
+from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair, ignored
 from batchwright.probing.controller import PRECISION, Progress
 from batchwright.probing.probe import measuring
 from batchwright.probing.visiting import Visitor
@@ -87,7 +87,7 @@ def pair_measurer(
         job = job.model_copy(update={"resolutions": tuple(sorted(sides))})
     rising = sorted(counts)
     with measuring(job, folder, rising) as workers:
-        visitor = Visitor(job, workers, rising[-1], _silent)
+        visitor = Visitor(job, workers, rising[-1], ignored)  # its reports are of single points
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         yield PairVisits(visitor, progress=progress).measure
 
@@ -118,7 +118,9 @@ class PairVisits:
             JobError: A pair does not fit the memory; the message names it.
         """
         for pair in dict.fromkeys(pairs):
-            self._weigh(pair)
+            at_once = min(pair.large_batch, self._micro_batch(pair))
+            if not self._visitor.weigh(Point(pair.workers, pair.resolution, at_once)):
+                raise self._too_large(pair)
         visits: dict[Pair, list[tuple[float, float]]] = {pair: [] for pair in pairs}
         began = self._clock()
         while wanted := [pair for pair in visits if not _known(visits[pair])]:
@@ -131,11 +133,6 @@ class PairVisits:
                 visits[pair].append(self._visit(pair))
         self._tell(ceil(self._budget), "measured, seconds")
         return tuple(_pair_time(pair, visits[pair]) for pair in pairs)
-
-    def _weigh(self, pair: Pair) -> None:
-        at_once = min(pair.large_batch, self._micro_batch(pair))
-        if not self._visitor.weigh(Point(pair.workers, pair.resolution, at_once)):
-            raise self._too_large(pair)
 
     def _visit(self, pair: Pair) -> tuple[float, float]:
         """Seconds of a step with the large and with the small batch, whoever had them."""
@@ -170,10 +167,6 @@ class PairVisits:
         if self._progress is not None:
             total = ceil(self._budget)
             self._progress(min(total, round(seconds)), total, what)
-
-
-def _silent(_what: str) -> None:
-    """A visitor's own reports are of single points."""
 
 
 def _known(visits: Sequence[tuple[float, float]]) -> bool:

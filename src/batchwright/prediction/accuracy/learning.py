@@ -51,9 +51,8 @@ from batchwright.prediction.accuracy.trainings import (
     above_guessing,
     with_guessing,
 )
+from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
-
-Z_975 = 1.96
 
 REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 """Training after which the level is read; around it tasks and optimizers are compared."""

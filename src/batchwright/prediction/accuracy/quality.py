@@ -39,6 +39,7 @@ from batchwright.prediction.accuracy.outcomes import (
     smoothed,
 )
 from batchwright.prediction.fit import (
+    Z_975,
     Line,
     fit_line,
     interval_in_ratio,
@@ -75,7 +76,6 @@ _POWER = {"linear": 1.0, "sqrt": 0.5, "gain": 1.0, "none": 0.0}  # a gain is lin
 _FAR_BETTER = 0.5
 _LEAST_DEGREES = 4  # fewer show too little of the scatter between runs
 _STEEPEST = 2  # power of the epochs that an error falls with at most, assumed; it ends an interval
-_Z_975 = 1.96
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _Law:
         if self.line.degrees >= _LEAST_DEGREES and self.line.relative_error is not None:
             scatter = hypot(self.line.relative_error, FORM_ERROR)
             return scatter, student_t_975(self.line.degrees)
-        return max(RUN_ERROR, self.line.relative_error or 0.0), _Z_975
+        return max(RUN_ERROR, self.line.relative_error or 0.0), Z_975
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class ProgressModel:
             return None
         reference, epochs, error = self._reference
         ratio = self._epochs_ratio(reference, batch)
-        return None if ratio is None else product(ratio, interval_in_ratio(epochs, _Z_975 * error))
+        return None if ratio is None else product(ratio, interval_in_ratio(epochs, Z_975 * error))
 
     def relative_epochs(self, batch: int) -> Estimate | None:
         """Epochs with ``batch`` over those with the base batch, at the rate that the rule gives.
@@ -168,7 +168,7 @@ class ProgressModel:
         """
         if self._law is None or batch == other:
             return self._epochs_ratio(other, batch)
-        error = _Z_975 * self._law.ratio_error(batch, other)
+        error = Z_975 * self._law.ratio_error(batch, other)
         return interval_in_ratio(self._law.at(batch) / self._law.at(other), error)
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
@@ -191,7 +191,7 @@ class ProgressModel:
             ends.append(1 - (1 - max(ends)) * (length / places[1]) ** _STEEPEST)
         scatter = fmean(scatter_of(run.curve, c) for run, c in zip(runs, curves, strict=True))
         seeds = max(SEED_ERROR, stdev(values) if len(values) > 1 else 0.0)
-        off = _Z_975 * hypot(scatter, seeds * sqrt(1 + 1 / len(values)))
+        off = Z_975 * hypot(scatter, seeds * sqrt(1 + 1 / len(values)))
         return Estimate(
             value=value,
             low=max(0.0, min(value, *ends) - off),
@@ -256,7 +256,7 @@ class ProgressModel:
             for share in ((worth.value, worth.high, worth.low) if worth else (1.0, 1.0, 1.0))
         ]
         value, low, high = ends if batch == larger else (1 / ends[0], 1 / ends[2], 1 / ends[1])
-        doubt = interval_in_ratio(1.0, _Z_975 * LAW_ERROR * log2(growth))
+        doubt = interval_in_ratio(1.0, Z_975 * LAW_ERROR * log2(growth))
         return product(Estimate(value=value, low=low, high=high), doubt)
 
 
@@ -299,13 +299,13 @@ def _noise_scale(noise: GradientNoise | None, runs: Sequence[Run]) -> tuple[Esti
     logs = [log(run.noise_scale) for run in runs if run.noise_scale]
     if logs:
         spread = stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else 0.0
-        estimate = interval_in_ratio(exp(fmean(logs)), _Z_975 * max(spread, RUN_ERROR))
+        estimate = interval_in_ratio(exp(fmean(logs)), Z_975 * max(spread, RUN_ERROR))
         return estimate, "noise scale: geometric mean along the runs given"
     if noise is None or noise.noise_scale is None:
         return None, "noise scale: not known; the worth of a larger batch is not predicted"
     error = hypot(PROBE_NOISE_ERROR, noise.relative_error or 0.0)
     return (
-        interval_in_ratio(noise.noise_scale, _Z_975 * error),
+        interval_in_ratio(noise.noise_scale, Z_975 * error),
         "noise scale: from the first steps; it grows during training, so large batches are "
         "worth more than predicted",
     )
