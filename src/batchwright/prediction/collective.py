@@ -21,12 +21,12 @@ from statistics import median
 from typing import Literal
 
 from batchwright.errors import PlanError
+from batchwright.prediction.drift import QUARTILES_PER_DEVIATION
 from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, fit_line, interval
 from batchwright.records import CollectiveTime, Estimate, Link
 
 Operation = Literal["all-reduce", "push-pull"]
 
-_QUARTILES_PER_DEVIATION = 1.349  # distance between the quartiles of a normal distribution
 _LEAST_ERROR = 0.05  # assumed standard error of an exchange time even where calls agree
 
 
@@ -115,7 +115,7 @@ def fit_collectives(
         times.setdefault((one.operation, one.workers), {}).setdefault(one.bytes, []).append(
             one.seconds
         )
-    spreads = [(o.high - o.low) / o.seconds / _QUARTILES_PER_DEVIATION for o in measured]
+    spreads = [(o.high - o.low) / o.seconds / QUARTILES_PER_DEVIATION for o in measured]
     return CollectiveModel(
         {
             key: tuple((size, median(seconds)) for size, seconds in sorted(sizes.items()))

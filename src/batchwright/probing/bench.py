@@ -82,7 +82,7 @@ class Bench:
         optimizer: Of the network's trained parameters.
         trained: These parameters.
         classes: Number of classes.
-        group: As given, or as joined since.
+        group: The workers that measure together now.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
@@ -119,7 +119,6 @@ class Bench:
         self.step(self.supply(SMALLEST_BATCH, min(sides_of(self.job))))
 
     def _weights(self) -> tuple[Tensor, ...]:
-        """Parameters and statistics."""
         return (*self.network.parameters(), *self.network.buffers())
 
     def _network(self, classes: int) -> nn.Module:

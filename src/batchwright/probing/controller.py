@@ -157,7 +157,6 @@ class Controller:
         return self.learn(self._profile().model_copy(update={"load": visitor.load()}))
 
     def _profile(self) -> Profile:
-        """What is known so far."""
         visitor, prepared = self._visitor, self._visitor.prepared
         return Profile(
             job=visitor.job,
@@ -521,7 +520,6 @@ class Controller:
         return wanted if len(wanted) >= LEAST_POINTS else fitting[-LEAST_POINTS:]
 
     def _seconds(self, model: StepTimeModel | None, point: Point) -> float:
-        """What a visit will take, in seconds."""
         step = self._sample_seconds[point[:2]] * point.local_batch_size
         if model is not None:
             with suppress(PlanError):  # nothing fitted on this curve

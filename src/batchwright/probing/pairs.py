@@ -41,18 +41,13 @@ def measure_pairs(
 ) -> tuple[PairTime, ...]:
     """Time two groups of workers side by side, without any exchange between them.
 
-    Args:
-        job: As for `probe.probe`.
-        pairs: Batches and groups; at least one.
-        folder: As for `probe.probe`.
-        progress: Called as progress(seconds done, seconds in all, what).
+    Job, folder, progress and errors are those of `probe.probe`.
 
     Returns:
-        What was measured, in the order of ``pairs``.
+        What was measured, in the order of ``pairs``, of which there is one at least.
 
     Raises:
         JobError: A pair does not fit the memory; the message names it.
-        BatchwrightError: As for `probe.probe`.
     """
     counts, sides = {pair.workers for pair in pairs}, {pair.resolution for pair in pairs}
     with pair_measurer(job, counts, folder, sides=sides, progress=progress) as measure:
@@ -70,16 +65,10 @@ def pair_measurer(
 ) -> Iterator[MeasurePairs]:
     """A function that does what `measure_pairs` does, on workers that stay alive inside.
 
-    Args:
-        job: As for `probe.probe`.
-        counts: Numbers of workers that pairs may have.
-        folder: As for `probe.probe`.
-        sides: Resolutions that pairs may have, where the job names none, in pixels.
-        progress: As for `measure_pairs`.
+    Pairs may have ``counts`` workers and, where the job names no resolutions, ``sides`` in pixels.
 
     Raises:
         JobError: There are no counts.
-        BatchwrightError: As for `probe.probe`.
     """
     if not counts:
         raise JobError("no pairs to measure: give resolution, workers and batches of both groups")
@@ -93,13 +82,7 @@ def pair_measurer(
 
 
 class PairVisits:
-    """Has pairs visited in turn.
-
-    Args:
-        visitor: Prepared.
-        progress: As for `measure_pairs`.
-        clock: Seconds since any moment.
-    """
+    """Has pairs visited in turn, by a visitor that is prepared."""
 
     def __init__(
         self,

@@ -209,7 +209,10 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        other = _kind_in(text)
+        try:
+            other = _kind_of(json.loads(text))
+        except (ValueError, RecursionError):
+            other = ""
         if other and other != kind:
             raise FileError(f"{where} is a {other}, not a {kind}{hint}") from None
         raise FileError(
@@ -217,15 +220,8 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
         ) from None
 
 
-def _kind_in(text: str) -> str:
-    """The kind of record that a JSON text says it is; empty: none of ours."""
-    try:
-        return _kind_of(json.loads(text))
-    except (ValueError, RecursionError):
-        return ""
-
-
 def _kind_of(values: Any) -> str:
+    """The kind of record that plain values say they are; empty: none of ours."""
     said = values.get("format") if isinstance(values, dict) else None
     found = re.fullmatch(r"batchwright-([a-z]+)/\d+", said) if isinstance(said, str) else None
     return found[1] if found else ""

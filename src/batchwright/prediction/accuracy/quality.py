@@ -228,15 +228,6 @@ class ProgressModel:
         alike = (first.batch, first.length)
         return [run for run in self._runs if (run.batch, run.length) == alike], ratio
 
-    def _worth(self, base: int, batch: int) -> Estimate | None:
-        if base == batch:
-            return Estimate(value=1, low=1, high=1)
-        scale = self.noise_scale
-        if scale is None:
-            return None
-        value, *ends = ((s + base) / (s + batch) for s in (scale.value, scale.low, scale.high))
-        return Estimate(value=value, low=min(ends), high=max(ends))
-
     def _epochs_ratio(self, base: int, batch: int) -> Estimate | None:
         """Epochs with ``batch`` over epochs with ``base`` for the same progress."""
         if base == batch:
@@ -245,16 +236,16 @@ class ProgressModel:
             error = hypot(self._law.error(base), self._law.error(batch))
             return interval_in_ratio(self._law.at(batch) / self._law.at(base), error)
         smaller, larger = min(base, batch), max(base, batch)
-        worth = self._worth(smaller, larger)
-        if worth is None and _POWER[self.scaling] == 1:
+        scale, power = self.noise_scale, _POWER[self.scaling]
+        if scale is None and power == 1:
             return None
-        power = _POWER[self.scaling]
+        worths = [1.0, 1.0, 1.0]  # of a sample in the larger batch, the highest before the lowest
+        if scale is not None:
+            known = (scale.value, scale.high, scale.low)
+            worths = [(phi + smaller) / (phi + larger) for phi in known]
         growth, least = larger / smaller, (larger / smaller) ** (1 - power)
         # Epochs grow by the larger batch's B / g, and never by more than the batch does.
-        ends = [
-            min(growth, max(least, 1 / share))
-            for share in ((worth.value, worth.high, worth.low) if worth else (1.0, 1.0, 1.0))
-        ]
+        ends = [min(growth, max(least, 1 / worth)) for worth in worths]
         value, low, high = ends if batch == larger else (1 / ends[0], 1 / ends[2], 1 / ends[1])
         doubt = interval_in_ratio(1.0, Z_975 * LAW_ERROR * log2(growth))
         return product(Estimate(value=value, low=low, high=high), doubt)
