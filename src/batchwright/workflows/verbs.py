@@ -175,7 +175,7 @@ def check(
         points: How many steps to measure, at most, the plan's own among them; unset: all that it
             predicts.
         overrides: ``key=value`` texts, as on the command line.
-        keys: Job keys to change, as for `train`.
+        keys: Job keys to change; only those that `train` takes.
 
     Returns:
         Predicted and measured, point by point.
