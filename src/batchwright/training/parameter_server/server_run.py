@@ -87,7 +87,6 @@ class ServerRun:
             self._state,
             self._clock,
             setup.peak_memory(self._state, self._clock, self._reducer),
-            0,
         )
         self._batches: Once | None = None
         self._pulled: Pulled | None = None

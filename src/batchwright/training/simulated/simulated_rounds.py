@@ -22,7 +22,7 @@ from batchwright.training.parameter_server.parameter_server import ParameterServ
 from batchwright.training.parameter_server.round_log import RoundLog
 from batchwright.training.parameter_server.rounds import RoundAssignment, segments
 from batchwright.training.simulated.simulated_run import VirtualRun
-from batchwright.training.simulated.simulated_workers import Randomness, VirtualGroup
+from batchwright.training.simulated.simulated_workers import Randomness, SimulatedGroup
 from batchwright.training.step.gradient_scaling import Adaptive, Learnt
 from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.stepper import MOST_BAD_STEPS
@@ -79,7 +79,7 @@ class VirtualRounds:
         ]
         self._updaters = [run.updater(optimizer) for optimizer in self._optimizers]
         self._reducer = Reducer(
-            run.parameters, VirtualGroup(run.device, 1), per_tensor=self._updaters[0].per_tensor
+            run.parameters, SimulatedGroup(run.device, 1), per_tensor=self._updaters[0].per_tensor
         )
         self._statistics = Statistics(self._network)
         self._learnt = [Learnt() for _ in range(workers)]
@@ -88,7 +88,7 @@ class VirtualRounds:
         self._size = weights.floats.numel() * weights.floats.element_size()
         self._server = ParameterServer(weights, plan, run.samples)
         self._link = run.cluster.server_link(self._size)
-        places = VirtualGroup(run.device, workers).places
+        places = SimulatedGroup(run.device, workers).places
         self._book = RoundLog(run.recorder, plan, run.samples, places)
         self._events = Events()
         for worker in range(workers):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -202,19 +203,17 @@ class VirtualRun:
         if not self.plan.job.cycle.recalibrate:
             return nullcontext()
 
-        def batches() -> Iterator[tuple[int, Any]]:
-            for rank in range(len(shares)):
-                yield from calibrating_batches(
-                    self.feed,
-                    self.plan,
-                    self.order(epoch),
-                    epoch=epoch,
-                    shares=shares,
-                    rank=rank,
-                    between_epochs=True,
-                    fitting=self._fitting,
-                )
-
+        batches = partial(
+            calibrating_batches,
+            self.feed,
+            self.plan,
+            self.order(epoch),
+            epoch=epoch,
+            shares=shares,
+            ranks=range(len(shares)),
+            between_epochs=True,
+            fitting=self._fitting,
+        )
         return recalibrated(
             self.task.network,
             batches,

@@ -18,9 +18,17 @@ from batchwright.training.batches.randomness import (
     restore_random_states,
     seed_worker,
 )
+from batchwright.training.recorder import Recorder
 
 
-class VirtualGroup(Group):
+def note_cluster(recorder: Recorder, workers: int) -> None:
+    """Say in the records that the seconds are simulated."""
+    recorder.note(
+        f"a virtual cluster of {workers} workers in one process: all training seconds are simulated"
+    )
+
+
+class SimulatedGroup(Group):
     """What is asked of a group where all its workers are in this process: who they are.
 
     Args:
@@ -33,6 +41,11 @@ class VirtualGroup(Group):
         self.rank, self.size = 0, workers
         self.places = tuple(f"virtual/{rank}" for rank in range(workers))
         self._owned, self._roll_call = False, None
+
+    @property
+    def here(self) -> Sequence[int]:
+        """All of them."""
+        return range(self.size)
 
 
 class Randomness:
