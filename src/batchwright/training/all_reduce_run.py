@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
-from batchwright.errors import (
-    DeadlineReached,
-    FileError,
-    Interrupted,
-    NewPlan,
-    PlanError,
-    TrainingError,
-)
+from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
 from batchwright.training.batches.batch_split import Sharing, share_of
 from batchwright.training.batches.feeding import Batch, Feed
@@ -28,6 +21,7 @@ from batchwright.training.evaluate.evaluation import Forward, Metric
 from batchwright.training.plan_switch import Advised
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
+from batchwright.training.signals import stopped
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
@@ -164,8 +158,7 @@ class AllReduceRun:
     @property
     def evaluation_due(self) -> bool:
         """Whether the epoch in progress is one of those after which the job evaluates."""
-        done = self.state.epoch + 1
-        return done % self._plan.job.evaluate_epochs == 0 or done == self._plan.epochs
+        return self._plan.evaluates_after(self.state.epoch)
 
     def keep(self, name: str, thing: Any) -> None:
         """Put a thing into checkpoints; on a resumed run its state is loaded at once."""
@@ -332,11 +325,8 @@ class AllReduceRun:
             Whether another plan is to be followed from here on.
         """
         meter, state = self.state.meter, self.state
-        if meter.scores:
-            score = next(iter(meter.scores.values())) / meter.score_count
-            if score > state.best_score:
-                state.best_score = score
-                self._checkpoint("best")
+        if meter.scores and state.note_score(meter.scores, meter.score_count):
+            self._checkpoint("best")
         wishes = self._group.gather(
             (
                 self._keeper.due(state.steps) or self._over,
@@ -376,13 +366,8 @@ class AllReduceRun:
         self._merge_buffers()
         self._checkpoint("last")
         self._keeper.settle()
-        where = f"epoch {self.state.epoch + 1}, {self._position}"
-        if number:
-            raise Interrupted(number, f"stopped by signal {number} at {where}")
-        raise DeadlineReached(
-            f"goal.deadline={self._plan.job.goal.deadline:g} s was reached at {where}; to go on, "
-            "resume with a later one"
-        )
+        where = f"at epoch {self.state.epoch + 1}, {self._position}"
+        raise stopped(number, self._plan.job.goal.deadline, where)
 
     # ---------------------------------------------------------- what differs for simulated workers
 

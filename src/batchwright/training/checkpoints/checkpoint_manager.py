@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,12 @@ class RunState:
     def stage(self, plan: Plan) -> Stage:
         """The plan's row that the epoch in progress belongs to."""
         return plan.stages[plan.stage_of(min(self.epoch, plan.epochs - 1))]
+
+    def note_score(self, sums: Mapping[str, float], count: int) -> bool:
+        """Whether the first mean of an evaluation is the highest so far, which is noted."""
+        score = next(iter(sums.values())) / count
+        best, self.best_score = self.best_score, max(self.best_score, score)
+        return score > best
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint; the meter is each worker's own and not among them."""

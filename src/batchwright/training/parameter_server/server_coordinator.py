@@ -460,8 +460,7 @@ class ServerCoordinator:
     def _end_epoch(self, rank: int, epoch: int) -> None:
         """By a worker's push an epoch's worth of samples is done."""
         assert self.server is not None  # noqa: S101 - it has just taken that
-        every = self._plan.job.evaluate_epochs
-        if (epoch + 1) % every == 0 or epoch + 1 == self._plan.epochs:
+        if self._plan.evaluates_after(epoch):
             self.evaluations.want(epoch, rank)
         followed = self._plan.job.dual.shares == "measured" and len(self._pace.seconds) > 1
         if followed and not self.finished:

@@ -24,8 +24,7 @@ from batchwright.training.loop import Task, accuracy_and_loss, open_task
 from batchwright.training.running import Setup
 from batchwright.training.session import Images
 from batchwright.training.signals import StopRequest
-from batchwright.training.simulated.simulated_rounds import VirtualRounds
-from batchwright.training.simulated.simulated_run import VirtualRun
+from batchwright.training.simulated.simulated_rounds import SimulatedRounds
 from batchwright.training.simulated.simulated_steps import SimulatedAllReduce
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.sources import resized
@@ -60,10 +59,6 @@ def train_task(
     plan: Plan, task: Task, device: torch.device, run_folder: Path | None, *, resume: bool = False
 ) -> None:
     """`train_virtually` with a task that is open already."""
-    if plan.server is not None:
-        with VirtualRun(plan, task, device, run_folder, resume=resume) as virtual:
-            VirtualRounds(virtual).train()
-        return
     with ExitStack() as stack:
         training, held_out = (
             stack.enter_context(closing(_feed_of(data, plan, device)))
@@ -84,7 +79,9 @@ def train_task(
             own_rates=False,
             sample_weights=task.sample_weights,
         )
-        run = stack.enter_context(closing(SimulatedAllReduce(setup)))
+        run: SimulatedAllReduce | SimulatedRounds
+        run = SimulatedAllReduce(setup) if plan.server is None else SimulatedRounds(setup)
+        stack.enter_context(closing(run))
         for _ in run.epochs():
             for images, labels in run.batches():
                 run.stepper.step(partial(task.mean_loss, images, labels), None)

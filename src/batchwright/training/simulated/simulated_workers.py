@@ -34,11 +34,12 @@ class SimulatedGroup(Group):
     Args:
         device: Where all of them compute.
         workers: How many.
+        rank: Of these, for `alone`.
     """
 
-    def __init__(self, device: torch.device, workers: int) -> None:
+    def __init__(self, device: torch.device, workers: int, rank: int = 0) -> None:
         self.device, self.handle = device, None
-        self.rank, self.size = 0, workers
+        self.rank, self.size = rank, workers
         self.places = tuple(f"virtual/{rank}" for rank in range(workers))
         self._owned, self._roll_call = False, None
 
