@@ -19,8 +19,30 @@ from batchwright.workload.data.image_store import ImageStore
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
 
-from benchmarks import first_contact  # noqa: E402
-from benchmarks.common import (  # noqa: E402
+from benchmarks.cluster.kills import (  # noqa: E402
+    BATCH,
+    Counting,
+    KilledRun,
+    Samples,
+    job_plan,
+    miscounted,
+    train,
+)
+from benchmarks.cluster.uneven import (  # noqa: E402
+    REBALANCE_STEPS,
+    kill_figures,
+    recovery_intervals,
+    slowest_over_fastest,
+)
+from benchmarks.first_contact import first_contact  # noqa: E402
+from benchmarks.first_contact.first_contact import (  # noqa: E402
+    Epoch,
+    jpeg_files,
+    own_data_figures,
+)
+from benchmarks.first_contact.first_look import Regret, regret_figures  # noqa: E402
+from benchmarks.first_contact.own_data import SETS  # noqa: E402
+from benchmarks.harness.common import (  # noqa: E402
     Arguments,
     Figure,
     difference_figure,
@@ -35,33 +57,15 @@ from benchmarks.common import (  # noqa: E402
     run_benchmark,
     write_report,
 )
-from benchmarks.cyclic import EPOCHS, rows, time_figures, timed_tasks  # noqa: E402
-from benchmarks.cyclic import accuracy_figures as cyclic_accuracy_figures  # noqa: E402
-from benchmarks.data_path import MEAN, STD, UsualImages  # noqa: E402
-from benchmarks.data_path import figures_of as data_path_figures  # noqa: E402
-from benchmarks.first_contact import Epoch, jpeg_files, own_data_figures  # noqa: E402
-from benchmarks.first_look import Regret, regret_figures  # noqa: E402
-from benchmarks.gradient_overhead import figures_of as overhead_figures  # noqa: E402
-from benchmarks.kept_runs import Run  # noqa: E402
-from benchmarks.kills import (  # noqa: E402
-    BATCH,
-    Counting,
-    KilledRun,
-    Samples,
-    job_plan,
-    miscounted,
-    train,
-)
-from benchmarks.own_data import SETS  # noqa: E402
-from benchmarks.resolution_arms import Trained, subset  # noqa: E402
-from benchmarks.step_overhead import figures_of as step_figures  # noqa: E402
-from benchmarks.turns import Arm, Turn, started, take_turns  # noqa: E402
-from benchmarks.uneven import (  # noqa: E402
-    REBALANCE_STEPS,
-    kill_figures,
-    recovery_intervals,
-    slowest_over_fastest,
-)
+from benchmarks.harness.kept_runs import Run  # noqa: E402
+from benchmarks.harness.turns import Arm, Turn, started, take_turns  # noqa: E402
+from benchmarks.methods.cyclic import EPOCHS, rows, time_figures, timed_tasks  # noqa: E402
+from benchmarks.methods.cyclic import accuracy_figures as cyclic_accuracy_figures  # noqa: E402
+from benchmarks.methods.resolution_arms import Trained, subset  # noqa: E402
+from benchmarks.speed.data_path import MEAN, STD, UsualImages  # noqa: E402
+from benchmarks.speed.data_path import figures_of as data_path_figures  # noqa: E402
+from benchmarks.speed.gradient_overhead import figures_of as overhead_figures  # noqa: E402
+from benchmarks.speed.step_overhead import figures_of as step_figures  # noqa: E402
 
 from loops import counting, failing, summing  # noqa: E402
 

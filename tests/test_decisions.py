@@ -12,8 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import kept_runs
-from benchmarks.decisions import (
+from benchmarks.harness import kept_runs
+from benchmarks.harness.kept_runs import Run, RunLines, read_lines
+from benchmarks.methods.large_batch_arms import Opened
+from benchmarks.planning.decisions import (
     NAMES,
     Candidate,
     Case,
@@ -23,7 +25,7 @@ from benchmarks.decisions import (
     told,
     truth_of,
 )
-from benchmarks.decisions_runs import (
+from benchmarks.planning.decisions_runs import (
     LEAST_STEPS,
     OPTIMIZERS,
     RATE_SCALES,
@@ -37,8 +39,6 @@ from benchmarks.decisions_runs import (
     plan_of,
     wanted,
 )
-from benchmarks.kept_runs import Run, RunLines, read_lines
-from benchmarks.large_batch_arms import Opened
 
 from batchwright.records import Estimate
 from samples import make_data, make_network

@@ -9,8 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import dual_accuracy, dual_uneven
-from benchmarks.dual_accuracy import (
+from benchmarks.harness.kept_runs import Run
+from benchmarks.methods import dual_accuracy, dual_uneven
+from benchmarks.methods.dual_accuracy import (
     CHOOSING_SEEDS,
     SEEDS,
     accuracy_figures,
@@ -22,9 +23,8 @@ from benchmarks.dual_accuracy import (
     plan_of,
     uniform_beside,
 )
-from benchmarks.dual_batch import Round, round_figures
-from benchmarks.kept_runs import Run
-from benchmarks.pushes import pushes_per_second
+from benchmarks.methods.dual_batch import Round, round_figures
+from benchmarks.methods.pushes import pushes_per_second
 
 from samples import make_data, make_network
 

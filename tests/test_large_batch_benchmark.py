@@ -11,8 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks.kept_runs import Run
-from benchmarks.large_batch import (
+from benchmarks.harness.kept_runs import Run
+from benchmarks.harness.tables import MEANINGS
+from benchmarks.methods.large_batch import (
     AGS_ARM,
     GOALS,
     WITHOUT_FACTORS,
@@ -22,7 +23,7 @@ from benchmarks.large_batch import (
     figures_of,
     names_of_figures,
 )
-from benchmarks.large_batch_arms import (
+from benchmarks.methods.large_batch_arms import (
     AGS,
     CHOOSING_SEEDS,
     LARS_RATE,
@@ -40,7 +41,6 @@ from benchmarks.large_batch_arms import (
     precision_of,
     wanted,
 )
-from benchmarks.readme_table import MEANINGS
 
 from batchwright.records import Plan
 from samples import make_data, make_network
@@ -132,7 +132,11 @@ def test_each_task_has_all_arms_and_runs_have_names_of_their_own() -> None:
     titles = {wanted(t, TASKS[t], arm, 1, opened(t)).title for t in TASKS for arm in SGD}
     assert len(titles) == len(TASKS) * len(SGD)
     lars = wanted("digits", TASKS["digits"], "lars", 0, opened("digits"))
-    assert lars.words == ("benchmarks.other_optimizers", "lars", f"{TASKS['digits'].rate:g}")
+    assert lars.words == (
+        "benchmarks.methods.other_optimizers",
+        "lars",
+        f"{TASKS['digits'].rate:g}",
+    )
 
 
 # ---------------------------------------------------------------------------------------- figures

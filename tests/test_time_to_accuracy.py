@@ -17,11 +17,19 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import plain_images, readme_table
-from benchmarks import time_to_accuracy_runs as runs
-from benchmarks.kept_runs import read_lines
-from benchmarks.time_to_accuracy import NAMES, Pair, figures_of, pairs_of, scores_of, told
-from benchmarks.time_to_accuracy_runs import LOADERS, RATES, TASKS, Asked, Bench, TimeIsUpError
+from benchmarks.harness import tables as readme_table
+from benchmarks.harness.kept_runs import read_lines
+from benchmarks.planning import plain_images
+from benchmarks.planning import time_to_accuracy_runs as runs
+from benchmarks.planning.time_to_accuracy import NAMES, Pair, figures_of, pairs_of, scores_of, told
+from benchmarks.planning.time_to_accuracy_runs import (
+    LOADERS,
+    RATES,
+    TASKS,
+    Asked,
+    Bench,
+    TimeIsUpError,
+)
 
 from batchwright.records import Estimate, MachineLoad
 from batchwright.records.documents import write_record

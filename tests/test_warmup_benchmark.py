@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks.warmup import (
+from benchmarks.methods.warmup import (
     BATCHES,
     GRIDS,
     LARGE,

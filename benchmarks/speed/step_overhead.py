@@ -1,0 +1,226 @@
+"""What a step costs beside the backward pass and the update: processor time for each tensor.
+
+`step_overhead_us_per_tensor`: thread CPU time of `Session.step` with two workers and 160 tensors,
+less that of a backward pass and a fused SGD step alone, over the number of tensors, in
+microseconds. The same for one worker and two, 20, 160 and 640 tensors, and for
+DistributedDataParallel (``ddp_us_per_tensor_...``) on the same network.
+
+The tensors hold 8 numbers each, so what is measured is the cost of a tensor and of a step, not of a
+number. In each process three networks take turns within every step:
+
+    plain    ``loss.backward()`` and ``optimizer.step()``, no workers
+    session  ``session.step(loss)``
+    ddp      ``loss.backward()`` through DistributedDataParallel, and ``optimizer.step()``
+
+Forward passes are not timed. Time is that of the worker's own thread: waiting for the other worker
+takes none of it, nor do the threads that send. Figures are medians over the rounds of the median
+within a round of 20 steps, less that of `plain` in the same round; their spread is the quartiles:
+10 rounds with --quick, 15 with --full, which keeps the report. All steps are in one epoch before
+its tail, where workers have unequal numbers of micro-batches and could not take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, multiprocessing, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import batchwright as bw
+from batchwright.planning.planner import plan_without_profile
+from batchwright.records import Job, Plan
+from batchwright.workload.data.sources import open_data
+from batchwright.workload.host import prepare_process
+from batchwright.workload.task import build_network, network_facts
+from benchmarks.harness.common import (
+    Arguments,
+    Figure,
+    Measurements,
+    median_figure,
+    run_benchmark,
+    say,
+)
+
+WORKERS, TENSORS = (1, 2), (20, 160, 640)
+HEADLINE = (2, 160)
+GOAL = 6.0
+NUMBERS = 8  # of each tensor
+BATCH = 2  # of each worker
+STEPS = 20  # of a round
+ROUNDS = {False: 10, True: 15}
+LEAD_IN = 30  # steps before the first round
+ARMS = ("plain", "session", "ddp")
+
+
+class Many(nn.Module):
+    """As many tensors as wanted, all trained.
+
+    Args:
+        tensors: How many.
+    """
+
+    def __init__(self, tensors: int) -> None:
+        super().__init__()
+        self.tensors = nn.ParameterList(
+            [nn.Parameter(torch.zeros(NUMBERS)) for _ in range(tensors)]
+        )
+
+    def forward(self, values: Tensor) -> Tensor:
+        """A number that every tensor has a gradient of."""
+        return (torch.stack(list(self.tensors)) * values.mean()).sum()
+
+
+class Values(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Numbers that take no time to make.
+
+    Args:
+        samples: How many.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._samples, self._item = samples, torch.ones(1)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._item, 0
+
+
+def main() -> None:
+    """Measure, print, and write the report."""
+    run_benchmark("step_overhead", __doc__, _measure, full_seeds=())
+
+
+def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
+    found: dict[str, dict[str, list[float]]] = {}
+    for workers in WORKERS:
+        for tensors in TENSORS:
+            name = f"{workers}_{tensors}"
+            out = folder / f"{name}.json"
+            rounds = ROUNDS[arguments.full]
+            multiprocessing.spawn(
+                _worker, args=(workers, _free_port(), tensors, rounds, out), nprocs=workers
+            )
+            found[name] = json.loads(out.read_text(encoding="utf-8"))
+            say(f"{workers} worker(s), {tensors} tensors: done")
+    return figures_of(found), {"us_per_step": found}
+
+
+def figures_of(found: dict[str, dict[str, list[float]]]) -> list[Figure]:
+    """Costs for each tensor, from microseconds per step by arm, round by round."""
+    figures = []
+    for name, times in found.items():
+        workers, tensors = (int(word) for word in name.split("_"))
+        session = over_plain(times["session"], times["plain"], tensors)
+        if (workers, tensors) == HEADLINE:
+            figures.insert(
+                0, median_figure("step_overhead_us_per_tensor", session, "us", at_most=GOAL)
+            )
+        figures.append(median_figure(f"step_us_per_tensor_{name}", session, "us"))
+        ddp = over_plain(times["ddp"], times["plain"], tensors)
+        figures.append(median_figure(f"ddp_us_per_tensor_{name}", ddp, "us"))
+    return figures
+
+
+def over_plain(times: Sequence[float], plain: Sequence[float], tensors: int) -> list[float]:
+    """What an arm takes more than the plain one in the same round, for each tensor."""
+    return [(one - other) / tensors for one, other in zip(times, plain, strict=True)]
+
+
+def _worker(rank: int, workers: int, port: int, tensors: int, rounds: int, out: Path) -> None:
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers}
+    environment |= {"LOCAL_WORLD_SIZE": workers, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    os.environ["MASTER_ADDR"] = "localhost"
+    prepare_process(1)
+    dist.init_process_group("gloo", rank=rank, world_size=workers)
+    try:
+        times = _times(_plan(workers), tensors, LEAD_IN + rounds * STEPS)
+    finally:
+        dist.destroy_process_group()
+    if rank == 0:
+        medians = {
+            arm: [
+                1e6 * statistics.median(values[start : start + STEPS])
+                for start in range(LEAD_IN, LEAD_IN + rounds * STEPS, STEPS)
+            ]
+            for arm, values in times.items()
+        }
+        out.write_text(json.dumps(medians), encoding="utf-8")
+
+
+def _times(plan: Plan, tensors: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of the thread's CPU time of each step, by arm."""
+    networks = {arm: Many(tensors) for arm in ARMS}
+    optimizers = {
+        arm: torch.optim.SGD(network.parameters(), lr=0.1, fused=True)
+        for arm, network in networks.items()
+    }
+    wrapped = DistributedDataParallel(networks["ddp"])
+    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    dataset = Values(plan.data.train_samples)
+    with bw.Session(
+        networks["session"], optimizers["session"], dataset, plan=plan, loaders=0
+    ) as session:
+        for _ in session.epochs():
+            for values, _ in session.batches():
+                if len(times["plain"]) < steps:
+                    _step("plain", networks["plain"](values), times, _update(optimizers["plain"]))
+                    _step("ddp", wrapped(values), times, _update(optimizers["ddp"]))
+                _step("session", networks["session"](values), times, session.step)
+    return times
+
+
+def _update(optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Any]:
+    def update(loss: Tensor) -> None:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def _step(
+    arm: str, loss: Tensor, times: dict[str, list[float]], step: Callable[[Tensor], Any]
+) -> None:
+    started = time.thread_time()
+    step(loss)
+    times[arm].append(time.thread_time() - started)
+
+
+def _plan(workers: int) -> Plan:
+    job = Job.model_validate(
+        {
+            "network": "resnet8",
+            "precision": "float32",
+            "device": "cpu",
+            "workers": workers,
+            "global_batch": BATCH * workers,
+            "epochs": 2,
+            "checkpoint_seconds": 10**6,
+        }
+    )
+    data = open_data(job)
+    network = build_network(job.network, classes=len(data.facts.classes), side=8)
+    return plan_without_profile(job, data.facts, network_facts(job.network, network, 8))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()
