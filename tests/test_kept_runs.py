@@ -13,17 +13,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
 from benchmarks.harness import kept_runs
+from benchmarks.harness.images import smaller_cifar100, smaller_folder
 from benchmarks.harness.kept_runs import KeptRuns, Run, Wanted
-from benchmarks.harness.smaller import smaller_cifar100, smaller_folder
+from benchmarks.harness.plans import Opened, with_rates
 from benchmarks.methods.dual_accuracy import first_arms
 from benchmarks.methods.dual_accuracy import plan_of as dual_plan
 from benchmarks.methods.large_batch_arms import (
     TASKS,
-    Opened,
     arms_of,
     open_task,
     plan_of,
-    with_rates,
 )
 
 from batchwright.workload.data import cifar
@@ -32,7 +31,8 @@ from samples import make_data, make_network
 
 def wanted(seed: int, place: str = "here", **changes: object) -> Wanted:
     data = make_data(name="cifar100", train_samples=50_000)
-    plan = dual_plan(first_arms()["k105-3"], seed, Path(place), data, make_network())
+    known = Opened(f"cifar100:{place}", data, make_network())
+    plan = dual_plan(first_arms()["k105-3"], seed, known)
     return Wanted("k105-3", seed, plan, **changes)
 
 

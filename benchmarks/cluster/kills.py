@@ -29,16 +29,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 import batchwright as bw
-from batchwright.records import (
-    DataFacts,
-    Job,
-    LearningRateRule,
-    NetworkFacts,
-    Plan,
-    Stage,
-)
-from benchmarks.harness.common import ROOT
+from batchwright.records import DataFacts, Job, NetworkFacts, Plan
+from benchmarks.harness.benchmark import ROOT
 from benchmarks.harness.loads import children
+from benchmarks.harness.plans import fixed_plan
 
 SAMPLES, SIDE, CLASSES = 2048, 16, 10
 BATCH = 32  # divides the samples: a tail of another size would take other than 1 from a number
@@ -103,7 +97,10 @@ def job_plan(workers: int = WORKERS, epochs: int = EPOCHS, samples: int = SAMPLE
         method="dynamic-batch" if workers > 1 else "plain",
         rebalance_steps=10,
         learning_rate=RATE,
+        base_batch=BATCH,
         warmup_epochs=0,
+        decay="none",
+        augment="none",
         precision="float32",
         device="cpu",
         workers=workers,
@@ -123,28 +120,10 @@ def job_plan(workers: int = WORKERS, epochs: int = EPOCHS, samples: int = SAMPLE
         classes=tuple(map(str, range(CLASSES))),
         side=SIDE,
     )
-    rule = LearningRateRule(
-        base=RATE, base_batch=BATCH, scaling="none", peak=RATE, warmup_epochs=0, decay="none"
-    )
-    stage = Stage(
-        epochs=epochs,
-        resolution=SIDE,
-        learning_rate=RATE,
-        dropout=0.1,
-        augmentation="none",
-        local_batch_sizes=(BATCH // workers,) * workers,
-        micro_batch_size=BATCH,
-    )
-    return Plan(
-        job=job,
-        data=facts,
-        network=NetworkFacts(name="counting", parameters=1, trained_bytes=1, batch_norm=True),
-        method=job.method,
-        update="sgd",
-        precision="float32",
-        learning_rate=rule,
-        stages=(stage,),
-    )
+    network = NetworkFacts(name="counting", parameters=1, trained_bytes=1, batch_norm=True)
+    batches = (BATCH // workers,) * workers
+    row = {"dropout": 0.1, "micro_batch_size": BATCH}
+    return fixed_plan(job, facts, network, row, batches=batches)
 
 
 def train(folder: Path, plan: Plan) -> None:

@@ -6,24 +6,21 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-from torch import nn
+from typing import Any
 
 from batchwright.records import Plan
 from batchwright.training.loop import train
 from benchmarks.harness.loads import Slowdown
+from benchmarks.harness.plans import ENDLESS
 from benchmarks.harness.turns import Turns
-from benchmarks.speed.main_job_arms import ENDLESS, cifar_plan, train_session
+from benchmarks.speed.main_job_arms import cifar_plan, train_session
 
 PAUSE_SECONDS = 7200.0  # that a worker may wait for another while the other arms have their turns
-
-Method = Literal["plain", "dynamic-batch"]
 
 
 def uneven_plan(
     data: Path,
-    method: Method,
+    method: str,
     shares: Sequence[int],
     *,
     samples: int | None = None,
@@ -69,10 +66,8 @@ def session(
     turns: Turns, plan: Plan, run_folder: Path, factors: Sequence[float] | None = None
 ) -> None:
     """Our loop as ``plan`` says; worker r computes ``factors[r]`` times as long, if given."""
-    prepare: partial[Slowdown] | None = None
-    if factors is not None:
-        prepare = partial(_slowed, factor=factors[_rank()])
-    train_session(turns, plan, run_folder, prepare)
+    slow = partial(Slowdown, factor=factors[_rank()]) if factors else None
+    train_session(turns, plan, run_folder, slow)
 
 
 def whole_run(turns: Turns, plan: Plan, run_folder: Path) -> None:
@@ -80,10 +75,6 @@ def whole_run(turns: Turns, plan: Plan, run_folder: Path) -> None:
     turns.ready()
     train(plan, run_folder=run_folder, resume=False, local_rank=_rank())
     turns.step_done(plan.epochs * plan.data.train_samples)
-
-
-def _slowed(network: nn.Module, factor: float) -> Slowdown:
-    return Slowdown(network, factor)
 
 
 def _rank() -> int:

@@ -1,39 +1,24 @@
 """What somebody meets who brings data and a network of their own.
 
-Own data: predicted against measured seconds of an epoch. A network with LayerNorm is trained by a
-loop of the user's own on a session, under torchrun, as `docs/loop.md` tells it: the data set is
-probed, the plan follows, with a global batch of 64, and the loop trains 4 epochs with --quick, 11
-with --full, of which the first does not count. Each case is measured with one worker and with two:
-2,000 JPEG files of about 160 px, decoded and resized to 64 px by a `torch.utils.data.Dataset`, with
-the default of two loader processes, and with --full with one and with none; and small images in
-memory, with the default, and with --full with none.
+Own data (`own_data_`): predicted against measured seconds of an epoch. A network with LayerNorm is
+trained by a loop of the user's own on a session, under torchrun, as `docs/loop.md` tells it: the
+data set is probed, the plan follows, with a global batch of 64, and the loop trains 4 epochs with
+--quick, 11 with --full, of which the first does not count. Each case is measured with one worker
+and with two: 2,000 JPEG files of about 160 px, decoded and resized to 64 px by a
+`torch.utils.data.Dataset`, with the default of two loader processes, and with --full with one and
+with none; and small images in memory, with the default, and with --full with none. The error is
+|predicted - measured| / measured; without loading, that of what a plan would say whose steps had
+their images at hand, over the cases that load files: what is won. The noise ratio is over the cases
+with two workers, whose training measures it: the one that is furthest from 1 is to be within a
+factor of 3 of it, up or down; its spread is the range.
 
-    own_data_epoch_error      |predicted - measured| / measured, median over the cases; the spread
-                              is their quartiles
-    own_data_worst_error      the largest of them
-    own_data_coverage         share of cases whose measured epoch is inside the 95 % interval
-    own_data_without_loading  the same error of what a plan would say whose steps had their images
-                              at hand, median over the cases that load files; no goal: what is won
-    own_data_noise_ratio      gradient noise scale of the probe over that of the first epoch, the
-                              ratio that is furthest from 1, over the cases with two workers, whose
-                              training measures it; the spread is the range
+The number format (`precision_`): five networks on both forms of data, each chosen in the time that
+a probe has for it and then timed in turns at the planned batch.
 
-The number format: five networks on both forms of data, each chosen in the time that a probe has for
-it and then timed in turns at the planned batch.
-
-    precision_regret          time of the chosen format over the other's, the largest
-    precision_regret_median   the median
-
-The first command, `batchwright run` on digits, from the shell:
-
-    first_command_seconds     median
-    explained_share           share of it that the table of where the time went tells of, median
+The first command, `batchwright run` on digits, from the shell: median.
 
 Probes beside one and beside two programs that never wait, and alone, in turns; three each with
---quick, ten with --full:
-
-    busy_told                 share of those beside others that say so
-    quiet_called_busy         share of those alone that say so
+--quick, ten with --full.
 
 The measured value is the median of the epochs; their quartiles, relative to it, are in the report,
 and say how steady the machine was. The files are those of the ImageNet subset if there is a data
@@ -45,9 +30,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -59,63 +45,68 @@ from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
 from benchmarks.first_contact import first_look
 from benchmarks.first_contact.own_data import FOLDER
-from benchmarks.harness.common import (
-    ROOT,
-    Arguments,
-    Figure,
-    Measurements,
-    mean_figure,
-    median_figure,
-    quartiles,
-    run_benchmark,
-    say,
-)
+from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, Value, quartiles
 
 BATCH = 64
-EPOCHS = {False: 4, True: 11}
+EPOCHS = {False: 4, True: 11}  # by --full
 WORKERS = (1, 2)
 CASES = {
     False: (("pictures", "auto"), ("tensors", "auto")),
     True: (
-        ("pictures", "auto"),
-        ("pictures", 1),
-        ("pictures", 0),
-        ("tensors", "auto"),
-        ("tensors", 0),
+        *(("pictures", "auto"), ("pictures", 1), ("pictures", 0)),
+        *(("tensors", "auto"), ("tensors", 0)),
     ),
 }
-"""Function of `benchmarks.first_contact.own_data`, and the job's `loaders`."""
+"""Function of `own_data`, and the job's `loaders`."""
 
-ERROR_GOAL, COVERAGE_GOAL = 0.10, 0.9
 NOISE_GOAL = 3.0
-
 CLASSES, FILES = 4, 2000  # of the JPEG files
 IMAGE_SIDE, QUALITY = 160, 78
 
+BENCHMARK = Benchmark(
+    "first_contact",
+    "Data and a network of one's own",
+    "Spread: quartiles over the cases; of the largest, and of shares, that one value",
+    (
+        Figure("own_data_epoch_error", "share", "median", "predicted against measured seconds of "
+               "an epoch, JPEG files and tensors through a data set of one's own, one and two "
+               "workers, median error", at_most=0.10),
+        Figure("own_data_worst_error", "share", "mean", "the largest of these errors"),
+        Figure("own_data_coverage", "share", "share",
+               "share of these epochs inside the 95 % interval", at_least=0.9),
+        Figure("own_data_without_loading", "share", "median",
+               "the error for JPEG files if steps had their images at hand"),
+        Figure("own_data_noise_ratio", "ratio", "mean",
+               "gradient noise scale of the probe over that of the first epoch"),
+        Figure("precision_regret", "ratio", "mean", "step time of the number format that was "
+               "chosen over the other's, five networks on two forms of data, the largest",
+               at_most=1.03),
+        Figure("precision_regret_median", "ratio", "median", "the same, median"),
+        Figure("first_command_seconds", "s", "median",
+               "`batchwright run` on digits, from the shell", at_most=20.0),
+        Figure("explained_share", "share", "median",
+               "share of these seconds that the run's report tells of", at_least=0.97),
+        Figure("busy_told", "share", "share", "probes beside busy programs that say so",
+               at_least=1.0),
+        Figure("quiet_called_busy", "share", "share", "probes alone that say so", at_most=0.0),
+    ),
+)  # fmt: skip
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("first_contact", __doc__, _measure, full_seeds=())
 
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    figures: list[Figure] = []
-    measured: Measurements = {}
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Part by part."""
+    found: dict[str, Sequence[float] | Value] = {}
+    measured: dict[str, Any] = {}
     for part in (
         first_look.first_commands(folder, full=arguments.full),
         own_data(arguments, folder),
-        formats(),
+        first_look.formats(),
         first_look.busy_probes(folder, full=arguments.full),
     ):
-        figures += part[0]
+        found |= part[0]
         measured |= part[1]
-    return figures, measured
-
-
-def formats() -> tuple[list[Figure], Measurements]:
-    """Number formats as they are chosen, and what the others would have taken."""
-    found = first_look.precision_regrets()
-    return first_look.regret_figures(found), {"formats": [asdict(one) for one in found]}
+    return found, measured
 
 
 # -------------------------------------------------------------------------------------- own data
@@ -173,7 +164,7 @@ class Epoch:
         return self.low <= self.measured <= self.high
 
 
-def own_data(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
+def own_data(arguments: Arguments, folder: Path) -> Found:
     """Predicted against measured epochs of data of one's own."""
     subset = arguments.data / "imagenette2-160" / "train" if arguments.data else None
     os.environ[FOLDER] = str(jpeg_files(folder / "pictures", subset))
@@ -182,45 +173,27 @@ def own_data(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
         for workers in WORKERS
         for data, loaders in CASES[arguments.full]
     ]
-    return own_data_figures(epochs), {"own_data": [asdict(one) for one in epochs]}
+    return own_data_found(epochs), {"own_data": [asdict(one) for one in epochs]}
 
 
-def own_data_figures(epochs: Sequence[Epoch]) -> list[Figure]:
-    """The figures of measured cases."""
-    files = [one.error_without_loading for one in epochs if one.data == "pictures"]
+def own_data_found(epochs: Sequence[Epoch]) -> dict[str, Sequence[float] | Value]:
+    """What the measured cases say."""
     errors = [one.error for one in epochs]
+    found: dict[str, Sequence[float] | Value] = {
+        "own_data_epoch_error": errors,
+        "own_data_worst_error": [max(errors)],
+        "own_data_coverage": [float(one.inside) for one in epochs],
+        "own_data_without_loading": [
+            one.error_without_loading for one in epochs if one.data == "pictures"
+        ],
+    }
     noise = [one.noise / one.noise_trained for one in epochs if one.noise and one.noise_trained]
-    furthest = max(noise, key=lambda ratio: max(ratio, 1 / ratio), default=None)
-    return [
-        median_figure("own_data_epoch_error", errors, "share", at_most=ERROR_GOAL),
-        mean_figure("own_data_worst_error", [max(errors)], "share"),
-        mean_figure(
-            "own_data_coverage", [fraction(one.inside for one in epochs)], "share",
-            at_least=COVERAGE_GOAL,
-        ),
-        median_figure("own_data_without_loading", files, "share"),
-        *([_noise_figure(furthest, noise)] if furthest else []),
-    ]  # fmt: skip
-
-
-def _noise_figure(furthest: float, ratios: Sequence[float]) -> Figure:
-    """The ratio furthest from 1, which is to be within `NOISE_GOAL` of it, up or down."""
-    return Figure(
-        name="own_data_noise_ratio",
-        value=furthest,
-        unit="ratio",
-        low=min(ratios),
-        high=max(ratios),
-        repeats=len(ratios),
-        goal=NOISE_GOAL,
-        met=1 / NOISE_GOAL <= furthest <= NOISE_GOAL,
-    )
-
-
-def fraction(held: Iterable[bool]) -> float:
-    """Share of those that hold."""
-    found = list(held)
-    return sum(found) / len(found)
+    if noise:
+        furthest = max(noise, key=lambda ratio: max(ratio, 1 / ratio))
+        met = 1 / NOISE_GOAL <= furthest <= NOISE_GOAL
+        ratio = BENCHMARK["own_data_noise_ratio"].of(noise)
+        found[ratio.name] = replace(ratio, value=furthest, goal=NOISE_GOAL, met=met)
+    return found
 
 
 def _epoch(data: str, loaders: int | str, workers: int, epochs: int, folder: Path) -> Epoch:
@@ -268,22 +241,13 @@ def _epoch(data: str, loaders: int | str, workers: int, epochs: int, folder: Pat
 
 def at_hand(profile: Profile) -> Profile:
     """The profile with the steps' times while nothing is loaded."""
-    return profile.model_copy(
-        update={
-            "steps": tuple(
-                one.model_copy(
-                    update={
-                        "step_seconds": one.loading.alone_seconds,
-                        "visits": (),
-                        "loading": None,
-                    }
-                )
-                if one.loading
-                else one
-                for one in profile.steps
-            )
-        }
-    )
+    steps = []
+    for one in profile.steps:
+        if one.loading:
+            alone = {"step_seconds": one.loading.alone_seconds, "visits": (), "loading": None}
+            one = one.model_copy(update=alone)
+        steps.append(one)
+    return profile.model_copy(update={"steps": tuple(steps)})
 
 
 def _seconds(profile: Profile, plan: Plan) -> float:
@@ -350,4 +314,4 @@ def _smooth(random: np.random.Generator, label: int) -> Image.Image:
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

@@ -34,12 +34,7 @@ Parts = tuple[Dataset[tuple[Tensor, int]], Dataset[tuple[Tensor, int]], tuple[st
 
 
 class JpegFiles(Dataset[tuple[Tensor, int]]):
-    """Images out of their files: decoded, the middle square, resized, normalized.
-
-    Args:
-        files: Paths, in order.
-        labels: Class of each.
-    """
+    """Images out of their files: decoded, the middle square, resized, normalized."""
 
     def __init__(self, files: list[Path], labels: list[int]) -> None:
         self.files, self.labels = files, labels
@@ -58,12 +53,7 @@ class JpegFiles(Dataset[tuple[Tensor, int]]):
 
 
 class Tensors(Dataset[tuple[Tensor, int]]):
-    """Random images with the label as signal, in memory.
-
-    Args:
-        count: How many.
-        seed: Of the images.
-    """
+    """Random images with the label as signal, in memory."""
 
     def __init__(self, count: int, seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
@@ -79,11 +69,7 @@ class Tensors(Dataset[tuple[Tensor, int]]):
 
 
 class Norm(nn.Module):
-    """LayerNorm over the channels of images.
-
-    Args:
-        channels: How many.
-    """
+    """LayerNorm over the channels of images (n, channels, height, width)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Runs of a benchmark of accuracy: two at a time, a core each, kept as each one ends.
 
-Such a benchmark takes hours. What came of each run is written to a folder at once, and a run that
-is there already is not made again if the very same plan made it; so it can be stopped at any time
-and started again. What was wanted first is made first.
+Such a benchmark takes hours. What came of each run is written down at once, and a run that is there
+already is not made again if the very same plan made it; so it can be stopped at any time and
+started again. What was wanted first is made first.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from batchwright.records import Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.workload.host import computes_in_bfloat16
-from benchmarks.harness.common import ROOT, commit, say
+from benchmarks.harness.benchmark import ROOT, commit, say
 
 AT_A_TIME = 2
 POLL_SECONDS = 0.5
@@ -59,12 +56,21 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """Names what is trained, and by which command: SHA-256, in hex."""
-        # Modules have moved since runs were first kept; the digest names them without their folder.
-        module, *rest = self.words
-        words = [f"{module.partition('.')[0]}.{module.rpartition('.')[2]}", *rest]
-        others = " ".join(words) if self.words != TRAIN else ""
-        return digest(self.plan, others)
+        """Names what is trained, wherever its data are, and by which command: SHA-256, in hex.
+
+        What is as it is by default does not enter, so runs stay kept when jobs and plans gain a
+        field.
+        """
+        others = ""
+        if self.words != TRAIN:
+            # Modules have moved since runs were first kept: they are named without their folder.
+            module, *rest = self.words
+            others = " ".join([f"benchmarks.{module.rpartition('.')[2]}", *rest])
+        job = self.plan.job.model_copy(update={"data": self.plan.data.name})
+        plan = self.plan.model_copy(update={"job": job, "reasons": ()})
+        return hashlib.sha256(
+            (plan.model_dump_json(exclude_defaults=True) + others).encode()
+        ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -89,21 +95,18 @@ class Run:
     curve: tuple[float, ...] = ()
 
 
-def quick_precision() -> Literal["float32", "bfloat16"]:
-    """Bfloat16 where the processor computes in it; all runs that are compared have the same."""
-    return "bfloat16" if computes_in_bfloat16(torch.device("cpu")) else "float32"
+Runs = Mapping[str, Sequence[Run]]
+"""By arm, a run for each seed."""
 
 
-def digest(plan: Plan, others: str = "") -> str:
-    """Names what a plan does, wherever its data are: SHA-256, in hex.
+def accuracies_of(runs: Runs) -> dict[str, list[float]]:
+    """By arm, in percent."""
+    return {name: [one.accuracy for one in some] for name, some in runs.items()}
 
-    What is as it is by default does not enter, so runs stay kept when jobs and plans gain a field.
-    """
-    job = plan.job.model_copy(update={"data": plan.data.name})
-    told = plan.model_copy(update={"job": job, "reasons": ()})
-    return hashlib.sha256(
-        (told.model_dump_json(exclude_defaults=True) + others).encode()
-    ).hexdigest()
+
+def plain_runs(runs: Runs) -> dict[str, list[dict[str, Any]]]:
+    """As a report has them."""
+    return {name: [asdict(one) for one in some] for name, some in runs.items()}
 
 
 class KeptRuns:
@@ -129,6 +132,13 @@ class KeptRuns:
         self._carry_out(iter(todo))
         found = [self.kept(one) for one in wanted]
         return [one for one in found if one is not None]  # they have all been made
+
+    def by_arm(self, wanted: Sequence[Wanted]) -> dict[str, list[Run]]:
+        """What `make` gives, by name, in the order of the seeds."""
+        found: dict[str, list[Run]] = {}
+        for one, run in zip(wanted, self.make(wanted), strict=True):
+            found.setdefault(one.name, []).append(run)
+        return found
 
     def kept(self, one: Wanted) -> Run | None:
         """The run if it is kept and was made by this very plan."""
@@ -183,17 +193,15 @@ class KeptRuns:
         batches = one.plan.stages[-1].local_batch_sizes
         if not code:
             summary = read_record(self._run(one) / "summary.json", RunSummary)
-            assert summary.accuracy is not None
-            seconds = sum(epoch.training_seconds for epoch in summary.epochs)
-            scales = [epoch.noise_scale for epoch in summary.epochs if epoch.noise_scale]
-            noise = scales[-1] if scales else None
-            curve = tuple(100 * one.top1 for one in summary.epochs if one.top1 is not None)
+            epochs = summary.epochs
+            scales = [epoch.noise_scale for epoch in epochs if epoch.noise_scale]
+            curve = tuple(100 * epoch.top1 for epoch in epochs if epoch.top1 is not None)
             run = Run(
                 100 * summary.accuracy,
-                seconds,
+                sum(epoch.training_seconds for epoch in epochs),
                 batches,
-                noise_scale=noise,
-                curve=curve if len(curve) == len(summary.epochs) > 1 else (),
+                noise_scale=scales[-1] if scales else None,
+                curve=curve if len(curve) == len(epochs) > 1 else (),
             )
         elif DIVERGED in log:
             run = Run(100 / len(one.plan.data.classes), 0.0, batches, diverged=True)
@@ -265,13 +273,18 @@ class RunLines(KeptRuns):
             "commit": self._commit,
             "digest": one.digest,
         }
-        with self._lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+        append_line(self._lines, values)
         self._found[one.digest] = values
 
 
+def append_line(path: Path, values: Mapping[str, Any]) -> None:
+    """Add a line of JSON to a file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """What lines of `RunLines` say; nothing without the file."""
+    """What lines of `append_line` say; nothing without the file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

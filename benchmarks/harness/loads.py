@@ -10,12 +10,12 @@ workers than a machine has cores.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from batchwright.distributed.processes import die_with_parent
@@ -96,12 +96,7 @@ class Burner:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -139,6 +134,13 @@ class Slowdown:
 
     def _ends(self, *_: Any) -> None:
         self._sleep((self._factor - 1) * (self._clock() - self._mark))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on just now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def children(pid: int) -> list[int]:

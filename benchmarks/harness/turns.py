@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.harness.loads import pin
+from benchmarks.harness.benchmark import say
+from benchmarks.harness.loads import free_port, pin
 
 LIMIT_SECONDS = 1800.0  # setting up, or a turn, that takes longer hangs
 
@@ -108,6 +109,9 @@ class Arm:
         arguments: Handed to ``loop`` after its `Turns`.
         cores: One worker for each, pinned there, with the environment that torchrun would give
             them; unset: one process, free to use all cores.
+
+    Raises:
+        RuntimeError: By any method: the arm has ended, its error is on standard error; or it hangs.
     """
 
     def __init__(
@@ -133,21 +137,13 @@ class Arm:
             self._processes.append(process)
 
     def ready(self) -> None:
-        """Wait until all its workers have set up; a turn does so too.
-
-        Raises:
-            RuntimeError: The arm has ended, or hangs.
-        """
+        """Wait until all its workers have set up; a turn does so too."""
         if not self._is_ready:
             self._received()
             self._is_ready = True
 
     def begin(self, *, lead_in: int, steps: int) -> None:
-        """Have all workers begin a turn; `end` waits for it.
-
-        Raises:
-            RuntimeError: The arm has ended, its error is on standard error; or it hangs.
-        """
+        """Have all workers begin a turn; `end` waits for it."""
         self.ready()
         try:
             for pipe in self._pipes:
@@ -156,23 +152,15 @@ class Arm:
             raise RuntimeError(f"arm {self.name} ended before its turn did") from None
 
     def end(self) -> Turn:
-        """Wait until the turn is over: what it was like, by the first worker's clock.
-
-        Raises:
-            RuntimeError: The arm has ended, or hangs.
-        """
+        """Wait until the turn is over: what it was like, by the first worker's clock."""
         return self.ends()[0]
 
     def ends(self) -> list[Turn]:
-        """The same by the clock of each worker, in rank order."""
+        """Wait until the turn is over: what it was like by the clock of each worker."""
         return self._received()
 
     def turn(self, *, lead_in: int, steps: int) -> float:
-        """One turn; returns images per second over its timed ``steps``.
-
-        Raises:
-            RuntimeError: The arm has ended, or hangs.
-        """
+        """One turn; returns images per second over its timed ``steps``."""
         self.begin(lead_in=lead_in, steps=steps)
         return self.end().images_per_second
 
@@ -221,14 +209,11 @@ def _environments(workers: int) -> list[dict[str, str]]:
     # An arm's own processes, which import this module too, are spared torch until they want it.
     from batchwright.workload.host import collective_interface
 
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
     shared = {
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(workers),
         "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": collective_interface(),
     }
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
@@ -253,7 +238,7 @@ def take_turns(
     arms: Mapping[str, Callable[[], float]],
     rounds: int,
     *,
-    show: Callable[[str], None],
+    show: Callable[[str], None] = say,
 ) -> dict[str, list[float]]:
     """Measure all arms in every round, the order reversed from round to round.
 
@@ -273,3 +258,31 @@ def take_turns(
         rates = "  ".join(f"{name} {values[-1]:.0f}" for name, values in found.items())
         show(f"round {number + 1} of {rounds}, images/s: {rates}")
     return found
+
+
+def images_per_second(
+    starters: Mapping[str, Callable[[], Arm]],
+    rounds: int,
+    *,
+    lead_in: int,
+    steps: int,
+    warm_up: int = 0,
+) -> dict[str, list[float]]:
+    """Images per second of each arm in each round, all arms alive together.
+
+    Args:
+        starters: Make the arms.
+        rounds: How often each has a turn.
+        lead_in: Steps of a turn that are not timed.
+        steps: Those that are.
+        warm_up: Steps of each arm before the first turn.
+    """
+    with started(starters) as arms:
+        for name, arm in arms.items():
+            if warm_up:
+                say(f"warming up {name}")
+                arm.turn(lead_in=0, steps=warm_up)
+        turns = {
+            name: partial(arm.turn, lead_in=lead_in, steps=steps) for name, arm in arms.items()
+        }
+        return take_turns(turns, rounds)

@@ -25,51 +25,57 @@ cifar trains 14 epochs of 20,480 images there, and folder 21 epochs of 2,560 at 
 resolution (44, 62 and 80 px), a quarter of the work; all held-out images are evaluated. These
 runs are made two at a time on a core each, and their time says nothing.
 
---full measures all and is kept in benchmarks/results; --keep DIR keeps finished runs, and goes on
-from what is there. --quick repeats the accuracies of the newest kept report.
+--keep DIR keeps finished runs, and goes on from what is there. --quick repeats the accuracies of
+the newest kept report.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from batchwright.workload.data.sources import open_data
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    Measurements,
-    difference_figure,
-    kept_figures,
-    mean_figure,
-    median_figure,
-    run_benchmark,
-    say,
-)
-from benchmarks.harness.kept_runs import KeptRuns, Run, Wanted
-from benchmarks.harness.smaller import smaller_cifar100, smaller_folder
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, differences
+from benchmarks.harness.images import smaller_cifar100, smaller_folder
+from benchmarks.harness.kept_runs import KeptRuns, Run, Wanted, accuracies_of, plain_runs
 from benchmarks.methods.resolution_arms import Row, Task, Trained, job_of, plan_of, train_whole
 
 STAGE_PARTS, STAGE_RATES = (4, 2, 1), (1.0, 0.1, 0.01)
-QUICK_PAIRS, FULL_PAIRS, SEEDS = 2, 4, tuple(range(5))
+PAIRS, SEEDS = {False: 2, True: 4}, range(5)  # by --full
 EPOCHS = {"cifar": 14, "folder": 21}
 ARMS = ("cyclic", "fixed")
-GOALS = {"cifar": 0.15, "folder": 0.348}
-MARGIN = 1.0  # points
-KEPT = tuple(
-    f"{name}_accuracy{arm}" for name in GOALS for arm in ("", *(f"_{arm}" for arm in ARMS))
-)
-Pairs = list[dict[str, Trained]]
 
-
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("cyclic", __doc__, _measure, full_seeds=SEEDS)
+BENCHMARK = Benchmark(
+    "cyclic",
+    "Low resolutions first",
+    "`resnet8`, one worker, stages of the learning rate in the published proportions",
+    tuple(
+        figure
+        for name, words, top, goal in (
+            ("cifar", "24 and 32 px, equal epochs, CIFAR-100", 32, 0.15),
+            ("folder", "88, 124 and 160 px, image folder", 160, 0.348),
+        )
+        for figure in (
+            Figure(f"{name}_time_saved", "share", "median",
+                   f"training time saved by cycling through {words}", at_least=goal),
+            Figure(f"{name}_time_saved_with_evaluation", "share", "median",
+                   "the same with the evaluation after each epoch"),
+            Figure(f"{name}_accuracy", "points", "interval",
+                   f"accuracy less that of {top} px throughout, paired seeds", above=-1.0,
+                   full=True),
+            Figure(f"{name}_copy_seconds", "s", "median"),
+            *(Figure(f"{name}_accuracy_{arm}", "%", "mean", full=True) for arm in ARMS),
+        )
+    ),
+    seeds=SEEDS,
+    needs_data="always",
+)  # fmt: skip
 
 
 def timed_tasks(data: Path) -> dict[str, Task]:
@@ -120,65 +126,51 @@ def rows(sides: Sequence[int], epochs: int) -> dict[str, tuple[Row, ...]]:
     }
 
 
-def time_figures(name: str, pairs: Pairs) -> list[Figure]:
-    """What pairs of trainings say of time; medians with quartiles."""
-
-    def saved(seconds: Callable[[Trained], float]) -> list[float]:
-        return [1 - seconds(pair["cyclic"]) / seconds(pair["fixed"]) for pair in pairs]
-
-    return [
-        median_figure(
-            f"{name}_time_saved", saved(lambda one: one.training), "share", at_least=GOALS[name]
-        ),
-        median_figure(
-            f"{name}_time_saved_with_evaluation",
-            saved(lambda one: one.training + one.evaluation),
-            "share",
-        ),
-        median_figure(f"{name}_copy_seconds", [pair["cyclic"].copying for pair in pairs], "s"),
-    ]
-
-
-def accuracy_figures(name: str, runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
-    """What runs of both arms over the same seeds say of accuracy."""
-    cyclic, fixed = ([run.accuracy for run in runs[arm]] for arm in ARMS)
-    return [
-        difference_figure(f"{name}_accuracy", cyclic, fixed, "points", margin=MARGIN),
-        mean_figure(f"{name}_accuracy_cyclic", cyclic, "%"),
-        mean_figure(f"{name}_accuracy_fixed", fixed, "%"),
-    ]
-
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    if arguments.data is None:
-        raise SystemExit("benchmarks.methods.cyclic needs --data DIR, see --help")
-    figures: list[Figure] = []
-    measurements: Measurements = {}
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Times of pairs, and with --full accuracies."""
+    found: dict[str, list[float]] = {}
+    measurements: dict[str, Any] = {}
     for name, task in timed_tasks(arguments.data).items():
         say(f"{name}: reading images")
         open_data(job_of(task, 0))
-        pairs = _timed(
-            *(name, task, FULL_PAIRS if arguments.full else QUICK_PAIRS),
-            *(arguments.keep or folder / "kept", folder),
-        )
-        figures += time_figures(name, pairs)
+        pairs = _timed(name, task, PAIRS[arguments.full], arguments.keep, folder)
+        found |= times_found(name, pairs)
         measurements[name] = [{arm: asdict(one) for arm, one in pair.items()} for pair in pairs]
-    if not arguments.full:
-        return [*figures, *kept_figures("cyclic", KEPT)], measurements
-    for name, runs in _judged(arguments.data, arguments.keep or folder / "kept", folder).items():
-        figures += accuracy_figures(name, runs)
-        measurements[f"{name}_accuracy"] = {
-            arm: [asdict(run) for run in some] for arm, some in runs.items()
-        }
-    return figures, measurements
+    if arguments.full:
+        for name, runs in _judged(arguments.data, arguments.keep, folder).items():
+            found |= accuracies_found(name, runs)
+            measurements[f"{name}_accuracy"] = plain_runs(runs)
+    return found, measurements
 
 
-def _timed(name: str, task: Task, count: int, keep: Path, folder: Path) -> Pairs:
+def times_found(name: str, pairs: Sequence[Mapping[str, Trained]]) -> dict[str, list[float]]:
+    """What pairs of trainings say of time."""
+    both = [(pair["cyclic"], pair["fixed"]) for pair in pairs]
+    return {
+        f"{name}_time_saved": [1 - one.training / other.training for one, other in both],
+        f"{name}_time_saved_with_evaluation": [
+            1 - (one.training + one.evaluation) / (other.training + other.evaluation)
+            for one, other in both
+        ],
+        f"{name}_copy_seconds": [one.copying for one, _ in both],
+    }
+
+
+def accuracies_found(name: str, runs: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:
+    """What runs of both arms over the same seeds say of accuracy."""
+    accuracies = accuracies_of(runs)
+    return {
+        f"{name}_accuracy": differences(accuracies["cyclic"], accuracies["fixed"]),
+        **{f"{name}_accuracy_{arm}": accuracies[arm] for arm in ARMS},
+    }
+
+
+def _timed(name: str, task: Task, count: int, keep: Path, folder: Path) -> list[dict[str, Trained]]:
     """So many pairs of trainings, one after the other; those in ``keep`` are not made again."""
     arms = rows(task.sides, EPOCHS[name])
     made_by = repr((replace(task, data=name), arms))
     keep.mkdir(parents=True, exist_ok=True)
-    pairs: Pairs = []
+    pairs = []
     for number in range(count):
         file = keep / f"{name}-pair-{number}.json"
         kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -186,46 +178,38 @@ def _timed(name: str, task: Task, count: int, keep: Path, folder: Path) -> Pairs
             pairs.append({arm: Trained(**kept[arm]) for arm in ARMS})
             continue
         pair = {
-            arm: _apart(train_whole, task, arms[arm], 0, folder / f"{name}-{number}-{arm}")
+            arm: _apart(task, arms[arm], 0, folder / f"{name}-{number}-{arm}")
             for arm in (ARMS if number % 2 == 0 else reversed(ARMS))
         }
         pairs.append(pair)
         plain = {"made by": made_by, **{arm: asdict(one) for arm, one in pair.items()}}
         file.write_text(json.dumps(plain) + "\n", encoding="utf-8")
-        say(f"{name}, pair {number + 1} of {count}: " + "  ".join(map(_shown, pair.items())))
+        told = (f"{arm} {one.training:.1f} s + {one.evaluation:.1f} s" for arm, one in pair.items())
+        say(f"{name}, pair {number + 1} of {count}: " + "  ".join(told))
     return pairs
+
+
+def _apart(*arguments: Any) -> Trained:
+    """A training in a process of its own, with an untouched allocator."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        return pool.submit(train_whole, *arguments).result()
 
 
 def _judged(data: Path, keep: Path, folder: Path) -> dict[str, dict[str, list[Run]]]:
     """By task and arm a run for each seed."""
-    wanted: list[tuple[str, str, Wanted]] = []
+    wanted = []
     tasks = judged_tasks(data, folder)
     opened = {name: open_data(job_of(task, 0)) for name, task in tasks.items()}
     for seed in SEEDS:
         for name, task in tasks.items():
-            table = rows(task.sides, EPOCHS[name])
-            for arm in ARMS:
-                count = opened[name].facts.train_samples
-                plan = plan_of(task, table[arm], opened[name], count, seed, evaluate_last=True)
-                wanted.append((name, arm, Wanted(f"{name}-{arm}", seed, plan)))
-    found: dict[str, dict[str, list[Run]]] = {name: {arm: [] for arm in ARMS} for name in tasks}
-    made = KeptRuns(keep, folder).make([one for _, _, one in wanted])
-    for (name, arm, _), run in zip(wanted, made, strict=True):
-        found[name][arm].append(run)
-    return found
-
-
-def _shown(arm: tuple[str, Trained]) -> str:
-    name, one = arm
-    return f"{name} {one.training:.1f} s + {one.evaluation:.1f} s, accuracy {one.accuracy:.4f}"
-
-
-def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns in a process of its own, with an untouched allocator."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()
+            count = opened[name].facts.train_samples
+            for arm, table in rows(task.sides, EPOCHS[name]).items():
+                plan = plan_of(task, table, opened[name], count, seed, evaluate_last=True)
+                wanted.append(Wanted(f"{name}-{arm}", seed, plan))
+    made = KeptRuns(keep, folder).by_arm(wanted)
+    return {name: {arm: made[f"{name}-{arm}"] for arm in ARMS} for name in tasks}
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

@@ -28,51 +28,32 @@ All arms are made with seeds 0 and 1, which also choose the best: the one with t
 Those that the first three figures are about (large, the best, its control, large-stages and
 hybrid) are made with seeds 0 to 4.
 
-The figures, in points (hundredths of a share), mean difference over the seeds and its 95 %
-interval:
+Figures are mean differences over the seeds in points (hundredths of a share), with their 95 %
+interval. Over uniform: less four small-batch workers at the same k, what two sizes gain over one
+smaller size in the same time; without a goal. seconds_over_large_ARM: simulated training time. The
+first two seeds chose the best, so its gain is a little flattered; goal and interval know nothing of
+that.
 
-    dual_accuracy_gain         the best with one to three small-batch workers, less large
-    dual_over_uniform_points   the same less four small-batch workers at the same k: what two sizes
-                               gain over one smaller size in the same time; without a goal
-    hybrid_accuracy_gain       hybrid less large-stages
-    accuracy_ARM               of each arm, mean and range
-    seconds_over_large_ARM     simulated training time of each arm over large's, mean and range
-
-The first two seeds chose the best, so its gain is a little flattered; goal and interval know
-nothing of that.
-
---full measures everything and keeps the report in benchmarks/results: some 50 runs of several
-minutes, two at a time on a core each. --keep DIR keeps each finished run there, and goes on from
-what is there. --quick copies the figures from the newest kept report, and runs large and k105-3
-with seed 0 again as a check. Without the CIFAR-100 folder nothing is measured.
+--full measures everything: some 50 runs of several minutes, two at a time on a core each. --keep
+DIR keeps each finished run there, and goes on from what is there. --quick copies the figures from
+the newest kept report, and runs large and k105-3 with seed 0 again as a check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from batchwright.planning.planner import plan_without_profile
-from batchwright.records import DataFacts, Job, NetworkFacts, Plan
-from batchwright.workflows.prepare_job import resolve
-from batchwright.workload.data.sources import open_data
-from batchwright.workload.task import build_network, network_facts
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    difference_figure,
-    kept_figures,
-    mean_figure,
-    run_benchmark,
-    say,
-)
-from benchmarks.harness.kept_runs import KeptRuns, Run, Wanted, quick_precision
+from batchwright.records import Job, Plan
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, differences, ratios
+from benchmarks.harness.kept_runs import KeptRuns, Run, Runs, Wanted, accuracies_of, plain_runs
+from benchmarks.harness.plans import Opened, opened, planned, quick_precision
 
 NETWORK, WORKERS, EPOCHS = "resnet8", 4, 12
-SEEDS, CHOOSING_SEEDS = tuple(range(5)), (0, 1)
+SEEDS, CHOOSING_SEEDS = range(5), (0, 1)
 LARGE_BATCH = 500
 SAMPLE_SECONDS, STEP_SECONDS = 0.00056607, 0.014041204  # the paper's a and b
 SIDE, SIDES = 16, (12, 16)
@@ -80,6 +61,50 @@ EXTRA_TIMES = {"k105": 1.05, "k110": 1.1}
 CHECKED = ("large", "k105-3")
 
 Keys = Mapping[str, Any]  # of a job
+
+ARM_WORDS = {
+    "large": "accuracy of large batches alone",
+    **{
+        f"k{k}-{count}": words
+        for k, times in (("105", "1.05"), ("110", "1.1"))
+        for count, words in (
+            (1, f"one of four with the small batch, {times} times the time"),
+            (2, "two"),
+            (3, "three"),
+            (4, "all four, so one smaller batch for all"),
+        )
+    },
+    "sqrt": "the best of one to three, `server.update_factor=sqrt`, not `ratio`",
+    "none": "the same with `none`",
+    "bsp": "the same with `server.consistency=bsp` in place of `asp`",
+    "ssp": "the same with `ssp`, three rounds ahead at most",
+    "large-stages": "large batches, the rate in three stages, 16 px",
+    "cyclic": "`cyclic`: the same, 12 and 16 px in each stage",
+    "one-pass": "the same, 12 px first, then 16 px",
+    "hybrid": "`hybrid`: as `cyclic`, with the batches of the best of one to three",
+}
+
+BENCHMARK = Benchmark(
+    "dual_accuracy",
+    "Two batch sizes at once: accuracy",
+    "CIFAR-100 at 16 px, `resnet8`, 12 epochs, four workers of a virtual cluster with the "
+    "published times of a step; five paired seeds for the first three figures and what they "
+    "compare, two for the rest; spread of an accuracy: least and most",
+    (
+        Figure("dual_accuracy_gain", "points", "interval", "accuracy with two batch sizes less "
+               "that with the large one alone, the best number of small-batch workers, paired "
+               "seeds", above=0.0),
+        Figure("dual_over_uniform_points", "points", "interval",
+               "the same less one smaller batch for all, in the same time"),
+        Figure("hybrid_accuracy_gain", "points", "interval", "accuracy of `hybrid` less that of "
+               "large batches in the same stages of the rate", above=0.0),
+        *(Figure(f"accuracy_{arm}", "%", "mean", words) for arm, words in ARM_WORDS.items()),
+        *(Figure(f"seconds_over_large_{arm}", "ratio", "mean") for arm in ARM_WORDS),
+    ),
+    seeds=SEEDS,
+    needs_data="always",
+    copies=True,
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------- arms
@@ -130,19 +155,11 @@ def compared_arms(best: str) -> tuple[str, ...]:
     return "large", best, uniform_beside(best), "large-stages", "hybrid"
 
 
-def plan_of(keys: Keys, seed: int, data: Path, facts: DataFacts, network: NetworkFacts) -> Plan:
-    """The plan of an arm.
-
-    Args:
-        keys: Of the arm.
-        seed: Of weights, order and augmentation.
-        data: Holds ``cifar-100-python/``.
-        facts: Of these data.
-        network: Of the network.
-    """
+def plan_of(keys: Keys, seed: int, known: Opened) -> Plan:
+    """The plan of an arm, by its keys of the job."""
     job = Job.model_validate(
         {
-            "data": f"cifar100:{data}",
+            "data": known.data,
             "network": NETWORK,
             "precision": quick_precision(),
             "device": "cpu",
@@ -163,126 +180,68 @@ def plan_of(keys: Keys, seed: int, data: Path, facts: DataFacts, network: Networ
             **keys,
         }
     )
-    return plan_without_profile(resolve(job, facts), facts, network)
+    return planned(job, known)
 
 
 # ------------------------------------------------------------------------------------------- runs
 
 
 class Runner:
-    """Makes the runs of arms.
+    """Makes the runs of arms, and keeps what comes of them."""
 
-    Args:
-        data: Holds ``cifar-100-python/``.
-        keep: Takes a file for each finished run.
-        folder: Takes run folders.
-    """
-
-    def __init__(self, data: Path, keep: Path, folder: Path) -> None:
-        self._data, self._runs = data, KeptRuns(keep, folder)
-        self._facts = open_data(Job(data=f"cifar100:{data}")).facts
-        network = build_network(NETWORK, classes=len(self._facts.classes), side=SIDE)
-        self._network = network_facts(NETWORK, network, SIDE)
-
-    def plan(self, keys: Keys, seed: int) -> Plan:
-        """The plan of an arm."""
-        return plan_of(keys, seed, self._data, self._facts, self._network)
+    def __init__(self, arguments: Arguments, folder: Path) -> None:
+        self.known = opened(f"cifar100:{arguments.data}", NETWORK, SIDE)
+        self._runs = KeptRuns(arguments.keep, folder)
 
     def run(self, arms: Mapping[str, Keys], seeds: Iterable[int]) -> dict[str, list[Run]]:
         """By arm, a run for each seed; what is kept is not run again."""
-        wanted = [
-            Wanted(name, seed, self.plan(keys, seed))
-            for seed in seeds
-            for name, keys in arms.items()
-        ]
-        found: dict[str, list[Run]] = {name: [] for name in arms}
-        for one, run in zip(wanted, self._runs.make(wanted), strict=True):
-            found[one.name].append(run)
-        return found
+        return self._runs.by_arm(
+            [
+                Wanted(name, seed, plan_of(keys, seed, self.known))
+                for seed in seeds
+                for name, keys in arms.items()
+            ]
+        )
+
+    def check(self, figure: Figure, arms: Mapping[str, Keys]) -> Found:
+        """The second of two arms less the first, with seed 0 alone."""
+        runs = self.run(arms, (0,))
+        first, second = accuracies_of(runs).values()
+        made = figure.of(differences(second, first), suffix="_check")
+        return {made.name: made}, {"runs": plain_runs(runs)}
 
 
-# ---------------------------------------------------------------------------------------- figures
-
-
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("dual_accuracy", __doc__, _measure, full_seeds=SEEDS)
-
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], dict[str, Any]]:
-    if arguments.data is None:
-        say("accuracy: it needs the CIFAR-100 folder")
-        return [], {}
-    runner = Runner(arguments.data, arguments.keep or folder / "kept", folder)
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """All arms with the seeds that choose, then what is compared with all seeds."""
+    runner = Runner(arguments, folder)
     if not arguments.full:
-        return _checked(runner)
+        figure = BENCHMARK["dual_accuracy_gain"]
+        return runner.check(figure, {name: first_arms()[name] for name in CHECKED})
     runs = runner.run(first_arms(), CHOOSING_SEEDS)
-    best = best_of(_accuracies(runs))
+    best = best_of(accuracies_of(runs))
     say(f"the best with two batch sizes: {best}")
     arms = {**first_arms(), **later_arms(best)}
     runs |= runner.run({name: arms[name] for name in compared_arms(best)}, SEEDS)
     runs |= runner.run({name: arms[name] for name in arms if name not in runs}, CHOOSING_SEEDS)
-    measurements = {
-        "best": best,
-        "runs": {name: [one.__dict__ for one in some] for name, some in runs.items()},
-    }
-    return accuracy_figures(runs, best), measurements
+    return found_of(runs, best), {"best": best, "runs": plain_runs(runs)}
 
 
-def _checked(runner: Runner) -> tuple[list[Figure], dict[str, Any]]:
-    arms = {name: first_arms()[name] for name in CHECKED}
-    runs = runner.run(arms, (0,))
-    large, other = (_accuracies(runs)[name] for name in CHECKED)
-    gain = difference_figure("dual_accuracy_gain_check", other, large, "points", margin=0.0)
-    kept = kept_figures("dual_accuracy", names_of_figures())
-    return [*kept, gain], {
-        "runs": {name: [one.__dict__ for one in some] for name, some in runs.items()}
-    }
-
-
-def names_of_figures() -> list[str]:
-    """All that a full run gives."""
-    arms = (*first_arms(), *later_arms("k105-3"))
-    return [
-        "dual_accuracy_gain",
-        "dual_over_uniform_points",
-        "hybrid_accuracy_gain",
-        *(f"accuracy_{name}" for name in arms),
-        *(f"seconds_over_large_{name}" for name in arms if name != "large"),
-    ]
-
-
-def accuracy_figures(runs: Mapping[str, Sequence[Run]], best: str) -> list[Figure]:
-    """The figures, from the runs of all arms over the same seeds."""
-    accuracies = _accuracies(runs)
-
-    def gain(name: str, arm: str, reference: str) -> Figure:
-        points = accuracies[arm], accuracies[reference]
-        figure = difference_figure(name, *points, "points", margin=0.0)
-        return replace(figure, goal=0.0) if figure.goal is not None else figure
-
-    uniform = gain("dual_over_uniform_points", best, uniform_beside(best))
+def found_of(runs: Runs, best: str) -> dict[str, list[float]]:
+    """What the runs of all arms over the same seeds say."""
+    accuracies = accuracies_of(runs)
     seconds = {name: [one.seconds for one in some] for name, some in runs.items()}
-    return [
-        gain("dual_accuracy_gain", best, "large"),
-        replace(uniform, goal=None, met=None),
-        gain("hybrid_accuracy_gain", "hybrid", "large-stages"),
-        *(mean_figure(f"accuracy_{name}", some, "%") for name, some in accuracies.items()),
-        *(
-            mean_figure(
-                f"seconds_over_large_{name}",
-                [one / large for one, large in zip(some, seconds["large"], strict=False)],
-                "ratio",
-            )
+    return {
+        "dual_accuracy_gain": differences(accuracies[best], accuracies["large"]),
+        "dual_over_uniform_points": differences(accuracies[best], accuracies[uniform_beside(best)]),
+        "hybrid_accuracy_gain": differences(accuracies["hybrid"], accuracies["large-stages"]),
+        **{f"accuracy_{name}": some for name, some in accuracies.items()},
+        **{
+            f"seconds_over_large_{name}": ratios(some, seconds["large"][: len(some)])
             for name, some in seconds.items()
             if name != "large"
-        ),
-    ]
-
-
-def _accuracies(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:
-    return {name: [one.accuracy for one in some] for name, some in runs.items()}
+        },
+    }
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

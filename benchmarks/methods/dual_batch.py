@@ -14,21 +14,14 @@ caches are cold and no speed is known yet, do not count; then 6 turns, --full: 4
 short because the machine's speed drifts: whole runs of four minutes each, one after the other, had
 rounds of 40 to 57 s in one and the same arm.
 
-    round_over_large_k105   round time of the pair planned for k = 1.05 over that of two large
-                            batches in the same turn (means over the workers); to be within 0.02 of
-                            k; median and quartiles over the turns
-    round_over_large_k110   the same for k = 1.1
-    finish_spread           of a turn's rounds of both workers, longest less shortest over their
-                            mean, for both pairs; median and quartiles
-    equal_finish_spread     the same of the arm with two large batches: what the machine alone makes
-    server_share_of_round   push, merge and pull, as a share of a round of this fifth of CIFAR-100
-                            (of all of it, a fifth of the share); all arms, median and quartiles
-    pushes_per_second_2     pushes a second, each with merge and pull, of a `resnet18` (11 million
-                            weights) by 2 processes that do not train, for 3 s (--full: three times
-                            10 s); median and quartiles; the same for 4 and 8
+Ratios are of means over the workers in the same turn; a spread is that of a turn's rounds of both
+workers, longest less shortest over their mean, for both pairs, and beside it that of two large
+batches: what the machine alone makes. The server's share is push, merge and pull of a round of this
+fifth of CIFAR-100 (of all of it, a fifth of the share), over all arms. Pushes, each with merge and
+pull, are of a `resnet18` (11 million weights) by 2, 4 and 8 processes that do not train, for 3 s
+(--full: three times 10 s). All are medians and quartiles.
 
---full keeps its report in benchmarks/results. Without the CIFAR-100 folder, or with one core only,
-all but the last are left out.
+Without the CIFAR-100 folder, or with one core only, all but the pushes are left out.
 """
 
 from __future__ import annotations
@@ -46,61 +39,62 @@ from typing import Any
 from batchwright.records import Job, Plan, Profile
 from batchwright.workflows import verbs
 from batchwright.workflows.match_rounds import Settled, pair_measurer_for, settle
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    median_figure,
-    quartiles,
-    run_benchmark,
-    say,
-)
-from benchmarks.harness.pinned import RESNET8
-from benchmarks.harness.smaller import smaller_cifar100
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, ratios
+from benchmarks.harness.images import smaller_cifar100
+from benchmarks.harness.plans import ENDLESS
 from benchmarks.harness.turns import LIMIT_SECONDS, Arm, started
-from benchmarks.methods.pushes import pushes_per_second
-from benchmarks.methods.served_arms import ENDLESS, served_rounds
+from benchmarks.methods.served_arms import RESNET8, pushes_per_second, served_rounds
 
 LARGE_BATCH, WORKERS = 500, 2
 EXTRA_TIMES = {"k105": 1.05, "k110": 1.1}
 WITHIN = 0.02
-SPREAD_GOAL, SERVER_GOAL = 0.03, 0.02
 IMAGES, HELD_OUT = 10_000, 100
 COLD_TURNS, TURNS = 2, {False: 6, True: 40}  # by --full
 PROBE_SECONDS = 20.0
-
-PUSHERS = (2, 4, 8)
 PUSH_SECONDS, PUSH_REPEATS = {False: 3.0, True: 10.0}, {False: 1, True: 3}
 
-Found = tuple[list[Figure], dict[str, Any]]  # figures, and the single measurements behind them
+BENCHMARK = Benchmark(
+    "dual_batch",
+    "Two batch sizes at once: time",
+    "CIFAR-100, `resnet8`, one worker with local batch 500 and one with a small batch, a core "
+    "each, and the parameter server besides",
+    (
+        Figure("round_over_large_k105", "ratio", "median", "round with two batch sizes over one "
+               "with the large batch alone, planned for 1.05", near=(1.05, WITHIN)),
+        Figure("round_over_large_k110", "ratio", "median", "the same, planned for 1.1",
+               near=(1.1, WITHIN)),
+        Figure("finish_spread", "ratio", "median",
+               "longest less shortest round of the two workers over their mean", at_most=0.03),
+        Figure("equal_finish_spread", "ratio", "median",
+               "the same of two workers with equal batches: the machine's own part"),
+        Figure("server_share_of_round", "share", "median",
+               "push, merge and pull as a share of a round", at_most=0.02),
+        Figure("pushes_per_second_2", "pushes/s", "median",
+               "pushes of an 11-million-parameter model by two processes"),
+        Figure("pushes_per_second_4", "pushes/s", "median", "the same by four"),
+        Figure("pushes_per_second_8", "pushes/s", "median", "the same by eight"),
+    ),
+)  # fmt: skip
 
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("dual_batch", __doc__, _measure, full_seeds=())
-
-
-def _measure(arguments: Arguments, folder: Path) -> Found:
-    figures: list[Figure] = []
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Rounds, then pushes."""
+    found: dict[str, list[float]] = {}
     measurements: dict[str, Any] = {}
     if arguments.data is None or len(os.sched_getaffinity(0)) < WORKERS:
         say("rounds: they need the CIFAR-100 folder and two cores")
     else:
-        figures, measurements = _round_figures(arguments.data, folder, full=arguments.full)
-    rates = {
+        found, measurements = measure_rounds(arguments.data, folder, full=arguments.full)
+    pushes = {
         count: [
             pushes_per_second(count, PUSH_SECONDS[arguments.full])
             for _ in range(PUSH_REPEATS[arguments.full])
         ]
-        for count in PUSHERS
+        for count in (2, 4, 8)
     }
-    figures += [
-        median_figure(f"pushes_per_second_{count}", found, "pushes/s")
-        for count, found in rates.items()
-    ]
-    return figures, {**measurements, "pushes_per_second": rates}
-
-
-# ----------------------------------------------------------------------------------------- rounds
+    found |= {f"pushes_per_second_{count}": some for count, some in pushes.items()}
+    return found, {**measurements, "pushes_per_second": pushes}
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ class Round:
 
     Attributes:
         seconds: Of each worker's round, in rank order.
-        exchanges: Seconds of it for push, merge and pull, likewise.
+        exchanges: Seconds of it for push, merge and pull of each.
     """
 
     seconds: tuple[float, ...]
@@ -126,79 +120,66 @@ class Round:
         return (max(self.seconds) - min(self.seconds)) / self.mean
 
 
-def _round_figures(data: Path, folder: Path, *, full: bool) -> Found:
+def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
+    """Rounds of both pairs of batches and of two large ones, in turns."""
     turns = COLD_TURNS + TURNS[full] + 1  # the last exchange is never told of
     smaller_cifar100(data, IMAGES, folder, held_out=HELD_OUT)
     say("probing")
     profile = verbs.probe(_job(folder))
     settled = _settled(profile, folder)
     plans = {"large": _plan(profile, 0, 1.0), **{name: one.plan for name, one in settled.items()}}
-    for name, one in settled.items():
-        differences = ", ".join(f"{100 * check.difference:+.2f} %" for check in one.rounds)
-        batches = one.plan.stages[0].local_batch_sizes
-        say(f"{name}: local batches {batches}, rounds differ by {differences} as measured")
+    off = {name: [check.difference for check in one.rounds] for name, one in settled.items()}
+    for name, some in off.items():
+        batches = plans[name].stages[0].local_batch_sizes
+        words = ", ".join(f"{100 * one:+.2f} %" for one in some)
+        say(f"{name}: local batches {batches}, rounds differ by {words} as measured")
     cores = tuple(sorted(os.sched_getaffinity(0))[:WORKERS])
     starters = {
         name: partial(Arm, served_rounds, plan, folder / name, cores=cores)
         for name, plan in plans.items()
     }
-    found: list[dict[str, tuple[float, ...]]] = []
+    seconds: list[dict[str, tuple[float, ...]]] = []
     with started(starters) as arms:
         for turn in range(turns):
             names = list(arms) if turn % 2 == 0 else list(reversed(arms))
-            found.append({name: _turn(arms[name]) for name in names})
-            say(f"turn {turn + 1} of {turns}: " + _shown(found[-1]))
+            seconds.append({name: _turn(arms[name]) for name in names})
+            say(f"turn {turn + 1} of {turns}: {seconds[-1]}")
     exchanges = {name: _exchanges(folder / name) for name in plans}
     rounds = [
         {
-            name: Round(seconds, tuple(each[turn] for each in exchanges[name]))
-            for name, seconds in one.items()
+            name: Round(each, tuple(worker[turn] for worker in exchanges[name]))
+            for name, each in seconds[turn].items()
         }
-        for turn, one in enumerate(found[:-1])
-        if turn >= COLD_TURNS
+        for turn in range(COLD_TURNS, turns - 1)
     ]
-    measurements = {
+    return rounds_found(rounds), {
         "plans": {name: _facts(plan) for name, plan in plans.items()},
-        "differences_of_pairs": {
-            name: [check.difference for check in one.rounds] for name, one in settled.items()
-        },
+        "differences_of_pairs": off,
         "rounds": [{name: asdict(one) for name, one in turn.items()} for turn in rounds],
     }
-    return round_figures(rounds), measurements
 
 
-def round_figures(turns: Sequence[Mapping[str, Round]]) -> list[Figure]:
+def rounds_found(turns: Sequence[Mapping[str, Round]]) -> dict[str, list[float]]:
     """What the turns that count say.
 
     Args:
         turns: By arm, ``large`` and those of `EXTRA_TIMES`, the rounds of a turn.
     """
-    figures = []
-    for name, extra in EXTRA_TIMES.items():
-        ratios = [turn[name].mean / turn["large"].mean for turn in turns]
-        low, middle, high = quartiles(ratios)
-        met = abs(middle - extra) <= WITHIN
-        figures.append(
-            Figure(
-                *(f"round_over_large_{name}", middle, "ratio", low, high, len(ratios)),
-                goal=extra,
-                met=met,
-            )
-        )
-    spreads = [turn[name].spread for turn in turns for name in EXTRA_TIMES]
-    equal = [turn["large"].spread for turn in turns]
-    shares = [
-        exchange / seconds
-        for turn in turns
-        for one in turn.values()
-        for exchange, seconds in zip(one.exchanges, one.seconds, strict=True)
-    ]
-    return [
-        *figures,
-        median_figure("finish_spread", spreads, "ratio", at_most=SPREAD_GOAL),
-        median_figure("equal_finish_spread", equal, "ratio"),
-        median_figure("server_share_of_round", shares, "share", at_most=SERVER_GOAL),
-    ]
+    large = [turn["large"].mean for turn in turns]
+    return {
+        **{
+            f"round_over_large_{name}": ratios([turn[name].mean for turn in turns], large)
+            for name in EXTRA_TIMES
+        },
+        "finish_spread": [turn[name].spread for turn in turns for name in EXTRA_TIMES],
+        "equal_finish_spread": [turn["large"].spread for turn in turns],
+        "server_share_of_round": [
+            share
+            for turn in turns
+            for one in turn.values()
+            for share in ratios(one.exchanges, one.seconds)
+        ],
+    }
 
 
 def _turn(arm: Arm) -> tuple[float, ...]:
@@ -217,32 +198,24 @@ def _exchanges(run_folder: Path) -> list[list[float]]:
     ]
 
 
-def _shown(turn: Mapping[str, tuple[float, ...]]) -> str:
-    return "  ".join(
-        f"{name} " + " ".join(f"{seconds:.2f} s" for seconds in each) for name, each in turn.items()
-    )
-
-
 # ------------------------------------------------------------------------------------------ plans
 
 
 def _job(data: Path) -> Job:
-    return Job.model_validate(
-        {
-            "data": f"cifar100:{data}",
-            "network": RESNET8,
-            "method": "dual-batch",
-            "workers": WORKERS,
-            "device": "cpu",
-            "precision": "float32",
-            "epochs": ENDLESS,
-            "evaluate_epochs": ENDLESS,
-            "checkpoint_seconds": float(ENDLESS),
-            "timeout": LIMIT_SECONDS,  # workers sleep while the other arms have their turn
-            "global_batch": WORKERS * LARGE_BATCH,
-            "dual": _dual(1, 1.05),
-            "probe": {"budget": PROBE_SECONDS},
-        }
+    return Job(
+        data=f"cifar100:{data}",
+        network=RESNET8,
+        method="dual-batch",
+        workers=WORKERS,
+        device="cpu",
+        precision="float32",
+        epochs=ENDLESS,
+        evaluate_epochs=ENDLESS,
+        checkpoint_seconds=float(ENDLESS),
+        timeout=LIMIT_SECONDS,  # workers sleep while the other arms have their turn
+        global_batch=WORKERS * LARGE_BATCH,
+        dual=_dual(1, 1.05),
+        probe={"budget": PROBE_SECONDS},
     )
 
 
@@ -280,4 +253,4 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

@@ -13,37 +13,24 @@ The arms, with the local batches that the planner gives them:
     two-102, two-105           k = 1.02 and 1.05, small batches on the two quick workers
     uniform-102, uniform-105   all workers the same smaller batch, in the same time
 
-The figures are differences over seeds 0 to 4, paired, with their 95 % interval, in points. All of
-it was fixed before a run was made:
+The figures are differences over seeds 0 to 4, paired, with their 95 % interval, in points;
+accuracies are means with their range, updates the steps of all workers in a round. All of it was
+fixed before a run was made.
 
-    two_over_uniform_points_K    two sizes less the uniform one at k = K
-    two_over_large_points_K      less large batches alone
-    accuracy_ARM                 mean and range
-    updates_ARM                  steps of all workers in a round
-
---full measures everything and keeps the report in benchmarks/results: 25 runs of some five minutes,
-two at a time on a core each. --keep DIR keeps each finished run there, and goes on from what is
-there. --quick copies the figures from the newest kept report, and runs large and two-105 with seed
-0 again as a check. Without the CIFAR-100 folder nothing is measured.
+--full measures everything: 25 runs of some five minutes, two at a time on a core each. --keep DIR
+keeps each finished run there, and goes on from what is there. --quick copies the figures from the
+newest kept report, and runs large and two-105 with seed 0 again as a check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from batchwright.records import Plan
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    interval_figure,
-    kept_figures,
-    mean_figure,
-    run_benchmark,
-    say,
-)
-from benchmarks.harness.kept_runs import Run
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found
+from benchmarks.harness.figures import Figure, differences
+from benchmarks.harness.kept_runs import Runs, accuracies_of, plain_runs
 from benchmarks.methods.dual_accuracy import (
     SAMPLE_SECONDS,
     SEEDS,
@@ -52,11 +39,41 @@ from benchmarks.methods.dual_accuracy import (
     Keys,
     Runner,
     dual,
+    plan_of,
 )
 
 OVERHEADS = (1.0, 1.0, 0.1, 0.1)
 EXTRA_TIMES = {"102": 1.02, "105": 1.05}
+ARMS = ("large", "two-102", "uniform-102", "two-105", "uniform-105")
 CHECKED = ("large", "two-105")
+
+BENCHMARK = Benchmark(
+    "dual_uneven",
+    "Two batch sizes at once: where fixed times differ",
+    "The same, where two of the four workers have a tenth of the fixed time of a step",
+    (
+        Figure("two_over_uniform_points_102", "points", "interval", "accuracy with two batch "
+               "sizes, the small one where steps cost a tenth, less one smaller batch for all, in "
+               "1.02 times the time"),
+        Figure("two_over_uniform_points_105", "points", "interval",
+               "the same in 1.05 times the time"),
+        Figure("two_over_large_points_102", "points", "interval",
+               "two sizes less the large batch alone, 1.02 times the time"),
+        Figure("two_over_large_points_105", "points", "interval",
+               "the same in 1.05 times the time"),
+        Figure("accuracy_two-102", "%", "mean", "accuracy with two sizes, 1.02 times the time"),
+        Figure("accuracy_uniform-102", "%", "mean",
+               "with one smaller batch for all, 1.02 times the time"),
+        Figure("accuracy_two-105", "%", "mean", "with two sizes, 1.05 times the time"),
+        Figure("accuracy_uniform-105", "%", "mean",
+               "with one smaller batch for all, 1.05 times the time"),
+        Figure("accuracy_large", "%", "mean"),
+        *(Figure(f"updates_{arm}", "steps", "mean") for arm in ARMS),
+    ),
+    seeds=SEEDS,
+    needs_data="always",
+    copies=True,
+)  # fmt: skip
 
 
 def arms() -> dict[str, Keys]:
@@ -73,25 +90,15 @@ def arms() -> dict[str, Keys]:
     return {name: {**keys, "virtual": virtual} for name, keys in found.items()}
 
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("dual_uneven", __doc__, _measure, full_seeds=SEEDS)
-
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], dict[str, Any]]:
-    if arguments.data is None:
-        say("accuracy: it needs the CIFAR-100 folder")
-        return [], {}
-    runner = Runner(arguments.data, arguments.keep or folder / "kept", folder)
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """All arms with all seeds."""
+    runner = Runner(arguments, folder)
     if not arguments.full:
-        checked = {name: arms()[name] for name in CHECKED}
-        runs = runner.run(checked, (0,))
-        large, two = ([one.accuracy for one in runs[name]] for name in CHECKED)
-        gain = interval_figure("two_over_large_check", [two[0] - large[0]], "points")
-        return [*kept_figures("dual_uneven", names_of_figures()), gain], _as_values(runs)
+        figure = BENCHMARK["two_over_large_points_105"]
+        return runner.check(figure, {name: arms()[name] for name in CHECKED})
     runs = runner.run(arms(), SEEDS)
-    updates = {name: updates_of(runner.plan(keys, 0)) for name, keys in arms().items()}
-    return figures_of(runs, updates), _as_values(runs)
+    updates = {name: updates_of(plan_of(keys, 0, runner.known)) for name, keys in arms().items()}
+    return found_of(runs, updates), {"runs": plain_runs(runs)}
 
 
 def updates_of(plan: Plan) -> float:
@@ -101,37 +108,17 @@ def updates_of(plan: Plan) -> float:
     return sum(samples / batch for samples, batch in pairs)
 
 
-def figures_of(runs: Mapping[str, Sequence[Run]], updates: Mapping[str, float]) -> list[Figure]:
-    """The figures, from the runs of all arms over the same seeds, and their steps in a round."""
-    accuracies = {name: [one.accuracy for one in some] for name, some in runs.items()}
-
-    def gain(name: str, arm: str, reference: str) -> Figure:
-        pairs = zip(accuracies[arm], accuracies[reference], strict=True)
-        return interval_figure(name, [one - other for one, other in pairs], "points")
-
-    return [
-        *(
-            gain(f"two_over_uniform_points_{name}", f"two-{name}", f"uniform-{name}")
-            for name in EXTRA_TIMES
-        ),
-        *(gain(f"two_over_large_points_{name}", f"two-{name}", "large") for name in EXTRA_TIMES),
-        *(mean_figure(f"accuracy_{name}", some, "%") for name, some in accuracies.items()),
-        *(mean_figure(f"updates_{name}", [count], "steps") for name, count in updates.items()),
-    ]
-
-
-def names_of_figures() -> list[str]:
-    """All that a full run gives."""
-    return [
-        *(f"two_over_uniform_points_{name}" for name in EXTRA_TIMES),
-        *(f"two_over_large_points_{name}" for name in EXTRA_TIMES),
-        *(f"{what}_{name}" for what in ("accuracy", "updates") for name in arms()),
-    ]
-
-
-def _as_values(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    return {"runs": {name: [one.__dict__ for one in some] for name, some in runs.items()}}
+def found_of(runs: Runs, updates: Mapping[str, float]) -> dict[str, list[float]]:
+    """What the runs of all arms over the same seeds say, and their steps in a round."""
+    accuracies = accuracies_of(runs)
+    found = {}
+    for name in EXTRA_TIMES:
+        for figure, other in (("uniform", f"uniform-{name}"), ("large", "large")):
+            gains = differences(accuracies[f"two-{name}"], accuracies[other])
+            found[f"two_over_{figure}_points_{name}"] = gains
+    found |= {f"accuracy_{name}": some for name, some in accuracies.items()}
+    return found | {f"updates_{name}": [count] for name, count in updates.items()}
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

@@ -45,30 +45,20 @@ with seeds 0 and 1, which also say which is "best", task by task; what differenc
 goes on with all seeds: the best small-batch arm of SGD and of Muon, plain, the best untuned one,
 `AGS_ARM` and the same without factors, muon and picked.
 
-    ags_over_plain_points           the AGS arm called `AGS_ARM` less plain; at least 9
-    ags_least_over_plain_points     the same on the task where it gains least; at least 0
-    ags_over_best_untuned_points    less the best of unscaled, linear, linear-warmup, sqrt-warmup,
-                                    lars, lamb and adascale; at least 2
-    ags_over_its_rate_points        less sqrt-warmup, which is the same without factors (added when
-                                    two seeds of it had been seen)
-    gap_closed                      share of the way from plain to the best small-batch SGD; at
-                                    least half
-    picked_gap_closed               the same for picked; at least 0.95
-    picked_rate_spread_points       largest less smallest of the three picked arms with the seeds
-                                    that all have, mean and range over the tasks; at most 2
-    picked_under_best_small_points  the best small batch with SGD or Muon less picked
-    muon_over_plain_points          muon less plain
-    plain_loses_points_TASK         the best small-batch SGD less plain; at least 10
-    accuracy_TASK_ARM               mean and range
+`ags` in the name of a figure is `AGS_ARM`. Its rate is that of sqrt-warmup, the same without
+factors (added when two seeds of it had been seen). Untuned are unscaled, linear, linear-warmup,
+sqrt-warmup, lars, lamb and adascale. The gap is that from plain to the best small-batch SGD. The
+spread of rates is largest less smallest of the three picked arms with the seeds that all have, mean
+and range over the tasks.
 
 A run that ends because its gradients stay infinite counts as guessing.
 
---full measures everything, and keeps the report in benchmarks/results: some 230 runs of up to three
-minutes, two at a time on a core each. Seed 0 of everything comes first, and after each seed the
-figures so far are printed. --keep DIR keeps each finished run there, and goes on from what is
-there. --quick copies the figures from the newest kept report and runs two arms with seed 0 again as
-a check: of cifar-resnet8, or of digits without --data. Other settings can be tried by
-`python -m benchmarks.tools.large_batch_look`. LARS and LAMB need the package pytorch-optimizer.
+--full measures everything: some 230 runs of up to three minutes, two at a time on a core each. Seed
+0 of everything comes first, and after each seed the figures so far are printed. --keep DIR keeps
+each finished run there, and goes on from what is there. --quick copies the figures from the newest
+kept report and runs two arms with seed 0 again as a check: of cifar-resnet8, or of digits without
+--data. Other settings can be tried by `python -m benchmarks.tools.large_batch_look`. LARS and LAMB
+need the package pytorch-optimizer.
 """
 
 from __future__ import annotations
@@ -77,19 +67,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    Measurements,
-    difference_figure,
-    interval_figure,
-    kept_figures,
-    mean_figure,
-    print_figures,
-    run_benchmark,
-    say,
-)
-from benchmarks.harness.kept_runs import KeptRuns, Run
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, differences, print_values
+from benchmarks.harness.kept_runs import KeptRuns, Run, Runs, accuracies_of, plain_runs
+from benchmarks.harness.plans import Opened
 from benchmarks.methods.large_batch_arms import (
     CHOOSING_SEEDS,
     PICKED,
@@ -99,7 +80,6 @@ from benchmarks.methods.large_batch_arms import (
     SMALL_MUON,
     TASKS,
     UNTUNED,
-    Opened,
     arms_of,
     open_task,
     wanted,
@@ -107,95 +87,109 @@ from benchmarks.methods.large_batch_arms import (
 
 AGS_ARM, WITHOUT_FACTORS = "ags-norm", "sqrt-warmup"
 CHECKED = "unscaled", AGS_ARM
-LEAST_GAP = 10.0  # points that plain training must lose for a task to count
-GOALS = {
-    "ags_over_plain_points": 9.0,
-    "ags_least_over_plain_points": 0.0,
-    "ags_over_best_untuned_points": 2.0,
-    "gap_closed": 0.5,
-    "picked_gap_closed": 0.95,
-}
-MOST_RATE_SPREAD = 2.0  # points
 
-Runs = Mapping[str, Sequence[Run]]
-"""Of one task: by arm, a run for each seed from 0 on."""
 Accuracies = Mapping[str, Mapping[str, Sequence[float]]]
 """By task and arm, in percent, a value for each seed from 0 on."""
 
-
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("large_batch", __doc__, _measure, full_seeds=SEEDS)
+BENCHMARK = Benchmark(
+    "large_batch",
+    "Large batches",
+    "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), batches 479 to "
+    "2,048 against 32 and 64, equal epochs (5 to 10), five paired seeds; plain: the better of a "
+    "rate that is not scaled and one that is scaled linearly; small-batch SGD: the best of three "
+    "rates",
+    (
+        Figure("ags_over_plain_points", "points", "interval", "test accuracy with adaptive "
+               "gradient scaling less plain training with the large batch", at_least=9.0),
+        Figure("ags_least_over_plain_points", "points", "interval",
+               "the same on the task where it gains least", at_least=0.0),
+        Figure("ags_over_best_untuned_points", "points", "interval", "the same less the best other "
+               "way without tuning: linear or sqrt scaling, warm-up, LARS, LAMB, AdaScale",
+               at_least=2.0),
+        Figure("ags_over_its_rate_points", "points", "interval",
+               "the same less the same rate without factors"),
+        Figure("gap_closed", "share", "interval",
+               "share of the gap to small-batch training that it closes", at_least=0.5),
+        Figure("picked_gap_closed", "share", "interval",
+               "the same for what the plan picks by itself", at_least=0.95),
+        Figure("picked_rate_spread_points", "points", "mean",
+               "what a factor of 3 in its base rate changes", at_most=2.0),
+        Figure("picked_under_best_small_points", "points", "interval",
+               "small-batch training with the best optimizer less what the plan picks"),
+        Figure("muon_over_plain_points", "points", "interval", "`optimizer=muon` less plain"),
+        *(
+            Figure(f"plain_loses_points_{task}", "points", "interval", words, at_least=10.0)
+            for task, words in (
+                ("digits", "small-batch SGD less plain: digits, 479 against 32"),
+                ("cifar-resnet8", "CIFAR-100 with `resnet8`, 2,048 against 64"),
+                ("cifar-vgg8", "CIFAR-100 with `vgg8`, 1,024 against 64"),
+                ("imagenette-resnet8", "Imagenette, 960 against 32"),
+            )
+        ),
+        *(
+            Figure(f"accuracy_{name}_{arm}", "%", "mean")
+            for name, task in TASKS.items()
+            for arm in arms_of(task)
+        ),
+    ),
+    seeds=SEEDS,
+    needs_data="full",
+    copies=True,
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------- runs
 
 
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    runs = KeptRuns(arguments.keep or folder / "kept", folder)
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Seed by seed."""
+    runs = KeptRuns(arguments.keep, folder)
     if not arguments.full:
         return _checked(runs, arguments.data, folder)
-    if arguments.data is None:
-        raise SystemExit("benchmarks.methods.large_batch --full needs --data DIR, see --help")
-    opened = {name: open_task(task, arguments.data, folder) for name, task in TASKS.items()}
-    found: dict[str, dict[str, list[Run]]] = {name: {} for name in TASKS}
+    known = {name: open_task(task, arguments.data, folder) for name, task in TASKS.items()}
+    made: dict[str, dict[str, list[Run]]] = {name: {} for name in TASKS}
     for seed in SEEDS:
-        _add_round(found, runs, opened, seed)
+        _add_round(made, runs, known, seed)
+        found = found_of({task: accuracies_of(arms) for task, arms in made.items()})
         if seed < SEEDS[-1]:
             say(f"so far, seeds 0 to {seed}:")
-            print_figures(figures_of(accuracies_of(found)))
-    measurements = {
-        task: {arm: [run.__dict__ for run in some] for arm, some in arms.items()}
-        for task, arms in found.items()
-    }
-    return figures_of(accuracies_of(found)), measurements
+            print_values(BENCHMARK.values(found).values())
+    return found, {task: plain_runs(arms) for task, arms in made.items()}
 
 
 def _add_round(
-    found: dict[str, dict[str, list[Run]]],
-    runs: KeptRuns,
-    opened: Mapping[str, Opened],
-    seed: int,
+    made: dict[str, dict[str, list[Run]]], runs: KeptRuns, known: Mapping[str, Opened], seed: int
 ) -> None:
-    """Make the runs of one seed, and add them to what was ``found`` with those before."""
+    """Make the runs of one seed, and add them to those ``made`` with the ones before."""
     pairs = [
-        (name, arm) for name in TASKS for arm in arms_of_round(name, accuracies_of(found), seed)
+        (name, arm)
+        for name in TASKS
+        for arm in arms_of_round(name, accuracies_of(made[name]), seed)
     ]
-    made = runs.make([wanted(name, TASKS[name], arm, seed, opened[name]) for name, arm in pairs])
-    for (name, arm), run in zip(pairs, made, strict=True):
-        found[name].setdefault(arm, []).append(run)
+    done = runs.make([wanted(name, TASKS[name], arm, seed, known[name]) for name, arm in pairs])
+    for (name, arm), run in zip(pairs, done, strict=True):
+        made[name].setdefault(arm, []).append(run)
 
 
-def arms_of_round(task: str, so_far: Accuracies, seed: int) -> list[str]:
+def arms_of_round(task: str, so_far: Mapping[str, Sequence[float]], seed: int) -> list[str]:
     """The arms that are made with a seed: in later rounds those that differences are taken of."""
     arms = arms_of(TASKS[task])
     if seed in CHOOSING_SEEDS:
         return list(arms)
-    best = {best_of(so_far[task], names) for names in (SMALL, SMALL_MUON, PLAIN, UNTUNED)}
+    best = {best_of(so_far, names) for names in (SMALL, SMALL_MUON, PLAIN, UNTUNED)}
     return [name for name in arms if name in best | {AGS_ARM, WITHOUT_FACTORS, "muon", "picked"}]
 
 
-def _checked(runs: KeptRuns, data: Path | None, folder: Path) -> tuple[list[Figure], Measurements]:
+def _checked(runs: KeptRuns, data: Path | None, folder: Path) -> Found:
     name = "cifar-resnet8" if data is not None else "digits"
-    opened = open_task(TASKS[name], data, folder)
-    plain, ags = runs.make([wanted(name, TASKS[name], arm, 0, opened) for arm in CHECKED])
-    check = difference_figure(
-        f"{name}_ags_over_unscaled_check", [ags.accuracy], [plain.accuracy], "points", margin=0.0
-    )
-    return [*kept_figures("large_batch", names_of_figures()), check], {
-        arm: run.__dict__ for arm, run in zip(CHECKED, (plain, ags), strict=True)
-    }
+    known = open_task(TASKS[name], data, folder)
+    pair: Runs = {arm: runs.make([wanted(name, TASKS[name], arm, 0, known)]) for arm in CHECKED}
+    plain, ags = accuracies_of(pair).values()
+    check = Figure(f"{name}_ags_over_unscaled_check", "points", "interval")
+    return {check.name: check.of(differences(ags, plain))}, plain_runs(pair)
 
 
 # ---------------------------------------------------------------------------------------- figures
-
-
-def accuracies_of(found: Mapping[str, Runs]) -> Accuracies:
-    """The accuracies of all runs."""
-    return {
-        task: {arm: [run.accuracy for run in some] for arm, some in arms.items()}
-        for task, arms in found.items()
-    }
 
 
 def best_of(accuracies: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
@@ -204,98 +198,56 @@ def best_of(accuracies: Mapping[str, Sequence[float]], names: Sequence[str]) -> 
     return max(names, key=lambda name: fmean(accuracies[name][:seeds]))
 
 
-def names_of_figures() -> list[str]:
-    """All that a full run gives."""
-    return [
-        *GOALS,
-        "ags_over_its_rate_points",
-        "picked_rate_spread_points",
-        "picked_under_best_small_points",
-        "muon_over_plain_points",
-        *(f"plain_loses_points_{task}" for task in TASKS),
-        *(f"accuracy_{name}_{arm}" for name, task in TASKS.items() for arm in arms_of(task)),
-    ]
-
-
-def figures_of(accuracies: Accuracies) -> list[Figure]:
-    """The figures, from accuracies of all tasks."""
-    chosen = {task: _Chosen(arms) for task, arms in accuracies.items()}
-
-    def over(arm: str, other: str) -> list[float]:
-        return _means([one.less(arm, other) for one in chosen.values()])
-
-    def closed(arm: str) -> list[float]:
-        shares = []
-        for one in chosen.values():
-            gap = fmean(one.less("small", "plain"))
-            shares.append([gained / gap for gained in one.less(arm, "plain")])
-        return _means(shares)
-
-    least = min((one.less(AGS_ARM, "plain") for one in chosen.values()), key=fmean)
-    values = {
-        "ags_over_plain_points": over(AGS_ARM, "plain"),
-        "ags_least_over_plain_points": least,
-        "ags_over_best_untuned_points": over(AGS_ARM, "untuned"),
-        "gap_closed": closed(AGS_ARM),
-        "picked_gap_closed": closed("picked"),
-    }
-    return [
-        *(
-            interval_figure(name, some, _unit(name), at_least=GOALS[name])
-            for name, some in values.items()
-        ),
-        interval_figure("ags_over_its_rate_points", over(AGS_ARM, WITHOUT_FACTORS), "points"),
-        mean_figure(
-            "picked_rate_spread_points",
-            [one.spread(PICKED) for one in chosen.values()],
-            "points",
-            at_most=MOST_RATE_SPREAD,
-        ),
-        interval_figure("picked_under_best_small_points", over("best small", "picked"), "points"),
-        interval_figure("muon_over_plain_points", over("muon", "plain"), "points"),
-        *(
-            interval_figure(
-                f"plain_loses_points_{task}",
-                one.less("small", "plain"),
-                "points",
-                at_least=LEAST_GAP,
-            )
-            for task, one in chosen.items()
-        ),
-        *(
-            mean_figure(f"accuracy_{task}_{arm}", some, "%")
-            for task, arms in accuracies.items()
-            for arm, some in arms.items()
-        ),
-    ]
-
-
-class _Chosen:
-    """The arms of one task, with the best of some under names of their own."""
-
-    def __init__(self, accuracies: Mapping[str, Sequence[float]]) -> None:
-        small, muon = best_of(accuracies, SMALL), best_of(accuracies, SMALL_MUON)
+def found_of(accuracies: Accuracies) -> dict[str, list[float]]:
+    """What the accuracies of all tasks say; of each task the best of some arms have own names."""
+    tasks = {}
+    for task, arms in accuracies.items():
+        small, muon = best_of(arms, SMALL), best_of(arms, SMALL_MUON)
         best = {
             "small": small,
-            "best small": best_of(accuracies, (small, muon)),
-            "plain": best_of(accuracies, PLAIN),
-            "untuned": best_of(accuracies, UNTUNED),
+            "best small": best_of(arms, (small, muon)),
+            "plain": best_of(arms, PLAIN),
+            "untuned": best_of(arms, UNTUNED),
         }
-        self._accuracies = {
-            **accuracies,
-            **{name: accuracies[arm] for name, arm in best.items()},
-        }
+        tasks[task] = {**arms, **{name: arms[arm] for name, arm in best.items()}}
 
-    def less(self, arm: str, other: str) -> list[float]:
-        """Accuracy of one arm less that of another, seed by seed, in points."""
-        pairs = zip(self._accuracies[arm], self._accuracies[other], strict=True)
-        return [one - two for one, two in pairs]
+    def over(arm: str, other: str) -> list[list[float]]:
+        return [differences(arms[arm], arms[other]) for arms in tasks.values()]
 
-    def spread(self, names: Sequence[str]) -> float:
-        """Largest less smallest mean of some arms, over the seeds that all have, in points."""
-        seeds = min(len(self._accuracies[name]) for name in names)
-        means = [fmean(self._accuracies[name][:seeds]) for name in names]
-        return max(means) - min(means)
+    def closed(arm: str) -> list[float]:
+        gaps = [fmean(one) for one in over("small", "plain")]
+        gained = zip(over(arm, "plain"), gaps, strict=True)
+        return _means([[one / gap for one in some] for some, gap in gained])
+
+    return {
+        "ags_over_plain_points": _means(over(AGS_ARM, "plain")),
+        "ags_least_over_plain_points": min(over(AGS_ARM, "plain"), key=fmean),
+        "ags_over_best_untuned_points": _means(over(AGS_ARM, "untuned")),
+        "ags_over_its_rate_points": _means(over(AGS_ARM, WITHOUT_FACTORS)),
+        "gap_closed": closed(AGS_ARM),
+        "picked_gap_closed": closed("picked"),
+        "picked_rate_spread_points": [
+            _spread([arms[name] for name in PICKED]) for arms in tasks.values()
+        ],
+        "picked_under_best_small_points": _means(over("best small", "picked")),
+        "muon_over_plain_points": _means(over("muon", "plain")),
+        **{
+            f"plain_loses_points_{task}": lost
+            for task, lost in zip(tasks, over("small", "plain"), strict=True)
+        },
+        **{
+            f"accuracy_{task}_{arm}": list(some)
+            for task, arms in accuracies.items()
+            for arm, some in arms.items()
+        },
+    }
+
+
+def _spread(arms: Sequence[Sequence[float]]) -> float:
+    """Largest less smallest mean of some arms, over the seeds that all have."""
+    seeds = min(map(len, arms))
+    means = [fmean(some[:seeds]) for some in arms]
+    return max(means) - min(means)
 
 
 def _means(tasks: Sequence[Sequence[float]]) -> list[float]:
@@ -303,9 +255,5 @@ def _means(tasks: Sequence[Sequence[float]]) -> list[float]:
     return [fmean(values) for values in zip(*tasks, strict=True)]
 
 
-def _unit(name: str) -> str:
-    return "points" if name.endswith("points") else "share"
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from batchwright.planning.planner import plan_without_profile
-from batchwright.records import DataFacts, Job, NetworkFacts, Plan
-from batchwright.workflows.prepare_job import resolve
-from batchwright.workload.data.sources import open_data
-from batchwright.workload.task import build_network, network_facts
-from benchmarks.harness.kept_runs import TRAIN, Wanted, quick_precision
-from benchmarks.harness.smaller import smaller_cifar100, smaller_folder
+from batchwright.records import Job, Plan
+from benchmarks.harness.images import smaller_cifar100, smaller_folder
+from benchmarks.harness.kept_runs import TRAIN, Wanted
+from benchmarks.harness.plans import Opened, opened, planned, quick_precision, with_rates
 
 Keys = Mapping[str, Any]  # of a job
 
 PARTS = 8  # of a large batch, each through the network by itself
 WARMUP = 0.1  # of the epochs, where an arm has a warm-up
-SEEDS, CHOOSING_SEEDS = tuple(range(5)), (0, 1)
+SEEDS, CHOOSING_SEEDS = range(5), (0, 1)
 LARS_RATE = 5.0  # below batch 8,192: reference ResNet-50 of MLPerf 0.6
 LAMB_RATE, LAMB_BATCH = 4 / 800, 512  # You et al. 2019, table of ResNet-50 on ImageNet
 
@@ -137,21 +134,6 @@ def arms_of(task: Task) -> dict[str, Arm]:
 # ------------------------------------------------------------------------------------------ plans
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A task's data and network, as a plan wants to know them.
-
-    Attributes:
-        data: As in a job.
-        facts: Of these data.
-        network: Of the network.
-    """
-
-    data: str
-    facts: DataFacts
-    network: NetworkFacts
-
-
 def open_task(task: Task, data: Path | None, folder: Path) -> Opened:
     """Make the smaller copy of a task's data, if it needs one, and open it.
 
@@ -162,30 +144,20 @@ def open_task(task: Task, data: Path | None, folder: Path) -> Opened:
     """
     place = "digits"
     if task.data != "digits":
-        assert data is not None
         copy = folder / f"{task.data}-{task.images}"
         cifar = task.data == "cifar100"
         if not copy.exists():
             original = data if cifar else data / "imagenette2-160"
             (smaller_cifar100 if cifar else smaller_folder)(original, task.images, copy)
         place = f"{'cifar100' if cifar else 'imagefolder'}:{copy}"
-    facts = open_data(Job(data=place, resolutions=(task.side,))).facts
-    network = build_network(task.network, classes=len(facts.classes), side=task.side)
-    return Opened(place, facts, network_facts(task.network, network, task.side))
+    return opened(place, task.network, task.side)
 
 
-def plan_of(task: Task, arm: Arm, seed: int, opened: Opened) -> Plan:
-    """The plan of an arm: one worker, evaluated after the last epoch only.
-
-    Args:
-        task: What is trained.
-        arm: How.
-        seed: Of weights, order and augmentation.
-        opened: The task's data and network.
-    """
+def plan_of(task: Task, arm: Arm, seed: int, known: Opened) -> Plan:
+    """The plan of an arm: one worker, evaluated after the last epoch only."""
     job = Job.model_validate(
         {
-            "data": opened.data,
+            "data": known.data,
             "network": task.network,
             "precision": precision_of(task),
             "device": "cpu",
@@ -198,32 +170,16 @@ def plan_of(task: Task, arm: Arm, seed: int, opened: Opened) -> Plan:
             **arm.keys,
         }
     )
-    plan = plan_without_profile(resolve(job, opened.facts), opened.facts, opened.network)
+    plan = planned(job, known)
     return plan if arm.rate_factor == 1 else with_rates(plan, arm.rate_factor)
 
 
-def precision_of(task: Task) -> Literal["float32", "bfloat16"]:
+def precision_of(task: Task) -> str:
     """Bfloat16 where the processor computes in it; a step of digits is mostly overhead anyway."""
     return "float32" if task.data == "digits" else quick_precision()
 
 
-def with_rates(plan: Plan, factor: float) -> Plan:
-    """The plan with all its rates times ``factor``."""
-    rule = plan.learning_rate
-    return plan.model_copy(
-        update={
-            "learning_rate": rule.model_copy(
-                update={"base": rule.base * factor, "peak": rule.peak * factor}
-            ),
-            "stages": tuple(
-                stage.model_copy(update={"learning_rate": stage.learning_rate * factor})
-                for stage in plan.stages
-            ),
-        }
-    )
-
-
-def wanted(name: str, task: Task, arm_name: str, seed: int, opened: Opened) -> Wanted:
+def wanted(name: str, task: Task, arm_name: str, seed: int, known: Opened) -> Wanted:
     """The run of an arm of the task called ``name``."""
     arm = arms_of(task)[arm_name]
-    return Wanted(f"{name}-{arm_name}", seed, plan_of(task, arm, seed, opened), arm.words)
+    return Wanted(f"{name}-{arm_name}", seed, plan_of(task, arm, seed, known), arm.words)

@@ -8,7 +8,6 @@ LARS and LAMB are those of the package `pytorch-optimizer`; rates, warm-up and d
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,9 @@ from batchwright.records import Plan
 from batchwright.records.documents import read_record
 from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.loop import accuracy_and_loss, open_task
+from benchmarks.harness.benchmark import make_parser
+from benchmarks.harness.plans import CPU
 
-CPU = torch.device("cpu")
 Build = Callable[[nn.Module, Plan], torch.optim.Optimizer]
 
 LARS_TRUST, LARS_MOMENTUM = 0.001, 0.9
@@ -100,21 +100,17 @@ def _by_dimension(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Param
     return [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
 
 
-def _main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    for kind in ("lars", "lamb"):
-        one = kinds.add_parser(kind)
-        if kind == "lars":
-            one.add_argument("vector_rate", type=float)
-        one.add_argument("plan", type=Path)
-        one.add_argument("--out", type=Path, required=True)
+def main() -> None:
+    """The command line above."""
+    parser = make_parser(__doc__)
+    parser.add_argument("kind", choices=("lars", "lamb"))
+    parser.add_argument("vector_rate", type=float, nargs="?")
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
     found = parser.parse_args()
-    build: Build = lamb
-    if found.kind == "lars":
-        build = partial(lars, vector_rate=found.vector_rate)
+    build = partial(lars, vector_rate=found.vector_rate) if found.kind == "lars" else lamb
     train(read_record(found.plan, Plan), build, found.out)
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import batchwright as bw
-from batchwright.records import Job, LearningRateRule, Plan, Stage
+from batchwright.records import Job, Plan
 from batchwright.records.run_folder import read_summary
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
-from batchwright.workload.host import computes_in_bfloat16, prepare_process, usable_cores
-from batchwright.workload.task import build_loss, build_network, build_optimizer, network_facts
+from batchwright.workload.host import prepare_process, usable_cores
+from batchwright.workload.task import build_loss, build_network, build_optimizer
+from benchmarks.harness.plans import CPU, facts_of, fixed_plan, quick_precision
 from benchmarks.harness.turns import Turns
 
-ENDLESS = 10**9
 RATE = 0.1
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -53,35 +54,28 @@ class Task:
     held_out: int = 0
 
 
-def precision() -> str:
-    """What ``precision=auto`` comes to here; the same for all arms."""
-    return "bfloat16" if computes_in_bfloat16(CPU) else "float32"
-
-
 def job_of(task: Task, seed: int) -> Job:
     """One CPU worker, SGD, `resnet8`."""
-    return Job.model_validate(
-        {
-            "data": task.data,
-            "network": "resnet8",
-            "augment": "crop-flip",
-            "optimizer": "sgd",
-            "momentum": 0.9,
-            "weight_decay": 5e-4,
-            "learning_rate": RATE,
-            "base_batch": task.batch,
-            "scaling": "none",
-            "warmup_epochs": 0,
-            "decay": "none",
-            "seed": seed,
-            "precision": precision(),
-            "method": "cyclic",
-            "device": "cpu",
-            "workers": 1,
-            "launch": "in-process",
-            "resolutions": task.sides,
-            "checkpoint_seconds": ENDLESS,
-        }
+    return Job(
+        data=task.data,
+        network="resnet8",
+        augment="crop-flip",
+        optimizer="sgd",
+        momentum=0.9,
+        weight_decay=5e-4,
+        learning_rate=RATE,
+        base_batch=task.batch,
+        scaling="none",
+        warmup_epochs=0,
+        decay="none",
+        seed=seed,
+        precision=quick_precision(),
+        method="cyclic",
+        device="cpu",
+        workers=1,
+        launch="in-process",
+        resolutions=task.sides,
+        checkpoint_seconds=10**9,
     )
 
 
@@ -121,54 +115,17 @@ def plan_of(
         seed: Of weights, order and augmentation.
         evaluate_last: Whether to evaluate after the last epoch only, not after each.
     """
-    top = max(task.sides)
     epochs = sum(row.epochs for row in rows)
     job = job_of(task, seed).model_copy(
         update={"epochs": epochs, **({"evaluate_epochs": epochs} if evaluate_last else {})}
     )
-    network = build_network(job.network, classes=len(data.facts.classes), side=top)
-    return Plan(
-        job=job,
-        data=data.facts.model_copy(update={"train_samples": samples}),
-        network=network_facts(job.network, network, top),
-        method="cyclic",
-        update="sgd",
-        precision=precision(),  # type: ignore[arg-type] # one of the two
-        learning_rate=LearningRateRule(
-            base=RATE,
-            base_batch=task.batch,
-            scaling="none",
-            peak=RATE,
-            warmup_epochs=0.0,
-            decay="none",
-        ),
-        stages=tuple(
-            Stage(
-                epochs=row.epochs,
-                resolution=row.resolution,
-                learning_rate=RATE * row.rate,
-                dropout=0.0,
-                augmentation="crop-flip",
-                local_batch_sizes=(task.batch,),
-                micro_batch_size=task.batch,
-            )
-            for row in rows
-        ),
+    facts = data.facts.model_copy(update={"train_samples": samples})
+    network = facts_of(job.network, len(facts.classes), max(task.sides))
+    changes = (
+        {"epochs": row.epochs, "resolution": row.resolution, "learning_rate": RATE * row.rate}
+        for row in rows
     )
-
-
-def feed(store: ImageStore, task: Task, data: ImageData, seed: int) -> ImagePipeline:
-    """What feeds a session."""
-    return ImagePipeline(
-        store,
-        device=CPU,
-        side=max(task.sides),
-        mean=data.mean,
-        std=data.std,
-        augmentation="crop-flip",
-        seed=seed,
-        dtype=torch.bfloat16 if precision() == "bfloat16" else torch.float32,
-    )
+    return fixed_plan(job, facts, network, *changes, batches=(task.batch,))
 
 
 @dataclass(frozen=True)
@@ -186,24 +143,11 @@ class Trained:
 
 def train_whole(task: Task, rows: Sequence[Row], seed: int, run_folder: Path) -> Trained:
     """Train as the rows say, evaluating after every epoch at the highest resolution."""
-    prepare_process(usable_cores())
-    data, images, held_out = open_task(task, seed)
-    plan = plan_of(task, rows, data, len(images), seed)
-    network = build_network(
-        plan.job.network, classes=len(data.facts.classes), side=max(task.sides), seed=seed
-    )
-    loss = build_loss(plan.job)
-    optimizer = build_optimizer(network, plan.job, RATE)
-    training = feed(images, task, data, seed)
-    before = time.perf_counter()
-    training.prepare({row.resolution for row in rows})
-    copying = time.perf_counter() - before
-    tested = feed(held_out, task, data, seed)
-    with bw.Session(network, optimizer, training, plan=plan, run_folder=run_folder) as session:
+    with training(task, rows, seed, run_folder) as (session, step, held_out, copying):
         for _ in session.epochs():
             for pixels, labels in session.batches():
-                session.step(loss(network(pixels), labels))
-            scores = session.evaluate(tested, accuracy_and_loss)
+                step(pixels, labels)
+            scores = session.evaluate(held_out, accuracy_and_loss)
     records = read_summary(run_folder).epochs
     return Trained(
         sum(record.training_seconds for record in records),
@@ -215,20 +159,53 @@ def train_whole(task: Task, rows: Sequence[Row], seed: int, run_folder: Path) ->
 
 def train_at(turns: Turns, task: Task, resolution: int, run_folder: Path) -> None:
     """Train without end at one of the task's resolutions, a turn at a time."""
-    prepare_process(usable_cores())
-    data, images, _ = open_task(task, 0)
-    rows = (Row(ENDLESS, resolution), Row(1, max(task.sides)))
-    plan = plan_of(task, rows, data, len(images), 0)
-    network = build_network(
-        plan.job.network, classes=len(data.facts.classes), side=max(task.sides), seed=0
-    )
-    loss = build_loss(plan.job)
-    optimizer = build_optimizer(network, plan.job, RATE)
-    training = feed(images, task, data, 0)
-    training.prepare((resolution,))
-    with bw.Session(network, optimizer, training, plan=plan, run_folder=run_folder) as session:
+    rows = (Row(10**9, resolution), Row(1, max(task.sides)))
+    with training(task, rows, 0, run_folder, prepared=(resolution,)) as (session, step, *_):
         turns.ready()
         for _ in session.epochs():
             for pixels, labels in session.batches():
-                session.step(loss(network(pixels), labels))
+                step(pixels, labels)
                 turns.step_done(task.batch)
+
+
+@contextmanager
+def training(
+    task: Task,
+    rows: Sequence[Row],
+    seed: int,
+    run_folder: Path,
+    prepared: Sequence[int] | None = None,
+) -> Iterator[tuple[bw.Session, Callable[[Tensor, Tensor], object], ImagePipeline, float]]:
+    """A session, what does a step of it, what it is evaluated on, and seconds of copying images.
+
+    Args:
+        task: What is trained.
+        rows: Of the plan.
+        seed: Of weights, order and augmentation.
+        run_folder: Takes the records.
+        prepared: Resolutions of which copies are made; unset: those of the rows.
+    """
+    prepare_process(usable_cores())
+    data, images, held_out = open_task(task, seed)
+    plan = plan_of(task, rows, data, len(images), seed)
+    top = max(task.sides)
+    network = build_network(plan.job.network, classes=len(data.facts.classes), side=top, seed=seed)
+    loss, optimizer = build_loss(plan.job), build_optimizer(network, plan.job, RATE)
+    fed, judged = (
+        ImagePipeline(
+            store,
+            device=CPU,
+            side=top,
+            mean=data.mean,
+            std=data.std,
+            augmentation="crop-flip",
+            seed=seed,
+            dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
+        )
+        for store in (images, held_out)
+    )
+    before = time.perf_counter()
+    fed.prepare(set(prepared or (row.resolution for row in rows)))
+    copying = time.perf_counter() - before
+    with bw.Session(network, optimizer, fed, plan=plan, run_folder=run_folder) as session:
+        yield session, lambda x, y: session.step(loss(network(x), y)), judged, copying

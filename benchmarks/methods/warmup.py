@@ -16,40 +16,30 @@ Two sweeps (`batchwright sweep`), the same seeds in all cells of one:
     warmup   global_batch 960, 3840 x warmup_epochs 0, 1, 2, 4, linear scaling; seeds 0 to 4
     batch    global_batch 60, 240, 960, 3840 x scaling none, linear, warm-up 1; seeds 0 to 2
 
-    warmup_best_epochs_B        warm-up with the best mean accuracy, in epochs of 90; spread: from
-                                the shortest to the longest within one standard error of it
-    warmup_gain_points_B        the better of those above 0 (by the mean) less none, paired
-    scaled_over_unscaled_points_B   linear scaling less none at each batch, paired
-    accuracy_RULE_B             mean and range
-
-Accuracy is held out, after the last epoch; of differences the spread is Student's 95 % interval.
-The curves epoch by epoch are drawn as figures/ in the folder of each sweep, which --keep keeps.
+The best warm-up is that with the best mean accuracy, in epochs of 90; its spread is from the
+shortest to the longest within one standard error of it. Its gain is that of the better of those
+above 0 (by the mean) less none, paired. Accuracy is held out, after the last epoch; of differences
+the spread is Student's 95 % interval. The curves epoch by epoch are drawn as figures/ in the folder
+of each sweep, which --keep keeps.
 
 --full takes some three quarters of an hour on two cores that compute in bfloat16, and goes on where
 it was with --keep. --quick repeats what was kept, and runs warm-up 0 and 1 at 3,840 with seed 0
-again as a check. Without the CIFAR-100 folder nothing is measured.
+again as a check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from batchwright.records import Job, Sweep, SweepSetting
 from batchwright.workflows.sweep.verb import sweep
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    difference_figure,
-    kept_figures,
-    mean_figure,
-    run_benchmark,
-    say,
-)
-from benchmarks.harness.kept_runs import quick_precision
-from benchmarks.harness.smaller import smaller_cifar100
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, Value, differences
+from benchmarks.harness.images import smaller_cifar100
+from benchmarks.harness.plans import quick_precision
 
 SEEDS: Mapping[str, Sequence[int]] = {"warmup": range(5), "batch": range(3)}
 TRAIN_IMAGES, HELD_OUT_IMAGES, SIDE = 20_000, 2_000, 16
@@ -59,12 +49,42 @@ LARGE = (60 * BASE_BATCH, 240 * BASE_BATCH)
 BATCHES = (60, 240, *LARGE)
 WARMUPS = (0.0, 1.0, 2.0, 4.0)
 RULES = ("none", "linear")
-CHECKED = "warmup_gain_points_3840"
 
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "warmup": {"global_batch": LARGE, "warmup_epochs": WARMUPS},
     "batch": {"global_batch": BATCHES, "scaling": RULES},
 }
+
+BENCHMARK = Benchmark(
+    "warmup",
+    "Warm-up and the rule for the rate",
+    "The warm-up poster's figures (ResNet-50 on ImageNet, 90 epochs) drawn again: 20,000 images of "
+    "CIFAR-100 at 16 px, `resnet8`, 18 epochs, rate 0.0125 at batch 16, a tenth at 1/3, 2/3 and "
+    "8/9 of them; five paired seeds for warm-ups, three for the rule",
+    (
+        Figure("warmup_best_epochs_960", "epochs", "largest", "warm-up with the best mean accuracy "
+               "at batch 960, in epochs of 90; spread: those within one standard error of it"),
+        Figure("warmup_best_epochs_3840", "epochs", "largest", "the same at batch 3,840"),
+        Figure("warmup_gain_points_960", "points", "interval", "accuracy with the best warm-up "
+               "above 0 less that with none, batch 960"),
+        Figure("warmup_gain_points_3840", "points", "interval", "batch 3,840"),
+        *(
+            Figure(f"scaled_over_unscaled_points_{batch}", "points", "interval",
+                   f"{'' if number else 'accuracy with linear scaling less that with none, '}"
+                   f"batch {batch:,}")
+            for number, batch in enumerate(BATCHES)
+        ),
+        *(
+            Figure(f"accuracy_linear_{batch}", "%", "mean",
+                   f"{'' if number else 'accuracy with linear scaling, '}batch {batch:,}")
+            for number, batch in enumerate(BATCHES)
+        ),
+        *(Figure(f"accuracy_none_{batch}", "%", "mean") for batch in BATCHES),
+    ),
+    seeds=SEEDS["warmup"],
+    needs_data="always",
+    copies=True,
+)  # fmt: skip
 
 
 def job_of(data: Path) -> Job:
@@ -85,104 +105,65 @@ def job_of(data: Path) -> Job:
     )
 
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("warmup", __doc__, _measure, full_seeds=SEEDS["warmup"])
-
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], dict[str, Any]]:
-    if arguments.data is None:
-        say("warm-up: it needs the CIFAR-100 folder")
-        return [], {}
-    keep = arguments.keep or folder / "kept"
+def measure(arguments: Arguments, _: Path) -> Found:
+    """Both sweeps."""
+    keep = arguments.keep
     data = keep / "images"
     if not data.exists():
         smaller_cifar100(arguments.data, TRAIN_IMAGES, data, held_out=HELD_OUT_IMAGES)
     if not arguments.full:
         grid = {"global_batch": LARGE[1:], "warmup_epochs": WARMUPS[:2]}
-        found = _swept(keep / "check", data, grid, (0,))
-        check = [replace(one, name=f"{CHECKED}_check") for one in warmup_figures(found)]
-        check = [one for one in check if one.unit == "points"]
-        return [*kept_figures("warmup", names_of_figures()), *check], _told(check=found)
-    found = {name: _swept(keep / name, data, grid, SEEDS[name]) for name, grid in GRIDS.items()}
-    figures = [*warmup_figures(found["warmup"]), *batch_figures(found["batch"])]
-    return figures, _told(**found)
+        check = _swept(keep / "check", data, grid, (0,))
+        name = f"warmup_gain_points_{LARGE[1]}"
+        return {f"{name}_check": warmups_found(check)[name]}, _told(check=check)
+    swept = {name: _swept(keep / name, data, grid, SEEDS[name]) for name, grid in GRIDS.items()}
+    return warmups_found(swept["warmup"]) | batches_found(swept["batch"]), _told(**swept)
 
 
 def _swept(
     folder: Path, data: Path, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> Sweep:
     """A sweep, gone on with where it was."""
-    if (folder / "sweep.json").exists():
-        found = sweep(None, grid, seeds=seeds, out=folder, resume=True)
-    else:
-        found = sweep(job_of(data), grid, seeds=seeds, out=folder)
+    resume = (folder / "sweep.json").exists()
+    job = None if resume else job_of(data)
+    found = sweep(job, grid, seeds=seeds, out=folder, **({"resume": True} if resume else {}))
     for cell in found.failed:
         raise SystemExit(f"{cell.name}: {cell.error}")
     say(f"curves: {folder / 'figures'}")
     return found
 
 
-# ---------------------------------------------------------------------------------------- figures
-
-
-def names_of_figures() -> list[str]:
-    """All that a full run gives."""
-    return [
-        *(f"warmup_{what}_{batch}" for batch in LARGE for what in ("best_epochs", "gain_points")),
-        *(f"scaled_over_unscaled_points_{batch}" for batch in BATCHES),
-        *(f"accuracy_{rule}_{batch}" for batch in BATCHES for rule in RULES),
-    ]
-
-
-def warmup_figures(found: Sweep) -> list[Figure]:
+def warmups_found(found: Sweep) -> dict[str, Sequence[float] | Value]:
     """The best warm-up at each batch, and what it gains."""
-    figures = []
+    made: dict[str, Sequence[float] | Value] = {}
     for batch in next(one.values for one in found.keys if one.key == "global_batch"):
         settings = [one for one in found.settings if one.values[0] == batch]
         best = max(settings, key=_mean)
         near = [_epochs(one) for one in settings if _mean(one) >= _mean(best) - _error(best)]
-        figures.append(
-            Figure(
-                f"warmup_best_epochs_{batch}",
-                _epochs(best),
-                "epochs",
-                min(near),
-                max(near),
-                best.done,
-            )
-        )
+        name = f"warmup_best_epochs_{batch}"
+        made[name] = BENCHMARK[name].made(_epochs(best), min(near), max(near), best.done)
         warmed = max((one for one in settings if one.values[1]), key=_mean)
         without = next(one for one in settings if not one.values[1])
-        figures.append(
-            _difference(f"warmup_gain_points_{batch}", found, warmed.values, without.values)
+        made[f"warmup_gain_points_{batch}"] = differences(
+            _percents(found, warmed.values), _percents(found, without.values)
         )
-    return figures
+    return made
 
 
-def batch_figures(found: Sweep) -> list[Figure]:
+def batches_found(found: Sweep) -> dict[str, list[float]]:
     """Scaled against unscaled rate at each batch, and each accuracy."""
-    differences = [
-        _difference(
-            f"scaled_over_unscaled_points_{batch}", found, (batch, "linear"), (batch, "none")
-        )
-        for batch in BATCHES
-    ]
-    accuracies = [
-        mean_figure(f"accuracy_{rule}_{batch}", _percents(found, (batch, rule)), "%")
-        for batch in BATCHES
-        for rule in RULES
-    ]
-    return [*differences, *accuracies]
-
-
-def _difference(
-    name: str, found: Sweep, one: tuple[Any, ...], reference: tuple[Any, ...]
-) -> Figure:
-    """Mean difference over the seeds; no goal: whatever the data say."""
-    values, others = _percents(found, one), _percents(found, reference)
-    figure = difference_figure(name, values, others, "points", margin=0.0)
-    return replace(figure, goal=None, met=None)
+    percents = {
+        (rule, batch): _percents(found, (batch, rule)) for batch, rule in product(BATCHES, RULES)
+    }
+    return {
+        **{
+            f"scaled_over_unscaled_points_{batch}": differences(
+                percents["linear", batch], percents["none", batch]
+            )
+            for batch in BATCHES
+        },
+        **{f"accuracy_{rule}_{batch}": some for (rule, batch), some in percents.items()},
+    }
 
 
 def _percents(found: Sweep, values: tuple[Any, ...]) -> list[float]:
@@ -207,14 +188,13 @@ def _epochs(one: SweepSetting) -> float:
 def _told(**found: Sweep) -> dict[str, Any]:
     """Accuracy epoch by epoch of every run, by sweep and cell."""
     return {
-        name: {cell.name: [_rounded(share) for share in cell.accuracies] for cell in one.cells}
+        name: {
+            cell.name: [None if share is None else round(share, 5) for share in cell.accuracies]
+            for cell in one.cells
+        }
         for name, one in found.items()
     }
 
 
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 5)
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

@@ -56,30 +56,23 @@ candidate or rate, the choice is made by the other seeds: for each seed, that wh
 mean of the others is taken and what it reached with this one counts; the mean over the seeds is
 the accuracy. With a single seed so far, it chooses itself.
 
-    regret_points           accuracy of the best candidate that takes at most 1.1 times as long as
-                            the chosen one, less that of the chosen one; mean over the cases at
-                            most 1
-    worst_regret_points     the largest of them; at most 3
-    regret_points_knee      the same mean for the rule without trials
-    time_regret             time of the chosen one over the least among the candidates that are at
-                            most a point less accurate than it, itself among them; mean at most 1.15
-    accuracy_error_points   |predicted - measured| of the candidates of all cases, predicted by the
-                            plan that is asked for the candidate's optimizer, measured at the rate
-                            of a plan without trials, mean over the seeds; median at most 2
-    accuracy_coverage       share of the single trainings that lie within the predicted interval,
-                            which is for a single seed; at least 0.9
-    accuracy_half_width_points
-                            half the predicted interval; median
-    trials_share            time of the trials over the predicted time of the chosen training; mean
-                            over the longer trainings at most 0.1
+The regret is the accuracy of the best candidate that takes at most 1.1 times as long as the chosen
+one, less that of the chosen one; with trials, and (knee) by the rule without. The time regret is
+the time of the chosen one over the least among the candidates that are at most a point less
+accurate than it, itself among them. The error of accuracy is |predicted - measured| of the
+candidates of all cases, predicted by the plan that is asked for the candidate's optimizer, measured
+at the rate of a plan without trials, mean over the seeds; its coverage the share of the single
+trainings that lie within the predicted interval, which is for a single seed, and of which half the
+width is given. The trials' share is their time over the predicted time of the chosen training, over
+the longer ones.
 
 Spread is the range for means and the quartiles for medians. All are in points of accuracy
 (hundredths of a share) but for the time regret, which is a ratio, and the shares. A case counts
 when seed 0 of its grid is whole.
 
---full probes each task on one core, with trials for a tenth of the longer training's time, scores
-the plans by the lines that are there, and keeps the report. --quick copies the figures from the
-newest kept report, and probes and scores digits as a check.
+--full probes each task on one core, with trials for a tenth of the longer training's time, and
+scores the plans by the lines that are there. --quick copies the figures from the newest kept
+report, and probes and scores digits as a check.
 """
 
 from __future__ import annotations
@@ -88,7 +81,7 @@ import os
 import subprocess
 import sys
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, log
@@ -99,17 +92,8 @@ from typing import Any, NamedTuple
 from batchwright import plan
 from batchwright.records import Estimate, Plan, Profile
 from batchwright.records.documents import read_record
-from benchmarks.harness.common import (
-    ROOT,
-    Arguments,
-    Figure,
-    Measurements,
-    kept_figures,
-    mean_figure,
-    median_figure,
-    run_benchmark,
-    say,
-)
+from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure
 from benchmarks.harness.kept_runs import read_lines
 from benchmarks.planning.decisions_runs import (
     LEAST_STEPS,
@@ -122,32 +106,33 @@ from benchmarks.planning.decisions_runs import (
     open_images,
 )
 
-LEARNING = 0.1
-"""Of the longer training's time, for trials."""
-
-SLOWER = 1.1
-"""A candidate may take so many times as long as the chosen one."""
-
+LEARNING = 0.1  # of the longer training's time, for trials
+SLOWER = 1.1  # a candidate may take so many times as long as the chosen one
 AS_ACCURATE = 1.0  # points
-MOST_REGRET, MOST_WORST, MOST_TIME = 1.0, 3.0, 1.15
-MOST_ERROR, LEAST_COVERAGE, MOST_SHARE = 2.0, 0.9, 0.1
 
-NAMES = (
-    "regret_points",
-    "worst_regret_points",
-    "regret_points_knee",
-    "time_regret",
-    "accuracy_error_points",
-    "accuracy_coverage",
-    "accuracy_half_width_points",
-    "trials_share",
-)
-
-
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("decisions", __doc__, _measure, full_seeds=SEEDS)
-
+BENCHMARK = Benchmark(
+    "decisions",
+    "Decisions",
+    "Plans of six tasks for two lengths each, scored by a grid of whole trainings",
+    (
+        Figure("regret_points", "points", "mean", "accuracy of the best candidate that is about as "
+               "fast less that of the one that the plan takes", at_most=1.0),
+        Figure("worst_regret_points", "points", "mean", "the largest of them", at_most=3.0),
+        Figure("regret_points_knee", "points", "mean", "the same mean for the rule without trials"),
+        Figure("time_regret", "ratio", "mean", "time of the one taken over the least of those "
+               "about as accurate", at_most=1.15),
+        Figure("accuracy_error_points", "points", "median", "predicted against measured accuracy "
+               "of all candidates, median error", at_most=2.0),
+        Figure("accuracy_coverage", "share", "mean",
+               "share of the trainings inside the predicted interval", at_least=0.9),
+        Figure("accuracy_half_width_points", "points", "median", "half that interval"),
+        Figure("trials_share", "share", "mean", "time of the trials over that of the longer "
+               "training", at_most=0.1),
+    ),
+    seeds=SEEDS,
+    needs_data="full",
+    copies=True,
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------- truth
 
@@ -340,36 +325,23 @@ class Case:
         return self.truth.accuracy(decision.candidate, decision.rate)
 
 
-def figures_of(cases: Mapping[tuple[str, int], Case]) -> list[Figure]:
-    """The figures of all cases, by task and epochs."""
+def found_of(cases: Mapping[tuple[str, int], Case]) -> dict[str, list[float]]:
+    """What all cases say, by task and epochs."""
     every = list(cases.values())
     longest = {task: max(epochs for name, epochs in cases if name == task) for task, _ in cases}
     regrets = [case.regret(case.informed) for case in every]
-
-    def gathered(of: Callable[[Case], list[float]]) -> list[float]:
-        return [value for case in every for value in of(case)]
-
-    figures = [
-        mean_figure("regret_points", regrets, "points", at_most=MOST_REGRET),
-        mean_figure("worst_regret_points", [max(regrets)], "points", at_most=MOST_WORST),
-        mean_figure("regret_points_knee", [case.regret(case.knee) for case in every], "points"),
-        mean_figure(
-            "time_regret",
-            [case.time_regret(case.informed) for case in every],
-            "ratio",
-            at_most=MOST_TIME,
-        ),
-    ]
-    if errors := gathered(Case.errors):
-        figures += [
-            median_figure("accuracy_error_points", errors, "points", at_most=MOST_ERROR),
-            mean_figure(
-                "accuracy_coverage", gathered(Case.covered), "share", at_least=LEAST_COVERAGE
-            ),
-            median_figure("accuracy_half_width_points", gathered(Case.half_widths), "points"),
-        ]
-    shares = [cases[one].trials_seconds / cases[one].informed.seconds for one in longest.items()]
-    return [*figures, mean_figure("trials_share", shares, "share", at_most=MOST_SHARE)]
+    return {
+        "regret_points": regrets,
+        "worst_regret_points": [max(regrets)],
+        "regret_points_knee": [case.regret(case.knee) for case in every],
+        "time_regret": [case.time_regret(case.informed) for case in every],
+        "accuracy_error_points": [one for case in every for one in case.errors()],
+        "accuracy_coverage": [one for case in every for one in case.covered()],
+        "accuracy_half_width_points": [one for case in every for one in case.half_widths()],
+        "trials_share": [
+            cases[one].trials_seconds / cases[one].informed.seconds for one in longest.items()
+        ],
+    }
 
 
 # ------------------------------------------------------------------------------------------- plans
@@ -438,9 +410,8 @@ def _profile(name: str, data: Path, folder: Path) -> Profile:
     return read_record(made, Profile)
 
 
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    if arguments.full and arguments.data is None:
-        raise SystemExit("benchmarks.planning.decisions --full needs --data DIR, see --help")
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Score the tasks whose truth is there."""
     lines = read_lines(TRUTH_LINES)
     cases: dict[tuple[str, int], Case] = {}
     for name in TASKS if arguments.full else ("digits",):
@@ -452,15 +423,15 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
         for epochs, truth in truths.items():
             if truth is not None:
                 cases[name, epochs] = case_of(profile, truth, epochs)
-    figures = figures_of(cases) if cases else []
-    if not arguments.full:
-        checks = [
-            replace(one, name=f"{one.name}_digits_check", goal=None, met=None) for one in figures
-        ]
-        figures = [*kept_figures("decisions", NAMES), *checks]
-    return figures, {
-        f"{name}, {epochs} epochs": told(case) for (name, epochs), case in cases.items()
-    }
+    measurements = {f"{name}, {epochs} epochs": told(one) for (name, epochs), one in cases.items()}
+    found = found_of(cases) if cases else {}
+    if arguments.full:
+        return found, measurements
+    checks = BENCHMARK.values(found).values()  # of one task: its goals are for all of them
+    named = {f"{one.name}_digits_check": one for one in checks}
+    return {
+        name: replace(one, name=name, goal=None, met=None) for name, one in named.items()
+    }, measurements
 
 
 def told(case: Case) -> dict[str, Any]:
@@ -487,4 +458,4 @@ def told(case: Case) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

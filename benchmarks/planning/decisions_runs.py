@@ -10,10 +10,7 @@ be gathered over several days. After M minutes nothing is started any more.
 
 from __future__ import annotations
 
-import argparse
-import os
 import pickle
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,17 +23,14 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan
 from batchwright.records.documents import change_job
-from batchwright.workflows.prepare_job import resolve
 from batchwright.workload.data import cifar
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.task import build_network, network_facts
-from benchmarks.harness.common import RESULTS, say
-from benchmarks.harness.kept_runs import Run, RunLines, Wanted, quick_precision
-from benchmarks.harness.smaller import PICKLE, evenly, link
-from benchmarks.methods.large_batch_arms import Opened, with_rates
+from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
+from benchmarks.harness.images import CIFAR100, PICKLE, evenly, link_folder, write_cifar
+from benchmarks.harness.kept_runs import Run, RunLines, Wanted
+from benchmarks.harness.plans import Opened, opened, planned, quick_precision, with_rates
 
 Optimizer = Literal["sgd", "muon"]
 
@@ -142,7 +136,7 @@ def draw(task: Task, total: int, *, look: int | None = None) -> Draw:
 
 
 def copy_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> str:
-    """Copy the drawn images of a task.
+    """Copy the drawn images of a task, unless they are there.
 
     Args:
         task: What is trained.
@@ -153,67 +147,46 @@ def copy_images(task: Task, data: Path, folder: Path, *, look: int | None = None
     Returns:
         The copy, as a job's `data`.
     """
-    name = f"{task.data}-{task.side}-{'truth' if look is None else f'look-{look}'}"
-    place, copy = "digits", folder / name
-    if task.data == "imagenette":
-        place = f"imagefolder:{copy}"
-        _copy_once(copy, lambda: _copy_imagenette(task, data, copy, look))
-    elif task.data != "digits":
-        place = f"cifar100:{copy}"
-        _copy_once(copy, lambda: _copy_cifar(task, data, copy, look))
-    elif look is not None:
-        place = f"imagefolder:{copy}"
-        _copy_once(copy, lambda: _copy_digits(task, copy, look))
-    return place
+    if task.data == "digits" and look is None:
+        return "digits"
+    copy = folder / f"{task.data}-{task.side}-{'truth' if look is None else f'look-{look}'}"
+    make = {"imagenette": _copy_imagenette, "digits": _copy_digits}.get(task.data, _copy_cifar)
+    if not copy.exists():
+        make(task, data, copy, look)
+    return f"{'cifar100' if make is _copy_cifar else 'imagefolder'}:{copy}"
 
 
 def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> Opened:
     """`copy_images`, and the copy opened."""
-    place = copy_images(task, data, folder, look=look)
-    facts = open_data(Job(data=place, resolutions=(task.side,))).facts
-    network = build_network(task.network, classes=len(facts.classes), side=task.side)
-    return Opened(place, facts, network_facts(task.network, network, task.side))
-
-
-def _copy_once(copy: Path, make: Callable[[], None]) -> None:
-    if not copy.exists():
-        make()
+    return opened(copy_images(task, data, folder, look=look), task.network, task.side)
 
 
 def _copy_cifar(task: Task, data: Path, copy: Path, look: int | None) -> None:
-    edition = cifar.EDITIONS["cifar100"]
-    original = cifar.find_folder(edition, data)
+    original = cifar.find_folder(CIFAR100, data)
     grouped = task.data == "cifar100-groups"
-    contents = [_cifar_file(original / name, grouped) for name in ("train", "test")]
-    drawn = draw(task, len(contents[0][1]), look=look)
-    parts = [_of(contents[0], drawn.train), contents[1]]
+    train, test = (_cifar_file(original / name, grouped) for name in ("train", "test"))
+    drawn = draw(task, len(train[1]), look=look)
     if drawn.held_out is not None:
-        parts[1] = _of(contents[0], drawn.held_out)
-    names = cifar.read_classes(edition, original)
+        test = tuple(one[list(drawn.held_out)] for one in train)
+    names = cifar.read_classes(CIFAR100, original)
     if grouped:
-        names = tuple(_unpickled(original / "meta")["coarse_label_names"][:GROUPS])
-    folder = copy / edition.folder
+        names = _unpickled(original / "meta")["coarse_label_names"][:GROUPS]
+    folder = copy / CIFAR100.folder
     folder.mkdir(parents=True)
-    for name, (pixels, labels) in zip(("train", "test"), parts, strict=True):
-        content = {"data": pixels, edition.label_key: labels.tolist()}
-        (folder / name).write_bytes(pickle.dumps(content, protocol=PICKLE))
-    (folder / "meta").write_bytes(pickle.dumps({edition.name_key: list(names)}, protocol=PICKLE))
+    places = list(drawn.train)
+    write_cifar(folder / "train", train[0][places], train[1][places])
+    write_cifar(folder / "test", *test)
+    content = {CIFAR100.name_key: list(names)}
+    (folder / "meta").write_bytes(pickle.dumps(content, protocol=PICKLE))
 
 
-def _cifar_file(path: Path, grouped: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _cifar_file(path: Path, grouped: bool) -> tuple[np.ndarray[Any, Any], ...]:
     """Pixels as the file has them, and labels: of all classes, or of the first superclasses."""
     content = _unpickled(path)
     if not grouped:
         return content["data"], np.array(content["fine_labels"])
     labels = np.array(content["coarse_labels"])
     return content["data"][labels < GROUPS], labels[labels < GROUPS]
-
-
-def _of(
-    content: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], places: Sequence[int]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    pixels, labels = content
-    return np.ascontiguousarray(pixels[list(places)]), labels[list(places)]
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
@@ -224,18 +197,13 @@ def _unpickled(path: Path) -> dict[str, Any]:
 
 def _copy_imagenette(task: Task, data: Path, copy: Path, look: int | None) -> None:
     original = data / "imagenette2-160"
-    files = sorted((original / "train").glob("*/*"))
+    files, tests = (sorted((original / part).glob("*/*")) for part in ("train", "val"))
     drawn = draw(task, len(files), look=look)
-    tests = sorted((original / "val").glob("*/*"))
     held_out = tests if drawn.held_out is None else [files[i] for i in drawn.held_out]
-    for part, some in (("train", [files[i] for i in drawn.train]), ("val", held_out)):
-        for file in some:
-            folder = copy / part / file.parent.name
-            folder.mkdir(parents=True, exist_ok=True)
-            link(file, folder / file.name)
+    link_folder(copy, {"train": [files[i] for i in drawn.train], "val": held_out})
 
 
-def _copy_digits(task: Task, copy: Path, look: int) -> None:
+def _copy_digits(task: Task, _: Path, copy: Path, look: int | None) -> None:
     train: Any = open_data(Job(data="digits", resolutions=(task.side,))).train
     drawn = draw(task, len(train.labels), look=look)
     for part, places in (("train", drawn.train), ("val", drawn.held_out or ())):
@@ -272,10 +240,10 @@ class Cell:
         return f"{self.optimizer}-{self.batch}-rate{self.rate_scale:.3g}-epochs{self.epochs}"
 
 
-def job_keys(task: Task, opened: Opened, epochs: int) -> dict[str, Any]:
+def job_keys(task: Task, known: Opened, epochs: int) -> dict[str, Any]:
     """Keys of a job for a task; a command line takes them too."""
     return {
-        "data": opened.data,
+        "data": known.data,
         "network": task.network,
         "precision": quick_precision(),
         "device": "cpu",
@@ -288,18 +256,17 @@ def job_keys(task: Task, opened: Opened, epochs: int) -> dict[str, Any]:
     }
 
 
-def plan_of(cell: Cell, seed: int, opened: Opened) -> Plan:
+def plan_of(cell: Cell, seed: int, known: Opened) -> Plan:
     """The plan of a training: what the job leaves open is as a plan has it, but for the rate."""
-    task = TASKS[cell.task]
     asked = {"global_batch": cell.batch, "optimizer": cell.optimizer, "seed": seed}
-    job = change_job(Job(), {**job_keys(task, opened, cell.epochs), **asked})
-    plan = plan_without_profile(resolve(job, opened.facts), opened.facts, opened.network)
+    job = change_job(Job(), {**job_keys(TASKS[cell.task], known, cell.epochs), **asked})
+    plan = planned(job, known)
     return with_rates(plan, cell.rate_scale) if cell.rate_scale != 1 else plan
 
 
-def wanted(cell: Cell, seed: int, opened: Opened, *, prefix: str = "") -> Wanted:
+def wanted(cell: Cell, seed: int, known: Opened, *, prefix: str = "") -> Wanted:
     """The run of a training, with what its line says of it."""
-    plan = plan_of(cell, seed, opened)
+    plan = plan_of(cell, seed, known)
     facts = {
         "task": cell.task,
         "arm": cell.arm,
@@ -353,30 +320,28 @@ def gather_look(
     """Make the look set: part by part of the lengths, the nearest rates first, task by task."""
 
     @cache
-    def opened(name: str, images: int) -> Opened:
+    def images_of(name: str, images: int) -> Opened:
         return open_images(TASKS[name], data, folder, look=images)
 
     def one(cell: Cell, images: int) -> Wanted:
-        made = wanted(cell, LOOK_SEED, opened(cell.task, images), prefix=f"look-{images}-images-")
-        samples = images * cell.epochs
+        known, prefix = images_of(cell.task, images), f"look-{images}-images-"
+        made = wanted(cell, LOOK_SEED, known, prefix=prefix)
         more = {
-            "samples": samples,
+            "samples": images * cell.epochs,
             "steps": -(-images // cell.batch) * cell.epochs,
             "classes": len(made.plan.data.classes),
             "held_out": made.plan.data.val_samples,
         }
         return replace(made, facts={**made.facts, **more})
 
-    cells = [pair for name in TASKS for pair in cells_of(name)]
-    cells.sort(key=_first_made)
+    def turn(pair: tuple[Cell, int]) -> tuple[int, float]:
+        cell, images = pair
+        task = TASKS[cell.task]
+        part = max(task.epochs) * task.look_images // (images * cell.epochs)
+        return -part, abs(log(cell.rate_scale))
+
+    cells = sorted((pair for name in TASKS for pair in cells_of(name)), key=turn)
     runs.gather((one(cell, images) for cell, images in cells), until)
-
-
-def _first_made(pair: tuple[Cell, int]) -> tuple[int, float]:
-    cell, images = pair
-    task = TASKS[cell.task]
-    part = max(task.epochs) * task.look_images // (images * cell.epochs)
-    return -part, abs(log(cell.rate_scale))
 
 
 # ------------------------------------------------------------------------------------------- truth
@@ -406,20 +371,22 @@ def gather_truth(runs: RunLines, data: Path, folder: Path, until: float) -> None
     """Make the grid seed by seed, each with what is beyond its ends where seed 0 was best there."""
 
     @cache
-    def opened(name: str) -> Opened:
+    def images_of(name: str) -> Opened:
         return open_images(TASKS[name], data, folder)
 
-    def found(cell: Cell) -> Run | None:
-        return runs.kept(wanted(cell, SEEDS[0], opened(cell.task)))
+    def one(cell: Cell, seed: int = SEEDS[0]) -> Wanted:
+        return wanted(cell, seed, images_of(cell.task))
 
     grid = list(cells_of(TASKS))
     added: list[Cell] = []
-    runs.gather((wanted(cell, SEEDS[0], opened(cell.task)) for cell in grid), until)
-    while time.monotonic() < until and (more := _cells_beyond(grid + added, found)):
-        runs.gather((wanted(cell, SEEDS[0], opened(cell.task)) for cell in more), until)
+    runs.gather(map(one, grid), until)
+    while time.monotonic() < until and (
+        more := _cells_beyond(grid + added, lambda cell: runs.kept(one(cell)))
+    ):
+        runs.gather(map(one, more), until)
         added += more
     for seed in SEEDS[1:]:
-        runs.gather((wanted(cell, seed, opened(cell.task)) for cell in grid + added), until)
+        runs.gather((one(cell, seed) for cell in grid + added), until)
 
 
 def _cells_beyond(cells: Sequence[Cell], found: Callable[[Cell], Run | None]) -> list[Cell]:
@@ -446,22 +413,13 @@ GATHERED = {
 
 def main(words: Sequence[str] | None = None) -> None:
     """Gather one of the sets."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("which", choices=tuple(GATHERED))
-    parser.add_argument("--data", type=Path, default=os.environ.get("BATCHWRIGHT_DATA"))
-    parser.add_argument("--limit-minutes", type=float, default=float("inf"), metavar="M")
-    parser.add_argument("--lines", type=Path, metavar="FILE", help="default: in benchmarks/results")
+    add_gathering(parser, None)
     asked = parser.parse_args(words)
-    if asked.data is None:
-        parser.error("give --data DIR, or set BATCHWRIGHT_DATA")
     lines = asked.lines or (TRUTH_LINES if asked.which == "truth" else LOOK_LINES)
-    until = time.monotonic() + 60 * asked.limit_minutes
-    with tempfile.TemporaryDirectory(prefix="batchwright-decisions-") as name:
-        folder = Path(name)
-        os.environ["BATCHWRIGHT_CACHE"] = str(folder / "cache")
-        GATHERED[asked.which](RunLines(lines, folder), asked.data, folder, until)
+    with scratch() as folder:
+        GATHERED[asked.which](RunLines(lines, folder), asked.data, folder, asked.until)
     say(f"kept in {lines}")
 
 

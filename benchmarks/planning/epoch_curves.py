@@ -10,10 +10,6 @@ Trainings are those of the look set of `benchmarks.planning.decisions_runs` at i
 
 from __future__ import annotations
 
-import argparse
-import os
-import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -27,9 +23,9 @@ import numpy as np
 from batchwright.planning.candidates.trial_choice import LEAST_STEPS
 from batchwright.prediction.accuracy.learning import LearningModel, Normal, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
-from benchmarks.harness.common import RESULTS, say
+from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
 from benchmarks.harness.kept_runs import RunLines, Wanted, read_lines
-from benchmarks.methods.large_batch_arms import Opened
+from benchmarks.harness.plans import Opened
 from benchmarks.planning.decisions_runs import (
     LOOK_LINES,
     LOOK_SEED,
@@ -58,11 +54,11 @@ def gather(runs: RunLines, data: Path, folder: Path, until: float) -> None:
     """Make the trainings that are not kept."""
 
     @cache
-    def opened(name: str) -> Opened:
+    def images_of(name: str) -> Opened:
         return open_images(TASKS[name], data, folder, look=TASKS[name].look_images)
 
     def one(cell: Cell) -> Wanted:
-        made = wanted(cell, LOOK_SEED, opened(cell.task), prefix="curve-")
+        made = wanted(cell, LOOK_SEED, images_of(cell.task), prefix="curve-")
         plan = made.plan.model_copy(
             update={"job": made.plan.job.model_copy(update={"evaluate_epochs": 1})}
         )
@@ -185,24 +181,17 @@ def fit(lines: Sequence[dict[str, Any]]) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Gather or fit."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("which", choices=("gather", "fit"))
-    parser.add_argument("--data", type=Path, default=os.environ.get("BATCHWRIGHT_DATA"))
-    parser.add_argument("--limit-minutes", type=float, default=float("inf"), metavar="M")
-    parser.add_argument("--lines", type=Path, default=LINES, metavar="FILE")
+    parser = make_parser(__doc__)
+    kinds = parser.add_subparsers(dest="which", required=True)
+    fitting, gathering = kinds.add_parser("fit"), kinds.add_parser("gather")
+    fitting.add_argument("--lines", type=Path, default=LINES, metavar="FILE")
+    add_gathering(gathering, LINES)
     asked = parser.parse_args(words)
     if asked.which == "fit":
         fit(read_lines(asked.lines))
         return
-    if asked.data is None:
-        parser.error("give --data DIR, or set BATCHWRIGHT_DATA")
-    until = time.monotonic() + 60 * asked.limit_minutes
-    with tempfile.TemporaryDirectory(prefix="batchwright-curves-") as name:
-        folder = Path(name)
-        os.environ["BATCHWRIGHT_CACHE"] = str(folder / "cache")
-        gather(RunLines(asked.lines, folder), asked.data, folder, until)
+    with scratch() as folder:
+        gather(RunLines(asked.lines, folder), asked.data, folder, asked.until)
     say(f"kept in {asked.lines}")
 
 

@@ -7,53 +7,42 @@ px, with 1 and 2 worker processes on the CPU. Each workload is probed (`probe.bu
 measure: batches midway between measured ones. `batchwright check` takes 6 of them with --full, 4
 with --quick, as even as can be over workers, resolutions and batches, and measures each: once after
 the plan, and once more after all other workloads. The measured value is the mean of both times; how
-far they are apart, relative to it, is the repeat error.
-
-    step_seconds_median_error   |predicted - measured| / measured, median over all points
-    step_seconds_worst_error    the largest; goal: 0.10, or twice the largest repeat error
-    repeat_error                the largest; no goal: it says how steady the machine was
-    interval_coverage           share of points inside the nominal 95 % interval
-    interval_half_width         half the interval over the prediction, median
-    memory_median_error         the same for peak bytes of tensors
-    memory_worst_under          (measured - upper end of the interval) / measured, largest
-    memory_next_step            peak at 1.05 times `max_local_batch_size` over a limit, least
-    memory_at_most              peak at `max_local_batch_size` over the same limit, largest
-    probe_share                 probing over what it may cost: 2 % of the training, or 60 s; largest
-
-The limit of the last memory figures is 1.5 times the largest measured peak of each workload, so the
-answer lies beyond what was measured.
+far they are apart, relative to it, is the repeat error, which says how steady the machine was. An
+error is |predicted - measured| / measured; the largest of steps is held against 0.10, or twice the
+largest repeat error. Memory is peak bytes of tensors: `memory_worst_under` is (measured - upper end
+of the interval) / measured, and a limit of 1.5 times the largest measured peak of each workload,
+so that the answer lies beyond what was measured, is to be above the peak at `max_local_batch_size`
+(`memory_at_most`) and below that at 1.05 times it (`memory_next_step`). `probe_share`: probing over
+what it may cost, 2 % of the training, or 60 s; the largest.
 
 Epochs to a target. `resnet8` on CIFAR-100, two workers, constant rate 0.1 at batch 128, scaled with
 the root of the batch; the epoch (interpolated) where held-out accuracy first reaches 20 %, seed 1.
 The run at batch 128 is the one to learn from; batches 64, 256 and 512 are predicted from it and the
 noise scale along it. Task and target were settled after seeing seed 0; docs/log.md says how.
 
-    epochs_to_target_error      |predicted - measured| / measured, the largest of the three
-
 Planner. Made-up profiles of five kinds of workers, 30 batches at 5 resolutions each; 10 to 10,000
-workers; objective knee with prices.
+workers; objective knee with prices; wall time of `plan`, median of 5.
 
-    plan_10000_workers_seconds  wall time of `plan`, median of 5
-
---full keeps its report in benchmarks/results; --quick copies the epochs to a target from there.
+--quick copies the epochs to a target from the newest kept report.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
+from typing import Any
 
 import batchwright as bw
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.prediction.memory import max_local_batch_size
+from batchwright.probing.probe import measure_points
 from batchwright.records import (
     Check,
-    CheckPoint,
     Cluster,
     DataFacts,
     Goal,
@@ -66,57 +55,71 @@ from batchwright.records import (
     StepTime,
     WorkerKind,
 )
-from batchwright.workload.data.sources import open_data
-from batchwright.workload.task import build_network, network_facts
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    Measurements,
-    kept_figures,
-    quartiles,
-    run_benchmark,
-    say,
-)
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, Value, errors
+from benchmarks.harness.plans import opened
 
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small")
 SIDES = {"cifar100": (24, 32), "imagefolder": (64,)}
 FOLDERS = {"cifar100": "cifar-100-python", "imagefolder": "imagenette2-160"}
-FULL_BUDGET, QUICK_BUDGET = 55.0, 20.0
-FULL_POINTS, QUICK_POINTS = 6, 4
+BUDGET, POINTS = {False: 20.0, True: 55.0}, {False: 4, True: 6}  # by --full
 EPOCHS = 90  # of the training that is planned: what such data sets are trained for
-
-MEDIAN_GOAL, WORST_GOAL, HALF_WIDTH_GOAL = 0.05, 0.10, 0.10
-COVERAGE_GOAL = 22 / 24
-MEMORY_GOAL = 0.03
+WORST_GOAL = 0.10
 PROBE_SHARE, PROBE_SECONDS = 0.02, 60.0
 NEXT_STEP = 1.05
 
 TARGET, REFERENCE, PREDICTED = 0.20, 128, (64, 256, 512)
 TARGET_SEEDS = (1,)
 TARGET_EPOCHS = {64: 3, 128: 4, 256: 5, 512: 7}
-TARGET_GOAL = 0.20
 
 WORKERS = (10, 100, 1_000, 10_000)
-PLAN_SECONDS_GOAL = 1.0
 PLAN_REPEATS = 5
 
-KEPT = ("epochs_to_target_error",)
+BENCHMARK = Benchmark(
+    "predict",
+    "Predictions",
+    "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 and Imagenette, one and two workers; "
+    "spread: quartiles for medians, else from the median to the extreme",
+    (
+        Figure("step_seconds_median_error", "share", "median", "predicted step time against "
+               "measured, steps that were not probed, median error", at_most=0.05),
+        Figure("step_seconds_worst_error", "share", "largest", "the largest of these errors",
+               at_most=WORST_GOAL),
+        Figure("repeat_error", "share", "largest",
+               "how far two measurements of one step were apart, the largest"),
+        Figure("interval_coverage", "share", "share",
+               "share of these steps inside the 95 % interval", at_least=22 / 24),
+        Figure("interval_half_width", "share", "median",
+               "half that interval, as a share of the prediction", at_most=0.10),
+        Figure("memory_median_error", "share", "median",
+               "predicted peak memory against measured, median error", at_most=0.03),
+        Figure("memory_worst_under", "share", "largest", "how far a peak was above its interval, "
+               "the largest (negative: below)", at_most=0.0),
+        Figure("epochs_to_target_error", "share", "largest", "predicted epochs to an accuracy at "
+               "three batches, largest error", at_most=0.20, full=True),
+        Figure("plan_10000_workers_seconds", "s", "median",
+               "planning for 10,000 workers of five kinds", at_most=1.0),
+        Figure("memory_next_step", "ratio", "least", at_least=1.0),
+        Figure("memory_at_most", "share", "largest", at_most=1.0),
+        Figure("probe_share", "share", "largest", at_most=1.0),
+        *(Figure(f"plan_{count}_workers_seconds", "s", "median") for count in WORKERS[:-1]),
+    ),
+    seeds=TARGET_SEEDS,
+)  # fmt: skip
 
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("predict", __doc__, _measure, full_seeds=TARGET_SEEDS)
-
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    figures, measurements = _planner_figures()
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """The planner's speed, and with data predictions."""
+    seconds = {workers: _plan_seconds(workers) for workers in WORKERS}
+    found: dict[str, Any] = {f"plan_{n}_workers_seconds": some for n, some in seconds.items()}
+    measurements: dict[str, Any] = {"plan_seconds": seconds}
     if arguments.data is not None:
-        more, values = _prediction_figures(arguments)
-        figures, measurements = figures + more, measurements | values
-    if arguments.full and arguments.data is not None:
-        more, values = _target_figures(arguments.data, folder)
-        return figures + more, measurements | values
-    return figures + kept_figures("predict", KEPT), measurements
+        more, values = predictions(arguments)
+        found, measurements = found | more, measurements | values
+        if arguments.full:
+            more, values = epochs_to_targets(arguments.data, folder)
+            found, measurements = found | more, measurements | values
+    return found, measurements
 
 
 # ------------------------------------------------------------------------- step time and memory
@@ -129,38 +132,48 @@ class Workload:
     job: Job
     profile: Profile
     plan: Plan
-    points: int
     checks: list[Check]
-    limits: list[dict[str, float]]
 
 
-def _prediction_figures(arguments: Arguments) -> tuple[list[Figure], Measurements]:
-    workloads = [
-        _probe_and_check(_job(arguments, kind, network), arguments.full)
-        for kind in SIDES
-        for network in NETWORKS
-    ]
+def predictions(arguments: Arguments) -> Found:
+    """Steps and peaks, each measured twice."""
+    workloads, limits = [], []
+    for kind in SIDES:
+        for network in NETWORKS:
+            say(f"{network} on {kind}: probe")
+            job = Job(
+                data=f"{kind}:{arguments.data / FOLDERS[kind]}",
+                network=network,
+                resolutions=SIDES[kind],
+                epochs=EPOCHS,
+                device="cpu",
+                probe={"budget": BUDGET[arguments.full]},
+            )
+            profile = bw.probe(job)
+            workloads.append(Workload(job, profile, bw.plan(profile), []))
+            _check(workloads[-1], POINTS[arguments.full])
+            limits.append(_limit(profile))
     for workload in workloads:
-        _check(workload)
-    steps = [p for w in workloads for p in _paired(w, "step_seconds")]
-    peaks = [p for w in workloads for p in _paired(w, "peak_bytes")]
+        _check(workload, POINTS[arguments.full])
+    steps = [pair for one in workloads for pair in _paired(one, "step_seconds")]
+    peaks = [pair for one in workloads for pair in _paired(one, "peak_bytes")]
     repeats = [pair.repeat_error for pair in steps]
-    worst_goal = max(WORST_GOAL, 2 * max(repeats))
-    shares = [_probe_share(workload) for workload in workloads]
-    limits = [one for w in workloads for one in w.limits]
-    figures = [
-        _middle("step_seconds_median_error", [p.error for p in steps], at_most=MEDIAN_GOAL),
-        _largest("step_seconds_worst_error", [p.error for p in steps], at_most=worst_goal),
-        _largest("repeat_error", repeats),
-        _coverage(steps),
-        _middle("interval_half_width", [p.half_width for p in steps], at_most=HALF_WIDTH_GOAL),
-        _middle("memory_median_error", [p.error for p in peaks], at_most=MEMORY_GOAL),
-        _largest("memory_worst_under", [p.under for p in peaks], at_most=0.0),
-        _least("memory_next_step", [one["next"] for one in limits], at_least=1.0),
-        _largest("memory_at_most", [one["at"] for one in limits], at_most=1.0),
-        _largest("probe_share", shares, at_most=1.0),
-    ]
-    return figures, {
+    worst = BENCHMARK["step_seconds_worst_error"].of(
+        [pair.error for pair in steps], goal=max(WORST_GOAL, 2 * max(repeats))
+    )
+    found: dict[str, list[float] | Value] = {
+        "step_seconds_median_error": [pair.error for pair in steps],
+        worst.name: worst,
+        "repeat_error": repeats,
+        "interval_coverage": [float(pair.inside) for pair in steps],
+        "interval_half_width": [pair.half_width for pair in steps],
+        "memory_median_error": [pair.error for pair in peaks],
+        "memory_worst_under": [pair.under for pair in peaks],
+        "memory_next_step": [one["next"] for one in limits],
+        "memory_at_most": [one["at"] for one in limits],
+        "probe_share": [_probe_share(workload) for workload in workloads],
+    }
+    return found, {
         "step_seconds": [asdict(pair) for pair in steps],
         "peak_bytes": [asdict(pair) for pair in peaks],
         "limits": limits,
@@ -168,33 +181,9 @@ def _prediction_figures(arguments: Arguments) -> tuple[list[Figure], Measurement
     }
 
 
-def _job(arguments: Arguments, kind: str, network: str) -> Job:
-    budget = FULL_BUDGET if arguments.full else QUICK_BUDGET
-    assert arguments.data is not None
-    return Job(
-        data=f"{kind}:{arguments.data / FOLDERS[kind]}",
-        network=network,
-        resolutions=SIDES[kind],
-        epochs=EPOCHS,
-        device="cpu",
-        probe={"budget": budget},
-    )
-
-
-def _probe_and_check(job: Job, full: bool) -> Workload:
-    say(f"{job.network} on {job.data.partition(':')[0]}: probe")
-    profile = bw.probe(job)
-    plan = bw.plan(profile)
-    points = FULL_POINTS if full else QUICK_POINTS
-    workload = Workload(job, profile, plan, points, [], [])
-    _check(workload)
-    workload.limits.append(_limit(profile))
-    return workload
-
-
-def _check(workload: Workload) -> None:
+def _check(workload: Workload, points: int) -> None:
     say(f"{workload.job.network} on {workload.job.data.partition(':')[0]}: check")
-    workload.checks.append(bw.check(workload.plan, points=workload.points))
+    workload.checks.append(bw.check(workload.plan, points=points))
 
 
 @dataclass(frozen=True)
@@ -245,24 +234,18 @@ class Pair:
 
 
 def _paired(workload: Workload, quantity: str) -> list[Pair]:
-    first, second = ([p for p in c.points if p.quantity == quantity] for c in workload.checks)
-    return [_pair(workload, a, b) for a, b in zip(first, second, strict=True)]
-
-
-def _pair(workload: Workload, first: CheckPoint, second: CheckPoint) -> Pair:
-    return Pair(
-        quantity=first.quantity,
-        data=workload.profile.data.name,
-        network=first.network,
-        local_batch_size=first.local_batch_size,
-        resolution=first.resolution,
-        workers=first.workers,
-        predicted=first.predicted,
-        low=first.low,
-        high=first.high,
-        first=first.measured,
-        second=second.measured,
-    )
+    both = ([p for p in check.points if p.quantity == quantity] for check in workload.checks)
+    of_point = ("network", "local_batch_size", "resolution", "workers", "predicted", "low", "high")
+    return [
+        Pair(
+            quantity=quantity,
+            data=workload.profile.data.name,
+            first=first.measured,
+            second=second.measured,
+            **{name: getattr(first, name) for name in of_point},
+        )
+        for first, second in zip(*both, strict=True)
+    ]
 
 
 def _limit(profile: Profile) -> dict[str, float]:
@@ -276,8 +259,6 @@ def _limit(profile: Profile) -> dict[str, float]:
 
 
 def _peak(job: Job, side: int, batch: int) -> int:
-    from batchwright.probing.probe import measure_points
-
     with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as folder:
         found = measure_points(job, [(1, side, batch)], Path(folder), visits=1)
     return found.memory[0].peak_bytes
@@ -285,7 +266,6 @@ def _peak(job: Job, side: int, batch: int) -> int:
 
 def _probe_share(workload: Workload) -> float:
     chosen = workload.plan.stages[0].predicted_epoch_seconds
-    assert chosen is not None
     allowed = max(PROBE_SHARE * chosen.value * workload.plan.epochs, PROBE_SECONDS)
     return workload.profile.probe_seconds / allowed
 
@@ -293,7 +273,8 @@ def _probe_share(workload: Workload) -> float:
 # --------------------------------------------------------------------------- epochs to a target
 
 
-def _target_figures(data: Path, folder: Path) -> tuple[list[Figure], Measurements]:
+def epochs_to_targets(data: Path, folder: Path) -> Found:
+    """Trainings at several batches, the others predicted from the one that is learnt from."""
     runs = {
         batch: [_train(data, folder, batch, seed) for seed in TARGET_SEEDS]
         for batch in (REFERENCE, *PREDICTED)
@@ -303,12 +284,9 @@ def _target_figures(data: Path, folder: Path) -> tuple[list[Figure], Measurement
         None, base_batch=REFERENCE, target=TARGET, runs=runs[REFERENCE], scaling="sqrt"
     )
     predicted = {batch: progress.epochs(batch) for batch in PREDICTED}
-    errors = [
-        abs(one.value - measured[batch]) / measured[batch]
-        for batch, one in predicted.items()
-        if one is not None
-    ]
-    return [_largest("epochs_to_target_error", errors, at_most=TARGET_GOAL)], {
+    known = [batch for batch, one in predicted.items() if one is not None]
+    off = errors([predicted[batch].value for batch in known], [measured[batch] for batch in known])
+    return {"epochs_to_target_error": off}, {
         "epochs_to_target": {
             "measured": {b: [epochs_to_target(run) for run in some] for b, some in runs.items()},
             "predicted": {b: one and one.model_dump() for b, one in predicted.items()},
@@ -342,25 +320,12 @@ def _train(data: Path, folder: Path, batch: int, seed: int) -> RunSummary:
         seed=seed,
         epochs=TARGET_EPOCHS[batch],
     )
-    facts = open_data(job).facts
-    classes = len(facts.classes)
-    network = build_network("resnet8", classes=classes, side=facts.side, dropout=0, seed=0)
-    plan = plan_without_profile(job, facts, network_facts("resnet8", network, facts.side))
+    known = opened(job.data, "resnet8", 32)
+    plan = plan_without_profile(job, known.facts, known.network)
     return bw.train(plan, run_folder=folder / f"{batch}-{seed}")
 
 
 # ---------------------------------------------------------------------------------- the planner
-
-
-def _planner_figures() -> tuple[list[Figure], Measurements]:
-    seconds = {workers: _plan_seconds(workers) for workers in WORKERS}
-    figures = [
-        _middle(f"plan_{workers}_workers_seconds", found, unit="s")
-        for workers, found in seconds.items()
-    ]
-    name = f"plan_{WORKERS[-1]}_workers_seconds"
-    figures[-1] = _middle(name, seconds[WORKERS[-1]], unit="s", at_most=PLAN_SECONDS_GOAL)
-    return figures, {"plan_seconds": seconds}
 
 
 def _plan_seconds(workers: int) -> list[float]:
@@ -391,11 +356,23 @@ def made_up_profile(kind: str, *, speed: float) -> Profile:
         resolutions=sides,
         link={"latency": 2e-5, "bandwidth": 1e10},
     )
-    steps = [
-        _made_up_step(side, batch, (0.004 + 6e-8 * side**2 * batch) / speed)
-        for side in sides
-        for batch in batches
-    ]
+    steps = []
+    for side, batch in product(sides, batches):
+        seconds = (0.004 + 6e-8 * side**2 * batch) / speed
+        steps.append(
+            StepTime(
+                resolution=side,
+                local_batch_size=batch,
+                workers=1,
+                compute_seconds=seconds,
+                sync_seconds=0.0,
+                step_seconds=seconds,
+                step_low=0.99 * seconds,
+                step_high=1.01 * seconds,
+                repeats=10,
+                visits=(0.995 * seconds, seconds, 1.005 * seconds),
+            )
+        )
     return Profile(
         job=job,
         data=DataFacts(
@@ -425,8 +402,7 @@ def made_up_profile(kind: str, *, speed: float) -> Profile:
         steps=tuple(steps),
         memory=tuple(
             MemoryPoint(resolution=s, local_batch_size=b, peak_bytes=180_000_000 + 60 * s**2 * b)
-            for s in sides
-            for b in batches
+            for s, b in product(sides, batches)
         ),
         collectives=(),
         noise=None,
@@ -435,60 +411,5 @@ def made_up_profile(kind: str, *, speed: float) -> Profile:
     )
 
 
-def _made_up_step(side: int, batch: int, seconds: float) -> StepTime:
-    return StepTime(
-        resolution=side,
-        local_batch_size=batch,
-        workers=1,
-        compute_seconds=seconds,
-        sync_seconds=0.0,
-        step_seconds=seconds,
-        step_low=0.99 * seconds,
-        step_high=1.01 * seconds,
-        repeats=10,
-        visits=(0.995 * seconds, seconds, 1.005 * seconds),
-    )
-
-
-# ------------------------------------------------------------------------------------- figures
-
-
-def _middle(
-    name: str, values: Sequence[float], *, unit: str = "share", at_most: float | None = None
-) -> Figure:
-    """Median, and the quartiles as spread."""
-    low, middle, high = quartiles(values)
-    return _at_most(name, middle, unit, low, high, len(values), at_most)
-
-
-def _largest(name: str, values: Sequence[float], *, at_most: float | None = None) -> Figure:
-    """The largest; the spread is from the median to it."""
-    return _at_most(name, max(values), "share", median(values), max(values), len(values), at_most)
-
-
-def _at_most(
-    name: str, value: float, unit: str, low: float, high: float, count: int, goal: float | None
-) -> Figure:
-    met = None if goal is None else value <= goal
-    return Figure(name, value, unit, low, high, count, goal, met)
-
-
-def _least(name: str, values: Sequence[float], *, at_least: float) -> Figure:
-    """The least; the spread is from it to the median."""
-    least = min(values)
-    return Figure(
-        name, least, "ratio", least, median(values), len(values), at_least, least >= at_least
-    )
-
-
-def _coverage(pairs: Iterable[Pair]) -> Figure:
-    inside = [pair.inside for pair in pairs]
-    share = sum(inside) / len(inside)
-    met = share >= COVERAGE_GOAL
-    return Figure(
-        "interval_coverage", share, "share", share, share, len(inside), COVERAGE_GOAL, met
-    )
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

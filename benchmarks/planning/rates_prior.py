@@ -24,7 +24,6 @@ as a plan takes them; regret is the accuracy of the best batch, optimizer and ra
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
@@ -43,11 +42,11 @@ from batchwright.prediction.accuracy.learning import (
     fit_learning,
 )
 from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
-from benchmarks.harness.common import say
+from benchmarks.harness.benchmark import make_parser, say
 from benchmarks.harness.kept_runs import read_lines
 from benchmarks.planning.decisions_runs import LOOK_LINES, OPTIMIZERS, TASKS
 
-OPEN = {"sgd": Normal(0.0, 3.0), "muon": Normal(0.0, 3.0), "adamw": Normal(0.0, 3.0)}
+OPEN = dict.fromkeys(("sgd", "muon", "adamw"), Normal(0.0, 3.0))
 """Next to nothing known of where the best rate is."""
 OPEN_WEIGHT = {name: Normal(-1.5, 1.5) for name in OPEN}
 LEAST_SPREAD = 0.7  # of weights: parabolas of single trainings differ by more than those of tasks
@@ -231,9 +230,7 @@ def simulate(count: int) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print what was fitted, and how the check came out."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--simulate", type=int, metavar="N")
     asked = parser.parse_args(words)
     if asked.simulate:
@@ -260,8 +257,9 @@ def main(words: Sequence[str] | None = None) -> None:
             for wrong in (-1, 0, 1):
                 found = found_offset(trials, wrong, classes_of(cell.task), prior)
                 best = max(100 * one.accuracy for one in longer)
-                ends = (best - accuracy_at(longer, x + wrong * RATE_STEP) for x in (found, 0.0))
-                regret, without = ends
+                regret, without = (
+                    best - accuracy_at(longer, x + wrong * RATE_STEP) for x in (found, 0.0)
+                )
                 words = f"{cell.task} {cell.batch} for {judged.batch}: {found / RATE_STEP:+.2f}"
                 regrets.setdefault((cell.optimizer, wrong), []).append((regret, without, words))
     for (name, wrong), some in sorted(regrets.items()):

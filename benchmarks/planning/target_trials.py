@@ -15,7 +15,6 @@ four times all epochs. Seconds are of trials and trainings, each until it reache
 
 from __future__ import annotations
 
-import argparse
 from itertools import product
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from batchwright.planning.candidates.choice import LEAST_CHANCE
 from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
-from benchmarks.harness.common import say
+from benchmarks.harness.benchmark import make_parser, say
 from benchmarks.planning.decisions_runs import OPTIMIZERS
 from benchmarks.planning.rates_prior import (
     EPOCH_SECONDS,
@@ -100,9 +99,7 @@ def seconds_to_target(
 
 def main() -> None:
     """Print the geometric means."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("count", type=int, metavar="N")
     count = parser.parse_args().count
     arms = {

@@ -36,39 +36,21 @@ counts. A goal that is still not reached counts as a tenth of the script's speed
 A task's ratio is the geometric mean over the seeds, with that of the two scripts that is better
 for the script. A task is long where the script takes ten minutes or more.
 
-    time_to_accuracy_all       script's seconds over ours, geometric mean over long tasks; at
-                               least 5
-    time_to_accuracy_short     the same over short ones; at least 2.5
-    time_to_accuracy_training  the same over all tasks, our probe with its trials not counted; at
-                               least 8
-    time_to_accuracy_least     the least ratio of a task; at least 1.5
-    time_to_accuracy_missed    goals that the first command did not reach, a share
-    time_to_accuracy_uneven    the ratio with a program that never waits on one of the cores, from
-                               start to end; groups-resnet8 and imagenette-64, loop by hand, seed 0
-    ratio_TASK                 each task's ratio
-
-Their spread is the range over the seeds. From the same runs of ours, as far as they were trained
-and beside no other program:
-
-    training_seconds_error     |predicted - measured| / measured of a training with its evaluations,
-                               as the plan has it before it begins, the epochs that were not needed
-                               left out in proportion; median at most 5 %
-    training_seconds_worst     the largest; at most 12 %
-    training_cost_error        the same of cost, where what is paid are all workers for the whole
-                               time of the training command, its start and end included; median at
-                               most 5 %
-    training_cost_worst        the largest; at most 12 %
-    resident_memory_error      the same of the largest resident size of a worker; median at most
-                               10 %
-
-Their spread is the quartiles. Runs are made by
+Ratios are geometric means over tasks and seeds, their spread the range over the seeds; without
+probe and trials is `_training`. From the same runs of ours, as far as they were trained and beside
+no other program: |predicted - measured| / measured of a training with its evaluations, as the plan
+has it before it begins, the epochs that were not needed left out in proportion; the same of cost,
+where what is paid are all workers for the whole time of the training command, its start and end
+included; and the same of the largest resident size of a worker. The uneven ratio is with a program
+that never waits on one of the cores, from start to end; groups-resnet8 and imagenette-64, loop by
+hand, seed 0. Runs are made by
 
     python -m benchmarks.planning.time_to_accuracy_runs --data DIR --lightning-python PATH
 
 in the order of seeds, short tasks first, the uneven pair last. --full scores the lines that are in
-benchmarks/results/time-to-accuracy-runs.jsonl and keeps the report; a task counts from its first
-pair on. --quick copies the figures from the newest kept report and, with a data folder, makes one
-pair of 1,000 images and two epochs as a check.
+benchmarks/results/time-to-accuracy-runs.jsonl; a task counts from its first pair on. --quick copies
+the figures from the newest kept report and, with a data folder, makes one pair of 1,000 images and
+two epochs as a check.
 """
 
 from __future__ import annotations
@@ -79,50 +61,58 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    Measurements,
-    kept_figures,
-    mean_figure,
-    median_figure,
-    run_benchmark,
-    say,
-)
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, Value, errors
 from benchmarks.harness.kept_runs import read_lines
-from benchmarks.planning.time_to_accuracy_runs import (
-    CHECK,
-    LINES,
-    SEEDS,
-    TASKS,
-    Asked,
-    Bench,
-)
+from benchmarks.planning.time_to_accuracy_runs import CHECK, LINES, SEEDS, Asked, Bench
 
 TEN_MINUTES = 600.0
 MISSED = 0.1  # of the script's speed
-LEAST_LONG, LEAST_SHORT, LEAST_TRAINING, LEAST_TASK = 5.0, 2.5, 8.0, 1.5
-MOST_ERROR, MOST_WORST, MOST_MEMORY = 0.05, 0.12, 0.10
 
-NAMES = (
-    "time_to_accuracy_all",
-    "time_to_accuracy_short",
-    "time_to_accuracy_training",
-    "time_to_accuracy_least",
-    "time_to_accuracy_missed",
-    "time_to_accuracy_uneven",
-    *(f"ratio_{task}" for task in TASKS),
-    "training_seconds_error",
-    "training_seconds_worst",
-    "training_cost_error",
-    "training_cost_worst",
-    "resident_memory_error",
-)
-
-
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("time_to_accuracy", __doc__, _measure, full_seeds=SEEDS)
+BENCHMARK = Benchmark(
+    "time_to_accuracy",
+    "Time to an accuracy",
+    "A loop written by hand and Lightning, each with its best number of loader processes and SGD "
+    "at the best of three rates, whichever is better; `batchwright run` has the script's last "
+    "accuracy as `goal.accuracy`; spread: range over the seeds, quartiles for errors",
+    (
+        Figure("time_to_accuracy_all", "ratio", "mean", "script's seconds over those of "
+               "`batchwright run` to the accuracy that the script reached, everything counted, "
+               "tasks where the script takes ten minutes or more", at_least=5.0),
+        Figure("time_to_accuracy_short", "ratio", "mean", "the same where it takes less",
+               at_least=2.5),
+        Figure("time_to_accuracy_training", "ratio", "mean",
+               "the same over all tasks, without probe and trials", at_least=8.0),
+        Figure("time_to_accuracy_least", "ratio", "mean",
+               "the task with the least of these ratios", at_least=1.5),
+        Figure("time_to_accuracy_missed", "share", "mean",
+               "goals that the first command did not reach"),
+        Figure("time_to_accuracy_uneven", "ratio", "mean", "the ratio beside a program that never "
+               "waits on one of the cores, two short tasks"),
+        *(
+            Figure(f"ratio_{task}", "ratio", "mean", words)
+            for task, words in (
+                ("groups-resnet8", "the ratio for 25,000 images of CIFAR-100 in ten groups, "
+                 "`resnet8`"),
+                ("imagenette-64", "Imagenette at 64 px, `resnet8`"),
+                ("groups-vgg8", "25,000 images of CIFAR-100 in ten groups, `vgg8`"),
+                ("cifar-resnet8", "CIFAR-100, `resnet8`"),
+                ("imagenette-96", "Imagenette at 96 px, `resnet8`"),
+            )
+        ),
+        Figure("training_seconds_error", "share", "median", "predicted against measured seconds of "
+               "these whole trainings, median error", at_most=0.05),
+        Figure("training_seconds_worst", "share", "mean", "the largest of these errors",
+               at_most=0.12),
+        Figure("training_cost_error", "share", "median", "the same of cost, median error",
+               at_most=0.05),
+        Figure("training_cost_worst", "share", "mean", "the largest of these errors", at_most=0.12),
+        Figure("resident_memory_error", "share", "median",
+               "the same of the largest resident size of a worker, median error", at_most=0.10),
+    ),
+    seeds=SEEDS,
+    copies=True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -203,78 +193,62 @@ def scores_of(pairs: Iterable[Pair]) -> dict[str, Score]:
     }
 
 
-def figures_of(pairs: Sequence[Pair]) -> list[Figure]:
-    """All figures that the pairs tell."""
+def found_of(pairs: Sequence[Pair]) -> dict[str, Sequence[float] | Value]:
+    """All that the pairs tell."""
     even = [pair for pair in pairs if not pair.ours["burner"]]
     scores = scores_of(even)
-    by_length = {
-        long: [one for one in scores.values() if one.long == long] for long in (True, False)
+    every = list(scores.values())
+    beside = list(scores_of(pair for pair in pairs if pair.ours["burner"]).values())
+    some = {
+        "time_to_accuracy_all": [one for one in every if one.long],
+        "time_to_accuracy_short": [one for one in every if not one.long],
+        "time_to_accuracy_training": every,
+        "time_to_accuracy_least": sorted(every, key=lambda one: one.ratio)[:1],
+        "time_to_accuracy_uneven": beside,
+        **{f"ratio_{task}": [score] for task, score in scores.items()},
     }
-    figures = []
-    for name, some, training, goal in (
-        ("time_to_accuracy_all", by_length[True], False, LEAST_LONG),
-        ("time_to_accuracy_short", by_length[False], False, LEAST_SHORT),
-        ("time_to_accuracy_training", list(scores.values()), True, LEAST_TRAINING),
-    ):
-        if some:
-            figures.append(ratio_of(name, some, training=training, at_least=goal))
-    if scores:
-        least = min(scores.values(), key=lambda one: one.ratio)
-        missed = [float(len(pair.ours["tries"]) > 1 or not pair.ours["reached"]) for pair in even]
-        figures += [
-            ratio_of("time_to_accuracy_least", [least], at_least=LEAST_TASK),
-            mean_figure("time_to_accuracy_missed", missed, "share"),
-        ]
-    if uneven := scores_of(pair for pair in pairs if pair.ours["burner"]):
-        figures.append(ratio_of("time_to_accuracy_uneven", list(uneven.values())))
-    figures += [ratio_of(f"ratio_{task}", [scores[task]]) for task in TASKS if task in scores]
-    return figures + error_figures(even)
+    missed = [float(len(pair.ours["tries"]) > 1 or not pair.ours["reached"]) for pair in even]
+    return {
+        **{name: ratio_of(name, those) for name, those in some.items() if those},
+        "time_to_accuracy_missed": missed,
+        **errors_found(even),
+    }
 
 
-def ratio_of(
-    name: str, scores: Sequence[Score], *, training: bool = False, at_least: float | None = None
-) -> Figure:
+def ratio_of(name: str, scores: Sequence[Score]) -> Value:
     """Geometric mean over tasks and seeds; the spread is the range over seeds that all have."""
 
     def of(pair: Pair) -> float:
-        return pair.training_ratio if training else pair.ratio
+        return pair.training_ratio if name == "time_to_accuracy_training" else pair.ratio
 
     value = geometric_mean(
         geometric_mean(of(pair) for pair in score.pairs.values()) for score in scores
     )
     seeds = set.intersection(*(set(score.pairs) for score in scores))
-    means = [geometric_mean(of(score.pairs[seed]) for score in scores) for seed in sorted(seeds)]
-    return Figure(
-        name=name,
-        value=value,
-        unit="ratio",
-        low=min(means, default=value),
-        high=max(means, default=value),
-        repeats=sum(len(score.pairs) for score in scores),
-        goal=at_least,
-        met=value >= at_least if at_least is not None else None,
-    )
+    means = [geometric_mean(of(score.pairs[seed]) for score in scores) for seed in seeds] or [value]
+    repeats = sum(len(score.pairs) for score in scores)
+    return BENCHMARK[name].made(value, min(means), max(means), repeats)
 
 
-def error_figures(pairs: Iterable[Pair]) -> list[Figure]:
+def errors_found(pairs: Iterable[Pair]) -> dict[str, list[float]]:
     """How far predictions of time, cost and memory were off, over all trainings."""
     tries = [one for pair in pairs for one in pair.ours["tries"] if not one.get("refused")]
 
-    def errors(predicted: str, measured: str) -> list[float]:
+    def off(predicted: str, measured: str) -> list[float]:
         both = [(one[predicted], one[measured]) for one in tries]
-        return [abs(a - b) / b for a, b in both if a is not None and b]
+        known = [(a, b) for a, b in both if a is not None and b]
+        return errors(*zip(*known, strict=True)) if known else []
 
-    figures = []
-    for name, measured in (("seconds", "measured_seconds"), ("cost", "billed_seconds")):
-        # The price and the number of workers are the same in both costs.
-        if found := errors("predicted_seconds", measured):
-            figures += [
-                median_figure(f"training_{name}_error", found, "share", at_most=MOST_ERROR),
-                mean_figure(f"training_{name}_worst", [max(found)], "share", at_most=MOST_WORST),
-            ]
-    if found := errors("predicted_resident_bytes", "resident_bytes"):
-        figures.append(median_figure("resident_memory_error", found, "share", at_most=MOST_MEMORY))
-    return figures
+    # The price and the number of workers are the same in both costs.
+    seconds = off("predicted_seconds", "measured_seconds")
+    cost = off("predicted_seconds", "billed_seconds")
+    return {
+        "training_seconds_error": seconds,
+        "training_seconds_worst": sorted(seconds)[-1:],
+        "training_cost_error": cost,
+        "training_cost_worst": sorted(cost)[-1:],
+        "resident_memory_error": off("predicted_resident_bytes", "resident_bytes"),
+    }
 
 
 def told(pair: Pair) -> dict[str, Any]:
@@ -294,22 +268,23 @@ def told(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Score what was gathered, or make one small pair."""
     if arguments.full:
         pairs = pairs_of(read_lines(LINES))
         if not pairs:
             raise SystemExit(f"{LINES.name} has no pairs yet: make some first, see --help")
-        return figures_of(pairs), {"pairs": [told(pair) for pair in pairs]}
-    figures = kept_figures("time_to_accuracy", NAMES)
+        return found_of(pairs), {"pairs": [told(pair) for pair in pairs]}
     if arguments.data is None:
-        return figures, {}
+        return {}, {}
     say("a script and our command on 1,000 images, two epochs")
     bench = Bench(folder / "lines.jsonl", arguments.data, folder, busy=True, tasks={"check": CHECK})
     theirs = bench.made(Asked("check", "torch", 0, 2, 0, 0.1))
     ours = bench.made(Asked("check", "ours", 0, 2, against="torch", target=theirs["accuracy"]))
     pair = Pair(theirs, ours)
-    return [*figures, mean_figure("ratio_check", [pair.ratio], "ratio")], {"check": told(pair)}
+    check = Figure("ratio_check", "ratio", "mean").of([pair.ratio])
+    return {check.name: check}, {"check": told(pair)}
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

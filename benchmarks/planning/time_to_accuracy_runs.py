@@ -11,7 +11,6 @@ lines although others use the machine: to try things out, in another FILE.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -31,8 +30,17 @@ from batchwright.prediction.memory import fit_memory
 from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records.documents import read_record
 from batchwright.workload.load import LEAST_SECONDS, load_between, read_load
-from benchmarks.harness.common import RESULTS, ROOT, commit, environment, say
-from benchmarks.harness.kept_runs import read_lines
+from benchmarks.harness.benchmark import (
+    RESULTS,
+    ROOT,
+    add_gathering,
+    commit,
+    environment,
+    make_parser,
+    say,
+    scratch,
+)
+from benchmarks.harness.kept_runs import append_line, read_lines
 from benchmarks.harness.loads import Burner, children
 from benchmarks.planning import decisions_runs
 
@@ -183,9 +191,7 @@ class Bench:
             before, run = read_load(), self._ours if asked.arm == "ours" else self._script
             with Burner(max(os.sched_getaffinity(0))) if asked.burner else nullcontext():
                 found = run(asked)
-            after = read_load()
-            load = load_between(before, after) if before and after else None
-            others, stolen = (load.others, load.stolen) if load else (0.0, 0.0)
+            others, stolen = load_since(before)
             if others <= QUIET or self._busy:
                 beside = {"others": round(others, 3), "stolen": round(stolen, 3)}
                 kept = self._store(asked, {**found, **beside})
@@ -202,8 +208,7 @@ class Bench:
             **{name: told[name] for name in ("processor", "cores", "python", "torch")},
             "commit": self._commit,
         }
-        with self._lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self._lines, line)
         self._found.append(line)
         say(f"{asked.title}: {line['accuracy']:.2f} % in {line['seconds']:.1f} s")
         return line
@@ -213,9 +218,7 @@ class Bench:
         while time.monotonic() < self._until:
             before = read_load()
             time.sleep(max(LEAST_SECONDS, 0 if self._busy else WATCH_SECONDS))
-            after = read_load()
-            load = load_between(before, after) if before and after else None
-            others = load.others if load else 0.0
+            others, _ = load_since(before)
             if others <= QUIET or self._busy:
                 return
             if time.monotonic() > told + 60:
@@ -311,6 +314,13 @@ class Bench:
 
     def _log(self, asked: Asked) -> Path:
         return self._folder / f"{asked.title}.log"
+
+
+def load_since(before: Any) -> tuple[float, float]:
+    """Cores that others have used, and that were stolen; none where the system does not say."""
+    after = read_load()
+    load = load_between(before, after) if before and after else None
+    return (load.others, load.stolen) if load else (0.0, 0.0)
 
 
 @contextmanager
@@ -507,31 +517,24 @@ def gather(bench: Bench, tasks: Mapping[str, Task]) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Gather."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=os.environ.get("BATCHWRIGHT_DATA"))
+    parser = make_parser(__doc__)
+    add_gathering(parser, LINES)
     parser.add_argument("--lightning-python", type=Path, metavar="PATH")
-    parser.add_argument("--limit-minutes", type=float, default=math.inf, metavar="M")
     parser.add_argument("--task", choices=TASKS)
-    parser.add_argument("--lines", type=Path, metavar="FILE", default=LINES)
     parser.add_argument("--busy", action="store_true")
     asked = parser.parse_args(words)
-    if asked.data is None:
-        parser.error("give --data DIR, or set BATCHWRIGHT_DATA")
-    tasks = {name: task for name, task in TASKS.items() if asked.task in (None, name)}
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
-    with tempfile.TemporaryDirectory(prefix="batchwright-time-to-accuracy-") as folder:
+    with scratch() as folder:
         bench = Bench(
             asked.lines,
             asked.data,
-            Path(folder),
+            folder,
             lightning=asked.lightning_python,
-            until=time.monotonic() + 60 * asked.limit_minutes,
+            until=asked.until,
             busy=asked.busy,
         )
         try:
-            gather(bench, tasks)
+            gather(bench, {name: TASKS[name] for name in TASKS if asked.task in (None, name)})
         except TimeIsUpError:
             say("the time is up")
     say(f"kept in {asked.lines}")

@@ -1,28 +1,22 @@
 """The service under load, killed, full, and given nonsense.
 
-    records_lost, records_doubled   64 reporters at once bring 200,000 records while the service is
-                                    killed (`kill -9`) and started again ten times, on SQLite and on
-                                    PostgreSQL; what was acknowledged and is not stored just as it
-                                    was sent, and what is stored more than once; both 0
-    records_per_second_DATABASE     the same without kills, in batches of 100: records over the time
-                                    from the first request to the last answer
-    p99_seconds, p99_seconds_DATABASE   of these requests, the time that 99 in 100 are answered
-                                    within; the first is the worse of both
-    page_seconds_million_records    of a run with 1,000,000 records: its page, or its records over
-                                    the API at most 1,000 of them, whichever is slower, each time
-                                    after one more has come; median of 20 each; below 1
-    live_update_seconds             from a training's line in its run folder, through its reporter,
-                                    until the run's page in a headless Chromium shows it; median and
-                                    quartiles of 20, and live_update_worst_seconds, below 2
-    fuzz_server_errors              requests made by schemathesis from the service's own OpenAPI
-                                    description, with a token of every scope, that end in a status
-                                    of 500 or above, or in an answer that is not declared; 0
+Records lost and doubled: 64 reporters at once bring 200,000 records while the service is killed
+(`kill -9`) and started again ten times, on SQLite and on PostgreSQL; what was acknowledged and is
+not stored just as it was sent, and what is stored more than once. Records per second: the same
+without kills, in batches of 100, over the time from the first request to the last answer; of these
+requests the time that 99 in 100 are answered within, the worse of both databases.
+
+A page: of a run with 1,000,000 records its page, or its records over the API at most 1,000 of them,
+whichever is slower, each time after one more has come; 20 each. A live update: from a training's
+line in its run folder, through its reporter, until the run's page in a headless Chromium shows it;
+20. Fuzz: requests made by schemathesis from the service's own OpenAPI description, with a token of
+every scope, that end in a status of 500 or above, or in an answer that is not declared.
 
 Reporters run in one process of their own, beside the service, so both share the cores. With --quick
 a tenth of the records, two kills, 100,000 records on the page and 10 cases for each operation
-are measured, for a minute; with --full all of it, with 100 cases, for ten minutes, kept in
-benchmarks/results. PostgreSQL is left out where it is not installed (Debian: apt-get install
-postgresql), and so is the live page without Chromium.
+are measured, for a minute; with --full all of it, with 100 cases, for ten minutes. PostgreSQL is
+left out where it is not installed (Debian: apt-get install postgresql), and so is the live page
+without Chromium.
 """
 
 from __future__ import annotations
@@ -34,17 +28,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import httpx
 from sqlalchemy import func, select
 
-from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
 from batchwright.service.access import COOKIE
@@ -53,32 +46,42 @@ from batchwright.service.database.engine import open_engine
 from batchwright.service.database.tables import records as stored
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from batchwright.workflows.prepare_job import resolve
-from batchwright.workload.data.sources import open_data
-from batchwright.workload.task import build_network, network_facts
-from benchmarks.harness.common import (
-    ROOT,
-    Arguments,
-    Figure,
-    Measurements,
-    median_figure,
-    run_benchmark,
-    say,
-)
+from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, Value
+from benchmarks.harness.loads import free_port
+from benchmarks.harness.plans import opened, planned
 from benchmarks.service.reporters import record
 from benchmarks.service.service_live import live
-from benchmarks.service.service_process import (
-    Service,
-    free_port,
-    make_tokens,
-    postgres,
-    postgres_programs,
-)
+from benchmarks.service.service_process import Service, make_tokens, postgres, postgres_programs
 
 REPORTERS, AT_ONCE = 64, 100
 LOOKS = 20
-PAGE_GOAL, UPDATE_GOAL = 1.0, 2.0
 OWNER = Caller("benchmark", frozenset({"report", "admin"}))
+
+BENCHMARK = Benchmark(
+    "service",
+    "The service",
+    "Reporters and service share the two cores",
+    (
+        Figure("records_lost", "records", "mean", "records acknowledged and not stored as they "
+               "were sent, the service killed ten times on each database", at_most=0),
+        Figure("records_doubled", "records", "mean", "records stored twice in these runs",
+               at_most=0),
+        Figure("records_per_second_sqlite", "records/s", "mean",
+               "records taken in from 64 reporters, SQLite"),
+        Figure("records_per_second_postgresql", "records/s", "mean", "the same, PostgreSQL"),
+        Figure("p99_seconds", "s", "mean",
+               "99 of 100 of these requests of 100 records are answered within"),
+        Figure("page_seconds_million_records", "s", "median",
+               "page or API answer of a run with a million records", at_most=1.0),
+        Figure("live_update_worst_seconds", "s", "worst", "from a line in the run folder until the "
+               "run's page in a browser shows it, the longest of 20", at_most=2.0),
+        Figure("fuzz_server_errors", "answers", "mean", "requests made up from the description "
+               "that end in a server error or an undeclared answer", at_most=0),
+        Figure("live_update_seconds", "s", "median"),
+        *(Figure(f"p99_seconds_{name}", "s", "mean") for name in ("sqlite", "postgresql")),
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,14 +98,11 @@ class Extent:
 QUICK, FULL = Extent(20_000, 2, 100_000, 10, 60), Extent(200_000, 10, 1_000_000, 100, 600)
 
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("service", __doc__, _measure, full_seeds=())
-
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Load and kills on each database, then pages and nonsense."""
     extent = FULL if arguments.full else QUICK
-    plan = a_plan()
+    job = Job(data="digits", workers=2, global_batch=32, epochs=1000, precision="float32")
+    plan = planned(job, opened(job.data, job.network, 8))
     loads: dict[str, Load] = {}
     kept: list[Kept] = []
     for name, database in databases(folder):
@@ -118,7 +118,7 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
     updates = live(plan, folder / "live")
     say("nonsense")
     answered, errors = fuzz(extent, folder)
-    return figures_of(loads, kept, looks, updates, answered, errors), {
+    return found_of(loads, kept, looks, updates, answered, errors), {
         "seconds": {name: one.seconds for name, one in loads.items()},
         "looks": looks,
         "updates": updates,
@@ -126,70 +126,34 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
     }
 
 
-def figures_of(
+def found_of(
     loads: dict[str, Load],
     kept: list[Kept],
     looks: dict[str, list[float]],
     updates: list[float],
     answered: int,
     errors: list[str],
-) -> list[Figure]:
+) -> dict[str, Sequence[float] | Value]:
     """The figures, from what was measured."""
     late = {name: quantiles(one.answers, n=100)[98] for name, one in loads.items()}
-    slowest = max(looks.values(), key=lambda some: sorted(some)[len(some) // 2])
-    return [
-        _count("records_lost", sum(one.lost for one in kept), "records", sum(k.sent for k in kept)),
-        _count(
-            "records_doubled",
-            sum(one.doubled for one in kept),
-            "records",
-            sum(k.sent for k in kept),
-        ),
-        *(
-            Figure(f"records_per_second_{name}", one.rate, "records/s", one.rate, one.rate, 1)
-            for name, one in loads.items()
-        ),
-        _plain("p99_seconds", max(late.values()), "s", sum(len(o.answers) for o in loads.values())),
-        *(
-            _plain(f"p99_seconds_{name}", value, "s", len(loads[name].answers))
-            for name, value in late.items()
-        ),
-        median_figure("page_seconds_million_records", slowest, "s", at_most=PAGE_GOAL),
-        *_updates(updates),
-        _count("fuzz_server_errors", len(errors), "answers", answered),
-    ]
-
-
-def _updates(seconds: list[float]) -> list[Figure]:
-    if not seconds:
-        return []
-    worst = max(seconds)
-    met = worst <= UPDATE_GOAL
-    return [
-        median_figure("live_update_seconds", seconds, "s"),
-        Figure(
-            *("live_update_worst_seconds", worst, "s", min(seconds), worst, len(seconds)),
-            goal=UPDATE_GOAL,
-            met=met,
-        ),
-    ]
-
-
-def _plain(name: str, value: float, unit: str, repeats: int) -> Figure:
-    return Figure(name, value, unit, value, value, repeats)
-
-
-def _count(name: str, value: int, unit: str, repeats: int) -> Figure:
-    return Figure(name, value, unit, value, value, repeats, 0, value == 0)
-
-
-def a_plan() -> Plan:
-    """That of handwritten digits on two workers."""
-    job = Job(data="digits", workers=2, global_batch=32, epochs=1000, precision="float32")
-    data = open_data(job)
-    network = build_network(job.network, classes=len(data.facts.classes), side=data.facts.side)
-    facts = network_facts(job.network, network, data.facts.side)
-    return plan_without_profile(resolve(job, data.facts), data.facts, facts)
+    sent = sum(one.sent for one in kept)
+    counts = {
+        "records_lost": (sum(one.lost for one in kept), sent),
+        "records_doubled": (sum(one.doubled for one in kept), sent),
+        "p99_seconds": (max(late.values()), sum(len(one.answers) for one in loads.values())),
+        **{f"p99_seconds_{name}": (late[name], len(loads[name].answers)) for name in loads},
+        "fuzz_server_errors": (len(errors), answered),
+    }
+    return {
+        **{
+            name: BENCHMARK[name].made(count, count, count, repeats)
+            for name, (count, repeats) in counts.items()
+        },
+        **{f"records_per_second_{name}": [one.rate] for name, one in loads.items()},
+        "page_seconds_million_records": max(looks.values(), key=median),
+        "live_update_seconds": updates,
+        "live_update_worst_seconds": updates,
+    }
 
 
 # ------------------------------------------------------------------------------------- databases
@@ -430,4 +394,4 @@ def fuzz(extent: Extent, folder: Path) -> tuple[int, list[str]]:
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

@@ -20,9 +20,10 @@ from batchwright.records import Plan
 from batchwright.records.documents import write_record
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from benchmarks.harness.common import say
+from benchmarks.harness.benchmark import say
+from benchmarks.harness.loads import free_port
 from benchmarks.service.reporters import record
-from benchmarks.service.service_process import Service, free_port, make_tokens
+from benchmarks.service.service_process import Service, make_tokens
 
 EVENTS = 20
 PAUSES = (0.3, 1.6)  # seconds between two lines, so that they fall anywhere between two questions

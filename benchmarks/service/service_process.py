@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import httpx
 
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from benchmarks.harness.loads import free_port
 
 START_SECONDS, STOP_SECONDS = 60.0, 20.0
 POLL_SECONDS = 0.02
@@ -91,13 +91,6 @@ class Service:
             self.kill()
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on just now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def make_tokens(database: str, count: int, scopes: tuple[str, ...]) -> list[str]:
     """Secrets of so many new tokens, in a database that is set up if it is new."""
     store = Store.open(Settings(database=database))
@@ -133,16 +126,7 @@ def postgres(programs: Path, folder: Path) -> Iterator[str]:
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     with (folder / "postgres.log").open("ab") as log:
         subprocess.run(
-            [
-                *prefix,
-                str(programs / "initdb"),
-                "-D",
-                str(data),
-                "-U",
-                "batchwright",
-                "-A",
-                "trust",
-            ],
+            [*prefix, programs / "initdb", "-D", data, "-U", "batchwright", "-A", "trust"],
             check=True,
             stdout=log,
             stderr=log,
@@ -151,7 +135,7 @@ def postgres(programs: Path, folder: Path) -> Iterator[str]:
         )
         server = subprocess.Popen(
             [
-                *(*prefix, str(programs / "postgres"), "-D", str(data), "-p", str(port)),
+                *(*prefix, programs / "postgres", "-D", data, "-p", str(port)),
                 *("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={data}"),
             ],
             stdout=log,

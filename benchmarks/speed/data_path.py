@@ -17,7 +17,7 @@ the loaders.
             image, bilinear resize, random flip, to a float tensor, normalize, in a DataLoader
 
 Ratios are medians over the rounds of the ratio within a round, their spread the quartiles; 6 rounds
-with --quick, 20 with --full. --full keeps the report in benchmarks/results.
+with --quick, 20 with --full.
 """
 
 from __future__ import annotations
@@ -38,41 +38,39 @@ from batchwright.workload.data.decoding import SUFFIXES
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process, usable_cores
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    Measurements,
-    median_figure,
-    ratio_figure,
-    run_benchmark,
-    say,
-)
-from benchmarks.harness.turns import Arm, Turns, started, take_turns
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, ratios
+from benchmarks.harness.plans import CPU
+from benchmarks.harness.turns import Arm, Turns, images_per_second
 from benchmarks.methods.resolution_arms import Task, job_of, train_at
 
 LOW, TOP, BATCH = 88, 160, 64
-LOW_OVER_TOP_GOAL, LOADER_GOAL = 3.1, 2.0
-LEAD_IN_STEPS, TIMED_STEPS, WARM_UP_STEPS = 2, 8, 4
-QUICK_ROUNDS, FULL_ROUNDS = 6, 20
-
+ROUNDS = {False: 6, True: 20}  # by --full
 FILES, SIZE, QUALITY = 1024, (500, 375), 90
 SIDE, LOADERS = 96, 2
-LEAD_IN_BATCHES, TIMED_BATCHES = 4, 24
 MARGIN = 1.15  # shorter side of an image over that of the square cut out of it, as in the store
 MEAN, STD = (0.46, 0.45, 0.42), (0.28, 0.28, 0.30)
 
+BENCHMARK = Benchmark(
+    "data_path",
+    "The way from files to batches",
+    "imagenette2-160, `resnet8`, one worker; JPEG files of 500 x 375 px",
+    (
+        Figure("low_over_top_images", "ratio", "median", "training at 88 px over training at 160 "
+               "px, images/s (limit: 3.31)", at_least=3.1),
+        Figure("loader_over_pil", "ratio", "median", "images out of large JPEG files over a usual "
+               "Pillow loader, images/s", at_least=2.0),
+        *(Figure(f"{arm}_images_per_second", "images/s", "median") for arm in ("low", "top")),
+        *(Figure(f"{arm}_loader_images", "images/s", "median") for arm in ("ours", "pil")),
+    ),
+    needs_data="always",
+)  # fmt: skip
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("data_path", __doc__, _measure, full_seeds=())
 
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    if arguments.data is None:
-        raise SystemExit("benchmarks.speed.data_path needs --data DIR, see --help")
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Training at two resolutions in turns, then loading alone."""
     os.environ.update(spinning_shortly(os.environ))
-    rounds = FULL_ROUNDS if arguments.full else QUICK_ROUNDS
-    images = arguments.data / "imagenette2-160"
+    rounds, images = ROUNDS[arguments.full], arguments.data / "imagenette2-160"
     task = Task(f"imagefolder:{images}", (LOW, TOP), batch=BATCH)
     say("imagenette2-160: reading images")
     open_data(job_of(task, 0))
@@ -80,37 +78,24 @@ def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurem
         "low": partial(Arm, train_at, task, LOW, folder / "low"),
         "top": partial(Arm, train_at, task, TOP, folder / "top"),
     }
-    with started(trained) as alive:
-        for arm in alive.values():
-            arm.turn(lead_in=0, steps=WARM_UP_STEPS)
-        turns = {
-            name: partial(arm.turn, lead_in=LEAD_IN_STEPS, steps=TIMED_STEPS)
-            for name, arm in alive.items()
-        }
-        rates = take_turns(turns, rounds, show=say)
+    rates = images_per_second(trained, rounds, lead_in=2, steps=8, warm_up=4)
     say(f"enlarging {FILES} images")
     names = enlarge(images / "train", folder / "enlarged", FILES)
-    loading = {
-        "ours": partial(Arm, ours, folder / "enlarged", names),
-        "pil": partial(Arm, pil, folder / "enlarged", names),
-    }
-    with started(loading) as alive:
-        turns = {
-            name: partial(arm.turn, lead_in=LEAD_IN_BATCHES, steps=TIMED_BATCHES)
-            for name, arm in alive.items()
-        }
-        loaded = take_turns(turns, rounds, show=say)
-    return figures_of(rates, loaded), {"trained": rates, "loaded": loaded}
+    loading = {arm.__name__: partial(Arm, arm, folder / "enlarged", names) for arm in (ours, pil)}
+    loaded = images_per_second(loading, rounds, lead_in=4, steps=24)
+    return found_of(rates, loaded), {"trained": rates, "loaded": loaded}
 
 
-def figures_of(rates: dict[str, list[float]], loaded: dict[str, list[float]]) -> list[Figure]:
+def found_of(
+    rates: dict[str, list[float]], loaded: dict[str, list[float]]
+) -> dict[str, list[float]]:
     """Ratios and rates of images per second by arm."""
-    return [
-        ratio_figure("low_over_top_images", rates["low"], rates["top"], at_least=LOW_OVER_TOP_GOAL),
-        ratio_figure("loader_over_pil", loaded["ours"], loaded["pil"], at_least=LOADER_GOAL),
-        *(median_figure(f"{name}_images_per_second", r, "images/s") for name, r in rates.items()),
-        *(median_figure(f"{name}_loader_images", r, "images/s") for name, r in loaded.items()),
-    ]
+    return {
+        "low_over_top_images": ratios(rates["low"], rates["top"]),
+        "loader_over_pil": ratios(loaded["ours"], loaded["pil"]),
+        **{f"{name}_images_per_second": some for name, some in rates.items()},
+        **{f"{name}_loader_images": some for name, some in loaded.items()},
+    }
 
 
 def enlarge(source: Path, target: Path, count: int) -> list[str]:
@@ -134,9 +119,7 @@ def ours(turns: Turns, root: Path, names: list[str]) -> None:
     prepare_process(usable_cores())
     labels = torch.zeros(len(names), dtype=torch.int64)
     files = ImageFiles(root, names, labels, side=SIDE, mean=MEAN, std=STD)
-    pipeline = FilePipeline(
-        files, device=torch.device("cpu"), augmentation="crop-flip", seed=0, loaders=LOADERS
-    )
+    pipeline = FilePipeline(files, device=CPU, augmentation="crop-flip", seed=0, loaders=LOADERS)
     turns.ready()
     epoch = 0
     while True:
@@ -187,4 +170,4 @@ class UsualImages(Dataset[tuple[Tensor, int]]):
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

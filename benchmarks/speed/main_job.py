@@ -19,16 +19,15 @@ spread the quartiles.
 
 The peers get our network in channels last, which is the faster format for them too.
 
-Accuracy. `digits_accuracy`: last held-out accuracy (360 images) of `batchwright run` with its
-defaults, seeds 0 to 4; mean and range. `main_job_seconds`: wall time of those commands; mean and
-range. `auto_accuracy`: precision=auto against float32, both trained by our loop on CIFAR-100 for 3
-epochs (settings as above, but the rate falls to 0 along half a cosine) from the same weights and in
-the same order, seeds 0 to 7; difference of held-out accuracy (10,000 images), 95 % interval of the
-mean; no worse means that its lower end is above -1.0 point.
+Accuracy. `digits_accuracy` and `main_job_seconds`: `batchwright run` with its defaults, seeds 0 to
+4; mean and range. `auto_accuracy`: precision=auto against float32, both trained by our loop on
+CIFAR-100 for 3 epochs (settings as above, but the rate falls to 0 along half a cosine) from the
+same weights and in the same order, seeds 0 to 7; difference of held-out accuracy (10,000 images),
+95 % interval of the mean; no worse means that its lower end is above -1.0 point.
 
---full measures everything and keeps the report in benchmarks/results. --quick copies the accuracy
-figures from the newest kept report and runs seed 0 of each again as a check. Without the CIFAR-100
-folder, or where a peer is not installed, the figures that need it are left out.
+--full measures everything. --quick copies the accuracy figures from the newest kept report and runs
+seed 0 of each again as a check. Without the CIFAR-100 folder, or where a peer is not installed, the
+figures that need it are left out.
 """
 
 from __future__ import annotations
@@ -37,156 +36,109 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from batchwright.records import Job
 from batchwright.records.documents import write_record
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.host import computes_in_bfloat16
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    Measurements,
-    difference_figure,
-    kept_figures,
-    mean_figure,
-    median_figure,
-    ratio_figure,
-    run_benchmark,
-    say,
-)
-from benchmarks.harness.turns import Arm, started, take_turns
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, differences, ratios
+from benchmarks.harness.plans import quick_precision
+from benchmarks.harness.turns import Arm, images_per_second
 from benchmarks.speed import main_job_arms as arms
 
-LEAD_IN_STEPS, TIMED_STEPS = 8, 30
-WARM_UP_STEPS = 40
-QUICK_ROUNDS, FULL_ROUNDS = 12, 40
-DIGITS_SEEDS = tuple(range(5))
-DIGITS_GOAL, MAIN_JOB_SECONDS_GOAL = 0.97, 120.0
-PAIR_SEEDS = tuple(range(8))
-PAIR_EPOCHS = 3
-MARGIN = 1.0  # points
+ROUNDS = {False: 12, True: 40}  # by --full
+DIGITS_SEEDS, PAIR_SEEDS, PAIR_EPOCHS = range(5), range(8), 3
+RATIOS = {
+    "session_over_bare": ("session", "bare"),
+    "over_resident_batch": ("session", "resident_batch"),
+    "over_lightning": ("session", "lightning"),
+    "over_accelerate": ("session", "accelerate"),
+    "over_lightning_auto": ("session_auto", "lightning"),
+}
+ARMS = ("session", "bare", "resident_batch", "lightning", "accelerate", "session_auto")
 
-RATIOS = (
-    ("session_over_bare", "session", "bare", 0.98),
-    ("over_resident_batch", "session", "resident_batch", 0.97),
-    ("over_lightning", "session", "lightning", 1.25),
-    ("over_accelerate", "session", "accelerate", 1.25),
-    ("over_lightning_auto", "session_auto", "lightning", 1.6),
-)
-KEPT = ("digits_accuracy", "main_job_seconds", "auto_accuracy")
+BENCHMARK = Benchmark(
+    "main_job",
+    "One worker, and the first command",
+    "Ratios compare arms that took turns in one run. CIFAR-100, `resnet8`, batch 128, one worker, "
+    "unless said otherwise",
+    (
+        Figure("session_over_bare", "ratio", "median", "our loop over a plain PyTorch loop written "
+               "by hand on the same data in memory, images/s", at_least=0.98),
+        Figure("over_resident_batch", "ratio", "median", "our loop over the same steps on one "
+               "batch that is already there, images/s", at_least=0.97),
+        Figure("over_lightning", "ratio", "median", "our loop over Lightning as started by default "
+               "(two loader processes, float32), images/s", at_least=1.25),
+        Figure("over_accelerate", "ratio", "median",
+               "our loop over accelerate with the same loader, images/s", at_least=1.25),
+        Figure("over_lightning_auto", "ratio", "median",
+               "the same over Lightning, ours with `precision=auto`, images/s", at_least=1.6),
+        Figure("auto_accuracy", "points", "interval", "accuracy of `precision=auto` less that of "
+               "float32, paired seeds", above=-1.0, full=True),
+        Figure("digits_accuracy", "share", "mean",
+               "held-out accuracy of `batchwright run` with its defaults (digits)",
+               at_least=0.97, full=True),
+        Figure("main_job_seconds", "s", "mean", "wall time of that command",
+               at_most=120.0, full=True),
+        *(Figure(f"{arm}_images_per_second", "images/s", "median") for arm in ARMS),
+    ),
+    seeds=PAIR_SEEDS,
+)  # fmt: skip
 
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("main_job", __doc__, _measure, full_seeds=DIGITS_SEEDS + PAIR_SEEDS)
-
-
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    figures: list[Figure] = []
-    measurements: Measurements = {}
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Speed, and accuracies: of all seeds, or of seed 0 as a check."""
+    found: dict[str, list[float]] = {}
+    measurements: dict[str, Any] = {}
+    suffix = "" if arguments.full else "_check"
     if arguments.data is not None:
         say("CIFAR-100: reading")
         open_data(Job(data=f"cifar100:{arguments.data}"))
-        rounds = FULL_ROUNDS if arguments.full else QUICK_ROUNDS
-        rates = _images_per_second(arguments.data, folder, rounds)
-        measurements["images_per_second"] = rates
-        figures += _timing_figures(rates)
-    suffix = "" if arguments.full else "_check"  # of one seed, beside the kept figure
-    if not arguments.full:
-        figures += kept_figures("main_job", KEPT)
-    seconds, accuracies = _digits(DIGITS_SEEDS if arguments.full else (0,), folder)
-    measurements["digits"] = {"accuracy": accuracies, "seconds": seconds}
-    figures += [
-        mean_figure(f"digits_accuracy{suffix}", accuracies, "share", at_least=DIGITS_GOAL),
-        mean_figure(f"main_job_seconds{suffix}", seconds, "s", at_most=MAIN_JOB_SECONDS_GOAL),
-    ]
-    if arguments.data is not None and computes_in_bfloat16(torch.device("cpu")):
-        seeds = PAIR_SEEDS if arguments.full else (0,)
-        auto, float32 = _accuracy_pairs(arguments.data, seeds, folder)
-        measurements["cifar100_accuracy"] = {"auto": auto, "float32": float32}
-        points = [[100 * accuracy for accuracy in both] for both in (auto, float32)]
-        figures.append(
-            difference_figure(f"auto_accuracy{suffix}", *points, "points", margin=MARGIN)
-        )
-    return figures, measurements
-
-
-# ------------------------------------------------------------------------------------------ speed
-
-
-def _images_per_second(data: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
-    """By arm, images per second in each round."""
-    with started(_arms(data, folder / "runs")) as alive:
-        for name, arm in alive.items():
-            say(f"warming up {name}")
-            arm.turn(lead_in=0, steps=WARM_UP_STEPS)
-        turns = {
-            name: partial(arm.turn, lead_in=LEAD_IN_STEPS, steps=TIMED_STEPS)
-            for name, arm in alive.items()
+        starters = {
+            name: partial(Arm, getattr(arms, name), arguments.data, folder / "runs")
+            for name in ARMS
+            if can_run(name)
         }
-        return take_turns(turns, rounds, show=say)
-
-
-def _arms(data: Path, runs: Path) -> dict[str, Callable[[], Arm]]:
-    """What starts each arm that this machine can run."""
-    loops: list[tuple[Any, ...]] = [
-        (arms.session, data, runs),
-        (arms.bare, data),
-        (arms.resident_batch, data),
-    ]
-    loops += [
-        (peer, data) for peer in (arms.lightning, arms.accelerate) if _installed(peer.__name__)
-    ]
-    if computes_in_bfloat16(torch.device("cpu")):
-        loops.append((arms.session_auto, data, runs))
-    return {loop.__name__: partial(Arm, loop, *rest) for loop, *rest in loops}
-
-
-def _installed(peer: str) -> bool:
-    if find_spec(peer) is not None:
-        return True
-    say(f"{peer} is not installed and left out: pip install {peer}")
-    return False
-
-
-def _timing_figures(rates: dict[str, list[float]]) -> list[Figure]:
-    ratios = [
-        ratio_figure(name, rates[over], rates[under], at_least=goal)
-        for name, over, under, goal in RATIOS
-        if over in rates and under in rates
-    ]
-    return ratios + [
-        median_figure(f"{arm}_images_per_second", values, "images/s")
-        for arm, values in rates.items()
-    ]
-
-
-# --------------------------------------------------------------------------------------- accuracy
-
-
-def _digits(seeds: Sequence[int], folder: Path) -> tuple[list[float], list[float]]:
-    """Wall seconds and accuracy of ``batchwright run`` with each seed."""
-    seconds, accuracies = [], []
-    for seed in seeds:
+        rates = images_per_second(starters, ROUNDS[arguments.full], lead_in=8, steps=30, warm_up=40)
+        measurements["images_per_second"] = rates
+        found |= {
+            name: ratios(rates[over], rates[under])
+            for name, (over, under) in RATIOS.items()
+            if over in rates and under in rates
+        }
+        found |= {f"{arm}_images_per_second": some for arm, some in rates.items()}
+    digits: dict[str, list[float]] = {"accuracy": [], "seconds": []}
+    for seed in DIGITS_SEEDS if arguments.full else (0,):
         started = time.perf_counter()
-        result = _batchwright("run", f"seed={seed}", "--out", folder / f"digits-{seed}")
-        seconds.append(time.perf_counter() - started)
-        accuracies.append(result["test_accuracy"])
-        say(f"digits, seed {seed}: accuracy {accuracies[-1]:.4f} in {seconds[-1]:.0f} s")
-    return seconds, accuracies
+        result = batchwright("run", f"seed={seed}", "--out", folder / f"digits-{seed}")
+        digits["seconds"].append(time.perf_counter() - started)
+        digits["accuracy"].append(result["test_accuracy"])
+        say(f"digits, seed {seed}: accuracy {result['test_accuracy']:.4f}")
+    measurements["digits"] = digits
+    found[f"digits_accuracy{suffix}"] = digits["accuracy"]
+    found[f"main_job_seconds{suffix}"] = digits["seconds"]
+    if arguments.data is not None and quick_precision() == "bfloat16":
+        pairs = accuracy_pairs(arguments.data, PAIR_SEEDS if arguments.full else range(1), folder)
+        measurements["cifar100_accuracy"] = pairs
+        gains = differences(pairs["auto"], pairs["float32"])
+        found[f"auto_accuracy{suffix}"] = [100 * gain for gain in gains]
+    return found, measurements
 
 
-def _accuracy_pairs(
-    data: Path, seeds: Sequence[int], folder: Path
-) -> tuple[list[float], list[float]]:
-    """Accuracy with precision=auto and with float32 for each seed."""
+def can_run(arm: str) -> bool:
+    """Whether a peer is installed, and the processor computes as the arm does."""
+    if arm in ("lightning", "accelerate") and find_spec(arm) is None:
+        say(f"{arm} is not installed and left out: pip install {arm}")
+        return False
+    return arm != "session_auto" or quick_precision() == "bfloat16"
+
+
+def accuracy_pairs(data: Path, seeds: range, folder: Path) -> dict[str, list[float]]:
+    """Accuracy with precision=auto and with float32 for each seed, as a share."""
     found: dict[str, list[float]] = {"auto": [], "float32": []}
     for seed in seeds:
         for precision, accuracies in found.items():
@@ -195,13 +147,13 @@ def _accuracy_pairs(
                 data, epochs=PAIR_EPOCHS, precision=precision, seed=seed, decay="cosine"
             )
             write_record(plan, name.with_suffix(".json"))
-            result = _batchwright("train", name.with_suffix(".json"), "--out", name)
+            result = batchwright("train", name.with_suffix(".json"), "--out", name)
             accuracies.append(result["test_accuracy"])
         say(f"CIFAR-100, seed {seed}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items()))
-    return found["auto"], found["float32"]
+    return found
 
 
-def _batchwright(*words: str | Path) -> dict[str, Any]:
+def batchwright(*words: str | Path) -> dict[str, Any]:
     """What a command prints as JSON; its own messages go to standard error if it fails."""
     done = subprocess.run(
         [sys.executable, "-m", "batchwright.cli.commands", *map(str, words), "--json"],
@@ -216,4 +168,4 @@ def _batchwright(*words: str | Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

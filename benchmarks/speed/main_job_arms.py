@@ -1,4 +1,4 @@
-"""The training loops that `benchmarks.speed.main_job` and `benchmarks.cluster.uneven` compare.
+"""The training loops that `speed.main_job` and `cluster.uneven` compare.
 
 Each trains `resnet8` on CIFAR-100 in batches of 128 at 32 px with random crops out of a border of
 4 px and horizontal flips, by SGD with Nesterov momentum at a constant rate, until it is stopped.
@@ -19,24 +19,18 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import batchwright as bw
-from batchwright.records import Job, LearningRateRule, Plan, Precision, Stage
+from batchwright.records import Job, Plan
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
-from batchwright.workload.host import computes_in_bfloat16, prepare_process, usable_cores
-from batchwright.workload.task import (
-    build_loss,
-    build_network,
-    build_optimizer,
-    network_facts,
-    set_training,
-)
+from batchwright.workload.host import prepare_process, usable_cores
+from batchwright.workload.task import build_loss, build_network, build_optimizer, set_training
+from benchmarks.harness.plans import CPU, ENDLESS, facts_of, fixed_plan, quick_precision
 from benchmarks.harness.turns import Turns
 
 BATCH, SIDE, BORDER = 128, 32, 4
 RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 LOADER_PROCESSES = 2
-ENDLESS = 1_000_000  # epochs, and seconds between checkpoints
 
 
 def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: str) -> Plan:
@@ -50,61 +44,31 @@ def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: s
         seed: Of weights, order and augmentation.
         decay: ``none`` or ``cosine``.
     """
-    half = precision == "auto" and computes_in_bfloat16(torch.device("cpu"))
-    used: Precision = "bfloat16" if half else "float32"
-    job = Job.model_validate(
-        {
-            "data": f"cifar100:{folder}",
-            "network": "resnet8",
-            "augment": "crop-flip",
-            "momentum": MOMENTUM,
-            "weight_decay": WEIGHT_DECAY,
-            "learning_rate": RATE,
-            "base_batch": BATCH,
-            "scaling": "none",
-            "warmup_epochs": 0,
-            "decay": decay,
-            "seed": seed,
-            "epochs": epochs,
-            "precision": used,
-            "device": "cpu",
-            "workers": 1,
-            "launch": "in-process",
-            "global_batch": BATCH,
-            "micro_batch": BATCH,
-            "resolutions": (SIDE,),
-            "checkpoint_seconds": ENDLESS,
-        }
+    job = Job(
+        data=f"cifar100:{folder}",
+        network="resnet8",
+        augment="crop-flip",
+        momentum=MOMENTUM,
+        weight_decay=WEIGHT_DECAY,
+        learning_rate=RATE,
+        base_batch=BATCH,
+        scaling="none",
+        warmup_epochs=0,
+        decay=decay,
+        seed=seed,
+        epochs=epochs,
+        precision=quick_precision() if precision == "auto" else "float32",
+        device="cpu",
+        workers=1,
+        launch="in-process",
+        global_batch=BATCH,
+        micro_batch=BATCH,
+        resolutions=(SIDE,),
+        checkpoint_seconds=ENDLESS,
     )
-    data = open_data(job, verify=False)
-    network = build_network(job.network, classes=len(data.facts.classes), side=SIDE)
-    return Plan(
-        job=job,
-        data=data.facts,
-        network=network_facts(job.network, network, SIDE),
-        method="plain",
-        update="sgd",
-        precision=used,
-        learning_rate=LearningRateRule(
-            base=RATE,
-            base_batch=BATCH,
-            scaling="none",
-            peak=RATE,
-            warmup_epochs=0.0,
-            decay=job.decay,
-        ),
-        stages=(
-            Stage(
-                epochs=epochs,
-                resolution=SIDE,
-                learning_rate=RATE,
-                dropout=0.0,
-                augmentation="crop-flip",
-                local_batch_sizes=(BATCH,),
-                micro_batch_size=BATCH,
-            ),
-        ),
-    )
+    facts = open_data(job, verify=False).facts
+    network = facts_of(job.network, len(facts.classes), SIDE)
+    return fixed_plan(job, facts, network, batches=(BATCH,), method="plain")
 
 
 # --------------------------------------------------------------------------------------- our loop
@@ -112,17 +76,14 @@ def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: s
 
 def session(turns: Turns, data: Path, runs: Path) -> None:
     """Our loop in float32, with its records, as ``batchwright train`` runs it in one process."""
-    _session(turns, data, runs / "float32", "float32")
+    plan = cifar_plan(data, epochs=ENDLESS, precision="float32", seed=0, decay="none")
+    train_session(turns, plan, runs / "float32")
 
 
 def session_auto(turns: Turns, data: Path, runs: Path) -> None:
     """The same with ``precision=auto``."""
-    _session(turns, data, runs / "auto", "auto")
-
-
-def _session(turns: Turns, folder: Path, run_folder: Path, precision: str) -> None:
-    plan = cifar_plan(folder, epochs=ENDLESS, precision=precision, seed=0, decay="none")
-    train_session(turns, plan, run_folder)
+    plan = cifar_plan(data, epochs=ENDLESS, precision="auto", seed=0, decay="none")
+    train_session(turns, plan, runs / "auto")
 
 
 def train_session(
@@ -141,9 +102,11 @@ def train_session(
     """
     prepare_process(usable_cores())
     data = open_data(plan.job, verify=False)
+    images, labels = _stored(data)
+    samples = plan.data.train_samples
     pipeline = ImagePipeline(
-        _first(data, plan.data.train_samples),
-        device=torch.device("cpu"),
+        ImageStore.from_images(images[:samples], labels[:samples]),
+        device=CPU,
         side=SIDE,
         mean=data.mean,
         std=data.std,
@@ -159,15 +122,15 @@ def train_session(
     with bw.Session(network, optimizer, pipeline, plan=plan, run_folder=run_folder) as training:
         turns.ready()
         for _ in training.epochs():
-            for images, labels in training.batches():
-                training.step(loss(network(images), labels))
+            for batch, targets in training.batches():
+                training.step(loss(network(batch), targets))
                 turns.step_done(plan.stages[0].global_batch_size)
 
 
 # ------------------------------------------------------------------- plain loops, same settings
 
 
-def bare(turns: Turns, folder: Path) -> None:
+def bare(turns: Turns, folder: Path, *_: Path) -> None:
     """A loop as one writes it by hand: data in memory, augmented a batch at a time, fused SGD."""
     prepare_process(usable_cores())
     data = _open(folder)
@@ -196,9 +159,8 @@ def bare_ddp(turns: Turns, folder: Path) -> None:
 def _train_bare(
     turns: Turns, data: ImageData, network: nn.Module, *, worker: int = 0, workers: int = 1
 ) -> None:
-    images, labels = _tensors(data)
-    border = (0, 0, BORDER, BORDER, BORDER, BORDER)
-    padded = functional.pad(images, border)
+    images, labels = (one.clone() for one in _stored(data))
+    padded = functional.pad(images, (0, 0, *[BORDER] * 4))
     factor = 1 / (255 * torch.tensor(data.std))
     offset = -torch.tensor(data.mean) / torch.tensor(data.std)
     optimizer = _sgd(network, fused=True)
@@ -218,11 +180,11 @@ def _train_bare(
             turns.step_done(len(step))
 
 
-def resident_batch(turns: Turns, folder: Path) -> None:
+def resident_batch(turns: Turns, folder: Path, *_: Path) -> None:
     """The same steps on one batch that is there already: what the processor can do."""
     prepare_process(usable_cores())
     data = _open(folder)
-    images, labels = _tensors(data)
+    images, labels = _stored(data)
     batch = images[:BATCH].float().div_(255).sub_(torch.tensor(data.mean))
     batch = batch.div_(torch.tensor(data.std)).permute(0, 3, 1, 2)
     targets = labels[:BATCH].clone()
@@ -258,11 +220,10 @@ class Items(Dataset[tuple[Tensor, int]]):
     """CIFAR-100 item by item, with the usual random crop and flip and normalization."""
 
     def __init__(self, data: ImageData) -> None:
-        images, labels = _tensors(data)
+        images, labels = _stored(data)
         self._images = images.permute(0, 3, 1, 2).contiguous()
         self._labels = labels.tolist()
-        self._mean = torch.tensor(data.mean).view(3, 1, 1)
-        self._std = torch.tensor(data.std).view(3, 1, 1)
+        self._mean, self._std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -277,7 +238,7 @@ class Items(Dataset[tuple[Tensor, int]]):
         return image.float().div_(255).sub_(self._mean).div_(self._std), self._labels[index]
 
 
-def lightning(turns: Turns, folder: Path) -> None:
+def lightning(turns: Turns, folder: Path, *_: Path) -> None:
     """A LightningModule under its Trainer; logger, checkpoints and progress bar off."""
     import lightning as pl
 
@@ -318,7 +279,7 @@ def lightning(turns: Turns, folder: Path) -> None:
     trainer.fit(Module(_network(data)), _loader(data))
 
 
-def accelerate(turns: Turns, folder: Path) -> None:
+def accelerate(turns: Turns, folder: Path, *_: Path) -> None:
     """A plain loop whose model, optimizer and loader an Accelerator prepares."""
     from accelerate import Accelerator
 
@@ -353,18 +314,11 @@ def _open(folder: Path) -> ImageData:
     return open_data(Job(data=f"cifar100:{folder}"), verify=False)
 
 
-def _first(data: ImageData, samples: int) -> ImageStore:
-    """The first training images, without a copy."""
+def _stored(data: ImageData) -> tuple[Tensor, Tensor]:
+    """Images uint8 (N, side, side, 3) and labels (N,), as they are stored."""
     assert isinstance(data.train, ImageStore)
     assert data.train.images is not None
-    return ImageStore.from_images(data.train.images[:samples], data.train.labels[:samples])
-
-
-def _tensors(data: ImageData) -> tuple[Tensor, Tensor]:
-    """Images uint8 (N, side, side, 3) and labels (N,) in memory of the process's own."""
-    assert isinstance(data.train, ImageStore)
-    assert data.train.images is not None
-    return data.train.images.clone(), data.train.labels.clone()
+    return data.train.images, data.train.labels
 
 
 def _network(data: ImageData) -> nn.Module:

@@ -15,7 +15,7 @@ number. In each process three networks take turns within every step:
 Forward passes are not timed. Time is that of the worker's own thread: waiting for the other worker
 takes none of it, nor do the threads that send. Figures are medians over the rounds of the median
 within a round of 20 steps, less that of `plain` in the same round; their spread is the quartiles:
-10 rounds with --quick, 15 with --full, which keeps the report. All steps are in one epoch before
+10 rounds with --quick, 15 with --full. All steps are in one epoch before
 its tail, where workers have unequal numbers of micro-batches and could not take turns.
 """
 
@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,37 +36,42 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import batchwright as bw
-from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan
-from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process
-from batchwright.workload.task import build_network, network_facts
-from benchmarks.harness.common import (
-    Arguments,
-    Figure,
-    Measurements,
-    median_figure,
-    run_benchmark,
-    say,
-)
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, differences
+from benchmarks.harness.loads import free_port
+from benchmarks.harness.plans import ENDLESS, opened, planned
 
 WORKERS, TENSORS = (1, 2), (20, 160, 640)
-HEADLINE = (2, 160)
-GOAL = 6.0
+HEADLINE = "2_160"
 NUMBERS = 8  # of each tensor
 BATCH = 2  # of each worker
 STEPS = 20  # of a round
-ROUNDS = {False: 10, True: 15}
+ROUNDS = {False: 10, True: 15}  # by --full
 LEAD_IN = 30  # steps before the first round
 ARMS = ("plain", "session", "ddp")
 
+BENCHMARK = Benchmark(
+    "step_overhead",
+    "What a step costs beside its computing",
+    "Tensors of 8 numbers; arms took turns within each step; time of the worker's own thread",
+    (
+        Figure("step_overhead_us_per_tensor", "us", "median", "processor time of `session.step` "
+               "for each tensor, backward pass and update left out, two workers, 160 tensors",
+               at_most=6.0),
+        *(
+            Figure(f"{arm}_us_per_tensor_{workers}_{tensors}", "us", "median",
+                   f"{words}, {workers} worker(s), {tensors} tensors")
+            for workers, tensors in product(WORKERS, TENSORS)
+            for arm, words in (("step", "the same"), ("ddp", "DistributedDataParallel"))
+        ),
+    ),
+)  # fmt: skip
+
 
 class Many(nn.Module):
-    """As many tensors as wanted, all trained.
-
-    Args:
-        tensors: How many.
-    """
+    """As many tensors as wanted, all trained."""
 
     def __init__(self, tensors: int) -> None:
         super().__init__()
@@ -80,11 +85,7 @@ class Many(nn.Module):
 
 
 class Values(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Numbers that take no time to make.
-
-    Args:
-        samples: How many.
-    """
+    """As many samples as wanted, which take no time to make."""
 
     def __init__(self, samples: int) -> None:
         self._samples, self._item = samples, torch.ones(1)
@@ -96,52 +97,36 @@ class Values(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return self._item, 0
 
 
-def main() -> None:
-    """Measure, print, and write the report."""
-    run_benchmark("step_overhead", __doc__, _measure, full_seeds=())
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Each number of workers with each number of tensors, in processes of their own."""
+    times: dict[str, dict[str, list[float]]] = {}
+    for workers, tensors in product(WORKERS, TENSORS):
+        name = f"{workers}_{tensors}"
+        out = folder / f"{name}.json"
+        given = (workers, free_port(), tensors, ROUNDS[arguments.full], out)
+        multiprocessing.spawn(_worker, args=given, nprocs=workers)
+        times[name] = json.loads(out.read_text(encoding="utf-8"))
+        say(f"{workers} worker(s), {tensors} tensors: done")
+    return found_of(times), {"us_per_step": times}
 
 
-def _measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], Measurements]:
-    found: dict[str, dict[str, list[float]]] = {}
-    for workers in WORKERS:
-        for tensors in TENSORS:
-            name = f"{workers}_{tensors}"
-            out = folder / f"{name}.json"
-            rounds = ROUNDS[arguments.full]
-            multiprocessing.spawn(
-                _worker, args=(workers, _free_port(), tensors, rounds, out), nprocs=workers
-            )
-            found[name] = json.loads(out.read_text(encoding="utf-8"))
-            say(f"{workers} worker(s), {tensors} tensors: done")
-    return figures_of(found), {"us_per_step": found}
-
-
-def figures_of(found: dict[str, dict[str, list[float]]]) -> list[Figure]:
+def found_of(times: dict[str, dict[str, list[float]]]) -> dict[str, list[float]]:
     """Costs for each tensor, from microseconds per step by arm, round by round."""
-    figures = []
-    for name, times in found.items():
-        workers, tensors = (int(word) for word in name.split("_"))
-        session = over_plain(times["session"], times["plain"], tensors)
-        if (workers, tensors) == HEADLINE:
-            figures.insert(
-                0, median_figure("step_overhead_us_per_tensor", session, "us", at_most=GOAL)
-            )
-        figures.append(median_figure(f"step_us_per_tensor_{name}", session, "us"))
-        ddp = over_plain(times["ddp"], times["plain"], tensors)
-        figures.append(median_figure(f"ddp_us_per_tensor_{name}", ddp, "us"))
-    return figures
-
-
-def over_plain(times: Sequence[float], plain: Sequence[float], tensors: int) -> list[float]:
-    """What an arm takes more than the plain one in the same round, for each tensor."""
-    return [(one - other) / tensors for one, other in zip(times, plain, strict=True)]
+    found: dict[str, list[float]] = {}
+    for name, arms in times.items():
+        tensors = int(name.partition("_")[2])
+        for arm, figure in (("session", "step"), ("ddp", "ddp")):
+            more = differences(arms[arm], arms["plain"])
+            found[f"{figure}_us_per_tensor_{name}"] = [one / tensors for one in more]
+    if HEADLINE in times:
+        found["step_overhead_us_per_tensor"] = found[f"step_us_per_tensor_{HEADLINE}"]
+    return found
 
 
 def _worker(rank: int, workers: int, port: int, tensors: int, rounds: int, out: Path) -> None:
     environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers}
-    environment |= {"LOCAL_WORLD_SIZE": workers, "MASTER_PORT": port}
+    environment |= {"LOCAL_WORLD_SIZE": workers, "MASTER_PORT": port, "MASTER_ADDR": "localhost"}
     os.environ.update({name: str(value) for name, value in environment.items()})
-    os.environ["MASTER_ADDR"] = "localhost"
     prepare_process(1)
     dist.init_process_group("gloo", rank=rank, world_size=workers)
     try:
@@ -149,11 +134,9 @@ def _worker(rank: int, workers: int, port: int, tensors: int, rounds: int, out: 
     finally:
         dist.destroy_process_group()
     if rank == 0:
+        starts = range(LEAD_IN, LEAD_IN + rounds * STEPS, STEPS)
         medians = {
-            arm: [
-                1e6 * statistics.median(values[start : start + STEPS])
-                for start in range(LEAD_IN, LEAD_IN + rounds * STEPS, STEPS)
-            ]
+            arm: [1e6 * statistics.median(values[start : start + STEPS]) for start in starts]
             for arm, values in times.items()
         }
         out.write_text(json.dumps(medians), encoding="utf-8")
@@ -199,28 +182,17 @@ def _step(
 
 
 def _plan(workers: int) -> Plan:
-    job = Job.model_validate(
-        {
-            "network": "resnet8",
-            "precision": "float32",
-            "device": "cpu",
-            "workers": workers,
-            "global_batch": BATCH * workers,
-            "epochs": 2,
-            "checkpoint_seconds": 10**6,
-        }
+    job = Job(
+        network="resnet8",
+        precision="float32",
+        device="cpu",
+        workers=workers,
+        global_batch=BATCH * workers,
+        epochs=2,
+        checkpoint_seconds=ENDLESS,
     )
-    data = open_data(job)
-    network = build_network(job.network, classes=len(data.facts.classes), side=8)
-    return plan_without_profile(job, data.facts, network_facts(job.network, network, 8))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return planned(job, opened(job.data, job.network, 8))
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.run(measure, __doc__)

@@ -36,9 +36,7 @@ the pairs, its standard error below the gain; and no task (mean of its pairs) wo
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -55,17 +53,22 @@ from torch import Tensor, nn
 
 import batchwright as bw
 from batchwright.algorithms.partition import apportion
-from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan
 from batchwright.records.documents import change_job, read_record
 from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.loop import accuracy_and_loss, open_task
-from batchwright.workflows.prepare_job import resolve
 from batchwright.workload.data import pipeline
 from batchwright.workload.host import autocast, prepare_process
-from benchmarks.harness.common import RESULTS, say
+from benchmarks.harness.benchmark import (
+    RESULTS,
+    add_data,
+    add_gathering,
+    make_parser,
+    say,
+    scratch,
+)
 from benchmarks.harness.kept_runs import Run, RunLines, Wanted, read_lines
-from benchmarks.methods.large_batch_arms import Opened
+from benchmarks.harness.plans import CPU, Opened, planned
 from benchmarks.planning.decisions_runs import TASKS, Optimizer, job_keys, open_images
 
 EPOCHS = {"groups-resnet8": 6, "cifar-vgg8": 6, "imagenette-resnet8": 4}
@@ -96,17 +99,16 @@ WORST_TASK = -1.0
 # ------------------------------------------------------------------------------------------- plans
 
 
-def plan_of(name: str, arm: str, optimizer: Optimizer, seed: int, opened: Opened) -> Plan:
+def plan_of(name: str, arm: str, optimizer: Optimizer, seed: int, known: Opened) -> Plan:
     """The plan of a training."""
     task, epochs = TASKS[name], EPOCHS[name]
     batch = BATCHES[optimizer] * (2 if arm == "double" else 1)
     asked = {"global_batch": batch, "optimizer": optimizer, "seed": seed}
     smoothing = float(arm.removeprefix("smooth-")) if arm.startswith("smooth") else 0.0
-    keys = {**job_keys(task, opened, epochs), **asked, "label_smoothing": smoothing}
+    keys = {**job_keys(task, known, epochs), **asked, "label_smoothing": smoothing}
     if arm == "cyclic":
         keys |= {"method": "cyclic", "resolutions": [round(LOW_SIDE * task.side), task.side]}
-    job = resolve(change_job(Job(), keys), opened.facts)
-    plan = plan_without_profile(job, opened.facts, opened.network)
+    plan = planned(change_job(Job(), keys), known)
     stage = plan.stages[0]
     if arm == "low":
         first = round(LOW_PART * epochs)
@@ -124,7 +126,7 @@ def plan_of(name: str, arm: str, optimizer: Optimizer, seed: int, opened: Opened
     return plan.model_copy(update={"stages": tuple(stage.model_copy(update=row) for row in rows)})
 
 
-def wanted(name: str, arm: str, optimizer: Optimizer, seed: int, opened: Opened) -> Wanted:
+def wanted(name: str, arm: str, optimizer: Optimizer, seed: int, known: Opened) -> Wanted:
     """The run of an arm."""
     facts = {
         "task": name,
@@ -133,7 +135,7 @@ def wanted(name: str, arm: str, optimizer: Optimizer, seed: int, opened: Opened)
         "epochs": EPOCHS[name],
         "seed": seed,
     }
-    plan = plan_of(name, arm, optimizer, seed, opened)
+    plan = plan_of(name, arm, optimizer, seed, known)
     words = ("benchmarks.tools.cheaper", "train", arm)
     return Wanted(f"{name}-{optimizer}-{arm}", seed, plan, words, facts)
 
@@ -153,21 +155,20 @@ def _turn_of(one: tuple[str, int]) -> tuple[bool, bool, int, int]:
     return arm in LAST, late, SEEDS.index(seed), ARMS.index(arm)
 
 
-def gather(data: Path, folder: Path, until: float) -> None:
+def gather(data: Path, folder: Path, lines: Path, until: float) -> None:
     """Make the runs that are not kept, seed by seed."""
 
     @cache
-    def opened(name: str) -> Opened:
+    def images_of(name: str) -> Opened:
         return open_images(TASKS[name], data, folder, look=TASKS[name].look_images)
 
     def all_of_them() -> Iterator[Wanted]:
-        for (arm, seed), (name, optimizer) in product(
-            sorted(product(ARMS, SEEDS), key=_turn_of), PAIRS
-        ):
-            yield wanted(name, arm, optimizer, seed, opened(name))
+        turns = sorted(product(ARMS, SEEDS), key=_turn_of)
+        for (arm, seed), (name, optimizer) in product(turns, PAIRS):
+            yield wanted(name, arm, optimizer, seed, images_of(name))
 
     with tempfile.TemporaryDirectory(prefix="batchwright-cheaper-") as runs:
-        Lines(LINES, Path(runs)).gather(all_of_them(), until)
+        Lines(lines, Path(runs)).gather(all_of_them(), until)
 
 
 # ---------------------------------------------------------------------------------------- training
@@ -215,7 +216,7 @@ def train(plan: Plan, arm: str, run_folder: Path) -> None:
     """Train an arm's plan as `training.loop.train` does, and write `FIGURES`."""
     if arm == "flips":
         pipeline.draw = alternating
-    task = open_task(plan, torch.device("cpu"))
+    task = open_task(plan, CPU)
     seed_worker(plan.job.seed, 0, 0)
     samples = plan.data.train_samples
     steps = sum(row.epochs * -(-samples // row.global_batch_size) for row in plan.stages)
@@ -262,30 +263,19 @@ def cost_of_steps(data: Path, folder: Path) -> None:
     prepare_process(1)
     found = []
     for name, optimizer in PAIRS:
-        opened = open_images(TASKS[name], data, folder, look=TASKS[name].look_images)
-        plan = plan_of(name, "base", optimizer, SEEDS[0], opened)
-        task, side, batch = (
-            open_task(plan, torch.device("cpu")),
-            TASKS[name].side,
-            BATCHES[optimizer],
-        )
+        known = open_images(TASKS[name], data, folder, look=TASKS[name].look_images)
+        plan = plan_of(name, "base", optimizer, SEEDS[0], known)
+        task, side, batch = open_task(plan, CPU), TASKS[name].side, BATCHES[optimizer]
         shapes = [(round(LOW_SIDE * side), batch), *((side, batch * times) for times in (1, 2, 4))]
         seconds: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
-        for turn in range(TURNS + 1):
-            for shape in shapes:
-                spent = _turn(task, shape, plan.precision, turn)
-                if turn:  # the first warms up
-                    seconds[shape].append(spent)
-        found += [
-            {
-                "task": name,
-                "optimizer": optimizer,
-                "side": shape[0],
-                "batch": shape[1],
-                "step_seconds": float(f"{statistics.median(values):.4g}"),
-            }
-            for shape, values in seconds.items()
-        ]
+        for turn, shape in product(range(TURNS + 1), shapes):
+            spent = _turn(task, shape, plan.precision, turn)
+            if turn:  # the first warms up
+                seconds[shape].append(spent)
+        for (side, batch), values in seconds.items():
+            cost = float(f"{statistics.median(values):.4g}")
+            shape = {"side": side, "batch": batch, "step_seconds": cost}
+            found.append({"task": name, "optimizer": optimizer, **shape})
     STEPS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
@@ -298,7 +288,7 @@ def _turn(task: Any, shape: tuple[int, int], precision: str, turn: int) -> float
         indices = torch.arange(step * batch, (step + 1) * batch) % len(task.training)
         before = time.process_time()
         images, labels = task.training.training_batch(indices, epoch=turn, resolution=side)
-        with autocast(precision, torch.device("cpu")):
+        with autocast(precision, CPU):
             loss = task.mean_loss(images, labels)
         loss.backward()
         task.optimizer.step()
@@ -440,36 +430,28 @@ def table(lines: Mapping[str, Line]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Gather runs, train one of them, or say what came of them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    gathering = kinds.add_parser("gather")
-    gathering.add_argument("--limit-minutes", type=float, default=float("inf"), metavar="M")
-    training = kinds.add_parser("train")
+    gathering, timing, training = map(kinds.add_parser, ("gather", "steps", "train"))
+    kinds.add_parser("table")
+    add_gathering(gathering, LINES)
+    add_data(timing, required=True)
+    for one in (gathering, timing):
+        one.add_argument("--folder", type=Path, help="keeps the copies of images")
     training.add_argument("arm", choices=ARMS)
     training.add_argument("plan", type=Path)
     training.add_argument("--out", type=Path, required=True)
-    timing = kinds.add_parser("steps")
-    for one in (gathering, timing):
-        one.add_argument("--data", type=Path, default=os.environ.get("BATCHWRIGHT_DATA"))
-        one.add_argument("--folder", type=Path, help="keeps the copies of images")
-    kinds.add_parser("table")
     asked = parser.parse_args(words)
     if asked.kind == "train":
         train(read_record(asked.plan, Plan), asked.arm, asked.out)
     elif asked.kind == "table":
         say(table(lines_of(read_lines(LINES), json.loads(STEPS.read_text(encoding="utf-8")))))
-    elif asked.data is None:
-        parser.error("give --data DIR, or set BATCHWRIGHT_DATA")
     else:
-        with tempfile.TemporaryDirectory(prefix="batchwright-cheaper-images-") as made:
-            folder = asked.folder or Path(made)
-            os.environ["BATCHWRIGHT_CACHE"] = str(folder / "cache")
+        with scratch(asked.folder) as folder:
             if asked.kind == "steps":
                 cost_of_steps(asked.data, folder)
             else:
-                gather(asked.data, folder, time.monotonic() + 60 * asked.limit_minutes)
+                gather(asked.data, folder, asked.lines, asked.until)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from batchwright.workload.data import cifar
-from batchwright.workload.data.store import Part
 
+CIFAR100 = cifar.EDITIONS["cifar100"]
 PICKLE = 4  # the newest protocol that writes an array as the readers of CIFAR files admit it
 
 
@@ -32,29 +34,27 @@ def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | N
     Returns:
         The folder, as ``cifar100:PATH`` takes it.
     """
-    edition = cifar.EDITIONS["cifar100"]
-    original, copy = cifar.find_folder(edition, data), folder / edition.folder
+    original, copy = cifar.find_folder(CIFAR100, data), folder / CIFAR100.folder
     copy.mkdir(parents=True)
-    for name in edition.names:
+    for name in CIFAR100.names:
         link(original / name, copy / name)
-    classes = len(cifar.read_classes(edition, original))
-    parts: tuple[tuple[Part, str, int | None], ...] = (
-        *(("train", name, images) for name in edition.train),
-        *(("val", name, held_out) for name in edition.val),
-    )
-    for part, name, wanted in parts:
-        if wanted is None:
+    classes = len(cifar.read_classes(CIFAR100, original))
+    wanted = {"train": images, "test": held_out}
+    for part, name in (("train", "train"), ("val", "test")):
+        if wanted[name] is None:
             link(original / name, copy / name)
             continue
-        pixels, labels = cifar.read_part(edition, original, part, classes)
-        chosen = evenly(len(labels), wanted)
+        pixels, labels = cifar.read_part(CIFAR100, original, part, classes)
+        chosen = evenly(len(labels), wanted[name])
         planes = np.ascontiguousarray(pixels[chosen].transpose(0, 3, 1, 2))  # as the files hold it
-        content = {
-            "data": planes.reshape(len(chosen), -1),
-            edition.label_key: [int(label) for label in labels[chosen]],
-        }
-        (copy / name).write_bytes(pickle.dumps(content, protocol=PICKLE))
+        write_cifar(copy / name, planes.reshape(len(chosen), -1), labels[chosen])
     return folder
+
+
+def write_cifar(path: Path, pixels: np.ndarray, labels: Iterable[Any]) -> None:
+    """A file of CIFAR-100, from rows of pixels as such files have them."""
+    content = {"data": pixels, CIFAR100.label_key: [int(label) for label in labels]}
+    path.write_bytes(pickle.dumps(content, protocol=PICKLE))
 
 
 def smaller_folder(data: Path, images: int, folder: Path) -> Path:
@@ -68,15 +68,20 @@ def smaller_folder(data: Path, images: int, folder: Path) -> Path:
     Returns:
         The folder, as ``imagefolder:PATH`` takes it.
     """
-    for part in ("train", "val"):
-        classes = sorted(path for path in (data / part).iterdir() if path.is_dir())
-        for one in classes:
-            files = sorted(path for path in one.iterdir() if path.is_file())
-            if part == "train":
-                files = [files[index] for index in evenly(len(files), images // len(classes))]
-            (folder / part / one.name).mkdir(parents=True)
-            for file in files:
-                link(file, folder / part / one.name / file.name)
+    classes = [path for path in sorted((data / "train").iterdir()) if path.is_dir()]
+    train: list[Path] = []
+    for one in classes:
+        files = sorted(path for path in one.iterdir() if path.is_file())
+        train += [files[index] for index in evenly(len(files), images // len(classes))]
+    return link_folder(folder, {"train": train, "val": sorted((data / "val").glob("*/*"))})
+
+
+def link_folder(folder: Path, parts: Mapping[str, Iterable[Path]]) -> Path:
+    """An image folder of files that are elsewhere, each in a folder of its class there."""
+    for part, files in parts.items():
+        for file in files:
+            (folder / part / file.parent.name).mkdir(parents=True, exist_ok=True)
+            link(file, folder / part / file.parent.name / file.name)
     return folder
 
 
