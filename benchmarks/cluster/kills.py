@@ -154,19 +154,12 @@ def train(folder: Path, plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class KilledRun:
-    """One run and its kills.
+    """One run and its kills."""
 
-    Attributes:
-        seconds: From the start of the launcher to its end.
-        killed_after: For each kill, seconds since the workers it hit had started.
-        recovered: Kills after which the run went on.
-        miscounted: Samples left out or repeated by the end of its worst epoch; ``None`` where it
-            did not end.
-    """
-
-    seconds: float
-    killed_after: tuple[float, ...]
-    recovered: int
+    seconds: float  # from the start of the launcher to its end
+    killed_after: tuple[float, ...]  # for each kill, seconds since the workers it hit had started
+    recovered: int  # kills after which the run went on
+    # samples left out or repeated by the end of its worst epoch; ``None`` where it did not end
     miscounted: int | None
 
 

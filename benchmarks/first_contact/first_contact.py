@@ -114,39 +114,22 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch of data of one's own, predicted and measured.
+    """An epoch of data of one's own, predicted and measured."""
 
-    Attributes:
-        data: Function that makes the data.
-        loaders: Loader processes of each worker, as the job has them.
-        workers: Workers.
-        predicted: Seconds.
-        low: Lower end of the 95 % interval.
-        high: Upper end.
-        without_loading: As `predicted`, of steps that have their images at hand.
-        measured: Seconds, median.
-        quartiles: Of the measured epochs.
-        probe_seconds: What measuring took.
-        reason: What the plan says of loading.
-        loading_cpu: Processor seconds of loader processes in an epoch, of all workers.
-        noise: Noise scale of the probe, in samples; `None` if it has none.
-        noise_trained: That of the first epoch; `None` where training measures none.
-    """
-
-    data: str
-    loaders: int | str
-    workers: int
-    predicted: float
-    low: float
-    high: float
-    without_loading: float
-    measured: float
-    quartiles: tuple[float, float]
-    probe_seconds: float
-    reason: str
-    loading_cpu: float
-    noise: float | None
-    noise_trained: float | None
+    data: str  # function that makes the data
+    loaders: int | str  # loader processes of each worker, as the job has them
+    workers: int  # workers
+    predicted: float  # seconds
+    low: float  # lower end of the 95 % interval
+    high: float  # upper end
+    without_loading: float  # as `predicted`, of steps that have their images at hand
+    measured: float  # seconds, median
+    quartiles: tuple[float, float]  # of the measured epochs
+    probe_seconds: float  # what measuring took
+    reason: str  # what the plan says of loading
+    loading_cpu: float  # processor seconds of loader processes in an epoch, of all workers
+    noise: float | None  # noise scale of the probe, in samples; `None` if it has none
+    noise_trained: float | None  # that of the first epoch; `None` where training measures none
 
     @property
     def error(self) -> float:

@@ -54,25 +54,15 @@ BUSY = "while True: pass"
 
 @dataclass(frozen=True)
 class Regret:
-    """A number format as it was chosen, and what the other would have taken.
+    """A number format as it was chosen, and what the other would have taken."""
 
-    Attributes:
-        network: The network.
-        data: Function that makes the data.
-        batch: Local batch that is planned.
-        compared: Local batch that decided.
-        chosen: The format.
-        ratio: bfloat16 over float32, as it was measured for the choice.
-        seconds: Of a step at the planned batch, by format, median.
-    """
-
-    network: str
-    data: str
-    batch: int
-    compared: int
-    chosen: Precision
-    ratio: float
-    seconds: dict[Precision, float]
+    network: str  # the network
+    data: str  # function that makes the data
+    batch: int  # local batch that is planned
+    compared: int  # local batch that decided
+    chosen: Precision  # the format
+    ratio: float  # bfloat16 over float32, as it was measured for the choice
+    seconds: dict[Precision, float]  # of a step at the planned batch, by format, median
 
     @property
     def regret(self) -> float:

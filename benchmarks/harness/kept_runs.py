@@ -32,21 +32,14 @@ DIVERGED = "gradients were infinite or not a number"  # how training says so whe
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run to be made.
+    """A run to be made."""
 
-    Attributes:
-        name: Of the arm; with the seed it names the run among those of the benchmark.
-        seed: As in the plan's job.
-        plan: What is trained.
-        words: Module, and what its command line begins with; the plan's file and ``--out FOLDER``
-            follow.
-        facts: What a line of `RunLines` says of it besides.
-    """
-
-    name: str
-    seed: int
-    plan: Plan
+    name: str  # of the arm; with the seed it names the run among those of the benchmark
+    seed: int  # as in the plan's job
+    plan: Plan  # what is trained
+    # module, and what its command line begins with; the plan's file and ``--out FOLDER`` follow
     words: tuple[str, ...] = TRAIN
+    # what a line of `RunLines` says of it besides
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -75,23 +68,17 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        accuracy: Held out, after the last epoch, in percent.
-        seconds: Of training; simulated ones in a virtual cluster.
-        batches: Local batches in the last row.
-        diverged: Whether training gave up because gradients stayed infinite; the accuracy is then
-            that of guessing.
-        noise_scale: Gradient noise scale when it was last measured, in samples; ``None``: never.
-        curve: Accuracy held out after each epoch, in percent; empty unless each was evaluated.
-    """
-
-    accuracy: float
-    seconds: float
-    batches: tuple[int, ...]
+    accuracy: float  # held out, after the last epoch, in percent
+    seconds: float  # of training; simulated ones in a virtual cluster
+    batches: tuple[int, ...]  # local batches in the last row
+    # whether training gave up because gradients stayed infinite; the accuracy is then that of
+    # guessing
     diverged: bool = False
+    # gradient noise scale when it was last measured, in samples; ``None``: never
     noise_scale: float | None = None
+    # accuracy held out after each epoch, in percent; empty unless each was evaluated
     curve: tuple[float, ...] = ()
 
 

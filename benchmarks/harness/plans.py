@@ -21,17 +21,11 @@ ENDLESS = 1_000_000  # epochs, and seconds between checkpoints
 
 @dataclass(frozen=True)
 class Opened:
-    """Data and network, as a plan wants to know them.
+    """Data and network, as a plan wants to know them."""
 
-    Attributes:
-        data: As in a job.
-        facts: Of these data.
-        network: Of the network.
-    """
-
-    data: str
-    facts: DataFacts
-    network: NetworkFacts
+    data: str  # as in a job
+    facts: DataFacts  # of these data
+    network: NetworkFacts  # of the network
 
 
 def opened(data: str, network: str, side: int) -> Opened:

@@ -29,17 +29,11 @@ LIMIT_SECONDS = 1800.0  # setting up, or a turn, that takes longer hangs
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn was like; clocks are `time.monotonic`, the same in all processes.
+    """What one turn was like; clocks are `time.monotonic`, the same in all processes."""
 
-    Attributes:
-        started: When the first timed step began.
-        step_ends: When each timed step ended.
-        images: Over the timed steps, of all workers.
-    """
-
-    started: float
-    step_ends: tuple[float, ...]
-    images: int
+    started: float  # when the first timed step began
+    step_ends: tuple[float, ...]  # when each timed step ended
+    images: int  # over the timed steps, of all workers
 
     @property
     def seconds(self) -> float:
@@ -235,10 +229,7 @@ def _run(
 
 
 def take_turns(
-    arms: Mapping[str, Callable[[], float]],
-    rounds: int,
-    *,
-    show: Callable[[str], None] = say,
+    arms: Mapping[str, Callable[[], float]], rounds: int, *, show: Callable[[str], None] = say
 ) -> dict[str, list[float]]:
     """Measure all arms in every round, the order reversed from round to round.
 

@@ -99,15 +99,10 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 @dataclass(frozen=True)
 class Round:
-    """A turn of one arm.
+    """A turn of one arm."""
 
-    Attributes:
-        seconds: Of each worker's round, in rank order.
-        exchanges: Seconds of it for push, merge and pull of each.
-    """
-
-    seconds: tuple[float, ...]
-    exchanges: tuple[float, ...]
+    seconds: tuple[float, ...]  # of each worker's round, in rank order
+    exchanges: tuple[float, ...]  # seconds of it for push, merge and pull of each
 
     @property
     def mean(self) -> float:

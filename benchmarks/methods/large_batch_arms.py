@@ -23,27 +23,16 @@ LAMB_RATE, LAMB_BATCH = 4 / 800, 512  # You et al. 2019, table of ResNet-50 on I
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, and at which batches.
+    """What is trained, and at which batches."""
 
-    Attributes:
-        data: ``digits``, or ``cifar100`` or ``imagenette``, of which copies are made.
-        network: As in a job.
-        side: Of the images, in pixels.
-        images: Training images.
-        epochs: Of every arm.
-        small: Batch, in samples.
-        large: Batch, in samples.
-        rate: Of SGD at the small batch: the best of those tried there, in factors of 2.
-    """
-
-    data: str
-    network: str
-    side: int
-    images: int
-    epochs: int
-    small: int
-    large: int
-    rate: float
+    data: str  # ``digits``, or ``cifar100`` or ``imagenette``, of which copies are made
+    network: str  # as in a job
+    side: int  # of the images, in pixels
+    images: int  # training images
+    epochs: int  # of every arm
+    small: int  # batch, in samples
+    large: int  # batch, in samples
+    rate: float  # of SGD at the small batch: the best of those tried there, in factors of 2
 
 
 TASKS = {
@@ -61,17 +50,12 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to train.
+    """A way to train."""
 
-    Attributes:
-        keys: Of the job, besides those of the task.
-        words: The command that trains; `kept_runs.TRAIN` follows the plan as it is.
-        rate_factor: All rates of the plan are multiplied by it.
-    """
-
-    keys: Keys = field(default_factory=dict)
+    keys: Keys = field(default_factory=dict)  # of the job, besides those of the task
+    # the command that trains; `kept_runs.TRAIN` follows the plan as it is
     words: tuple[str, ...] = TRAIN
-    rate_factor: float = 1.0
+    rate_factor: float = 1.0  # all rates of the plan are multiplied by it
 
 
 SMALL = ("small-half", "small", "small-double")

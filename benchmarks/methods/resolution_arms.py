@@ -37,21 +37,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """What is trained."""
 
-    Attributes:
-        data: As in a job.
-        sides: Resolutions, low to high, in pixels.
-        batch: Samples per step.
-        images: Training images, drawn evenly from the data in their order; 0: all.
-        held_out: The same of the held-out images.
-    """
-
-    data: str
-    sides: tuple[int, ...]
-    batch: int
-    images: int = 0
-    held_out: int = 0
+    data: str  # as in a job
+    sides: tuple[int, ...]  # resolutions, low to high, in pixels
+    batch: int  # samples per step
+    images: int = 0  # training images, drawn evenly from the data in their order; 0: all
+    held_out: int = 0  # the same of the held-out images
 
 
 def job_of(task: Task, seed: int) -> Job:

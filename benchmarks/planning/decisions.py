@@ -138,27 +138,19 @@ BENCHMARK = Benchmark(
 
 
 class Candidate(NamedTuple):
-    """What a plan can take.
+    """What a plan can take."""
 
-    Attributes:
-        batch: Global batch, in samples.
-        optimizer: As in a job.
-    """
-
-    batch: int
-    optimizer: str
+    batch: int  # global batch, in samples
+    optimizer: str  # as in a job
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What the trainings of a task with one length reached, all with the same seeds.
+    """What the trainings of a task with one length reached, all with the same seeds."""
 
-    Attributes:
-        reached: By candidate and rate scale: accuracy with each seed, in percent.
-        rates: By candidate: the rate that a plan without trials gives, per step.
-    """
-
+    # by candidate and rate scale: accuracy with each seed, in percent
     reached: Mapping[Candidate, Mapping[float, Sequence[float]]]
+    # by candidate: the rate that a plan without trials gives, per step
     rates: Mapping[Candidate, float]
 
     def best(self, among: Iterable[Candidate]) -> float:
@@ -245,38 +237,24 @@ def truth_of(lines: Iterable[Mapping[str, Any]], task: str, epochs: int) -> Trut
 
 @dataclass(frozen=True)
 class Decision:
-    """What a plan takes.
+    """What a plan takes."""
 
-    Attributes:
-        candidate: Batch and optimizer.
-        rate: Highest of the training, per step.
-        seconds: Of the whole training, as predicted.
-    """
-
-    candidate: Candidate
-    rate: float
-    seconds: float
+    candidate: Candidate  # batch and optimizer
+    rate: float  # highest of the training, per step
+    seconds: float  # of the whole training, as predicted
 
 
 @dataclass(frozen=True)
 class Case:
-    """A task with one length, its candidates as plans predict them, and what plans take.
+    """A task with one length, its candidates as plans predict them, and what plans take."""
 
-    Attributes:
-        truth: What the trainings reached.
-        seconds: By candidate, of the whole training, as predicted.
-        predicted: By candidate: accuracy, a share; none where nothing is predicted.
-        informed: Taken with trials.
-        knee: Taken without.
-        trials_seconds: Of the profile's trials.
-    """
-
-    truth: Truth
-    seconds: Mapping[Candidate, float]
+    truth: Truth  # what the trainings reached
+    seconds: Mapping[Candidate, float]  # by candidate, of the whole training, as predicted
+    # by candidate: accuracy, a share; none where nothing is predicted
     predicted: Mapping[Candidate, Estimate]
-    informed: Decision
-    knee: Decision
-    trials_seconds: float
+    informed: Decision  # taken with trials
+    knee: Decision  # taken without
+    trials_seconds: float  # of the profile's trials
 
     def regret(self, decision: Decision) -> float:
         """Points that the best candidate which is about as fast reaches more."""

@@ -58,26 +58,16 @@ LOOK_LINES = RESULTS / "learning-curves.jsonl"
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """What is trained."""
 
-    Attributes:
-        data: ``digits``, ``cifar100``, ``cifar100-groups`` or ``imagenette``.
-        network: As in a job.
-        side: Of the images, in pixels.
-        images: Training images of the truth.
-        epochs: The two lengths.
-        look_images: Training images of the look set, others than those of the truth if there are
-            enough.
-        held_out: Images held out from the training set for the look set.
-    """
-
-    data: str
-    network: str
-    side: int
-    images: int
-    epochs: tuple[int, int]
-    look_images: int
-    held_out: int
+    data: str  # ``digits``, ``cifar100``, ``cifar100-groups`` or ``imagenette``
+    network: str  # as in a job
+    side: int  # of the images, in pixels
+    images: int  # training images of the truth
+    epochs: tuple[int, int] = (0, 0)  # the two lengths
+    # training images of the look set, others than those of the truth if there are enough
+    look_images: int = 0
+    held_out: int = 0  # images held out from the training set for the look set
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -106,15 +96,10 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Draw:
-    """Images of a task, by their places in the training set.
+    """Images of a task, by their places in the training set."""
 
-    Attributes:
-        train: Trained on.
-        held_out: Judged on; ``None``: the test images.
-    """
-
-    train: tuple[int, ...]
-    held_out: tuple[int, ...] | None = None
+    train: tuple[int, ...]  # trained on
+    held_out: tuple[int, ...] | None = None  # judged on; ``None``: the test images
 
 
 def draw(task: Task, total: int, *, look: int | None = None) -> Draw:
@@ -218,21 +203,13 @@ def _copy_digits(task: Task, _: Path, copy: Path, look: int | None) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """A training of the grid, whatever its seed.
+    """A training of the grid, whatever its seed."""
 
-    Attributes:
-        task: Name, of `TASKS`.
-        batch: In samples.
-        optimizer: As in a job.
-        rate_scale: Times the rate that a plan gives.
-        epochs: Length.
-    """
-
-    task: str
-    batch: int
-    optimizer: Optimizer
-    rate_scale: float
-    epochs: int
+    task: str  # name, of `TASKS`
+    batch: int  # in samples
+    optimizer: Optimizer  # as in a job
+    rate_scale: float  # times the rate that a plan gives
+    epochs: int  # length
 
     @property
     def arm(self) -> str:

@@ -72,21 +72,13 @@ def gather(runs: RunLines, data: Path, folder: Path, until: float) -> None:
 
 
 class Shortfall(NamedTuple):
-    """An evaluation within a training.
+    """An evaluation within a training."""
 
-    Attributes:
-        task: Of `TASKS`.
-        optimizer: As in a job.
-        factor: Share of the peak rate that held.
-        short: Logit u of a whole training of these samples, by the law, less what it was.
-        error: Standard error of that: the law's own, and from counting.
-    """
-
-    task: str
-    optimizer: str
-    factor: float
-    short: float
-    error: float
+    task: str  # of `TASKS`
+    optimizer: str  # as in a job
+    factor: float  # share of the peak rate that held
+    short: float  # logit u of a whole training of these samples, by the law, less what it was
+    error: float  # standard error of that: the law's own, and from counting
 
 
 def law_of(task: str, *, most: float = inf) -> LearningModel:

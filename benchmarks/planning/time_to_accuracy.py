@@ -117,15 +117,10 @@ BENCHMARK = Benchmark(
 
 @dataclass(frozen=True)
 class Pair:
-    """A script's run, and ours to its accuracy.
+    """A script's run, and ours to its accuracy."""
 
-    Attributes:
-        theirs: Line of the script.
-        ours: Line of the command.
-    """
-
-    theirs: Mapping[str, Any]
-    ours: Mapping[str, Any]
+    theirs: Mapping[str, Any]  # line of the script
+    ours: Mapping[str, Any]  # line of the command
 
     @property
     def ratio(self) -> float:
@@ -162,13 +157,9 @@ def pairs_of(lines: Sequence[Mapping[str, Any]]) -> list[Pair]:
 
 @dataclass(frozen=True)
 class Score:
-    """Pairs of a task with the script that counts.
+    """Pairs of a task with the script that counts."""
 
-    Attributes:
-        pairs: By seed.
-    """
-
-    pairs: Mapping[int, Pair]
+    pairs: Mapping[int, Pair]  # by seed
 
     @property
     def ratio(self) -> float:

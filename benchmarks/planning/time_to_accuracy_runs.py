@@ -24,10 +24,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from batchwright.prediction.memory import fit_memory
-from batchwright.records import Plan, Profile, RunSummary
+from batchwright.records import Profile, RunSummary
 from batchwright.records.documents import read_record
 from batchwright.workload.load import LEAST_SECONDS, load_between, read_load
 from benchmarks.harness.benchmark import (
@@ -64,38 +64,20 @@ MEMORY_SECONDS = 1.0  # between two looks at the processes
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is trained.
+class Task(decisions_runs.Task):
+    """What is trained; ``seconds`` that a script is to take, ``uneven`` beside a burner, too."""
 
-    Attributes:
-        data: As for `decisions_runs.Task`.
-        network: As in a job.
-        side: Of the images, in pixels.
-        images: Training images.
-        seconds: That a script is to take.
-        uneven: Whether it is made beside a burner, too.
-    """
-
-    data: str
-    network: str
-    side: int
-    images: int
-    seconds: float
+    seconds: float = 0.0
     uneven: bool = False
 
-    def copied(self, data: Path, folder: Path) -> str:
-        """Its images in a folder of their own, as a job's `data`."""
-        drawn = decisions_runs.Task(self.data, self.network, self.side, self.images, (0, 0), 0, 0)
-        return decisions_runs.copy_images(drawn, data, folder)
 
-
-CHECK = Task("cifar100-groups", "resnet8", 32, 1000, 0.0)
+CHECK = Task("cifar100-groups", "resnet8", 32, 1000)
 TASKS = {
-    "groups-resnet8": Task("cifar100-groups", "resnet8", 32, 25_000, SHORT, uneven=True),
-    "imagenette-64": Task("imagenette", "resnet8", 64, 9469, SHORT, uneven=True),
-    "groups-vgg8": Task("cifar100-groups", "vgg8", 32, 25_000, SHORT),
-    "cifar-resnet8": Task("cifar100", "resnet8", 32, 50_000, LONG),
-    "imagenette-96": Task("imagenette", "resnet8", 96, 9469, LONG),
+    "groups-resnet8": Task("cifar100-groups", "resnet8", 32, 25_000, seconds=SHORT, uneven=True),
+    "imagenette-64": Task("imagenette", "resnet8", 64, 9469, seconds=SHORT, uneven=True),
+    "groups-vgg8": Task("cifar100-groups", "vgg8", 32, 25_000, seconds=SHORT),
+    "cifar-resnet8": Task("cifar100", "resnet8", 32, 50_000, seconds=LONG),
+    "imagenette-96": Task("imagenette", "resnet8", 96, 9469, seconds=LONG),
 }
 
 
@@ -103,17 +85,9 @@ TASKS = {
 class Asked:
     """A run, as its line names it.
 
-    Attributes:
-        task: Name.
-        arm: Who trains.
-        seed: Of weights, order and augmentation.
-        epochs: Of a script; of ours the most of the first try.
-        loaders: Loader processes of a script.
-        rate: Highest learning rate of a script, per step.
-        look: Whether it is over a part of the training images and judged on others of them.
-        against: The script whose accuracy is ours to reach.
-        target: That accuracy, in percent.
-        burner: Whether a program that never waits shares the last core.
+    A script has ``loaders`` and ``rate``, ours the script ``against`` which it runs, whose accuracy
+    in percent is its ``target``, and ``epochs`` of the first try at most. A look is over a part of
+    the training images, judged on others of them. A burner never waits, on the last core.
     """
 
     task: str
@@ -172,7 +146,7 @@ class Bench:
         self._lightning, self._until, self._busy = lightning, until, busy
         self._tasks, self._commit = tasks, commit()
         self._found = read_lines(lines)
-        self._place = cache(lambda name: tasks[name].copied(data, folder))
+        self._place = cache(lambda name: decisions_runs.copy_images(tasks[name], data, folder))
 
     @property
     def scripts(self) -> tuple[Script, ...]:
@@ -229,25 +203,28 @@ class Bench:
     # ------------------------------------------------------------------------------------- scripts
 
     def _script(self, asked: Asked) -> dict[str, Any]:
-        task, python = self._tasks[asked.task], Path(sys.executable)
-        if asked.arm == "lightning":
-            assert self._lightning is not None
-            python = self._lightning
-        words = [str(python), "-m", f"benchmarks.planning.plain_{asked.arm}", "--data",
-                 self._place(asked.task), "--network", task.network, "--side", task.side,
-                 "--epochs", asked.epochs, "--rate", asked.rate, "--loaders", asked.loaders,
-                 "--seed", asked.seed, *(["--look"] if asked.look else [])]  # fmt: skip
+        task = self._tasks[asked.task]
+        python = sys.executable if asked.arm == "torch" else self._lightning
+        given = {
+            "data": self._place(asked.task),
+            "network": task.network,
+            "side": task.side,
+            **{name: getattr(asked, name) for name in ("epochs", "rate", "loaders", "seed")},
+        }
+        words = [python, "-m", f"benchmarks.planning.plain_{asked.arm}"]
+        words += [f"--{name}={value}" for name, value in given.items()]
+        words += ["--look"] if asked.look else []
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         evaluations: Evaluations = []
         with self._log(asked).open("wb") as log:
             began = time.monotonic()
             pipes = {"stdout": subprocess.PIPE, "stderr": log, "cwd": ROOT, "env": clean}
-            with ending(subprocess.Popen(list(map(str, words)), **pipes)) as process:
+            with ending(subprocess.Popen(words, **pipes)) as process:
                 for row in process.stdout:
                     passed, told = time.monotonic() - began, json.loads(row)
                     evaluations.append((passed, 100 * told["accuracy"]))
         if process.returncode or len(evaluations) != asked.epochs:
-            raise SystemExit(f"{asked.title} failed:\n{self._log(asked).read_text()[-2000:]}")
+            raise self._failed(asked)
         last = evaluations[-1]
         return {
             "whole_seconds": round(last[0], 3),
@@ -262,13 +239,12 @@ class Bench:
 
     def _ours(self, asked: Asked) -> dict[str, Any]:
         """Tries until the target is reached, or `TRIES` of them; the time of all of them counts."""
-        seconds, probing, tries = 0.0, 0.0, []
-        for number in range(TRIES):
-            tries.append(self._command(asked, number))
-            seconds += tries[-1]["seconds"]
-            probing += tries[-1]["probe_seconds"]
-            if tries[-1]["reached"]:
-                break
+        tries: list[dict[str, Any]] = []
+        while len(tries) < TRIES and not (tries and tries[-1]["reached"]):
+            tries.append(self._command(asked, len(tries)))
+        seconds, probing = (
+            sum(one[name] for one in tries) for name in ("seconds", "probe_seconds")
+        )
         last = tries[-1]
         return {
             "seconds": round(seconds, 3),
@@ -280,18 +256,18 @@ class Bench:
         }
 
     def _command(self, asked: Asked, number: int) -> dict[str, Any]:
-        assert asked.target is not None
         task = self._tasks[asked.task]
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             run = Path(name) / "run"
-            words = [
-                f"data={self._place(asked.task)}",
-                f"network={task.network}",
-                f"resolutions={task.side}",
-                f"epochs={asked.epochs * 2**number}",
-                f"goal.accuracy={asked.target / 100:.6f}",
-                f"seed={asked.seed}",
-            ]
+            keys = {
+                "data": self._place(asked.task),
+                "network": task.network,
+                "resolutions": task.side,
+                "epochs": asked.epochs * 2**number,
+                "goal.accuracy": f"{asked.target / 100:.6f}",
+                "seed": asked.seed,
+            }
+            words = [f"{key}={value}" for key, value in keys.items()]
             with self._log(asked).open("wb") as log:
                 began = time.monotonic()
                 process = subprocess.Popen(
@@ -306,7 +282,7 @@ class Bench:
             # A plan that sees no way to the target says so after the probe: it counts as a miss.
             refused = process.returncode == 2 and (run / "profile.json").exists()
             if process.returncode and not refused:
-                raise SystemExit(f"{asked.title} failed:\n{self._log(asked).read_text()[-2000:]}")
+                raise self._failed(asked)
             at = reached(evaluations, asked.target)
             found = {"seconds": at or ended, "reached": at is not None, "resident_bytes": memory}
             told = refused_facts(run) if refused else trained_facts(run)
@@ -314,6 +290,9 @@ class Bench:
 
     def _log(self, asked: Asked) -> Path:
         return self._folder / f"{asked.title}.log"
+
+    def _failed(self, asked: Asked) -> SystemExit:
+        return SystemExit(f"{asked.title} failed:\n{self._log(asked).read_text()[-2000:]}")
 
 
 def load_since(before: Any) -> tuple[float, float]:
@@ -407,16 +386,18 @@ def _resident(pid: int) -> int:
 def trained_facts(run: Path) -> dict[str, Any]:
     """What a run folder tells: the choice, and what was predicted beside what came."""
     summary = read_record(run / "summary.json", RunSummary)
-    plan, stage = summary.plan, summary.plan.stages[-1]
+    plan, stage, profile = summary.plan, summary.plan.stages[-1], summary.profile
     share = len(summary.epochs) / plan.epochs  # of the training: it ends where the target is
-    chosen = plan.chosen
-    predicted = chosen.train_seconds if chosen else None
-    memory = _predicted_resident(summary.profile, plan) if summary.profile else None
+    predicted = plan.chosen.train_seconds if plan.chosen else None
+    memory = None
+    if profile:
+        model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
+        most = min(stage.micro_batch_size, max(stage.local_batch_sizes))
+        memory = model.resident(stage.resolution, most, workers=stage.workers)
+    measured = sum(one.training_seconds + one.evaluation_seconds for one in summary.epochs)
     return {
         "probe_seconds": sum(one.seconds for one in summary.before if one.name == "probe"),
-        "trials_seconds": sum(one.seconds for one in summary.profile.trials)
-        if summary.profile
-        else 0.0,
+        "trials_seconds": sum(one.seconds for one in profile.trials) if profile else 0.0,
         "batch": stage.global_batch_size,
         "optimizer": plan.update,
         "method": plan.method,
@@ -426,20 +407,10 @@ def trained_facts(run: Path) -> dict[str, Any]:
         "planned_epochs": plan.epochs,
         "epochs": len(summary.epochs),
         "predicted_seconds": predicted.value * share if predicted else None,
-        "measured_seconds": sum(
-            one.training_seconds + one.evaluation_seconds for one in summary.epochs
-        ),
+        "measured_seconds": measured,
         "billed_seconds": summary.wall_seconds,
-        "predicted_resident_bytes": memory,
+        "predicted_resident_bytes": memory.value if memory else None,
     }
-
-
-def _predicted_resident(profile: Profile, plan: Plan) -> float | None:
-    stage = plan.stages[-1]
-    model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
-    most = min(stage.micro_batch_size, max(stage.local_batch_sizes))
-    resident = model.resident(stage.resolution, most, workers=stage.workers)
-    return resident.value if resident else None
 
 
 def refused_facts(run: Path) -> dict[str, Any]:
@@ -452,15 +423,8 @@ def refused_facts(run: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- what runs
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What the looks settle.
-
-    Attributes:
-        epochs: Of the script.
-        rate: Its highest.
-        loaders: Loader processes of each script.
-    """
+class Tuned(NamedTuple):
+    """What the looks settle: a script's epochs and highest rate, and loader processes of each."""
 
     epochs: int
     rate: float

@@ -67,10 +67,7 @@ class Reporter:
         self.run, self.acknowledged = str(uuid.uuid4()), 0
         self.seconds: list[float] = []
         self._client, self._plan = client, plan
-        self._headers = {
-            "authorization": f"Bearer {token}",
-            "content-type": "application/json",
-        }
+        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
 
     async def introduce(self) -> None:
         """Tell that the run is there."""

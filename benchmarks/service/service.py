@@ -187,19 +187,12 @@ def databases(folder: Path) -> list[tuple[str, Callable[[], Any]]]:
 
 @dataclass(frozen=True)
 class Load:
-    """What reporters saw.
+    """What reporters saw."""
 
-    Attributes:
-        records: Acknowledged.
-        seconds: From the first request to the last answer.
-        answers: Seconds of each request.
-        acknowledged: Records by run.
-    """
-
-    records: int
-    seconds: float
-    answers: list[float]
-    acknowledged: dict[str, int]
+    records: int  # acknowledged
+    seconds: float  # from the first request to the last answer
+    answers: list[float]  # seconds of each request
+    acknowledged: dict[str, int]  # records by run
 
     @property
     def rate(self) -> float:

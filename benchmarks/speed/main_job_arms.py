@@ -87,10 +87,7 @@ def session_auto(turns: Turns, data: Path, runs: Path) -> None:
 
 
 def train_session(
-    turns: Turns,
-    plan: Plan,
-    run_folder: Path,
-    prepare: Callable[[nn.Module], object] | None = None,
+    turns: Turns, plan: Plan, run_folder: Path, prepare: Callable[[nn.Module], object] | None = None
 ) -> None:
     """Our loop as ``plan`` says, as one of its workers.
 

@@ -59,14 +59,7 @@ from batchwright.training.batches.randomness import seed_worker
 from batchwright.training.loop import accuracy_and_loss, open_task
 from batchwright.workload.data import pipeline
 from batchwright.workload.host import autocast, prepare_process
-from benchmarks.harness.benchmark import (
-    RESULTS,
-    add_data,
-    add_gathering,
-    make_parser,
-    say,
-    scratch,
-)
+from benchmarks.harness.benchmark import RESULTS, add_data, add_gathering, make_parser, say, scratch
 from benchmarks.harness.kept_runs import Run, RunLines, Wanted, read_lines
 from benchmarks.harness.plans import CPU, Opened, planned
 from benchmarks.planning.decisions_runs import TASKS, Optimizer, job_keys, open_images
@@ -128,13 +121,7 @@ def plan_of(name: str, arm: str, optimizer: Optimizer, seed: int, known: Opened)
 
 def wanted(name: str, arm: str, optimizer: Optimizer, seed: int, known: Opened) -> Wanted:
     """The run of an arm."""
-    facts = {
-        "task": name,
-        "optimizer": optimizer,
-        "arm": arm,
-        "epochs": EPOCHS[name],
-        "seed": seed,
-    }
+    facts = {"task": name, "optimizer": optimizer, "arm": arm, "epochs": EPOCHS[name], "seed": seed}
     plan = plan_of(name, arm, optimizer, seed, known)
     words = ("benchmarks.tools.cheaper", "train", arm)
     return Wanted(f"{name}-{optimizer}-{arm}", seed, plan, words, facts)
@@ -302,17 +289,11 @@ def _turn(task: Any, shape: tuple[int, int], precision: str, turn: int) -> float
 
 @dataclass(frozen=True)
 class Line:
-    """An arm against `base`, over pairs of the same task, optimizer and seed.
+    """An arm against `base`, over pairs of the same task, optimizer and seed."""
 
-    Attributes:
-        points: Accuracy less that of `base`, of each pair.
-        tasks: Of each pair.
-        times: Seconds over those of `base`, of each pair.
-    """
-
-    points: tuple[float, ...]
-    tasks: tuple[str, ...]
-    times: tuple[float, ...]
+    points: tuple[float, ...]  # accuracy less that of `base`, of each pair
+    tasks: tuple[str, ...]  # of each pair
+    times: tuple[float, ...]  # seconds over those of `base`, of each pair
 
     @property
     def gain(self) -> float:
