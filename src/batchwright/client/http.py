@@ -261,9 +261,3 @@ def _token_in(file: Path) -> str:
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise FileError(f"{file} holds no token: `batchwright token create` prints one")
     return token
-
-
-def error_line(error: BaseException) -> str:
-    """An error in a line; `documents.one_line` would load all records."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, BatchwrightError) else f"{type(error).__name__}: {text}"

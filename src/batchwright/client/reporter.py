@@ -19,10 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from batchwright.client.http import Backoff, Service, ServiceError, error_line, find_token
+from batchwright.client.http import Backoff, Service, ServiceError, find_token
 from batchwright.client.outbox import read_report, seal_of, write_report
 from batchwright.client.sending import Sender
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 
 LOOK_SECONDS = 0.2  # between two looks at the run folder
 BATCH_SECONDS = 0.5  # a line waits so long for others, at most
@@ -171,7 +171,7 @@ class Reporter:
         self._kept = time.monotonic()
 
     def _tell_problem(self, error: Exception) -> None:
-        text = error_line(error)
+        text = one_line(error)
         if text != self._problem:
             self._problem = text
             self._tell(f"{text}; training goes on, and what is not sent is sent later")
@@ -200,7 +200,7 @@ def _main() -> None:
     try:
         done = Reporter(Path(sys.argv[1]), orders, sys.stdout).run()
     except BatchwrightError as error:
-        print(error_line(error), flush=True)
+        print(one_line(error), flush=True)
         sys.exit(error.exit_code)
     os._exit(0 if done else 1)  # a thread still reads standard input
 

@@ -9,13 +9,13 @@ import yaml
 from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job
-from batchwright.records.documents import change_job, job_yaml, one_line, parse_yaml, yaml_problem
+from batchwright.records.documents import change_job, job_yaml, parse_yaml, yaml_problem
 from batchwright.records.service import Identifier, JobInfo, JobState, RunInfo
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
-from batchwright.reporting.live.live_page import Part, plan_parts
+from batchwright.reporting.pages.live_page import Part, plan_parts
 from batchwright.service.access import (
     PageReader,
     PageSubmitter,

@@ -16,10 +16,10 @@ from fastapi import APIRouter, Depends, File, Form, Request, Response, UploadFil
 from fastapi.responses import RedirectResponse
 from pydantic import TypeAdapter, ValidationError
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Plan, Profile
 from batchwright.records.base import record_text
-from batchwright.records.documents import one_line, parse_record
+from batchwright.records.documents import parse_record
 from batchwright.records.service import Identifier, Name
 from batchwright.records.text.formatting import between, counted, duration, in_seconds, percent
 from batchwright.records.text.plan_text import is_chosen
@@ -27,8 +27,7 @@ from batchwright.records.text.problems import printable
 from batchwright.reporting.data.plan_words import batches_words, decided_words
 from batchwright.reporting.pages.page import plan_part
 from batchwright.reporting.pages.page_facts import profile_facts
-from batchwright.reporting.pages.page_plan import accuracy_chart
-from batchwright.reporting.pages.pareto_chart import pareto_part
+from batchwright.reporting.pages.page_plan import accuracy_chart, pareto_part
 from batchwright.service.access import PageReader, PageSubmitter, Stored, check_form, store_of
 from batchwright.service.api import plans as api
 from batchwright.service.pages.planner_form import (

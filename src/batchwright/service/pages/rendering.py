@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 
 from batchwright.records.text.formatting import counted, duration, number, percent
 from batchwright.records.text.problems import printable
-from batchwright.reporting.live.live_page import Part
+from batchwright.reporting.pages.live_page import Part
 from batchwright.service.access import csrf_of
 from batchwright.service.pages.assets import asset_url
 from batchwright.service.problems import ServiceProblem

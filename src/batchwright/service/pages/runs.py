@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.records.service import Identifier, RunInfo, RunState
 from batchwright.records.text.formatting import counted
-from batchwright.reporting.live.live_page import Part
+from batchwright.reporting.pages.live_page import Part
 from batchwright.service.access import PageReader, csrf_of, store_of
 from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, fill, render
 from batchwright.service.store.tokens import Caller
