@@ -117,13 +117,7 @@ def ags_rule(job: Job) -> AgsRule | None:
 
 
 def most_factor(rule: AgsRule, rate: LearningRateRule, batch: int) -> float:
-    """The largest factor that a tensor can get in a step of so many samples.
-
-    Args:
-        rule: Of the factors.
-        rate: Of the rate that they act on top of.
-        batch: Samples of the step.
-    """
+    """The largest factor that a tensor can get in a step of so many samples."""
     most = room_to_linear(rate, rule.base_batch, batch) if rule.most is None else rule.most
     return max(rule.least, min(_of_noise(rule, batch), most))
 
@@ -132,12 +126,6 @@ def largest_rate(
     rule: AgsRule, rate: LearningRateRule, peak: float, batch: int
 ) -> tuple[float, bool]:
     """What factors can make of a rate in a step of so many samples.
-
-    Args:
-        rule: Of the factors.
-        rate: Of the rate; ``scaling=gain`` multiplies, too.
-        peak: The rate without them, per step.
-        batch: Samples of the step.
 
     Returns:
         The largest product, per step, and whether that is more than linear scaling gives.
@@ -152,11 +140,6 @@ def largest_rate(
 
 def check_parts(job: Job, stages: Sequence[Stage], least: int) -> None:
     """Refuse a batch that nothing can be told from.
-
-    Args:
-        job: Resolved.
-        stages: The plan's table.
-        least: Fewest samples of a part.
 
     Raises:
         PlanError: A step that wants factors has one part only.
@@ -174,12 +157,6 @@ def check_parts(job: Job, stages: Sequence[Stage], least: int) -> None:
 
 def check_step(job: Job, local: Sequence[int], micro_batch: int, least: int) -> None:
     """Refuse a step that wants factors and has one part only.
-
-    Args:
-        job: Of the step.
-        local: Samples of each worker that takes part.
-        micro_batch: Most samples of a part.
-        least: Fewest samples of a part.
 
     Raises:
         PlanError: It is such a step.
@@ -214,15 +191,7 @@ def check_least(job: Job, batch: int) -> None:
 def reasons(
     job: Job, stages: Sequence[Stage], least: int, rate: LearningRateRule, update: str
 ) -> tuple[Reason, ...]:
-    """Why gradients are scaled as they are, and how steps are cut for it.
-
-    Args:
-        job: Resolved.
-        stages: The plan's table.
-        least: Fewest samples of a part.
-        rate: What the factors act on top of.
-        update: The optimizer.
-    """
+    """Why gradients are scaled as they are, and how steps are cut for it."""
     parting, rule = step_split_of(job), ags_rule(job)
     if parting is None:
         return ()
@@ -255,12 +224,7 @@ def _how_many(job: Job, batch: int, parts: int, least: int) -> str:
 
 
 def doubts(plan: Plan, least: int) -> tuple[str, ...]:
-    """What of factors and parts may not be meant, a line each.
-
-    Args:
-        plan: Any.
-        least: Fewest samples of a part.
-    """
+    """What of factors and parts may not be meant, a line each."""
     parting = step_split_of(plan.job)
     if parting is None:
         return ()

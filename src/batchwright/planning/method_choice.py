@@ -108,11 +108,7 @@ def plan_of_best(
 ) -> Plan:
     """The plan of the method that a job with `method=auto` comes to, with the reason.
 
-    Args:
-        job: Resolved.
-        profile: What was measured.
-        runs: Finished runs of the same task.
-        make: The plan of the job with another method.
+    ``make`` gives the plan of the job with another method.
 
     Raises:
         PlanError: `plain` cannot be planned, nor any method known to learn as much; or a key
@@ -172,11 +168,7 @@ def beside_plain(
 ) -> Plan:
     """The plan, which says what `plain` would reach where no run tells its own accuracy.
 
-    Args:
-        plan: Of a method that was asked for.
-        profile: What was measured.
-        runs: Finished runs of the same task.
-        make: The plan of the same job with another method.
+    ``make`` gives the plan of the same job with another method.
     """
     if _by_runs(plan, profile, runs) is not None:
         return plan

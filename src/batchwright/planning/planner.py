@@ -8,7 +8,7 @@ The way through the folder: `validation` and `merging` check what is given, `wor
 models, `cluster_options` lists the clusters, `local_batches` divides a batch between unequal
 workers, `table` predicts every candidate, `knees` finds where batch stops paying, `choice` applies
 limits and objective, `prediction_records` makes the records. Methods with several rows or two
-groups of workers go on from there: `multi_stage`, over `resolution`, `rows`, `groups` and
+groups of workers go on from there: `multi_stage`, over `resolution`, `two_groups`, `groups` and
 `dual_batch`; `method_choice` compares them all. A job without profiles takes the same way with
 times that it states (`time_models`).
 """

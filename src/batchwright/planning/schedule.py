@@ -27,9 +27,6 @@ def rate_schedule(plan: Plan) -> RateSchedule:
     """The rate of a plan against epochs.
 
     The points are those of a smooth curve: a step's own rate is that of the samples seen before it.
-
-    Args:
-        plan: Any.
     """
     rule = plan.learning_rate
     rows = _rows(plan)

@@ -241,12 +241,7 @@ def shown(value: object) -> str:
 
 
 def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: Job) -> None:
-    """Refuse profiles that contradict themselves or hold too little for the job together.
-
-    Args:
-        profiles: As given.
-        merged: The same, one for each kind of worker.
-        job: To plan for.
+    """Refuse profiles that contradict themselves or, merged, hold too little for the job.
 
     Raises:
         PlanError: The first problem, and what to measure.

@@ -277,11 +277,8 @@ def _why_none(rows: Sequence[Row]) -> str:
 def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Reason:
     """How many workers, of which kinds.
 
-    Args:
-        job: As given; its ``workers`` may be asked for.
-        choice: What was chosen.
-        named: Whether there are kinds to name.
-        apart: Whether there are several that cannot be mixed.
+    ``named``: whether there are kinds to name; ``apart``: whether there are several that cannot be
+    mixed.
     """
     row = choice.row
     why, source = _why_workers(job, choice)

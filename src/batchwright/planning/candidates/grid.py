@@ -28,12 +28,6 @@ def totals_to_compare(
 ) -> list[Totals]:
     """Samples per step of each kind, for every global batch to compare; rising.
 
-    Args:
-        mix: The workers.
-        resolution: Image side, in pixels.
-        job: Resolved; says how few steps an epoch may have.
-        data: Gives the number of images.
-
     Returns:
         Empty if the data are too few for the workers, or micro-batches as asked fit no batch.
     """

@@ -181,14 +181,7 @@ def _step_at_once(mix: ClusterOption, resolution: int, totals: Sequence[int]) ->
 
 
 def knee_record(bend: KneeFit, doubling_gain: float, *, named: bool, ends: bool) -> Knee:
-    """The knee as a record.
-
-    Args:
-        bend: What was found.
-        doubling_gain: As in the goal.
-        named: Whether to name the kinds of workers.
-        ends: Whether to look for the interval's ends too.
-    """
+    """The knee as a record, with the ends of its interval where ``ends`` are wanted."""
     low, high = _ends(bend, doubling_gain) if ends else (None, None)
     return Knee(
         workers=bend.mix.workers,

@@ -57,9 +57,7 @@ def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
 def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[OptimizerName, ...]:
     """The same without those that the job speaks against, or that the network has nothing for.
 
-    Args:
-        job: Resolved.
-        updates: Of the optimizers that `auto` may come to, where they were timed.
+    ``updates`` are of the optimizers that `auto` may come to, where they were timed.
     """
     names = ("sgd",) if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
     return tuple(name for name in names if not updates or _of(updates, name))
@@ -68,10 +66,7 @@ def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[Optimize
 def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) -> OptimizerName:
     """The optimizer for a global batch: as asked, as runs showed, or by the rule of `auto`.
 
-    Args:
-        job: May ask for one.
-        batch: In samples.
-        compared: Batches that ran with both; one within a factor of two counts, the nearest.
+    ``compared`` are batches that ran with both; one within a factor of two counts, the nearest.
     """
     if job.optimizer != "auto":
         return job.optimizer

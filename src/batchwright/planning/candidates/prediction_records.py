@@ -74,16 +74,7 @@ def predictions(
     *,
     named: bool,
 ) -> tuple[Prediction, ...]:
-    """Records of the rows that are kept.
-
-    Args:
-        table: What they are judged by.
-        rows: All candidates, for the frontier.
-        kept: Those to turn into records, in order.
-        choice: What was chosen of them.
-        progress: What a batch means for progress.
-        named: Whether to name the kinds of workers.
-    """
+    """Records of the rows that are kept; ``rows`` are all, for the frontier."""
     edge = frontier(rows)
     level = set(choice.level)
     return tuple(
@@ -213,14 +204,7 @@ def _held_out(kind: WorkerType, workers: int, side: int, batch: int) -> HeldOut:
 def prediction_reasons(
     job: Job, row: Row, found: Prediction, stage: Stage
 ) -> tuple[Reason, tuple[Reason, ...], Reason]:
-    """Of the chosen row: its local batches, its memory and its time.
-
-    Args:
-        job: As given.
-        row: What was chosen.
-        found: Its record.
-        stage: The row of the plan that it became.
-    """
+    """Of the chosen row: its local batches, its memory and its time."""
     return (
         _local_batches(stage, row.mix, row.totals),
         _memory(row, found, job.goal),

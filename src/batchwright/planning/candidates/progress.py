@@ -195,10 +195,7 @@ class Progress:
     ) -> tuple[Estimate | None, ...]:
         """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
 
-        Args:
-            batch: Global batch.
-            rule: Its learning rate.
-            held_out: Images that are evaluated.
+        ``held_out`` is the number of images that are evaluated.
         """
         if self.law is None:
             return ()

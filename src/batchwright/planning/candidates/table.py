@@ -58,7 +58,7 @@ class Row:
         asked: Whether the batch is the job's own and no candidate otherwise.
         misses: Limits that it misses.
         target_seconds: Training to the target accuracy, where that is the objective
-            (`choice.target_seconds`).
+            (`objectives.target_seconds`).
         accuracy: Held out at the end of the training, a share; `None` if nothing tells.
     """
 

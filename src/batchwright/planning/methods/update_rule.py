@@ -83,11 +83,6 @@ def settle(
     tried. Only runs with the optimizer that the batch is given are looked at, and the usual way
     stays unless another is better by more than seeds may be.
 
-    Args:
-        job: To plan for.
-        tried: What runs reached.
-        compared: Which optimizer they speak for.
-
     Returns:
         The job, and why; no reason where no runs tell.
     """
