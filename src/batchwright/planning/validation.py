@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from operator import attrgetter
 
 from batchwright.errors import PlanError
@@ -248,10 +249,17 @@ def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: 
     """
     for profile in profiles:
         _check_points(profile)
-    for profile in merged:
-        for side in sides(job):
-            check_side(side, profile.network)
-            _check_resolution(profile, side)
+    for profile, side in product(merged, sides(job)):
+        check_side(side, profile.network)
+        for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
+            measured = sorted({point.resolution for point in points})
+            if side in measured or len(measured) > 1:  # from two on, others follow
+                continue
+            only = f", only {what} at {measured[0]} px" if measured else ""
+            wanted = ",".join(map(str, sorted({side, *measured})))
+            raise PlanError(
+                f"the profile holds no {what} at {side} px{only}: probe with resolutions={wanted}"
+            )
 
 
 def _check_points(profile: Profile) -> None:
@@ -278,18 +286,6 @@ def _check_points(profile: Profile) -> None:
                 f"the profile holds two {what} for {count} worker(s), {side} px and local batch "
                 f"{batch}: probe again"
             )
-
-
-def _check_resolution(profile: Profile, side: int) -> None:
-    for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
-        measured = sorted({point.resolution for point in points})
-        if side in measured or len(measured) > 1:  # from two on, others follow
-            continue
-        only = f", only {what} at {measured[0]} px" if measured else ""
-        wanted = ",".join(map(str, sorted({side, *measured})))
-        raise PlanError(
-            f"the profile holds no {what} at {side} px{only}: probe with resolutions={wanted}"
-        )
 
 
 def check_side(side: int, network: NetworkFacts) -> None:
