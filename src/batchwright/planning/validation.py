@@ -16,40 +16,14 @@ SERVED = ("dual-batch", "hybrid")
 """Methods with two batch sizes, trained through a parameter server."""
 
 PLANNING_KEYS = frozenset(
-    {
-        "ags",
-        "base_batch",
-        "checkpoint_seconds",
-        "checkpoint_steps",
-        "clip_norm",
-        "cycle",
-        "decay",
-        "dual",
-        "epochs",
-        "evaluate_epochs",
-        "global_batch",
-        "goal",
-        "label_smoothing",
-        "launch",
-        "learning_rate",
-        "least_local_batch",
-        "link",
-        "method",
-        "micro_batch",
-        "most_local_batch",
-        "port",
-        "rebalance_steps",
-        "resolutions",
-        "restarts",
-        "sampling",
-        "scaling",
-        "seed",
-        "server",
-        "timeout",
-        "virtual",
-        "warmup_epochs",
-        "workers",
-    }
+    (
+        *("ags", "base_batch", "checkpoint_seconds", "checkpoint_steps", "clip_norm", "cycle"),
+        *("decay", "dual", "epochs", "evaluate_epochs", "global_batch", "goal"),
+        *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
+        *("micro_batch", "most_local_batch", "port", "rebalance_steps", "resolutions"),
+        *("restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
+        *("warmup_epochs", "workers"),
+    )
 )
 """Job keys that may change after measuring, because they do not change what was measured.
 

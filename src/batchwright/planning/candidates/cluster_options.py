@@ -105,9 +105,9 @@ def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> Non
                 f"goal.kinds: {kind.count} of {kind.name!r}, but the profile was measured with "
                 f"{kind.measured[0]} workers at least: probe with workers={kind.count}"
             )
-    most, measured = max(kind.count for kind in kinds), max(kind.measured[-1] for kind in kinds)
     if isinstance(asked, int):
         _check_count(kinds, job, asked)
+    most, measured = max(kind.count for kind in kinds), max(kind.measured[-1] for kind in kinds)
     if most > measured and not link_given(job.link):
         name = "goal.kinds" if job.goal.kinds else "goal.max_workers"
         raise PlanError(
