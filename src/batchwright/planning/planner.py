@@ -72,7 +72,6 @@ from batchwright.planning.methods.update_rule import settle
 from batchwright.planning.resolution import CYCLED, resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
 from batchwright.planning.validation import (
-    PLANNING_KEYS,
     SERVED,
     check_counts,
     check_goal,
@@ -95,14 +94,6 @@ from batchwright.records import (
     RunSummary,
 )
 from batchwright.records.base import Method
-
-__all__ = [
-    "PLANNING_KEYS",
-    "make_plan",
-    "plan_to_measure",
-    "plan_without_profile",
-    "planning_job",
-]
 
 
 def make_plan(
