@@ -21,6 +21,7 @@ from batchwright.records import (
     Stage,
 )
 from batchwright.training.parameter_server.merging import layout, pack
+from batchwright.training.parameter_server.messages import Hello, Settled, Trained
 from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.signals import StopRequest
 from batchwright.workload.task import build_network, network_facts
@@ -30,7 +31,7 @@ SAMPLES, ENDLESS = 50_000, 1_000_000
 LEAD_IN = 2
 TIMEOUT_SECONDS = 120.0
 
-TOLD = {"steps": 1, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1, "compute": 0.01}
+TRAINED = Trained(steps=1, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=0.01)
 
 
 def pushes_per_second(workers: int, seconds: float) -> float:
@@ -88,28 +89,28 @@ def _push_and_pull(
     network = build_network(NETWORK, classes=CLASSES, side=SIDE)
     weights = pack(network)
     client = ServerClient(address, key, TIMEOUT_SECONDS, StopRequest())
-    client.hello(
+    hello = Hello(
         rank=rank,
         place=f"here/cpu:{rank}",
         samples=SAMPLES,
         plan=_plan(workers).model_dump_json(),
-        entries=layout(network),
+        entries=tuple(layout(network)),
         description={},
-        weights=weights if rank == 0 else None,
     )
+    client.hello(hello, weights if rank == 0 else None)
     client.next()  # once all have come
     count, began = -LEAD_IN, time.perf_counter()
     while count < 1 or time.perf_counter() - began < seconds:
         if count == 0:
             began = time.perf_counter()
         started = time.perf_counter()
-        client.push(weights, TOLD)
-        client.settled(exchange=time.perf_counter() - started)
+        client.push(weights, TRAINED)
+        client.settle(Settled(exchange=time.perf_counter() - started))
         count += 1
     pipe.send((count, time.perf_counter() - began))
     while True:  # the others are still counting
-        client.push(weights, TOLD)
-        client.settled(exchange=0.0)
+        client.push(weights, TRAINED)
+        client.settle(Settled(exchange=0.0))
 
 
 def _plan(workers: int) -> Plan:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +15,14 @@ from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, RoundRecord
 from batchwright.training.parameter_server.evaluations import Evaluations
 from batchwright.training.parameter_server.merging import Entry, Weights, layout_difference
+from batchwright.training.parameter_server.messages import (
+    Farewell,
+    Hello,
+    Round,
+    Settled,
+    Stopped,
+    Trained,
+)
 from batchwright.training.parameter_server.parameter_server import ParameterServer
 from batchwright.training.parameter_server.round_log import RoundLog
 from batchwright.training.parameter_server.rounds import RoundAssignment
@@ -22,33 +30,8 @@ from batchwright.training.parameter_server.speed_estimate import SpeedEstimate
 from batchwright.training.parameter_server.transport import Transport
 from batchwright.training.recorder import Recorder
 
-
-@dataclass(frozen=True)
-class Arrival:
-    """What a worker says of itself when it comes.
-
-    Attributes:
-        rank: The worker.
-        place: Where it computes.
-        samples: Size of its data set.
-        entries: How its model's weights lie in a message.
-        description: What a user of the network must know of its input.
-    """
-
-    rank: int
-    place: str
-    samples: int
-    entries: tuple[Entry, ...]
-    description: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a worker gets that waits: a round, or the end (``done``, ``stop``, ``farewell``)."""
-
-    kind: str
-    weights: Weights | None
-    values: Mapping[str, Any]
+Answer = tuple[Round | Farewell | Stopped, Weights | None]
+"""What a worker gets that waits: a round, or the end; and a model along with a round."""
 
 
 class ServerCoordinator:
@@ -101,20 +84,20 @@ class ServerCoordinator:
 
     # ----------------------------------------------------------------------------- coming and going
 
-    def join(self, arrival: Arrival, weights: Weights | None, link: Transport) -> None:
+    def join(self, hello: Hello, weights: Weights | None, link: Transport) -> None:
         """A worker has come, for the first time or again.
 
         Raises:
             PlanError: Its data, its model or its rank is not that of the others.
         """
         with self.lock:
-            self._refuse(arrival)
-            rank = arrival.rank
+            self._refuse(hello)
+            rank = hello.rank
             if rank in self._links:  # started again before its end was noticed
                 self.lose(rank, self._links[rank], "it was started again")
             self._links[rank] = link
-            self.book.places[rank] = arrival.place
-            self.entries, self.description = arrival.entries, dict(arrival.description)
+            self.book.places[rank] = hello.place
+            self.entries, self.description = hello.entries, dict(hello.description)
             if self.server is None and weights is not None:
                 self.server = ParameterServer(weights, self._plan, self._samples)
                 for worker in self._gone:
@@ -122,7 +105,7 @@ class ServerCoordinator:
             known = self.server.rounds.gone if self.server is not None else frozenset()
             if self.server is not None and (rank in self._lost or rank in known):
                 self.server.come_back(rank)
-                text = f"worker {rank} ({arrival.place}) came back"
+                text = f"worker {rank} ({hello.place}) came back"
                 if rank in self.server.rounds.open:
                     text += ": its unfinished round is repeated, with fresh momentum"
                 self._recorder.note(text)
@@ -203,7 +186,7 @@ class ServerCoordinator:
             return self._answers.pop(rank, None)
 
     def push(
-        self, rank: int, link: Transport, weights: Weights, told: Mapping[str, Any], seconds: float
+        self, rank: int, link: Transport, weights: Weights, trained: Trained, seconds: float
     ) -> None:
         """A worker's round has ended.
 
@@ -211,8 +194,7 @@ class ServerCoordinator:
             rank: The worker.
             link: The connection that its model came through.
             weights: Its model.
-            told: ``steps``, those of them ``skipped`` and ``repeated``, ``loss``, ``rate`` and
-                ``compute``, in seconds, of the round.
+            trained: What it says of the round.
             seconds: That the message took to come in.
         """
         with self.lock:
@@ -222,31 +204,23 @@ class ServerCoordinator:
             rounds = self.server.rounds
             epochs = rounds.epochs_done
             ticket = self.server.push(rank, weights)
-            self.steps += told["steps"]
+            self.steps += trained.steps
             spent = seconds + perf_counter() - started
-            self._enter(ticket, told, spent)
-            self._pace.add(rank, ticket.stage, ticket.samples, told["compute"])
+            self._enter(ticket, trained, spent)
+            self._pace.add(rank, ticket.stage, ticket.samples, trained.compute)
             for epoch in range(epochs, rounds.epochs_done):
                 self._end_epoch(rank, epoch)
             self.ask(rank, link)
 
-    def settle(self, rank: int, link: Transport, told: Mapping[str, Any]) -> None:
-        """A worker says how long its last exchange took, and how good the model is.
-
-        Args:
-            rank: The worker.
-            link: The connection that it said so through.
-            told: ``exchange`` and ``evaluation``, in seconds; ``scores``, sums by name, and their
-                ``count``, or no scores.
-        """
+    def settle(self, rank: int, link: Transport, settled: Settled) -> None:
+        """A worker says how long its last exchange took, and how good the model is."""
         with self.lock:
             self._refuse_replaced(rank, link)
-            found = self.evaluations.take(rank, told)
-            if found is not None:
-                for epoch in found.epochs:
-                    self.book.scored(epoch, found.sums, found.count, found.seconds)
+            for epoch in self.evaluations.take(rank, settled):
+                assert settled.scores is not None  # noqa: S101 - it was taken
+                self.book.scored(epoch, settled.scores, settled.count, settled.evaluation)
             self.book.complete(
-                rank, exchange_seconds=told["exchange"], evaluation_seconds=told["evaluation"]
+                rank, exchange_seconds=settled.exchange, evaluation_seconds=settled.evaluation
             )
             if self._recorder.reached:  # those that wait for others are done, too
                 self._hand_out()
@@ -306,12 +280,12 @@ class ServerCoordinator:
         with self.lock:
             return self.evaluations.take_best()
 
-    def dismiss(self, answer: Answer) -> list[Transport]:
+    def dismiss(self, word: Farewell | Stopped) -> list[Transport]:
         """Give all workers that wait a last answer; returns the connections of those that don't."""
         with self.lock:
             self._dismissed = True
             waiting = set(self._links) & (self._asked.keys() | self._left)
-            self._answers.update(dict.fromkeys(waiting, answer))
+            self._answers.update(dict.fromkeys(waiting, (word, None)))
             self._asked.clear()
             self.lock.notify_all()
             return [link for rank, link in self._links.items() if rank not in waiting]
@@ -349,16 +323,16 @@ class ServerCoordinator:
 
     # ------------------------------------------------------------------------------------ in here
 
-    def _refuse(self, arrival: Arrival) -> None:
-        rank, most = arrival.rank, self._plan.workers
+    def _refuse(self, hello: Hello) -> None:
+        rank, most = hello.rank, self._plan.workers
         if not 0 <= rank < most:
             raise PlanError(f"worker {rank} is none of the plan's {most}: start {most} workers")
-        if arrival.samples != self._samples:
+        if hello.samples != self._samples:
             raise PlanError(
-                f"worker {rank} has {arrival.samples} training samples and the plan "
+                f"worker {rank} has {hello.samples} training samples and the plan "
                 f"{self._samples}: give all workers the same data"
             )
-        difference = layout_difference(self.entries, arrival.entries) if self.entries else ""
+        difference = layout_difference(self.entries, hello.entries) if self.entries else ""
         if difference:
             raise PlanError(
                 f"the model of worker {rank} is not that of the others: {difference}; build the "
@@ -423,7 +397,7 @@ class ServerCoordinator:
                 again = again or server.rounds.members != before
             if self.finished:
                 for rank in list(self._asked):
-                    self._reply(server, rank, "done")
+                    self._reply(server, rank, None)
         self.lock.notify_all()
 
     def _all_asked(self) -> bool:
@@ -434,20 +408,18 @@ class ServerCoordinator:
 
     def _begin(self, server: ParameterServer, rank: int, ticket: RoundAssignment) -> None:
         self._rounds_begun[rank] = self._recorder.training_seconds, server.rounds.lead(rank)
-        self._reply(server, rank, "round", ticket=asdict(ticket))
+        self._reply(server, rank, ticket)
 
-    def _reply(self, server: ParameterServer, rank: int, kind: str, **values: Any) -> None:
+    def _reply(self, server: ParameterServer, rank: int, ticket: RoundAssignment | None) -> None:
         now = perf_counter()
         since = self._idle.pop(rank, now)  # from then on it did not wait for others, but was done
         waited = since - self._asked.pop(rank)
         self.book.note(rank, wait_seconds=waited)
-        told = {
-            "evaluate": self.evaluations.ask(rank, server.weights),
-            "scores": self.evaluations.scores,
-            "wait": waited,
-            "idle": now - since,
-        }
-        self._answers[rank] = Answer(kind, server.weights, {**values, **told})
+        evaluate, scores = self.evaluations.ask(rank, server.weights), self.evaluations.scores
+        self._answers[rank] = (
+            Round(ticket, evaluate, scores, wait=waited, idle=now - since),
+            server.weights,
+        )
 
     @property
     def _through(self) -> bool:
@@ -479,7 +451,7 @@ class ServerCoordinator:
         shares = rounds.shares(self._plan.stages[self._plan.stage_of(epoch)])
         return ", ".join(map(str, shares))
 
-    def _enter(self, ticket: RoundAssignment, told: Mapping[str, Any], exchange: float) -> None:
+    def _enter(self, ticket: RoundAssignment, trained: Trained, exchange: float) -> None:
         assert self.server is not None  # noqa: S101 - it has just taken the round
         stage = self._plan.stages[ticket.stage]
         start, lead = self._rounds_begun.get(ticket.worker, (0.0, 0))
@@ -490,17 +462,17 @@ class ServerCoordinator:
             resolution=stage.resolution,
             local_batch_size=stage.local_batch_sizes[ticket.worker],
             samples=ticket.samples,
-            steps=told["steps"],
-            skipped_steps=told["skipped"],
-            repeated_steps=told["repeated"],
+            steps=trained.steps,
+            skipped_steps=trained.skipped,
+            repeated_steps=trained.repeated,
             update_factor=ticket.factor,
-            loss=told["loss"],
+            loss=trained.loss,
             start=start,
-            compute_seconds=told["compute"],
+            compute_seconds=trained.compute,
             exchange_seconds=exchange,
             wait_seconds=0.0,
             lead=lead,
-            peak_bytes=told.get("peak") or None,
+            peak_bytes=trained.peak or None,
         )
         committed = self.server.rounds.committed
-        self.book.await_rest(record, rate=told["rate"], committed=committed)
+        self.book.await_rest(record, rate=trained.rate, committed=committed)
