@@ -37,13 +37,14 @@ from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.feeding import Batch, Feed, ImagePart, feed_of
 from batchwright.training.batches.stage_settings import StageSettings
 from batchwright.training.evaluate.evaluation import (
+    Evaluation,
     Forward,
     Metric,
     evaluation_batch,
     outputs_and_labels,
 )
 from batchwright.training.parameter_server.server_run import ServerRun
-from batchwright.training.running import Run, Setup
+from batchwright.training.running import Setup
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
 from batchwright.workload.data.image_files import FilePipeline
@@ -196,7 +197,7 @@ class Session:
         )
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
-        self._run: Run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
+        self._run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
         rule = self.plan.learning_rate
         if self._own_rates and rule.scaling == "gain":
             warnings.warn(
@@ -385,13 +386,8 @@ class Session:
             TrainingError: Not even one sample fits into memory.
             Interrupted: A stop signal came; a checkpoint was written.
         """
-        return self._run.evaluate(
-            model or self.model,
-            self._held_out_feed(dataset),
-            metric,
-            forward,
-            batch_size or evaluation_batch(self.plan),
-        )
+        feed, size = self._held_out_feed(dataset), batch_size or evaluation_batch(self.plan)
+        return self._run.evaluate(Evaluation(model or self.model, feed, metric, forward, size))
 
     def __repr__(self) -> str:
         if not hasattr(self, "_run"):

@@ -20,10 +20,10 @@ from batchwright.distributed.rendezvous import own_address
 from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
 from batchwright.errors import LostWorkerError, PlanError
 from batchwright.records import Stage
-from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
-from batchwright.training.evaluate.evaluation import Forward, Metric
+from batchwright.training.evaluate.evaluation import Evaluation
 from batchwright.training.parameter_server.merging import Weights, layout, pack, unpack
 from batchwright.training.parameter_server.messages import Hello, Round, Settled, Trained
 from batchwright.training.parameter_server.round_split import RoundSharing
@@ -112,22 +112,10 @@ class RoundWorker:
             resolution = self.sharing.stage.resolution
             yield from self._passes.through(walk, epoch, resolution, after_step)
 
-    def evaluate(
-        self,
-        model: nn.Module,
-        feed: Feed,
-        metric: Metric,
-        forward: Forward,
-        batch_size: int,
-        epoch: int,
-    ) -> tuple[dict[str, float], int, int]:
+    def evaluate(self, what: Evaluation, epoch: int) -> tuple[dict[str, float], int, int]:
         """What this worker alone finds for a model at the end of an epoch; see `evaluate`."""
         return self._setup.evaluated(
-            model,
-            feed,
-            metric,
-            forward=forward,
-            batch_size=batch_size,
+            what,
             group=self._setup.group.alone(),
             shares=(1,),
             order=self.sharing.order(epoch),
@@ -243,9 +231,7 @@ class ServerRun:
         yield from self._worker.batches(self._after_step)
         self._exchange()
 
-    def evaluate(
-        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
-    ) -> dict[str, float]:
+    def evaluate(self, what: Evaluation) -> dict[str, float]:
         """Mean of each value over all of a held-out set, if it is this worker's turn.
 
         The first of several evaluations after an exchange is the one that counts.
@@ -253,9 +239,7 @@ class ServerRun:
         if not self.evaluation_due:
             return dict(self._answer.scores) if self._answer is not None else {}
         started = time.perf_counter()
-        sums, count, stopped = self._worker.evaluate(
-            model, feed, metric, forward, batch_size, self._state.epoch
-        )
+        sums, count, stopped = self._worker.evaluate(what, self._state.epoch)
         if stopped:
             self._client.stop(self._setup.stop.number)
         seconds = time.perf_counter() - started
