@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer, Tally, WorkerNote
 from batchwright.errors import TrainingError
 from batchwright.records import Plan, Stage
+from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock, book_waiting
@@ -43,31 +44,6 @@ class Wishes(NamedTuple):
     """Whether it asks for a checkpoint."""
     digest: float = 0.0
     """Of its weights, at steps where the workers compare them; see `weights_digest`."""
-
-
-class Division(Protocol):
-    """Who takes which samples; `Sharing`, or the rounds of a parameter server."""
-
-    least: int
-    """Fewest samples that a worker can train on."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Most samples at once on this worker."""
-
-    @property
-    def asked_ahead(self) -> int:
-        """Steps after the state's whose samples this worker's feed has asked for."""
-
-    @property
-    def position(self) -> tuple[float, Stage]:
-        """What the learning rate follows: samples seen before the step, and the plan's row."""
-
-    def after_step(self, step: Step, tally: Tally) -> None:
-        """Take in what the workers said of a step that the state counts already."""
-
-    def after_out_of_memory(self, tally: Tally) -> None:
-        """Workers that ran out of memory go on in smaller micro-batches."""
 
 
 @dataclass
