@@ -289,7 +289,7 @@ class CoordinatorCrowd(Crowd):
     @property
     def excused(self):
         return not self.coordinator.begun and len(self.present()) + len(
-            self.coordinator._gone
+            self.coordinator.members.gone
         ) < len(self.workers)
 
 

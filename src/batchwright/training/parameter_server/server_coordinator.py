@@ -14,6 +14,7 @@ from typing import Any
 from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, RoundRecord
 from batchwright.training.parameter_server.evaluations import Evaluations
+from batchwright.training.parameter_server.membership import Membership
 from batchwright.training.parameter_server.merging import Entry, Weights, layout_difference
 from batchwright.training.parameter_server.messages import (
     Farewell,
@@ -56,6 +57,7 @@ class ServerCoordinator:
         description: Of the network's input.
         steps: Updates of all workers.
         begun: Whether the first rounds went out.
+        members: Who is there, and who is not.
         evaluations: Who evaluates, and what came of it.
     """
 
@@ -70,13 +72,11 @@ class ServerCoordinator:
         self._samples = plan.data.train_samples
         self.book = RoundLog(recorder, plan, self._samples, [""] * plan.workers)
         self._pace = SpeedEstimate()
-        self._links: dict[int, Transport] = {}
-        self._lost: dict[int, float] = {}  # since when, by the clock of this process
-        self._gone: set[int] = set()
-        self._left: set[int] = set()
+        self.members = Membership(plan.workers)
+        self.book.gone = self.members.gone
         self.begun = False
         self._dismissed = False
-        self._asked: dict[int, float] = {}  # since when, as above
+        self._asked: dict[int, float] = {}  # since when, by the clock of this process
         self._idle: dict[int, float] = {}  # since when there has been nothing left to do
         self._answers: dict[int, Answer] = {}
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # when, and how far ahead
@@ -93,26 +93,22 @@ class ServerCoordinator:
         with self.lock:
             self._refuse(hello)
             rank = hello.rank
-            if rank in self._links:  # started again before its end was noticed
-                self.lose(rank, self._links[rank], "it was started again")
-            self._links[rank] = link
+            if rank in self.members.links:  # started again before its end was noticed
+                self.lose(rank, self.members.links[rank], "it was started again")
             self.book.places[rank] = hello.place
             self.entries, self.description = hello.entries, dict(hello.description)
             if self.server is None and weights is not None:
                 self.server = ParameterServer(weights, self._plan, self._samples)
-                for worker in self._gone:
+                for worker in self.members.gone:
                     self.server.lose(worker, for_good=True)
             known = self.server.rounds.gone if self.server is not None else frozenset()
-            if self.server is not None and (rank in self._lost or rank in known):
+            if self.server is not None and (rank in self.members.lost or rank in known):
                 self.server.come_back(rank)
                 text = f"worker {rank} ({hello.place}) came back"
                 if rank in self.server.rounds.open:
                     text += ": its unfinished round is repeated, with fresh momentum"
                 self._recorder.note(text)
-            self._lost.pop(rank, None)
-            self._gone.discard(rank)
-            self._left.discard(rank)
-            self.book.gone.discard(rank)
+            self.members.join(rank, link)
             self._hand_out()
 
     def lose(self, rank: int, link: Transport, why: str) -> None:
@@ -124,12 +120,12 @@ class ServerCoordinator:
             why: In words.
         """
         with self.lock:
-            if self._links.get(rank) is not link:
+            if not self.members.speaks(rank, link):
                 return
             self._cut_off(rank)
-            if rank in self._left or self._through or self._dismissed:
+            if rank in self.members.left or self._through or self._dismissed:
                 return
-            self._lost[rank] = perf_counter()
+            self.members.lose(rank)
             text = f"worker {rank} ({self.book.places[rank]}) is lost ({why})"
             self._recorder.note(text if self.finished else f"{text}: the others go on")
             if self.server is not None:
@@ -152,16 +148,15 @@ class ServerCoordinator:
         Nobody starts a process again that has ended without an error and without a word.
         """
         with self.lock:
-            now = perf_counter()
-            for rank in [one for one, since in self._lost.items() if now - since >= seconds]:
-                if self._links:
+            for rank in self.members.lost_for(seconds):
+                if self.members.links:
                     self._give_up(rank)
 
     def leave(self, rank: int, link: Transport) -> None:
         """A worker has nothing more to do; before the end of training it is gone for good."""
         with self.lock:
-            self._refuse_replaced(rank, link)
-            self._left.add(rank)
+            self.members.refuse_replaced(rank, link)
+            self.members.left.add(rank)
             if not self.finished and not self._stop:
                 self._give_up(rank)
             self.lock.notify_all()
@@ -171,7 +166,7 @@ class ServerCoordinator:
     def ask(self, rank: int, link: Transport) -> None:
         """A worker waits for a round; see `answer`."""
         with self.lock:
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             self._asked.setdefault(rank, perf_counter())
             self._hand_out()
 
@@ -179,10 +174,10 @@ class ServerCoordinator:
         """What a worker gets, as soon as it is there, but after ``seconds`` nothing."""
         with self.lock:
             self.lock.wait_for(
-                lambda: rank in self._answers or self._links.get(rank) is not link,
+                lambda: rank in self._answers or not self.members.speaks(rank, link),
                 timeout=seconds,
             )
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             return self._answers.pop(rank, None)
 
     def push(
@@ -198,7 +193,7 @@ class ServerCoordinator:
             seconds: That the message took to come in.
         """
         with self.lock:
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             assert self.server is not None  # noqa: S101 - or there were no rounds
             started = perf_counter()
             rounds = self.server.rounds
@@ -215,7 +210,7 @@ class ServerCoordinator:
     def settle(self, rank: int, link: Transport, settled: Settled) -> None:
         """A worker says how long its last exchange took, and how good the model is."""
         with self.lock:
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             for epoch in self.evaluations.take(rank, settled):
                 assert settled.scores is not None  # noqa: S101 - it was taken
                 self.book.scored(epoch, settled.scores, settled.count, settled.evaluation)
@@ -239,9 +234,9 @@ class ServerCoordinator:
     def deserted(self) -> bool:
         """Whether nobody is there any more, nor will come."""
         with self.lock:
-            absent = len(self._left | self._gone) == self._plan.workers
-            through = self.begun and self._through and not set(self._links) - self._left
-            return absent or through
+            members = self.members
+            through = self.begun and self._through and not set(members.links) - members.left
+            return members.absent or through
 
     @property
     def stop_asked(self) -> int:
@@ -252,7 +247,7 @@ class ServerCoordinator:
     def empty(self) -> bool:
         """Whether no worker is connected."""
         with self.lock:
-            return not self._links
+            return not self.members.links
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -266,7 +261,7 @@ class ServerCoordinator:
     def ask_to_stop(self, rank: int, link: Transport, number: int) -> None:
         """A worker was asked to stop, by a signal: all are to stop."""
         with self.lock:
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             self.stop(number)
 
     def stop(self, number: int) -> None:
@@ -284,11 +279,11 @@ class ServerCoordinator:
         """Give all workers that wait a last answer; returns the connections of those that don't."""
         with self.lock:
             self._dismissed = True
-            waiting = set(self._links) & (self._asked.keys() | self._left)
+            waiting = set(self.members.links) & (self._asked.keys() | self.members.left)
             self._answers.update(dict.fromkeys(waiting, (word, None)))
             self._asked.clear()
             self.lock.notify_all()
-            return [link for rank, link in self._links.items() if rank not in waiting]
+            return [link for rank, link in self.members.links.items() if rank not in waiting]
 
     def close_book(self) -> None:
         """Enter all rounds that have ended, whatever is still missing of them."""
@@ -339,15 +334,8 @@ class ServerCoordinator:
                 "same one on all workers"
             )
 
-    def _refuse_replaced(self, rank: int, link: Transport) -> None:
-        if self._links.get(rank) is not link:
-            raise ConnectionError(f"this is not the connection of worker {rank} any more")
-
     def _cut_off(self, rank: int) -> None:
-        """End a worker's connection, if it has one; whoever receives from it closes it."""
-        link = self._links.pop(rank, None)
-        if link is not None:
-            link.cut()
+        self.members.cut_off(rank)
         self._forget(rank)
 
     def _give_up(self, rank: int) -> None:
@@ -357,14 +345,12 @@ class ServerCoordinator:
                 "worker 0 is gone for good and had not brought the first weights, which all "
                 "begin with: look into its log, and resume the run"
             )
-        self._gone.add(rank)
-        self.book.gone.add(rank)
-        self._lost.pop(rank, None)
+        self.members.give_up(rank)
         self._forget(rank)
         text = f"worker {rank} is gone for good"
         if self.server is not None and rank not in self.server.rounds.gone:
             self.server.lose(rank, for_good=True)
-            others = len(self._gone) < self._plan.workers and not self.finished
+            others = len(self.members.gone) < self._plan.workers and not self.finished
             if others and self.server.rounds.whole:
                 text += f": samples per round are now {self._told_shares()}"
         self._recorder.note(text)
@@ -401,7 +387,7 @@ class ServerCoordinator:
         self.lock.notify_all()
 
     def _all_asked(self) -> bool:
-        if not self.begun and len(self._asked.keys() | self._gone) == self._plan.workers:
+        if not self.begun and len(self._asked.keys() | self.members.gone) == self._plan.workers:
             self.begun = True
             self._recorder.training_begins()
         return self.begun
