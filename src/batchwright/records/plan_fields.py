@@ -302,7 +302,6 @@ class PlanFields(Document):
     reasons: tuple[Reason, ...] = Field((), description="Why, choice by choice.")
 
     def _facts(self) -> list[tuple[str, str]]:
-        """What is trained, how, and the predicted time."""
         sides = ", ".join(str(side) for side in sorted({one.resolution for one in self.stages}))
         top = max(self.stages, key=lambda stage: stage.resolution)
         return [
