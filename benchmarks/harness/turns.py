@@ -51,9 +51,6 @@ class Turns:
 
     A turn begins with steps that are not timed: in them caches fill again, and batches that loader
     processes made ahead during the pause are used up.
-
-    Args:
-        pipe: To the process that runs the benchmark.
     """
 
     def __init__(self, pipe: Connection) -> None:

@@ -155,11 +155,7 @@ def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
 
 
 def rounds_found(turns: Sequence[Mapping[str, Round]]) -> dict[str, list[float]]:
-    """What the turns that count say.
-
-    Args:
-        turns: By arm, ``large`` and those of `EXTRA_TIMES`, the rounds of a turn.
-    """
+    """What the turns that count say, each with a round of ``large`` and those of `EXTRA_TIMES`."""
     large = [turn["large"].mean for turn in turns]
     return {
         **{

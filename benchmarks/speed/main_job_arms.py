@@ -36,13 +36,8 @@ LOADER_PROCESSES = 2
 def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: str) -> Plan:
     """A plan that nothing was measured for: one worker, batch 128, as the benchmark fixes it.
 
-    Args:
-        folder: Holds ``cifar-100-python/``.
-        epochs: To train.
-        precision: ``float32``, or ``auto``: bfloat16 where the processor computes in it, which is
-            what the probe settles on for this network.
-        seed: Of weights, order and augmentation.
-        decay: ``none`` or ``cosine``.
+    ``precision`` is ``float32``, or ``auto``: bfloat16 where the processor computes in it, which is
+    what the probe settles on for this network.
     """
     job = Job(
         data=f"cifar100:{folder}",
@@ -89,11 +84,8 @@ def train_session(
 ) -> None:
     """Our loop as ``plan`` says, as one of its workers.
 
-    Args:
-        turns: Of the arm.
-        plan: Made from `cifar_plan`; where it is for fewer images, the first ones are used.
-        run_folder: Takes the records.
-        prepare: Called with the network before training begins, if given.
+    The plan is made from `cifar_plan`; where it is for fewer images, the first ones are used.
+    ``prepare`` is called with the network before training begins.
     """
     prepare_process(usable_cores())
     data = open_data(plan.job, verify=False)
