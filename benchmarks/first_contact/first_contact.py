@@ -138,7 +138,7 @@ class Epoch:
 
     @property
     def error_without_loading(self) -> float:
-        """The same of steps that have their images at hand."""
+        """Of the prediction for steps that have their images at hand."""
         return abs(self.without_loading - self.measured) / self.measured
 
     @property

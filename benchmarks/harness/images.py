@@ -79,7 +79,7 @@ def evenly(count: int, wanted: int) -> list[int]:
 
 
 def link(file: Path, copy: Path) -> None:
-    """The same file once more, or, on another file system, a copy of it."""
+    """A file once more, or, on another file system, a copy of it."""
     with suppress(OSError):
         os.link(file.resolve(), copy)
         return

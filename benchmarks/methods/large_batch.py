@@ -21,7 +21,8 @@ tasks with seeds 10 to 14.
 
     small-half, small, small-double    the small batch, SGD at half, once and twice that rate
     small-muon-half, small-muon, small-muon-double
-                                       the small batch, Muon likewise around its default rate
+                                       the small batch, Muon at half, once and twice its
+                                       default rate
     unscaled, linear                   the large batch at the small one's rate, or at as many times
                                        that as the batch, no warm-up; the better is called plain
     linear-warmup, sqrt-warmup         the rate scaled with the batch or its root, after a warm-up

@@ -84,7 +84,7 @@ class Task:
 
     @property
     def look_batches(self) -> tuple[int, ...]:
-        """Likewise for the look set; the largest of `BATCHES` in place of those beyond it."""
+        """Those of the look set; the largest of `BATCHES` in place of those beyond it."""
         most = max(one for one in BATCHES if one * LEAST_STEPS <= self.look_images)
         return tuple(sorted({min(batch, most) for batch in LOOK_BATCHES}))
 
@@ -269,7 +269,7 @@ def look_cells(name: str) -> list[tuple[Cell, int]]:
 
 
 def look_rate_cells(name: str) -> list[tuple[Cell, int]]:
-    """Trainings of the look set at other rates, likewise."""
+    """Trainings of the look set at other rates, and the images of each."""
     task, cells = TASKS[name], []
     for part, batches in LOOK_RATES_BATCHES.items():
         samples = max(task.epochs) * task.look_images // part

@@ -1,4 +1,4 @@
-"""The same script as `benchmarks.planning.plain_torch`, as people write it with Lightning.
+"""The script of `benchmarks.planning.plain_torch`, as people write it with Lightning.
 
 Logger, checkpoints and progress bar are off, which makes it faster than by default. Uses nothing of
 the project, and runs in an environment of its own: `pip install torch==2.13.0 lightning pillow

@@ -128,7 +128,7 @@ class Pair:
 
     @property
     def training_ratio(self) -> float:
-        """The same without our probe."""
+        """Script's seconds over ours without our probe."""
         return self._over(self.ours["training_seconds"])
 
     def _over(self, seconds: float) -> float:

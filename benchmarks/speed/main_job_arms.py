@@ -74,7 +74,7 @@ def session(turns: Turns, data: Path, runs: Path) -> None:
 
 
 def session_auto(turns: Turns, data: Path, runs: Path) -> None:
-    """The same with ``precision=auto``."""
+    """Our loop with ``precision=auto``."""
     plan = cifar_plan(data, epochs=ENDLESS, precision="auto", seed=0, decay="none")
     train_session(turns, plan, runs / "auto")
 
@@ -125,7 +125,7 @@ def bare(turns: Turns, folder: Path, *_: Path) -> None:
 
 
 def bare_ddp(turns: Turns, folder: Path) -> None:
-    """The same by two or more workers under DistributedDataParallel, each with its equal part.
+    """That loop by two or more workers under DistributedDataParallel, each with its equal part.
 
     Statistics of batch normalization stay each worker's own, as in our loop: sending them around at
     every step, as DistributedDataParallel does by default, would slow it down.
@@ -168,7 +168,7 @@ def _train_bare(
 
 
 def resident_batch(turns: Turns, folder: Path, *_: Path) -> None:
-    """The same steps on one batch that is there already: what the processor can do."""
+    """Its steps on one batch that is there already: what the processor can do."""
     prepare_process(usable_cores())
     data = _open(folder)
     images, labels = _stored(data)

@@ -178,9 +178,8 @@ def gather(data: Path, folder: Path, lines: Path, until: float) -> None:
 class Averages:
     """Exponential moving averages of all numbers of a network, each with its own horizon.
 
-    ``networks`` are the averages, in the order of `HORIZONS`; ``seconds`` of the processor
-    averaging
-    took.
+    ``networks`` are the averages, in the order of `HORIZONS`; ``seconds`` of the processor are what
+    averaging took.
     """
 
     def __init__(self, network: nn.Module, steps: int) -> None:
