@@ -67,8 +67,7 @@ def forget_report(folder: Path, rank: int) -> None:
 def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
     """(rank, name of the signal) of each worker that a signal ended, but for a request to stop.
 
-    Args:
-        codes: Exit code of each worker, by rank; negative: killed by that signal.
+    ``codes`` are exit codes by rank, negative where a signal ended the worker.
     """
     return [
         (rank, signal.Signals(-code).name)

@@ -62,19 +62,9 @@ def run_with_server(
     it is gone for good and the others go on. If the server was killed, all are started again, from
     its last checkpoint. An error of a worker's own ends the run, as it would only come again.
 
-    Args:
-        module: A module whose main calls `processes.worker_main`.
-        arguments: Its command line.
-        plan: What the server serves, as plain values.
-        workers: Number of processes.
-        threads: Compute threads of each.
-        run_folder: Takes the records and checkpoints.
-        folder: Where logs and error reports go; it exists.
-        resume: Go on from the run folder's last checkpoint.
-        restarts: How often processes are started again, all together.
-        lock: Of the run folder, which the server holds too.
-        poll: Called about ten times a second while they run.
-        tell: Takes the lines that say what was started again, and why.
+    The server serves ``plan``, plain values, and keeps records and checkpoints in ``run_folder``,
+    whose lock it holds too; with ``resume`` it goes on from the last one there. All else is as
+    `launch.run_workers` takes it; ``restarts`` are of all processes together.
 
     Raises:
         WorkerError: No worker is left, the server was killed once more than ``restarts``, or one

@@ -99,13 +99,7 @@ class Curve:
 
 
 def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence[float]) -> Curve:
-    """Curve through medians, at least two.
-
-    Args:
-        batches: Rising, in samples.
-        seconds: Medians, in seconds.
-        errors: Standard error of each, as a share of it.
-    """
+    """Curve through medians, at least two; batches rise, errors are shares of the seconds."""
     scales = [max(error, _SMALLEST) * y for error, y in zip(errors, seconds, strict=True)]
     line = fit_line(batches, seconds, scales)
     validation = leave_one_out(batches, seconds, scales)

@@ -20,6 +20,7 @@ from typing import Any
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.planner import plan_to_measure
 from batchwright.planning.validation import least_local
+from batchwright.prediction.collective import Operation
 from batchwright.prediction.contradictions import contradictions, key_of
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.acquisition import (
@@ -48,7 +49,7 @@ from batchwright.probing.commands import (
     ignored,
 )
 from batchwright.probing.learning import TrialProgress, run_trials
-from batchwright.probing.measure.collective import SIZES, Operation
+from batchwright.probing.measure.collective import SIZES
 from batchwright.probing.measure.evaluation import passes
 from batchwright.probing.visiting import Visitor
 from batchwright.records import (

@@ -53,9 +53,7 @@ class Executor:
     ) -> Record:
         """Do what the command says, together with the other workers it is for.
 
-        Args:
-            command: What to do.
-            tell: Takes what there is to say before the end: how far a trial has come.
+        ``tell`` takes what there is to say before the end: how far a trial has come.
 
         Raises:
             BatchwrightError: What the user can mend, such as a network that does not take these

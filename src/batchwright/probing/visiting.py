@@ -122,13 +122,7 @@ class Visitor:
         what: str,
         heard: Callable[[float], None] = ignored,
     ) -> Answer | None:
-        """Have a command carried out; `None` if it killed a worker.
-
-        Args:
-            command: Any.
-            answer: Kind of record that comes back.
-            what: For the error.
-            heard: Takes the share of it that is done, where a trial tells.
+        """Have a command carried out, as `Measuring.ask` does; `None` if it killed a worker.
 
         Raises:
             WorkerError: The workers were killed too often.
@@ -160,7 +154,11 @@ class Visitor:
             return True
         if not self.may_fit(point):
             return False
-        if self._weighed_elsewhere(point):
+        # Workers in other numbers only need other buffers to exchange gradients, whose size is
+        # known: where the same batch left ample room, it is not weighed again.
+        same = [peak for known, peak in self.memory.items() if known[1:] == point[1:]]
+        most = max((peak.peak_bytes for peak in same), default=self.limit)
+        if most + self.prepared.parts.reduction <= _AMPLE * self.limit:
             return True
         weighed = self.ask(Weigh(**point._asdict()), Weighed, str(point))
         if weighed is None or weighed.peak_bytes is None:
@@ -172,15 +170,6 @@ class Visitor:
             resident_bytes=weighed.resident_bytes,
         )
         return True
-
-    def _weighed_elsewhere(self, point: Point) -> bool:
-        """Whether the same batch was weighed with other workers, and leaves ample room.
-
-        Only the buffers to exchange gradients differ, and their size is known.
-        """
-        same = [peak for known, peak in self.memory.items() if known[1:] == point[1:]]
-        most = max((peak.peak_bytes for peak in same), default=self.limit)
-        return most + self.prepared.parts.reduction <= _AMPLE * self.limit
 
     def visit(self, point: Point) -> float | None:
         """Time a few steps there; the shortest in seconds, `None` if they do not fit.
@@ -256,11 +245,8 @@ class Visitor:
         return expected <= min([self.limit, *(self._expected_peak(p) - 1 for p in lost)])
 
     def _expected_peak(self, point: Point) -> float:
-        weighed = {
-            known.local_batch_size: peak.peak_bytes
-            for known, peak in self.memory.items()
-            if known[:2] == point[:2]
-        }
+        here = [known for known in self.memory if known[:2] == point[:2]]
+        weighed = {known.local_batch_size: self.memory[known].peak_bytes for known in here}
         return expected_peak(weighed, self.fixed_bytes, point.local_batch_size)
 
     @property

@@ -73,12 +73,8 @@ def _refuse_filled(folder: Path) -> None:
 def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
     """The folder of a run to resume; inside, nobody else writes there.
 
-    Args:
-        wanted: The folder.
-        needed: Files of which it must hold one.
-
     Raises:
-        FileError: None was named, it holds no such file, or somebody else writes there.
+        FileError: None was named, it holds none of the files ``needed``, or somebody else writes.
     """
     if wanted is None:
         raise FileError("resume which run? name its folder with --out")
@@ -98,12 +94,12 @@ def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
 
 
 @contextmanager
-def telling_how_to_resume(folder: Path, job: Job) -> Iterator[None]:
-    """Add to the message of a stop that was asked for how to go on from it."""
+def telling_how_to_resume(command: str) -> Iterator[None]:
+    """Add to the message of a stop that was asked for which command goes on from it."""
     try:
         yield
     except Interrupted as stop:
-        stop.args = (f"{stop}; continue with `{resuming_command(folder, job)}`",)
+        stop.args = (f"{stop}; continue with `{command}`",)
         raise
 
 

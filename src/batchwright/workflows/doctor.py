@@ -30,11 +30,7 @@ class Finding(NamedTuple):
 
 
 def examine(version: str) -> list[Finding]:
-    """Look at versions, devices, cores, allocator, network and shared memory.
-
-    Args:
-        version: The package's own.
-    """
+    """Look at versions, the package's own first, devices, cores, allocator, network and memory."""
     import torch
 
     from batchwright.workload.host import (

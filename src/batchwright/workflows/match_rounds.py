@@ -115,12 +115,7 @@ def _groups(plan: Plan, stage: Stage) -> tuple[int, int]:
 
 
 def round_checks(plan: Plan, pairs: Sequence[PairTime]) -> tuple[RoundCheck, ...]:
-    """What the rounds of a plan take by measured pairs: those that are its own.
-
-    Args:
-        plan: With two batch sizes.
-        pairs: Of a profile, or as measured.
-    """
+    """What the rounds of a plan with two batch sizes take, by those measured pairs that it has."""
     measured = {_place(pair): pair for pair in pairs}
     found: dict[RoundCheck, None] = {}
     for stage in plan.stages:
@@ -199,9 +194,7 @@ def settle(
 def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
     """The largest difference between the groups' rounds by all pairs together, as a share.
 
-    Args:
-        plan: With two batch sizes.
-        pairs: Measured; its own are among them.
+    The plan has two batch sizes, and its own are among the measured pairs.
     """
     found = []
     for one in round_checks(plan, pairs):

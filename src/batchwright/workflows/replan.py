@@ -223,10 +223,7 @@ def epoch_seconds(profile: Profile, plan: Plan, stage: Stage) -> Estimate:
 def with_workers_of(plan: Plan, *, goal: Mapping[str, object], **keys: object) -> Job:
     """The plan's job for as many workers of the kind as the plan has, and no others.
 
-    Args:
-        plan: Its workers stay.
-        goal: Keys of the goal to change.
-        keys: Keys of the job to change.
+    ``goal`` and ``keys`` are keys of the goal and of the job to change.
     """
     chosen = {one.kind: one.count for one in plan.kinds}
     kinds = tuple(

@@ -191,7 +191,12 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
     began = now(group.device)
     tried: list[tuple[int, float]] = []
     while size < wanted:
-        tried.append((size, sum(_second_step(bench, size, resolution) for bench in benches)))
+        together = 0.0
+        for bench in benches:  # the second step of each counts
+            supply = bench.supply(size, resolution)
+            bench.step(supply)
+            together += sum(bench.step(supply))
+        tried.append((size, together))
         left = max(seconds, LEAST_SECONDS) - (now(group.device) - began)
         sizes = [min(factor * size, wanted, most) for factor in _GROWTH]
         allowed = [one for one in sizes if one > size and _comparison(tried, one) <= left]
@@ -200,12 +205,6 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
             break
         size = larger
     return size
-
-
-def _second_step(bench: Bench, size: int, resolution: int) -> float:
-    supply = bench.supply(size, resolution)
-    bench.step(supply)
-    return sum(bench.step(supply))
 
 
 def _comparison(tried: Sequence[tuple[int, float]], size: int) -> float:

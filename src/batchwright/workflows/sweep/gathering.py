@@ -24,15 +24,7 @@ from batchwright.workflows.sweep.runner import State, is_done, run_folder_of
 
 
 class Book:
-    """What is known of each cell, as the sweep goes on.
-
-    Args:
-        folder: Of the sweep.
-        job: What all cells share.
-        keys: What varies.
-        seeds: Of every setting.
-        cells: Of the sweep, in order.
-    """
+    """What is known of each cell, as the sweep goes on; arguments as `Sweep` holds them."""
 
     def __init__(
         self,
@@ -102,19 +94,19 @@ def settings_of(cells: Iterable[SweepCell]) -> tuple[SweepSetting, ...]:
             groups.append([cell])
         else:
             group.append(cell)
-    return tuple(_setting(group) for group in groups)
-
-
-def _setting(cells: Sequence[SweepCell]) -> SweepSetting:
-    done = [cell for cell in cells if cell.state == "done"]
-    return SweepSetting(
-        values=cells[0].values,
-        done=len(done),
-        failed=sum(cell.state == "failed" for cell in cells),
-        accuracy=mean_of(cell.accuracy for cell in done),
-        best_accuracy=mean_of(cell.best_accuracy for cell in done),
-        training_seconds=mean_of(cell.training_seconds for cell in done),
-    )
+    settings = []
+    for group in groups:
+        done = [cell for cell in group if cell.state == "done"]
+        setting = SweepSetting(
+            values=group[0].values,
+            done=len(done),
+            failed=sum(cell.state == "failed" for cell in group),
+            accuracy=mean_of(cell.accuracy for cell in done),
+            best_accuracy=mean_of(cell.best_accuracy for cell in done),
+            training_seconds=mean_of(cell.training_seconds for cell in done),
+        )
+        settings.append(setting)
+    return tuple(settings)
 
 
 def mean_of(values: Iterable[float | None]) -> Mean | None:

@@ -29,11 +29,7 @@ _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "worke
 
 
 def needs_probe(job: Job) -> bool:
-    """Whether a plan has to wait for measurements: no batch is given, or no time that it goes by.
-
-    Args:
-        job: Of a cell.
-    """
+    """Whether a plan waits for measurements: no batch is given, or no time that it goes by."""
     stated = None not in (job.virtual.sample_seconds, job.virtual.step_seconds)
     if (job.method in SERVED or job.launch == "virtual") and not (
         stated and job.launch == "virtual"

@@ -65,13 +65,7 @@ class _Running:
 
 
 class Runner:
-    """Starts cells as there is room, until all have ended or a signal stops them.
-
-    Args:
-        folder: Of the sweep.
-        slots: Who may run.
-        watcher: Is told what happens.
-    """
+    """Starts cells as there is room, until all have ended or a signal stops them."""
 
     def __init__(self, folder: Path, slots: Slots, watcher: Watcher) -> None:
         self._folder, self._slots, self._watcher = folder, slots, watcher
@@ -93,7 +87,11 @@ class Runner:
                 if noted:
                     self._stop(noted)
             finally:
-                self._kill()
+                for one in self._running:
+                    one.process.kill()
+                for one in self._running:
+                    one.process.wait()
+                self._look(stopping=True)
         return noted[0] if noted else 0
 
     def _start(self, waiting: list[tuple[Cell, Plan]]) -> None:
@@ -155,23 +153,9 @@ class Runner:
             time.sleep(POLL_SECONDS)
             self._look(stopping=True)
 
-    def _kill(self) -> None:
-        for one in self._running:
-            one.process.kill()
-        for one in self._running:
-            one.process.wait()
-        self._look(stopping=True)
-
 
 def words_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str]:
-    """The command of a cell's process: what the plan leaves open, and code that may be run.
-
-    Args:
-        folder: Of the sweep.
-        cell: The cell.
-        plan: That it follows.
-        resumes: Whether it goes on from its checkpoint.
-    """
+    """The command of a cell's process: what the plan leaves open, and code that may be run."""
     changed = {
         key: getattr(cell.job, key)
         for key in TRAINING_KEYS
