@@ -17,7 +17,8 @@ follows
 so the share still to be learnt falls as a power of the steps once it is small, as learning curves
 do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing; :math:`\tau_0` is of
 a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
-it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower.
+it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower
+(`falls_short`).
 
 At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
 
@@ -395,6 +396,27 @@ def fit_learning(
     return LearningModel(
         classes, tuple(observed), names, mean, np.linalg.inv(precision), prior.seed
     )
+
+
+AT_PEAK = Normal(0.0, 0.3)
+"""By how much the logit is below the law at the peak of the rate: mean, and spread over tasks,
+optimizers and batches (`benchmarks.epoch_curves`; docs/log.md). Noise of a high rate costs about
+as much as the short training loses by its few steps at a low one, here a little less and there a
+little more, so what is left is the spread."""
+
+
+def falls_short(factor: float, last: float) -> Normal:
+    r"""By how much logit u is below that of a whole training, before the rate has come down.
+
+    Where it is the share f of its peak, and ends at :math:`f_E`, by :math:`d (f - f_E)`. Trials of
+    a job whose rate never comes down were trained in that way, so nothing is missing there.
+
+    Args:
+        factor: f now.
+        last: f at the training's end.
+    """
+    share = max(0.0, factor - last)
+    return Normal(AT_PEAK.mean * share, AT_PEAK.error * share)
 
 
 def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndarray]:
