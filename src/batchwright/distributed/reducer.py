@@ -61,34 +61,22 @@ _NOTHING = WorkerNote()
 
 @dataclass(frozen=True)
 class Tally:
-    """What rides in the last message, summed over the workers.
+    """What rides in the last message, summed over the workers."""
 
-    Attributes:
-        weight: Weight of the step's samples (their number, unless the caller weighs them).
-        loss: Sum over the micro-batches of weight x mean loss.
-        stop: Workers that were asked to stop.
-        checkpoint: Workers that ask for a checkpoint (rank 0 does, by its clock).
-        out_of_memory: Workers whose gradients are missing for want of memory: the sums are then
-            to be thrown away.
-        note: What this worker says of itself; not summed.
-        parts: n, micro-batches of all workers that have a gradient.
-        local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 over the parts, in gradient units squared: of
-            each parameter, (parameters,), or of all together, (1,); ``None`` where there is one
-            part only, as it says nothing.
-        sqr_norms: Squared norm of the summed gradient, of the same shape.
-        notes: What all workers say of themselves, in rank order.
-    """
-
-    weight: float
-    loss: float
-    stop: float = 0.0
-    checkpoint: float = 0.0
+    weight: float  # weight of the step's samples (their number, unless the caller weighs them)
+    loss: float  # sum over the micro-batches of weight x mean loss
+    stop: float = 0.0  # workers that were asked to stop
+    checkpoint: float = 0.0  # workers that ask for a checkpoint (rank 0 does, by its clock)
+    # Workers whose gradients are missing for want of memory: the sums are then to be thrown away.
     out_of_memory: float = 0.0
-    note: WorkerNote = _NOTHING
-    parts: int = 0
+    note: WorkerNote = _NOTHING  # what this worker says of itself; not summed
+    parts: int = 0  # n, micro-batches of all workers that have a gradient
+    # S = sum_i (b_i / B) |g_i|^2 over the parts, in gradient units squared: of each parameter,
+    # (parameters,), or of all together, (1,); ``None`` where there is one part only, as it says
+    # nothing.
     local_sqr_norms: Tensor | None = None
-    sqr_norms: Tensor | None = None
-    notes: tuple[WorkerNote, ...] = ()
+    sqr_norms: Tensor | None = None  # squared norm of the summed gradient, of the same shape
+    notes: tuple[WorkerNote, ...] = ()  # what all workers say of themselves, in rank order
 
 
 class Reducer:

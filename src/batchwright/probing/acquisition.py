@@ -183,16 +183,12 @@ Steps = tuple[tuple[float, float], ...]
 
 @dataclass
 class Ledger:
-    """Visits so far.
+    """Visits so far."""
 
-    Attributes:
-        steps: What counts of each point, visit by visit: its undisturbed visits or, where it has
-            none, the disturbed ones.
-        turn: Visits made altogether.
-    """
-
+    # What counts of each point, visit by visit: its undisturbed visits or, where it has none, the
+    # disturbed ones.
     steps: dict[Point, list[Steps]] = field(default_factory=dict)
-    turn: int = 0
+    turn: int = 0  # visits made altogether
     _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
     _loading: dict[int, StepLoading] = field(default_factory=dict)
     _disturbed: set[int] = field(default_factory=set)
@@ -243,16 +239,12 @@ class Ledger:
 
 @dataclass(frozen=True)
 class OpenChoice:
-    """What a plan of the measurements so far would rest on.
+    """What a plan of the measurements so far would rest on."""
 
-    Attributes:
-        used: Points that the plan would train at.
-        level: Points of candidates that measurements cannot tell from the chosen one.
-        best: Points of each number of workers at its best batch, which were compared.
-    """
-
-    used: frozenset[Point] = frozenset()
+    used: frozenset[Point] = frozenset()  # points that the plan would train at
+    # Points of candidates that measurements cannot tell from the chosen one.
     level: frozenset[Point] = frozenset()
+    # Points of each number of workers at its best batch, which were compared.
     best: frozenset[Point] = frozenset()
 
     def worth(self, point: Point) -> float:

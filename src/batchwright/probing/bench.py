@@ -50,19 +50,13 @@ Result = TypeVar("Result")
 
 
 class Taken(NamedTuple):
-    """A step that was tried.
+    """A step that was tried."""
 
-    Attributes:
-        fits: Whether there was memory for it on all workers; else the weights are as they were.
-        finite: Whether the gradient was; else the weights are the starting ones.
-        stopped: Whether a worker wants to stop after it.
-        exchanged: When the exchange of gradients was over.
-    """
-
+    # Whether there was memory for it on all workers; else the weights are as they were.
     fits: bool = True
-    finite: bool = True
-    stopped: bool = False
-    exchanged: float = 0.0
+    finite: bool = True  # whether the gradient was; else the weights are the starting ones
+    stopped: bool = False  # whether a worker wants to stop after it
+    exchanged: float = 0.0  # when the exchange of gradients was over
 
 
 class Bench:

@@ -26,19 +26,12 @@ from batchwright.workload.load import LoadWatch
 
 @dataclass(frozen=True)
 class Measured:
-    """Points that were asked for.
+    """Points that were asked for."""
 
-    Attributes:
-        steps: Step times, by workers, resolution and batch.
-        memory: Memory, in the same order.
-        cluster: Where they were measured.
-        out_of_memory: Points that did not fit.
-    """
-
-    steps: tuple[StepTime, ...]
-    memory: tuple[MemoryPoint, ...]
-    cluster: Cluster
-    out_of_memory: tuple[OutOfMemory, ...]
+    steps: tuple[StepTime, ...]  # step times, by workers, resolution and batch
+    memory: tuple[MemoryPoint, ...]  # memory, in the same order
+    cluster: Cluster  # where they were measured
+    out_of_memory: tuple[OutOfMemory, ...]  # points that did not fit
 
 
 def probe(

@@ -40,19 +40,12 @@ CHOICE = "round times"
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan with two batch sizes, and how well its rounds agree.
+    """A plan with two batch sizes, and how well its rounds agree."""
 
-    Attributes:
-        plan: The planned pairs were measured, and a reason tells how well they fit.
-        profile: With all that was measured on the way.
-        rounds: Of the plan, by resolution.
-        times: How often pairs were measured.
-    """
-
-    plan: Plan
-    profile: Profile
-    rounds: tuple[RoundCheck, ...]
-    times: int
+    plan: Plan  # the planned pairs were measured, and a reason tells how well they fit
+    profile: Profile  # with all that was measured on the way
+    rounds: tuple[RoundCheck, ...]  # of the plan, by resolution
+    times: int  # how often pairs were measured
 
 
 def pairs_of(plan: Plan) -> tuple[Pair, ...]:

@@ -31,32 +31,23 @@ from batchwright.workflows.check_plan import open_again, with_points
 
 @dataclass(frozen=True)
 class EpochTime:
-    """What an epoch of training took.
+    """What an epoch of training took."""
 
-    Attributes:
-        seconds: All of it, without evaluation and checkpoints.
-        computing_seconds: Of the worker that computed longest, preparing its images included; the
-            rest went into exchanging and waiting.
-    """
-
-    seconds: float
+    seconds: float  # all of it, without evaluation and checkpoints
+    # Of the worker that computed longest, preparing its images included; the rest went into
+    # exchanging and waiting.
     computing_seconds: float
 
 
 @dataclass(frozen=True)
 class Level:
-    """How the machine is now, beside how it was when it was measured.
+    """How the machine is now, beside how it was when it was measured."""
 
-    Attributes:
-        computing: How many times as long computing takes.
-        exchange_seconds: How much longer the part of an exchange takes in each step that nothing
-            hides, in seconds; below 0 if it takes less.
-        profile: What was measured, brought to that.
-    """
-
-    computing: float
+    computing: float  # how many times as long computing takes
+    # How much longer the part of an exchange takes in each step that nothing hides, in seconds;
+    # below 0 if it takes less.
     exchange_seconds: float
-    profile: Profile
+    profile: Profile  # what was measured, brought to that
 
 
 def supported(plan: Plan) -> bool:

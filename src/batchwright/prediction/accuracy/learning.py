@@ -81,29 +81,17 @@ class Normal(NamedTuple):
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known of a task before anything of it was observed; logarithms are natural.
+    """What is known of a task before anything of it was observed; logarithms are natural."""
 
-    Attributes:
-        level: Logit u after the training of reference.
-        slope: Of it against the logarithm of steps of noiseless gradients.
-        critical: Logarithm of the critical batch, in samples.
-        level_apart: Level of an optimizer less that of SGD.
-        slope_apart: The same of slopes.
-        critical_apart: The same of critical batches.
-        best_rate: Logarithm of an optimizer's best rate over the usual one, m.
-        rate_weight: Logarithm of c.
-        seed: Scatter of logit u from seed to seed and around the law.
-    """
-
-    level: Normal
-    slope: Normal
-    critical: Normal
-    level_apart: dict[str, Normal]
-    slope_apart: dict[str, Normal]
-    critical_apart: dict[str, Normal]
-    best_rate: dict[str, Normal]
-    rate_weight: dict[str, Normal]
-    seed: float
+    level: Normal  # logit u after the training of reference
+    slope: Normal  # of it against the logarithm of steps of noiseless gradients
+    critical: Normal  # logarithm of the critical batch, in samples
+    level_apart: dict[str, Normal]  # level of an optimizer less that of SGD
+    slope_apart: dict[str, Normal]  # the same of slopes
+    critical_apart: dict[str, Normal]  # the same of critical batches
+    best_rate: dict[str, Normal]  # logarithm of an optimizer's best rate over the usual one, m
+    rate_weight: dict[str, Normal]  # logarithm of c
+    seed: float  # scatter of logit u from seed to seed and around the law
 
 
 PRIOR = Prior(
@@ -121,30 +109,19 @@ PRIOR = Prior(
 
 
 class Aim(NamedTuple):
-    """A training that ends at an accuracy.
+    """A training that ends at an accuracy."""
 
-    Attributes:
-        samples: It takes.
-        by_parameters: Derivatives of their logarithm by the law's parameters.
-        slope: Of logit u in that logarithm.
-    """
-
-    samples: float
-    by_parameters: np.ndarray
-    slope: float
+    samples: float  # it takes
+    by_parameters: np.ndarray  # derivatives of their logarithm by the law's parameters
+    slope: float  # of logit u in that logarithm
 
 
 @dataclass(frozen=True)
 class LearningModel:
-    """Accuracy of trainings of one task, with its error.
+    """Accuracy of trainings of one task, with its error."""
 
-    Attributes:
-        classes: Of the data.
-        observed: What it rests on.
-    """
-
-    classes: int
-    observed: tuple[Observed, ...]
+    classes: int  # of the data
+    observed: tuple[Observed, ...]  # what it rests on
     _names: tuple[str, ...]
     # Level, slope and log critical batch of each optimizer, one after the other; then of each best
     # rate and weight.

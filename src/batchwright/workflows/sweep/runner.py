@@ -42,17 +42,11 @@ _LAST_SECONDS = GRACE_SECONDS + 15.0  # a cell with workers of its own waits so 
 
 @dataclass(frozen=True)
 class Watcher:
-    """Who is told what the cells do.
+    """Who is told what the cells do."""
 
-    Attributes:
-        began: A cell runs: (name, epochs).
-        wrote: It wrote a line of metrics: (name, line).
-        ended: It has ended: (name, state, error).
-    """
-
-    began: Callable[[str, int], None]
-    wrote: Callable[[str, dict[str, Any]], None]
-    ended: Callable[[str, State, str], None]
+    began: Callable[[str, int], None]  # a cell runs: (name, epochs)
+    wrote: Callable[[str, dict[str, Any]], None]  # it wrote a line of metrics: (name, line)
+    ended: Callable[[str, State, str], None]  # it has ended: (name, state, error)
 
 
 @dataclass(frozen=True)
