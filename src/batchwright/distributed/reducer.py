@@ -29,7 +29,6 @@ from batchwright.distributed.buckets import (
     Bucket,
     dtype_of,
     grouped,
-    make_buckets,
     sqr_norms,
     with_room_for_tail,
 )
@@ -265,9 +264,12 @@ class Reducer:
             for members in grouped([self._given[index] for index in part], self._bucket_bytes)
         ]
         tail = _tail_numbers(len(self.parameters), self._group.size, per_tensor=self._per_tensor)
-        self._buckets = make_buckets(
-            with_room_for_tail(groups), tail, self._group, per_tensor=self._per_tensor
-        )
+        members = with_room_for_tail(groups)
+        tails = [0] * (len(members) - 1) + [tail]
+        self._buckets = [
+            Bucket(number, own, numbers, self._group, per_tensor=self._per_tensor)
+            for number, (own, numbers) in enumerate(zip(members, tails, strict=True))
+        ]
         laid = [index for part in parts for index in part]
         owners = [bucket for bucket in self._buckets for _ in bucket.parameters]
         self._bucket_of = dict(zip(laid, owners, strict=True))
@@ -365,7 +367,8 @@ class Reducer:
 
     def _read_tail(self) -> Tally:
         for bucket in self._buckets:
-            bucket.hand_over()
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
         numbers = tail.tolist()
         weight, loss, stop, checkpoint, out_of_memory, parts = numbers[:_SCALARS]

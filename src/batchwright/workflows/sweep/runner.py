@@ -25,7 +25,6 @@ from batchwright.distributed.processes import VERB_PARENT
 from batchwright.distributed.worker_processes import POLL_SECONDS
 from batchwright.errors import FileError
 from batchwright.records import Plan
-from batchwright.records.documents import write_record
 from batchwright.records.text.formatting import job_value
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
@@ -182,9 +181,3 @@ def log_of(folder: Path, cell: Cell) -> Path:
 def is_done(folder: Path, cell: Cell) -> bool:
     """Whether the cell has ended well."""
     return (run_folder_of(folder, cell) / "summary.json").exists()
-
-
-def keep_plan(folder: Path, cell: Cell, plan: Plan) -> None:
-    """Write the plan that the cell follows, and goes on with when it is resumed."""
-    make_folder(folder / "plans")
-    write_record(plan, plan_file_of(folder, cell))

@@ -33,11 +33,12 @@ from batchwright.reporting.data.sweep_words import sweep_csv
 from batchwright.reporting.figures.sweep_figure import write_sweep_figures
 from batchwright.reporting.pages.page_sweep import write_sweep_page
 from batchwright.reporting.text.sweep_progress import SweepProgress
+from batchwright.storage.files import make_folder
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.workflows.sweep.gathering import Book
 from batchwright.workflows.sweep.grid import Cell, Grid, cells_of, read_grid, seeds_of, widened
 from batchwright.workflows.sweep.plans import Planner, cell_words
-from batchwright.workflows.sweep.runner import Runner, State, Watcher, keep_plan, plan_file_of
+from batchwright.workflows.sweep.runner import Runner, State, Watcher, plan_file_of
 from batchwright.workflows.sweep.slots import AtOnce, Slots, machine_for, read_at_once, width_of
 
 DEFAULT_SEEDS = 3
@@ -167,8 +168,9 @@ def _take_plans(folder: Path, book: Book, cells: Iterable[Cell], planner: Planne
         if plan is None:
             book.ended(cell.name, "failed", planner.errors[cell.name])
             continue
-        if not plan_file_of(folder, cell).exists():
-            keep_plan(folder, cell, plan)
+        if not plan_file_of(folder, cell).exists():  # it goes on with it when it is resumed
+            make_folder(folder / "plans")
+            write_record(plan, plan_file_of(folder, cell))
         book.planned(cell.name, plan)
 
 
