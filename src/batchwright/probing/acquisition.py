@@ -324,14 +324,9 @@ def is_enough(
     Enough is three batches that were visited again: one visit does not tell how repeatable the
     machine is.
 
-    Args:
-        candidates: New points and visited ones.
-        ledger: Visits so far.
-        error: Standard error of a point, as a share of its value.
-        comparison_error: The same beside others, without what all measurements have in common.
-        drift: Standard deviation of one visit's median about the long-run median.
-        target: Half width of a 95 % interval that is good enough, as a share.
-        choice: What a plan would rest on, if any.
+    Arguments that `next_point` and `half_width` have are theirs; ``comparison_error`` is beside
+    others, without what all measurements have in common; ``target`` is the half width of a 95 %
+    interval that is good enough, as a share.
     """
     revisited: dict[tuple[int, int], int] = {point[:2]: 0 for point in candidates}
     for point, visits in ledger.steps.items():

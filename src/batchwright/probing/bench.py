@@ -309,10 +309,6 @@ class Bench:
 
         Nothing is put back after an error, with which the worker ends.
 
-        Args:
-            optimizer: Which one.
-            rate: Its learning rate.
-
         Raises:
             JobError: The network has nothing for this optimizer to do.
         """

@@ -465,11 +465,7 @@ class Controller:
                 self._visit(point)
 
     def learn(self, profile: Profile) -> Profile:
-        """The profile with trials, in time of their own; those that it has are not made again.
-
-        Args:
-            profile: Of these workers, which are prepared; all else is measured.
-        """
+        """The profile with trials, in time of their own; those that it has are not made again."""
         earlier = profile.probe_seconds - (self._clock() - self._started)
 
         def timed(known: Profile) -> Profile:

@@ -54,12 +54,8 @@ _GUESS_SHARE = 0.25  # of the memory; where less is taken for sure, nobody need 
 class Visitor:
     """Has points visited, and goes on where one of them kills the workers.
 
-    Args:
-        job: Its resolutions are concrete.
-        measuring: Carries the commands out.
-        workers: All of them.
-        report: Called with the name of each point before it is visited.
-        watch: Looks at what else the machine does; `None`: nobody does.
+    The job's resolutions are concrete. ``report`` is called with each point before it is visited;
+    ``watch`` looks at what else the machine does.
 
     Attributes:
         job: With the number format that was chosen.
@@ -97,10 +93,7 @@ class Visitor:
         return self.job.goal.memory or self.prepared.memory_bytes
 
     def prepare(self, *, seconds: float) -> None:
-        """Choose the number format and build the network.
-
-        Args:
-            seconds: Time for the choice, where there is one.
+        """Choose the number format, for which there is so much time, and build the network.
 
         Raises:
             JobError: Network or loss cannot be had.

@@ -53,10 +53,7 @@ def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
 
     These are spread over workers, resolutions and batches: every pair of workers and resolution
     gets as many as every other, or one more; inside it they are evenly spaced over the batches.
-
-    Args:
-        plan: The plan that predicted them.
-        count: How many, at most.
+    There are ``count`` at most.
 
     Raises:
         PlanError: The plan predicts no step that can be measured, or simulated ones, so there is

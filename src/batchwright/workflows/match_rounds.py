@@ -77,9 +77,7 @@ def pairs_of(plan: Plan) -> tuple[Pair, ...]:
 def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
     """What measures the pairs of a plan, and of others that may come of it, for `settle`.
 
-    Args:
-        plan: With two batch sizes.
-        folder: Takes the workers' files; made where it is not there.
+    The folder takes the workers' files, and is made where it is not there.
 
     Raises:
         BatchwrightError: As `probing.pairs.pair_measurer` raises.
@@ -144,11 +142,8 @@ def settle(
     own pair alone it would be the one that noise has flattered most. A later one that nobody has
     measured is not trained.
 
-    Args:
-        plan: From ``profile``; one without two batch sizes comes back as it is.
-        profile: What it was made from.
-        measure: Times pairs side by side.
-        again: Makes a plan from the profile with the new times.
+    ``measure`` times pairs side by side, and ``again`` makes a plan from the profile with the new
+    times. A plan without two batch sizes comes back as it is.
 
     Raises:
         JobError: A pair does not fit the memory.

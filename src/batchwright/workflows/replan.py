@@ -144,11 +144,8 @@ def at_level_of(
     :math:`\max(\alpha C, S + (\alpha - 1) C + \delta)` at every batch. An update takes
     :math:`\alpha` times as long, too.
 
-    Args:
-        epochs: At least one, of this row.
-        profile: What was measured before the run.
-        plan: What the run follows; `supported`.
-        stage: The row of it.
+    There is one epoch of the row at least, the profile was measured before the run, and the plan is
+    `supported`.
 
     Returns:
         `None` where so many workers were never measured together.

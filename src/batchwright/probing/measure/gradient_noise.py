@@ -48,11 +48,7 @@ def measure_noise(
 ) -> GradientNoise | None:
     """Noise scale after a few steps from the starting weights; those of the steps stay.
 
-    Args:
-        bench: What is measured.
-        resolution: Image side, in pixels.
-        part_size: Samples in each part; fewer where the data are few.
-        seconds: Time to spend.
+    Parts have ``part_size`` samples, or fewer where the data are few.
 
     Returns:
         The estimate; `None` if no two parts' gradients were finite, the data do not make two, or

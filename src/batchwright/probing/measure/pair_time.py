@@ -25,10 +25,7 @@ def visit_pair(
 ) -> tuple[tuple[float, float], ...]:
     """Mean seconds of a step with the large and with the small batch, in two stretches.
 
-    Args:
-        bench: Takes this worker's steps; its group is this worker alone.
-        everyone: The workers that compute at the same time; all call this together.
-        command: What to visit.
+    The bench's group is this worker alone; ``everyone`` computes at the same time, and calls this.
 
     Returns:
         As `PairVisited` says; means over the workers of a group.

@@ -42,10 +42,8 @@ Cluster = tuple[int, tuple[KindCount, ...]]
 def explain(plan: PlanFields, width: int | None = None) -> str:
     """The plan as text for a person.
 
-    Args:
-        plan: Any.
-        width: Of the terminal, in characters: tables that are wider go on below. ``None``: text is
-            100 wide, tables are as wide as they are.
+    Tables that are wider than a terminal of ``width`` characters go on below; with ``None`` text is
+    100 wide, and tables are as wide as they are.
     """
     parts = (
         [line for told in _header_lines(plan) for line in _hanging(told, width, 0)],

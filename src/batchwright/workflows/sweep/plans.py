@@ -45,9 +45,6 @@ def needs_probe(job: Job) -> bool:
 class Planner:
     """Makes the plans, and keeps what it has opened and measured on the way.
 
-    Args:
-        keys: Of the sweep, to name a cell by.
-
     Attributes:
         plans: By cell; missing: not made yet.
         errors: Why there is none, in a line, by cell.
@@ -83,11 +80,8 @@ class Planner:
     def measure(self, cells: Iterable[Cell], folder: Path) -> None:
         """Probe for the cells that are not planned yet, and plan them.
 
-        A cell for which no plan comes of it gets its line among `errors`; the others go on.
-
-        Args:
-            cells: Among them those that `prepare` has seen.
-            folder: Of the sweep; takes profiles and logs.
+        A cell for which no plan comes of it gets its line among `errors`; the others go on. The
+        sweep's folder takes profiles and logs.
 
         Raises:
             BatchwrightError: The probe itself failed.
