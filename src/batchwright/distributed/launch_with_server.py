@@ -150,7 +150,13 @@ class _Run:
             elif code is not None:
                 self._after_server(code)
             else:
-                self._look_at_workers()
+                for event in self._server.events():
+                    rank = event.get("silent")
+                    if rank is not None and self._workers.runs(rank):
+                        self._silent.add(rank)
+                        self._workers.send_to(rank, signal.SIGKILL)
+                for rank, ended in self._workers.failures().items():
+                    self._after_worker(rank, ended)
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
@@ -184,15 +190,6 @@ class _Run:
         for rank in self._gone:  # it would wait for them
             self._server.give_up(rank)
         self.start()
-
-    def _look_at_workers(self) -> None:
-        for event in self._server.events():
-            rank = event.get("silent")
-            if rank is not None and self._workers.runs(rank):
-                self._silent.add(rank)
-                self._workers.send_to(rank, signal.SIGKILL)
-        for rank, code in self._workers.failures().items():
-            self._after_worker(rank, code)
 
     def _after_worker(self, rank: int, code: int) -> None:
         if code > 0:

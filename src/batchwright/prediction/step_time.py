@@ -153,8 +153,17 @@ class StepTimeModel:
         nearest measured one; a line stays a line unless an exchange overlaps.
         """
         key = (workers, resolution)
-        if key not in self._curves:
-            self._curves[key] = self._whole.get(key) or self._sampled(workers, resolution)
+        if key not in self._curves and key in self._whole:
+            self._curves[key] = self._whole[key]
+        elif key not in self._curves:
+            law, nearest = self._laws_of(workers, resolution)[0], self._nearest(workers)
+            side = min(self._resolutions(nearest), key=lambda side: abs(side - resolution))
+            batches = self._whole[nearest, side].batches
+            self._curves[key] = fit_curve(
+                batches,
+                [law.at(batch) for batch in batches],
+                [law.standard_error(batch) for batch in batches],
+            )
         return self._curves[key]
 
     def seconds(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> float:
@@ -303,17 +312,6 @@ class StepTimeModel:
             ratio,
             log2(ratio),
             measured=nearest == resolution,
-        )
-
-    def _sampled(self, workers: int, resolution: int) -> Curve:
-        law = self._laws_of(workers, resolution)[0]
-        nearest = self._nearest(workers)
-        side = min(self._resolutions(nearest), key=lambda side: abs(side - resolution))
-        batches = self._whole[nearest, side].batches
-        return fit_curve(
-            batches,
-            [law.at(batch) for batch in batches],
-            [law.standard_error(batch) for batch in batches],
         )
 
 

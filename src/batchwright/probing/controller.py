@@ -23,6 +23,7 @@ from batchwright.planning.validation import least_local
 from batchwright.prediction.collective import Operation
 from batchwright.prediction.contradictions import contradictions, key_of
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
+from batchwright.probing import commands
 from batchwright.probing.acquisition import (
     LEAST_POINTS,
     OpenChoice,
@@ -36,18 +37,7 @@ from batchwright.probing.acquisition import (
     visit_seconds,
 )
 from batchwright.probing.bench import SMALLEST_BATCH, sides_of
-from batchwright.probing.commands import (
-    Evaluate,
-    Evaluated,
-    Exchange,
-    Exchanged,
-    MeasureNoise,
-    NoiseMeasured,
-    Point,
-    TimeUpdates,
-    UpdatesTimed,
-    ignored,
-)
+from batchwright.probing.commands import Point, ignored
 from batchwright.probing.learning import TrialProgress, run_trials
 from batchwright.probing.measure.collective import SIZES
 from batchwright.probing.measure.evaluation import passes
@@ -288,8 +278,10 @@ class Controller:
         for operation, count, size in asked:
             self._report(f"exchange of {size:,} bytes, {count} workers")
             seconds = _EXCHANGE * self._budget / len(asked)
-            command = Exchange(operation=operation, workers=count, bytes=size, seconds=seconds)
-            answer = self._visitor.ask(command, Exchanged, "exchanging gradients")
+            command = commands.Exchange(
+                operation=operation, workers=count, bytes=size, seconds=seconds
+            )
+            answer = self._visitor.ask(command, commands.Exchanged, "exchanging gradients")
             if answer is not None:
                 times.append(answer.time)
         return tuple(times)
@@ -298,14 +290,14 @@ class Controller:
         self._report("gradient noise")
         curve = self._curves[-1]
         visited = [p.local_batch_size for p in self._visitor.ledger.steps if p[:2] == curve]
-        command = MeasureNoise(
+        command = commands.MeasureNoise(
             workers=curve[0],
             resolution=curve[1],
             # Larger parts take hardly longer, and tell of as many more samples.
             part_size=max(self._smallest[curve], min(_PART, max(visited))),
             seconds=_NOISE * self._budget,
         )
-        answer = self._visitor.ask(command, NoiseMeasured, "measuring gradient noise")
+        answer = self._visitor.ask(command, commands.NoiseMeasured, "measuring gradient noise")
         return answer.noise if answer else None
 
     def _evaluation(self) -> float:
@@ -315,8 +307,10 @@ class Controller:
         affordable = _EVALUATION * self._budget / sum(each)
         size = max(1, min(_EVALUATION_BATCH, int(affordable / self._sample_seconds[curve])))
         while True:
-            command = Evaluate(workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS)
-            answer = self._visitor.ask(command, Evaluated, "evaluating")
+            command = commands.Evaluate(
+                workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS
+            )
+            answer = self._visitor.ask(command, commands.Evaluated, "evaluating")
             if answer is not None:
                 return answer.seconds_per_image
             size = max(1, size // 4)  # too much for the memory; restarts are counted
@@ -326,8 +320,8 @@ class Controller:
         if self._job.optimizer != "auto":
             return ()
         self._report("optimizers")
-        command = TimeUpdates(workers=self._curves[-1][0], seconds=_UPDATES * self._budget)
-        answer = self._visitor.ask(command, UpdatesTimed, "updating weights")
+        command = commands.TimeUpdates(workers=self._curves[-1][0], seconds=_UPDATES * self._budget)
+        answer = self._visitor.ask(command, commands.UpdatesTimed, "updating weights")
         return answer.times if answer else ()
 
     # --------------------------------------------------------------------------------- refinement

@@ -12,22 +12,9 @@ import torch
 from batchwright.errors import JobError, WorkerError
 from batchwright.prediction.drift import pooled_drift
 from batchwright.prediction.loading import pooled_loading
+from batchwright.probing import commands
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
-from batchwright.probing.commands import (
-    Command,
-    Compare,
-    Compared,
-    Guess,
-    Guessed,
-    Point,
-    Prepare,
-    Prepared,
-    Visit,
-    Visited,
-    Weigh,
-    Weighed,
-    ignored,
-)
+from batchwright.probing.commands import Command, Point, ignored
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
@@ -100,8 +87,8 @@ class Visitor:
         """
         if self.job.precision == "auto":
             self._report("number formats")
-            compare = Compare(workers=self._workers, seconds=seconds)
-            compared = self.ask(compare, Compared, "comparing number formats")
+            compare = commands.Compare(workers=self._workers, seconds=seconds)
+            compared = self.ask(compare, commands.Compared, "comparing number formats")
             precision = compared.precision if compared else "float32"
             if compared:
                 self.precisions, self.precision_ratio = compared.times, compared.ratio
@@ -153,7 +140,7 @@ class Visitor:
         most = max((peak.peak_bytes for peak in same), default=self.limit)
         if most + self.prepared.parts.reduction <= _AMPLE * self.limit:
             return True
-        weighed = self.ask(Weigh(**point._asdict()), Weighed, str(point))
+        weighed = self.ask(commands.Weigh(**point._asdict()), commands.Weighed, str(point))
         if weighed is None or weighed.peak_bytes is None:
             self.out_of_memory.append(point)
             return False
@@ -212,8 +199,10 @@ class Visitor:
         """
         peak: int | None = None
         if self.fixed_bytes > _GUESS_SHARE * self.limit:
-            command = Guess(resolution=point.resolution, local_batch_size=point.local_batch_size)
-            guessed = self.ask(command, Guessed, "guessing the memory")
+            command = commands.Guess(
+                resolution=point.resolution, local_batch_size=point.local_batch_size
+            )
+            guessed = self.ask(command, commands.Guessed, "guessing the memory")
             peak = guessed.peak_bytes if guessed else None
         if peak is None or peak <= self.limit:
             visited = self._visited(point)
@@ -299,11 +288,13 @@ class Visitor:
         self._told[point] = visits, found
         return found
 
-    def _visited(self, point: Point) -> Visited | None:
+    def _visited(self, point: Point) -> commands.Visited | None:
         if not self.weigh(point):
             return None
-        command = Visit(**point._asdict(), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps)
-        visited = self.ask(command, Visited, str(point))
+        command = commands.Visit(
+            **point._asdict(), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps
+        )
+        visited = self.ask(command, commands.Visited, str(point))
         if visited is None:
             self.out_of_memory.append(point)
         return visited
@@ -311,9 +302,9 @@ class Visitor:
     def _prepare(self) -> None:
         precision = self.job.precision
         assert precision != "auto"  # noqa: S101 - chosen before
-        command = Prepare(workers=self._workers, precision=precision)
+        command = commands.Prepare(workers=self._workers, precision=precision)
         try:
-            self.prepared = self._measuring.ask(command, Prepared)
+            self.prepared = self._measuring.ask(command, commands.Prepared)
         except Killed:
             raise WorkerError(
                 f"network={self.job.network}: a worker was killed while it built the network and "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -60,7 +60,18 @@ class Book:
         told: dict[str, object] = {"state": state, "error": error}
         if state == "done":
             path = run_folder_of(self._folder, self._cells[name]) / "summary.json"
-            told |= _of_summary(read_record(path, RunSummary))
+            summary = read_record(path, RunSummary)
+            best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
+            told |= {
+                "accuracy": summary.accuracy,
+                "best_accuracy": summary.best_accuracy,
+                "best_epoch": best.epoch + 1 if best else None,
+                "accuracies": tuple(epoch.top1 for epoch in summary.epochs),
+                "train_loss": last.train_loss if last else None,
+                "noise_scale": last.noise_scale if last else None,
+                "training_seconds": sum(epoch.training_seconds for epoch in summary.epochs),
+                "simulated": summary.simulated,
+            }
         self._records[name] = self._records[name].model_copy(update=told)
 
     def state_of(self, name: str) -> State:
@@ -124,17 +135,3 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
     error = stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
     rounded = None if error is None else float(f"{error:.12g}")
     return Mean(value=float(f"{fmean(known):.12g}"), standard_error=rounded, count=len(known))
-
-
-def _of_summary(summary: RunSummary) -> Mapping[str, object]:
-    best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
-    return {
-        "accuracy": summary.accuracy,
-        "best_accuracy": best.top1 if best else None,
-        "best_epoch": best.epoch + 1 if best else None,
-        "accuracies": tuple(epoch.top1 for epoch in summary.epochs),
-        "train_loss": last.train_loss if last else None,
-        "noise_scale": last.noise_scale if last else None,
-        "training_seconds": sum(epoch.training_seconds for epoch in summary.epochs),
-        "simulated": summary.simulated,
-    }
