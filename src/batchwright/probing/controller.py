@@ -200,7 +200,12 @@ class Controller:
             self._visit(Point(workers, side, smallest))
         largest = self._visit_largest({})
         if self._job.probe.budget == "auto":
-            seconds = self._job.probe.budget_for(self._training_seconds())
+            # What the training takes at least, by the fastest steps so far, at the top side.
+            each = self._sample_seconds
+            top = max(side for _, side in each)
+            fastest = min(each[workers, side] / workers for workers, side in each if side == top)
+            samples = self._job.epochs * self._visitor.prepared.data.train_samples
+            seconds = self._job.probe.budget_for(samples * fastest)
             if seconds > self._budget:
                 self._budget = seconds
                 largest = self._visit_largest(largest)
@@ -233,16 +238,6 @@ class Controller:
             if found[curve] != visited.get(curve):
                 self._visit(Point(*curve, size))
         return found
-
-    def _training_seconds(self) -> float:
-        """What the training should take at least, by the fastest steps so far, at the top side."""
-        top = max(side for _, side in self._curves)
-        least = min(
-            seconds / workers
-            for (workers, side), seconds in self._sample_seconds.items()
-            if side == top
-        )
-        return self._job.epochs * self._visitor.prepared.data.train_samples * least
 
     def _visit(self, point: Point) -> None:
         seconds = self._visitor.visit(point)
@@ -329,7 +324,10 @@ class Controller:
     def _refine(self) -> None:
         ledger, settings = self._visitor.ledger, self._job.probe
         while True:
-            model = self._fitted()
+            model, times = None, self._visitor.step_times()
+            if not contradictions(times):  # else one is astray: more visits will tell
+                with suppress(PlanError):  # not enough yet
+                    model = fit_step_time(times)
             choice = self._choice(model)
             far = self._far(choice)
             if far is not None:
@@ -484,15 +482,6 @@ class Controller:
         """Seconds of the budget; starting the processes is not measuring."""
         spent = self._clock() - self._began - self._visitor.restart_seconds
         return self._budget - spent
-
-    def _fitted(self) -> StepTimeModel | None:
-        times = self._visitor.step_times()
-        if contradictions(times):  # a stray one: more visits will tell
-            return None
-        try:
-            return fit_step_time(times)
-        except PlanError:  # not enough yet
-            return None
 
     def _on_curve(self, curve: Curve, model: StepTimeModel | None) -> list[Point]:
         """Points worth a visit: that a plan may choose, that may fit, and that take no age.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -109,14 +109,6 @@ def resuming_command(folder: str | Path, job: Job) -> str:
     return shlex.join(["batchwright", "run", "--resume", "--out", str(folder), *named])
 
 
-def _how_to_go_on(folder: Path) -> str:
-    """With a run that has not finished."""
-    try:
-        return f"continue it with `{resuming_command(folder, load_job(folder / 'job.yaml'))}`"
-    except BatchwrightError:  # a loop of somebody's own leaves no job there
-        return "continue it as it was begun; in a loop of your own, with Session(resume=True)"
-
-
 def read_summary(run: str | Path) -> RunSummary:
     """The summary of a run folder, or of a summary file; ``-`` is stdin.
 
@@ -131,9 +123,11 @@ def read_summary(run: str | Path) -> RunSummary:
     if path.is_dir():
         path = path / "summary.json"
         if not path.exists():
-            raise FileError(
-                f"{run} holds no summary.json: the run has not finished; {_how_to_go_on(Path(run))}"
-            )
+            how = "continue it as it was begun; in a loop of your own, with Session(resume=True)"
+            with suppress(BatchwrightError):  # a loop of somebody's own leaves no job there
+                job = load_job(Path(run) / "job.yaml")
+                how = f"continue it with `{resuming_command(run, job)}`"
+            raise FileError(f"{run} holds no summary.json: the run has not finished; {how}")
     return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
 
 
