@@ -53,7 +53,8 @@ class Rule:
     apart: tuple[float, float, float] | None = None
 
 
-# `cyclic`: benchmarks/cheaper.py, five pairs; the interval is that of one more, by Student's t.
+# `cyclic`: benchmarks/tools/cheaper.py, five pairs; the interval is that of one more, by
+# Student's t.
 RULES: Mapping[Method, Rule] = {
     "plain": Rule("the others are compared with it"),
     "dynamic-batch": Rule("it takes the same steps, however samples are shared"),

@@ -348,6 +348,10 @@ class PlanFields(Document):
         )
         return next(found, None)
 
+    def evaluates_after(self, epoch: int) -> bool:
+        """Whether the model is evaluated after a zero-based epoch; after the last it always is."""
+        return (epoch + 1) % self.job.evaluate_epochs == 0 or epoch + 1 == self.epochs
+
     def stage_of(self, epoch: int) -> int:
         """Index of the stage that holds the zero-based ``epoch``; `IndexError` past the end."""
         last = 0

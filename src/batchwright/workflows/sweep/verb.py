@@ -30,8 +30,8 @@ from batchwright.records.run_folder import existing_run, new_folder, telling_how
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.sweep_words import sweep_csv
-from batchwright.reporting.figures.sweep_figure import write_sweep_figures
 from batchwright.reporting.pages.page_sweep import write_sweep_page
+from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.text.sweep_progress import SweepProgress
 from batchwright.storage.files import make_folder
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
