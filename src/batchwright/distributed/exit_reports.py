@@ -84,10 +84,7 @@ def killed_words(who: str, name: str) -> str:
 def error_of(log: Path, code: int, who: str) -> str:
     """What ended a command: the line by which it says so, else the last one it wrote.
 
-    Args:
-        log: Where it printed.
-        code: Its exit code; negative: killed by that signal.
-        who: What to call it.
+    ``code`` is its exit code, negative if a signal ended it, and ``who`` what to call it then.
     """
     if code < 0:
         return f"{killed_words(who, signal.Signals(-code).name)}; its log is {log}"

@@ -425,11 +425,9 @@ class Reducer:
 def summed(
     totals: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients added to those before, in place; ``None`` where there is neither.
+    """Gradients, one for each parameter, added to totals in place; ``None`` where there is neither.
 
-    Args:
-        totals: Those before, which are changed; empty: none.
-        gradients: One for each parameter; may become totals themselves.
+    Without totals before, the gradients become totals themselves.
     """
     if not totals:
         return list(gradients)

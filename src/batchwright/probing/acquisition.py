@@ -299,9 +299,8 @@ def next_point(
 def half_width(error: float, drift: float) -> float:
     """Of the 95 % interval of a later measurement, as a share of the value.
 
-    Args:
-        error: Standard error of the model there.
-        drift: Standard deviation of one visit's median about the long-run median.
+    ``error`` is the model's standard error there, ``drift`` the standard deviation of one visit's
+    median about the long-run median.
     """
     return Z_975 * hypot(error, drift * median_share(LATER_VISITS))
 

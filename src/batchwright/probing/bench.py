@@ -295,10 +295,8 @@ class Bench:
     ) -> Taken:
         """One step of a training, if it fits, at the rate that the optimizer has.
 
-        Args:
-            supplies: Make this worker's micro-batches.
-            shares: Of each of them in the samples of the step, over all workers.
-            stop: 1 where this worker wants it to be the last, else 0.
+        ``shares`` are those of this worker's micro-batches in the samples of the step over all
+        workers; ``stop`` is 1 where this worker wants it to be the last, else 0.
         """
         own = self._backward_if_it_fits(supplies, shares)
         return self._finish(replace(own, stop=stop), shares[-1])
