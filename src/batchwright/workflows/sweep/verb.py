@@ -29,7 +29,7 @@ from batchwright.records.documents import (
 from batchwright.records.run_folder import existing_run, new_folder, telling_how_to_resume
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
-from batchwright.reporting.data.sweep_words import sweep_csv
+from batchwright.reporting.data.sweep_curves import sweep_csv
 from batchwright.reporting.pages.page_sweep import write_sweep_page
 from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.text.sweep_progress import SweepProgress
