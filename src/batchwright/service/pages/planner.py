@@ -25,8 +25,7 @@ from batchwright.records.text.formatting import between, counted, duration, in_s
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.plan_words import batches_words, decided_words
-from batchwright.reporting.pages.page import plan_part
-from batchwright.reporting.pages.page_facts import profile_facts
+from batchwright.reporting.pages.page import plan_part, profile_facts
 from batchwright.reporting.pages.page_plan import accuracy_chart, pareto_part
 from batchwright.service.access import PageReader, PageSubmitter, Stored, check_form, store_of
 from batchwright.service.api import plans as api
