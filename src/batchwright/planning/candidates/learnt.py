@@ -71,7 +71,7 @@ class Learnt:
         if epochs > MOST_EPOCHS:
             return ()
         from batchwright.planning.candidates.trial_choice import LEAST_STEPS
-        from batchwright.prediction.accuracy.unfinished import falls_short
+        from batchwright.prediction.accuracy.learning import falls_short
 
         factors = [
             rate_factor(
