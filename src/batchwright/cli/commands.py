@@ -433,7 +433,7 @@ service_commands.add_to(app)
 def main() -> None:
     """Read the words and do it: every known mistake is one line on stderr and exit code 2."""
     from batchwright.distributed.processes import spinning_shortly
-    from batchwright.records.documents import one_line
+    from batchwright.errors import one_line
     from batchwright.workflows.stopwatch import command_begins
 
     command_begins()

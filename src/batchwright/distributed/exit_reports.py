@@ -67,8 +67,7 @@ def forget_report(folder: Path, rank: int) -> None:
 def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
     """(rank, name of the signal) of each worker that a signal ended, but for a request to stop.
 
-    Args:
-        codes: Exit code of each worker, by rank; negative: killed by that signal.
+    ``codes`` are exit codes by rank, negative where a signal ended the worker.
     """
     return [
         (rank, signal.Signals(-code).name)
@@ -77,8 +76,18 @@ def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
     ]
 
 
-def last_error(log: Path) -> str:
-    """The line by which a command says what ended it, else the last one it wrote."""
+def killed_words(who: str, name: str) -> str:
+    """That a signal ended a process, in words; the kernel sends SIGKILL where memory runs out."""
+    return f"{who} was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+def error_of(log: Path, code: int, who: str) -> str:
+    """What ended a command: the line by which it says so, else the last one it wrote.
+
+    ``code`` is its exit code, negative if a signal ended it, and ``who`` what to call it then.
+    """
+    if code < 0:
+        return f"{killed_words(who, signal.Signals(-code).name)}; its log is {log}"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     written = [line.strip() for line in lines if line.strip()]
     told = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]

@@ -12,8 +12,7 @@ from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
 from batchwright.planning.methods.update_rule import Outcome, Recipe, Tried, recipe_of
-from batchwright.planning.resolution import CYCLED, ONE_BATCH
-from batchwright.planning.validation import sides
+from batchwright.planning.resolution import CYCLED, ONE_BATCH, sides
 from batchwright.prediction.accuracy.outcomes import epochs_to
 from batchwright.prediction.accuracy.quality import SEED_ERROR, ProgressModel, fit_progress
 from batchwright.prediction.accuracy.trainings import Observed, offset_of
@@ -170,19 +169,17 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
             f"the run {runs[0].run_folder} has optimizer={runs[0].plan.update}, the job "
             f"optimizer={job.optimizer}: give runs of the same task"
         )
-    alike = tuple(run for run in kept if _trained_as(run, job) and _tells(run, job.goal.accuracy))
-    return Experience(job, alike, len(kept) - len(alike))
-
-
-def _trained_as(run: RunSummary, job: Job) -> bool:
-    """Whether a run had the resolutions that the job will have, and its method or one alike."""
-    wanted = sides(job) if job.method in CYCLED else sides(job)[-1:]
+    resolutions = {*(sides(job) if job.method in CYCLED else sides(job)[-1:])}
     methods = ONE_BATCH if job.method in ONE_BATCH else (job.method,)
-    return run.plan.method in methods and {one.resolution for one in run.plan.stages} == {*wanted}
-
-
-def _tells(run: RunSummary, target: float | None) -> bool:
-    return _ended(run) or (target is not None and epochs_to(run, target) is not None)
+    target = job.goal.accuracy
+    alike = tuple(
+        run
+        for run in kept
+        if run.plan.method in methods
+        and {one.resolution for one in run.plan.stages} == resolutions
+        and (_ended(run) or (target is not None and epochs_to(run, target) is not None))
+    )
+    return Experience(job, alike, len(kept) - len(alike))
 
 
 def _ended(run: RunSummary) -> bool:

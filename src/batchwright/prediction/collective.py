@@ -21,14 +21,13 @@ from statistics import median
 from typing import Literal
 
 from batchwright.errors import PlanError
-from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, fit_line, interval
+from batchwright.prediction.drift import QUARTILES_PER_DEVIATION
+from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, fit_line, interval
 from batchwright.records import CollectiveTime, Estimate, Link
 
 Operation = Literal["all-reduce", "push-pull"]
 
-_QUARTILES_PER_DEVIATION = 1.349  # distance between the quartiles of a normal distribution
 _LEAST_ERROR = 0.05  # assumed standard error of an exchange time even where calls agree
-_Z_975 = 1.96
 
 
 def exchange_seconds(
@@ -58,18 +57,13 @@ def exchange_seconds(
 
 @dataclass(frozen=True)
 class CollectiveModel:
-    """Exchange times.
+    """Exchange times."""
 
-    Attributes:
-        measured: For each operation and number of workers, the sizes measured, rising, in bytes,
-            and the seconds of each.
-        link: What was stated of the network, for more workers than measured.
-        relative_error: Standard deviation of one call's time, as a share of it.
-    """
-
+    # For each operation and number of workers, the sizes measured, rising, in bytes, and the
+    # seconds of each.
     measured: Mapping[tuple[str, int], tuple[tuple[int, float], ...]]
-    link: Link | None
-    relative_error: float
+    link: Link | None  # what was stated of the network, for more workers than measured
+    relative_error: float  # standard deviation of one call's time, as a share of it
 
     def seconds(self, size: int, workers: int, operation: Operation = "all-reduce") -> float:
         """Seconds to exchange ``size`` bytes between ``workers``.
@@ -97,7 +91,7 @@ class CollectiveModel:
         error = self.relative_error
         if self.assumed(workers, operation):
             error = UNKNOWN_RELATIVE_ERROR
-        return interval(self.seconds(size, workers, operation), _Z_975 * error)
+        return interval(self.seconds(size, workers, operation), Z_975 * error)
 
     def assumed(self, workers: int, operation: Operation = "all-reduce") -> bool:
         """Whether so many workers are beyond what was measured, so that link figures go in."""
@@ -116,7 +110,7 @@ def fit_collectives(
         times.setdefault((one.operation, one.workers), {}).setdefault(one.bytes, []).append(
             one.seconds
         )
-    spreads = [(o.high - o.low) / o.seconds / _QUARTILES_PER_DEVIATION for o in measured]
+    spreads = [(o.high - o.low) / o.seconds / QUARTILES_PER_DEVIATION for o in measured]
     return CollectiveModel(
         {
             key: tuple((size, median(seconds)) for size, seconds in sorted(sizes.items()))

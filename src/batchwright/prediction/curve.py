@@ -30,29 +30,20 @@ _SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds against the batch.
+    """Seconds against the batch."""
 
-    Attributes:
-        batches: Measured batches, rising, in samples.
-        seconds: Measured medians, in seconds.
-        errors: Standard error of each median, as a share of it.
-        line: The line through them, weighted by those errors.
-        linear: Whether the line is used: it misses the medians by no more than they scatter, or
-            predicts points left out better than the pieces between the others.
-        misfit: How far the truth is from the line beyond scatter, or from the middle of a piece:
-            a standard error, as a share.
-        caveat: What the points cannot tell, in words; empty if nothing.
-        measured: Smallest and largest batch that were measured here.
-    """
-
-    batches: tuple[int, ...]
-    seconds: tuple[float, ...]
-    errors: tuple[float, ...]
-    line: Line
+    batches: tuple[int, ...]  # measured batches, rising, in samples
+    seconds: tuple[float, ...]  # measured medians, in seconds
+    errors: tuple[float, ...]  # standard error of each median, as a share of it
+    line: Line  # the line through them, weighted by those errors
+    # Whether the line is used: it misses the medians by no more than they scatter, or predicts
+    # points left out better than the pieces between the others.
     linear: bool
+    # How far the truth is from the line beyond scatter, or from the middle of a piece: a standard
+    # error, as a share.
     misfit: float
-    caveat: str
-    measured: tuple[int, int]
+    caveat: str  # what the points cannot tell, in words; empty if nothing
+    measured: tuple[int, int]  # smallest and largest batch that were measured here
 
     def at(self, batch: float) -> float:
         """Seconds for ``batch`` samples."""
@@ -82,9 +73,8 @@ class Curve:
     def _scatter(self, batch: float) -> float:
         if self.linear:
             return self.line.own_error(batch)
-        return between(
-            self.batches, self.errors, min(max(batch, self.batches[0]), self.batches[-1])
-        )
+        nearest = min(max(batch, self.batches[0]), self.batches[-1])
+        return between(self.batches, self.errors, nearest)
 
     def _bend(self, batch: float) -> float:
         """The line's misfit everywhere, that of a piece most in its middle."""
@@ -100,28 +90,25 @@ class Curve:
 
 
 def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence[float]) -> Curve:
-    """Curve through medians, at least two.
-
-    Args:
-        batches: Rising, in samples.
-        seconds: Medians, in seconds.
-        errors: Standard error of each, as a share of it.
-    """
+    """Curve through medians, at least two; batches rise, errors are shares of the seconds."""
     scales = [max(error, _SMALLEST) * y for error, y in zip(errors, seconds, strict=True)]
     line = fit_line(batches, seconds, scales)
     validation = leave_one_out(batches, seconds, scales)
     linear = choose_line(line, len(batches), validation)
     if len(batches) == 2:
         misfit = UNSEEN_BEND
-    elif linear:
-        misfit = _excess(
-            [line.at(x) / y - 1 for x, y in zip(batches, seconds, strict=True)],
-            errors,
-            line.degrees / len(batches),
-        )
+    elif linear:  # how far squared misses exceed what scatter explains after a fit
+        misses = [line.at(x) / y - 1 for x, y in zip(batches, seconds, strict=True)]
+        explained = line.degrees / len(batches) * sum(e * e for e in errors)
+        misfit = sqrt(max(0.0, sum(m * m for m in misses) - explained) / len(misses))
     else:
         # A point left out leaves a gap twice as wide, so about twice the error, noise included.
         misfit = root_mean_square(validation.pieces) / 2
+    caveat = line.caveat
+    if not linear:
+        caveat = "bent: a line misses the medians by more than they scatter"
+    elif len(batches) == 2:
+        caveat = "two points cannot show a bend: one is assumed in the interval"
     return Curve(
         tuple(batches),
         tuple(seconds),
@@ -129,7 +116,7 @@ def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence
         line,
         linear,
         misfit,
-        _caveat(line, len(batches), linear),
+        caveat,
         (batches[0], batches[-1]),
     )
 
@@ -147,17 +134,3 @@ def borrow_curve(shape: Curve, batch: int, seconds: float, error: float, whence:
         caveat=f"only batch {batch} was measured: the shape is that of {whence}",
         measured=(batch, batch),
     )
-
-
-def _excess(misses: Sequence[float], errors: Sequence[float], freedom: float) -> float:
-    """Root of how far squared misses exceed what scatter explains after a fit."""
-    explained = freedom * sum(e * e for e in errors)
-    return sqrt(max(0.0, sum(m * m for m in misses) - explained) / len(misses))
-
-
-def _caveat(line: Line, points: int, linear: bool) -> str:
-    if not linear:
-        return "bent: a line misses the medians by more than they scatter"
-    if points == 2:
-        return "two points cannot show a bend: one is assumed in the interval"
-    return line.caveat

@@ -19,7 +19,9 @@ UNKNOWN_RELATIVE_ERROR = 0.2
 
 # 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom.
 _T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
-_Z_975 = 1.959964
+Z_975 = 1.96
+"""97.5 % quantile of the normal distribution: half of a 95 % interval, in standard errors."""
+_Z_975_EXACT = 1.959964
 _Z_999 = 3.090232
 
 # Of pure noise about a line, one in ten ratios of errors left out is below this (simulated).
@@ -36,7 +38,7 @@ def student_t_975(degrees: int) -> float:
         raise ValueError(f"Student's t has no quantile with {degrees} degrees of freedom")
     if degrees <= len(_T_975):
         return _T_975[degrees - 1]
-    z = _Z_975
+    z = _Z_975_EXACT
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -45,24 +47,16 @@ def student_t_975(degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """``y = intercept + slope x`` with both at least 0, and its uncertainty.
+    """``y = intercept + slope x`` with both at least 0, and its uncertainty."""
 
-    Attributes:
-        intercept: y at x = 0, in the unit of y.
-        slope: y per unit of x.
-        relative_error: Standard deviation of (measured - line) / scale around a true line;
-            `None` if there are no more points than parameters.
-        degrees: Degrees of freedom behind ``relative_error``.
-        largest_residual: Largest absolute (measured - line) / scale of the points.
-        caveat: What the points cannot tell, in words; empty if nothing.
-    """
-
-    intercept: float
-    slope: float
+    intercept: float  # y at x = 0, in the unit of y
+    slope: float  # y per unit of x
+    # Standard deviation of (measured - line) / scale around a true line; `None` if there are no
+    # more points than parameters.
     relative_error: float | None
-    degrees: int
-    largest_residual: float
-    caveat: str
+    degrees: int  # degrees of freedom behind ``relative_error``
+    largest_residual: float  # largest absolute (measured - line) / scale of the points
+    caveat: str  # what the points cannot tell, in words; empty if nothing
     _mass: float  # variance of the line at x: s^2 (1 / mass + (x - center)^2 / spread)
     _center: float
     _spread: float
@@ -227,15 +221,10 @@ def _line(
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Relative errors at the inner points, each predicted from the others; empty below three.
+    """Relative errors at the inner points, each predicted from the others; empty below three."""
 
-    Attributes:
-        line: (predicted - y) / y by the line through the others.
-        pieces: The same by the straight piece between the neighbours.
-    """
-
-    line: tuple[float, ...]
-    pieces: tuple[float, ...]
+    line: tuple[float, ...]  # (predicted - y) / y by the line through the others
+    pieces: tuple[float, ...]  # the same by the straight piece between the neighbours
 
 
 def leave_one_out(

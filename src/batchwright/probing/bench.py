@@ -50,19 +50,13 @@ Result = TypeVar("Result")
 
 
 class Taken(NamedTuple):
-    """A step that was tried.
+    """A step that was tried."""
 
-    Attributes:
-        fits: Whether there was memory for it on all workers; else the weights are as they were.
-        finite: Whether the gradient was; else the weights are the starting ones.
-        stopped: Whether a worker wants to stop after it.
-        exchanged: When the exchange of gradients was over.
-    """
-
+    # Whether there was memory for it on all workers; else the weights are as they were.
     fits: bool = True
-    finite: bool = True
-    stopped: bool = False
-    exchanged: float = 0.0
+    finite: bool = True  # whether the gradient was; else the weights are the starting ones
+    stopped: bool = False  # whether a worker wants to stop after it
+    exchanged: float = 0.0  # when the exchange of gradients was over
 
 
 class Bench:
@@ -82,7 +76,7 @@ class Bench:
         optimizer: Of the network's trained parameters.
         trained: These parameters.
         classes: Number of classes.
-        group: As given, or as joined since.
+        group: The workers that measure together now.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
@@ -95,6 +89,7 @@ class Bench:
         self.optimizer = build_optimizer(self.network, job, rate)
         self._loss = build_loss(job)
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
+        self._dtype = torch.bfloat16 if self._precision == "bfloat16" else torch.float32
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train = self._source(data, data.train)
         self._data, self._feeds = data, dict[int, Feed]()
@@ -118,7 +113,6 @@ class Bench:
         self.step(self.supply(SMALLEST_BATCH, min(sides_of(self.job))))
 
     def _weights(self) -> tuple[Tensor, ...]:
-        """Parameters and statistics."""
         return (*self.network.parameters(), *self.network.buffers())
 
     def _network(self, classes: int) -> nn.Module:
@@ -133,7 +127,10 @@ class Bench:
 
     def _source(self, data: ImageData, part: Any) -> ImagePipeline | Batch:
         if not isinstance(part, ImageStore):
-            return self._resident(part)
+            first = [part[index] for index in range(min(len(part), _MOST_RESIDENT))]
+            images, labels = default_collate(first)
+            images = images.to(self.device, memory_format=torch.channels_last)
+            return images, labels.to(self.device)
         return ImagePipeline(
             part,
             device=self.device,
@@ -142,14 +139,8 @@ class Bench:
             std=data.std,
             augmentation=self.job.augmentation,
             seed=self.job.seed,
-            dtype=torch.bfloat16 if self._precision == "bfloat16" else torch.float32,
+            dtype=self._dtype,
         )
-
-    def _resident(self, dataset: Any) -> Batch:
-        first = range(min(len(dataset), _MOST_RESIDENT))
-        images, labels = default_collate([dataset[index] for index in first])
-        images = images.to(self.device, memory_format=torch.channels_last)
-        return images, labels.to(self.device)
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
@@ -158,7 +149,10 @@ class Bench:
             return lambda: source.training_batch(
                 self._random_indices(size, len(source)), epoch=0, resolution=resolution
             )
-        batch = _repeated(source, size, resolution)
+        images, labels = source
+        rows = torch.arange(size, device=images.device) % len(labels)
+        images = to_resolution(images[rows], resolution)
+        batch = images.contiguous(memory_format=torch.channels_last), labels[rows]
         return lambda: batch
 
     def evaluation_supply(self, size: int) -> Callable[[], Batch]:
@@ -214,7 +208,7 @@ class Bench:
             device=self.device,
             augmentation=self.job.augmentation,
             seed=self.job.seed,
-            dtype=torch.bfloat16 if self._precision == "bfloat16" else torch.float32,
+            dtype=self._dtype,
             loaders=loaders,
             ahead=1,
         )
@@ -301,10 +295,8 @@ class Bench:
     ) -> Taken:
         """One step of a training, if it fits, at the rate that the optimizer has.
 
-        Args:
-            supplies: Make this worker's micro-batches.
-            shares: Of each of them in the samples of the step, over all workers.
-            stop: 1 where this worker wants it to be the last, else 0.
+        ``shares`` are those of this worker's micro-batches in the samples of the step over all
+        workers; ``stop`` is 1 where this worker wants it to be the last, else 0.
         """
         own = self._backward_if_it_fits(supplies, shares)
         return self._finish(replace(own, stop=stop), shares[-1])
@@ -314,10 +306,6 @@ class Bench:
         """Inside, the starting weights and a new optimizer; after, the starting weights again.
 
         Nothing is put back after an error, with which the worker ends.
-
-        Args:
-            optimizer: Which one.
-            rate: Its learning rate.
 
         Raises:
             JobError: The network has nothing for this optimizer to do.
@@ -438,11 +426,3 @@ def if_it_fits(work: Callable[[], Result]) -> Result | None:
         if not is_out_of_memory(error):
             raise
         return None
-
-
-def _repeated(resident: Batch, size: int, resolution: int) -> Batch:
-    images, labels = resident
-    rows = torch.arange(size, device=images.device) % len(labels)
-    chosen = images[rows]
-    chosen = to_resolution(chosen, resolution)
-    return chosen.contiguous(memory_format=torch.channels_last), labels[rows]

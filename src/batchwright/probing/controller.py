@@ -19,8 +19,11 @@ from typing import Any
 
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.planner import plan_to_measure
-from batchwright.prediction.contradictions import contradictions
+from batchwright.planning.validation import least_local
+from batchwright.prediction.collective import Operation
+from batchwright.prediction.contradictions import contradictions, key_of
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
+from batchwright.probing import commands
 from batchwright.probing.acquisition import (
     LEAST_POINTS,
     OpenChoice,
@@ -34,20 +37,9 @@ from batchwright.probing.acquisition import (
     visit_seconds,
 )
 from batchwright.probing.bench import SMALLEST_BATCH, sides_of
-from batchwright.probing.commands import (
-    Evaluate,
-    Evaluated,
-    Exchange,
-    Exchanged,
-    MeasureNoise,
-    NoiseMeasured,
-    Point,
-    TimeUpdates,
-    UpdatesTimed,
-    ignored,
-)
+from batchwright.probing.commands import Point, ignored
 from batchwright.probing.learning import TrialProgress, run_trials
-from batchwright.probing.measure.collective import SIZES, Operation
+from batchwright.probing.measure.collective import SIZES
 from batchwright.probing.measure.evaluation import passes
 from batchwright.probing.visiting import Visitor
 from batchwright.records import (
@@ -56,7 +48,6 @@ from batchwright.records import (
     Plan,
     Prediction,
     Profile,
-    StepTime,
     UpdateTime,
 )
 from batchwright.workload.load import LEAST_SECONDS
@@ -157,7 +148,6 @@ class Controller:
         return self.learn(self._profile().model_copy(update={"load": visitor.load()}))
 
     def _profile(self) -> Profile:
-        """What is known so far."""
         visitor, prepared = self._visitor, self._visitor.prepared
         return Profile(
             job=visitor.job,
@@ -192,15 +182,17 @@ class Controller:
         Time goes by pixels, as steps do, so that curves begin with about the same batches: plans
         are chosen at the highest resolution.
         """
-        trials = {curve: self._try(curve) for curve in self._curves}
-        for curve, trial in trials.items():
+        for curve in self._curves:
+            seconds = self._visitor.try_first(Point(*curve, SMALLEST_BATCH))
+            self._sample_seconds[curve] = seconds / SMALLEST_BATCH
+        for curve in self._curves:
             workers, side = curve
             ladder, sizes = self._ladders[workers]
             smallest = smallest_size(
                 ladder,
                 sizes[0],
                 seconds=self._each(curve),
-                sample_seconds=trial,
+                sample_seconds=self._sample_seconds[curve],
                 most_steps=self._job.probe.steps,
                 loaders=self._visitor.prepared.loaders,
             )
@@ -208,7 +200,12 @@ class Controller:
             self._visit(Point(workers, side, smallest))
         largest = self._visit_largest({})
         if self._job.probe.budget == "auto":
-            seconds = self._job.probe.budget_for(self._training_seconds())
+            # What the training takes at least, by the fastest steps so far, at the top side.
+            each = self._sample_seconds
+            top = max(side for _, side in each)
+            fastest = min(each[workers, side] / workers for workers, side in each if side == top)
+            samples = self._job.epochs * self._visitor.prepared.data.train_samples
+            seconds = self._job.probe.budget_for(samples * fastest)
             if seconds > self._budget:
                 self._budget = seconds
                 largest = self._visit_largest(largest)
@@ -242,22 +239,6 @@ class Controller:
                 self._visit(Point(*curve, size))
         return found
 
-    def _training_seconds(self) -> float:
-        """What the training should take at least, by the fastest steps so far, at the top side."""
-        top = max(side for _, side in self._curves)
-        least = min(
-            seconds / workers
-            for (workers, side), seconds in self._sample_seconds.items()
-            if side == top
-        )
-        return self._job.epochs * self._visitor.prepared.data.train_samples * least
-
-    def _try(self, curve: Curve) -> float:
-        """Seconds per sample of the smallest step there is."""
-        seconds = self._visitor.try_first(Point(*curve, SMALLEST_BATCH))
-        self._sample_seconds[curve] = seconds / SMALLEST_BATCH
-        return self._sample_seconds[curve]
-
     def _visit(self, point: Point) -> None:
         seconds = self._visitor.visit(point)
         if seconds is not None:
@@ -267,7 +248,7 @@ class Controller:
     def _ladder(self, workers: int) -> tuple[list[int], list[int]]:
         """Local batches that may be measured, and those a plan can choose, both rising."""
         job, prepared = self._job, self._visitor.prepared
-        least = 2 if prepared.network.batch_norm else 1
+        least = least_local(prepared.network)
         most = prepared.data.train_samples // job.goal.least_steps // workers
         if job.micro_batch != "auto":
             most = min(most, job.micro_batch)
@@ -292,8 +273,10 @@ class Controller:
         for operation, count, size in asked:
             self._report(f"exchange of {size:,} bytes, {count} workers")
             seconds = _EXCHANGE * self._budget / len(asked)
-            command = Exchange(operation=operation, workers=count, bytes=size, seconds=seconds)
-            answer = self._visitor.ask(command, Exchanged, "exchanging gradients")
+            command = commands.Exchange(
+                operation=operation, workers=count, bytes=size, seconds=seconds
+            )
+            answer = self._visitor.ask(command, commands.Exchanged, "exchanging gradients")
             if answer is not None:
                 times.append(answer.time)
         return tuple(times)
@@ -301,19 +284,16 @@ class Controller:
     def _noise(self) -> GradientNoise | None:
         self._report("gradient noise")
         curve = self._curves[-1]
-        command = MeasureNoise(
+        visited = [p.local_batch_size for p in self._visitor.ledger.steps if p[:2] == curve]
+        command = commands.MeasureNoise(
             workers=curve[0],
             resolution=curve[1],
-            part_size=self._part_size(curve),
+            # Larger parts take hardly longer, and tell of as many more samples.
+            part_size=max(self._smallest[curve], min(_PART, max(visited))),
             seconds=_NOISE * self._budget,
         )
-        answer = self._visitor.ask(command, NoiseMeasured, "measuring gradient noise")
+        answer = self._visitor.ask(command, commands.NoiseMeasured, "measuring gradient noise")
         return answer.noise if answer else None
-
-    def _part_size(self, curve: Curve) -> int:
-        """Samples of a part: larger ones take hardly longer, and tell of as many more samples."""
-        visited = [p.local_batch_size for p in self._visitor.ledger.steps if p[:2] == curve]
-        return max(self._smallest[curve], min(_PART, max(visited)))
 
     def _evaluation(self) -> float:
         self._report("evaluation")
@@ -322,8 +302,10 @@ class Controller:
         affordable = _EVALUATION * self._budget / sum(each)
         size = max(1, min(_EVALUATION_BATCH, int(affordable / self._sample_seconds[curve])))
         while True:
-            command = Evaluate(workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS)
-            answer = self._visitor.ask(command, Evaluated, "evaluating")
+            command = commands.Evaluate(
+                workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS
+            )
+            answer = self._visitor.ask(command, commands.Evaluated, "evaluating")
             if answer is not None:
                 return answer.seconds_per_image
             size = max(1, size // 4)  # too much for the memory; restarts are counted
@@ -333,8 +315,8 @@ class Controller:
         if self._job.optimizer != "auto":
             return ()
         self._report("optimizers")
-        command = TimeUpdates(workers=self._curves[-1][0], seconds=_UPDATES * self._budget)
-        answer = self._visitor.ask(command, UpdatesTimed, "updating weights")
+        command = commands.TimeUpdates(workers=self._curves[-1][0], seconds=_UPDATES * self._budget)
+        answer = self._visitor.ask(command, commands.UpdatesTimed, "updating weights")
         return answer.times if answer else ()
 
     # --------------------------------------------------------------------------------- refinement
@@ -342,13 +324,17 @@ class Controller:
     def _refine(self) -> None:
         ledger, settings = self._visitor.ledger, self._job.probe
         while True:
-            model = self._fitted()
+            model, times = None, self._visitor.step_times()
+            if not contradictions(times):  # else one is astray: more visits will tell
+                with suppress(PlanError):  # not enough yet
+                    model = fit_step_time(times)
             choice = self._choice(model)
             far = self._far(choice)
             if far is not None:
                 self._visit(far)
                 continue
-            candidates = [*dict.fromkeys([*self._candidates(model), *choice.used, *choice.level])]
+            worth = (point for curve in self._curves for point in self._on_curve(curve, model))
+            candidates = [*dict.fromkeys([*worth, *choice.used, *choice.level])]
             errors = {point: self._error(model, point) for point in candidates}
             if model is not None and is_enough(
                 candidates,
@@ -465,17 +451,13 @@ class Controller:
         for _ in range(_MOST_RECONCILING):
             pairs = contradictions(self._visitor.step_times())
             # Each once, also where it is in two pairs.
-            for point in sorted({_point(step) for pair in pairs for step in pair}):
+            for point in sorted({Point(*key_of(step)) for pair in pairs for step in pair}):
                 if self._left() < -_RECONCILING * self._budget:
                     return
                 self._visit(point)
 
     def learn(self, profile: Profile) -> Profile:
-        """The profile with trials, in time of their own; those that it has are not made again.
-
-        Args:
-            profile: Of these workers, which are prepared; all else is measured.
-        """
+        """The profile with trials, in time of their own; those that it has are not made again."""
         earlier = profile.probe_seconds - (self._clock() - self._started)
 
         def timed(known: Profile) -> Profile:
@@ -501,21 +483,8 @@ class Controller:
         spent = self._clock() - self._began - self._visitor.restart_seconds
         return self._budget - spent
 
-    def _fitted(self) -> StepTimeModel | None:
-        times = self._visitor.step_times()
-        if contradictions(times):  # a stray one: more visits will tell
-            return None
-        try:
-            return fit_step_time(times)
-        except PlanError:  # not enough yet
-            return None
-
-    def _candidates(self, model: StepTimeModel | None) -> list[Point]:
-        """Points worth a visit on all curves."""
-        return [point for curve in self._curves for point in self._on_curve(curve, model)]
-
     def _on_curve(self, curve: Curve, model: StepTimeModel | None) -> list[Point]:
-        """Points that a plan may choose, that may fit, and that take no age.
+        """Points worth a visit: that a plan may choose, that may fit, and that take no age.
 
         Where memory leaves too few of them, those below the smallest serve as well.
         """
@@ -531,7 +500,6 @@ class Controller:
         return wanted if len(wanted) >= LEAST_POINTS else fitting[-LEAST_POINTS:]
 
     def _seconds(self, model: StepTimeModel | None, point: Point) -> float:
-        """What a visit will take, in seconds."""
         step = self._sample_seconds[point[:2]] * point.local_batch_size
         if model is not None:
             with suppress(PlanError):  # nothing fitted on this curve
@@ -565,7 +533,3 @@ def _at_knee(plan: Plan, one: Prediction) -> bool:
         and knee.global_batch_size in (None, one.global_batch_size)
         for knee in plan.knees
     )
-
-
-def _point(step: StepTime) -> Point:
-    return Point(step.workers, step.resolution, step.local_batch_size)

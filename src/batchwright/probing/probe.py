@@ -26,19 +26,12 @@ from batchwright.workload.load import LoadWatch
 
 @dataclass(frozen=True)
 class Measured:
-    """Points that were asked for.
+    """Points that were asked for."""
 
-    Attributes:
-        steps: Step times, by workers, resolution and batch.
-        memory: Memory, in the same order.
-        cluster: Where they were measured.
-        out_of_memory: Points that did not fit.
-    """
-
-    steps: tuple[StepTime, ...]
-    memory: tuple[MemoryPoint, ...]
-    cluster: Cluster
-    out_of_memory: tuple[OutOfMemory, ...]
+    steps: tuple[StepTime, ...]  # step times, by workers, resolution and batch
+    memory: tuple[MemoryPoint, ...]  # memory, in the same order
+    cluster: Cluster  # where they were measured
+    out_of_memory: tuple[OutOfMemory, ...]  # points that did not fit
 
 
 def probe(
@@ -86,7 +79,10 @@ def probe(
         if begun is not None:
             visitor, control = controller(begun.job)
             visitor.prepare(seconds=0)  # the number format is known
-            if _is_of(begun, visitor):
+            kept_bytes = {"memory_bytes": begun.cluster.memory_bytes}  # these vary
+            here = visitor.cluster().model_copy(update=kept_bytes)
+            made = (visitor.prepared.data, visitor.prepared.network, here)
+            if (begun.data, begun.network, begun.cluster) == made:
                 profile = control.learn(begun)
         profile = profile or controller(job)[1].measure()
     reporter.finish()
@@ -106,13 +102,6 @@ def unfinished(kept: Path, job: Job) -> Profile | None:
     return profile if profile.trials_open and profile.job == job else None
 
 
-def _is_of(begun: Profile, visitor: Visitor) -> bool:
-    """Whether what was measured is of these data, this network, machine and software."""
-    prepared, cluster = visitor.prepared, visitor.cluster()
-    here = cluster.model_copy(update={"memory_bytes": begun.cluster.memory_bytes})
-    return (begun.data, begun.network, begun.cluster) == (prepared.data, prepared.network, here)
-
-
 def measure_points(
     job: Job,
     points: Sequence[tuple[int, int, int]],
@@ -124,16 +113,9 @@ def measure_points(
 ) -> Measured:
     """Step times and memory at chosen points, visited in turn, so that visits are apart in time.
 
-    Args:
-        job: As for `probe`.
-        points: (workers, resolution in pixels, local batch) each; at least one.
-        folder: As for `probe`.
-        visits: To each point.
-        accept: Called before the first of them with where it is; raises what speaks against it.
-        progress: Called as progress(visits done, visits in all, what).
-
-    Raises:
-        BatchwrightError: As for `probe`.
+    Job, folder and errors are those of `probe`; progress counts visits. ``points`` are (workers,
+    resolution in pixels, local batch) each, at least one. ``accept`` is called before the first
+    visit with where it is, and raises what speaks against it.
     """
     wanted = list(dict.fromkeys(Point(*point) for point in points))
     if not wanted:
@@ -169,14 +151,9 @@ def measure_points(
 
 
 def compare_formats(job: Job, folder: Path) -> Compared:
-    """The number format for a job whose batch is given, where nothing else is measured.
+    """The number format for a job with a batch and workers, where nothing else is measured.
 
-    Args:
-        job: As for `probe`; its global batch and number of workers are given.
-        folder: As for `probe`.
-
-    Raises:
-        BatchwrightError: As for `probe`.
+    Folder and errors are those of `probe`.
     """
     workers = max(counts_of(job))
     command = Compare(workers=workers, seconds=PRECISION * job.probe.first_budget)
@@ -196,16 +173,12 @@ def counts_of(job: Job) -> tuple[int, ...]:
 
 @contextmanager
 def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuring]:
-    """Worker processes, or this one where the job says so.
+    """Worker processes, or this one where the job says so; commands may ask for these ``counts``.
 
-    Args:
-        job: As for `probe`.
-        folder: As for `probe`.
-        counts: Numbers of workers that commands may ask for, rising.
+    Folder and errors are those of `probe`.
 
     Raises:
         JobError: Several workers in one process.
-        BatchwrightError: As for `probe`.
     """
     if job.launch == "in-process":
         if max(counts) > 1:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from batchwright.algorithms.measured_pairs import expected_ratio
 from batchwright.errors import PlanError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
-from batchwright.records import Job, PairTime, Plan, Profile, Reason, RoundCheck, Stage
+from batchwright.records import PairTime, Plan, Profile, Reason, RoundCheck, Stage
 from batchwright.records.text.formatting import counted, number, percent
 from batchwright.reporting.text.progress import steps
 from batchwright.storage.files import make_folder
@@ -40,19 +40,12 @@ CHOICE = "round times"
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan with two batch sizes, and how well its rounds agree.
+    """A plan with two batch sizes, and how well its rounds agree."""
 
-    Attributes:
-        plan: The planned pairs were measured, and a reason tells how well they fit.
-        profile: With all that was measured on the way.
-        rounds: Of the plan, by resolution.
-        times: How often pairs were measured.
-    """
-
-    plan: Plan
-    profile: Profile
-    rounds: tuple[RoundCheck, ...]
-    times: int
+    plan: Plan  # the planned pairs were measured, and a reason tells how well they fit
+    profile: Profile  # with all that was measured on the way
+    rounds: tuple[RoundCheck, ...]  # of the plan, by resolution
+    times: int  # how often pairs were measured
 
 
 def pairs_of(plan: Plan) -> tuple[Pair, ...]:
@@ -84,9 +77,7 @@ def pairs_of(plan: Plan) -> tuple[Pair, ...]:
 def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
     """What measures the pairs of a plan, and of others that may come of it, for `settle`.
 
-    Args:
-        plan: With two batch sizes.
-        folder: Takes the workers' files; made where it is not there.
+    The folder takes the workers' files, and is made where it is not there.
 
     Raises:
         BatchwrightError: As `probing.pairs.pair_measurer` raises.
@@ -96,12 +87,6 @@ def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
 
     make_folder(folder)
     counts = {plan.workers, *(count for count in counts_of(plan.job) if count > 1)}
-    with steps() as show, pair_measurer(_budgeted(plan), counts, folder, progress=show) as measure:
-        yield measure
-
-
-def _budgeted(plan: Plan) -> Job:
-    """The plan's job with the seconds that a probe of this training may take."""
     training = sum(
         stage.epochs * stage.predicted_epoch_seconds.value
         for stage in plan.stages
@@ -109,7 +94,9 @@ def _budgeted(plan: Plan) -> Job:
     )
     settings = plan.job.probe
     budget = settings.model_copy(update={"budget": settings.budget_for(training)})
-    return plan.job.model_copy(update={"probe": budget})
+    job = plan.job.model_copy(update={"probe": budget})  # as a probe of this training has
+    with steps() as show, pair_measurer(job, counts, folder, progress=show) as measure:
+        yield measure
 
 
 def _groups(plan: Plan, stage: Stage) -> tuple[int, int]:
@@ -119,12 +106,7 @@ def _groups(plan: Plan, stage: Stage) -> tuple[int, int]:
 
 
 def round_checks(plan: Plan, pairs: Sequence[PairTime]) -> tuple[RoundCheck, ...]:
-    """What the rounds of a plan take by measured pairs: those that are its own.
-
-    Args:
-        plan: With two batch sizes.
-        pairs: Of a profile, or as measured.
-    """
+    """What the rounds of a plan with two batch sizes take, by those measured pairs that it has."""
     measured = {_place(pair): pair for pair in pairs}
     found: dict[RoundCheck, None] = {}
     for stage in plan.stages:
@@ -160,11 +142,8 @@ def settle(
     own pair alone it would be the one that noise has flattered most. A later one that nobody has
     measured is not trained.
 
-    Args:
-        plan: From ``profile``; one without two batch sizes comes back as it is.
-        profile: What it was made from.
-        measure: Times pairs side by side.
-        again: Makes a plan from the profile with the new times.
+    ``measure`` times pairs side by side, and ``again`` makes a plan from the profile with the new
+    times. A plan without two batch sizes comes back as it is.
 
     Raises:
         JobError: A pair does not fit the memory.
@@ -175,8 +154,9 @@ def settle(
     while pairs := pairs_of(plan):
         profile = with_points(profile, cluster=profile.cluster, pairs=measure(pairs))
         tried.append(plan)
-        known = _well_known(plan, profile)
-        if (known and _worst(plan, profile) <= AGREEMENT) or len(tried) == MOST_TIMES:
+        rounds = round_checks(plan, profile.pairs)
+        known = all(ratio_error(one.pair.ratios) <= WELL_KNOWN_RATIO for one in rounds)
+        if (known and worst_difference(rounds) <= AGREEMENT) or len(tried) == MOST_TIMES:
             break
         try:
             new = again(profile)
@@ -199,16 +179,10 @@ def settle(
     return Settled(told, profile, rounds, len(tried))
 
 
-def _worst(plan: Plan, profile: Profile) -> float:
-    return worst_difference(round_checks(plan, profile.pairs))
-
-
 def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
     """The largest difference between the groups' rounds by all pairs together, as a share.
 
-    Args:
-        plan: With two batch sizes.
-        pairs: Measured; its own are among them.
+    The plan has two batch sizes, and its own are among the measured pairs.
     """
     found = []
     for one in round_checks(plan, pairs):
@@ -223,11 +197,6 @@ def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
 def worst_difference(rounds: Sequence[RoundCheck]) -> float:
     """The largest difference between the groups' rounds, as a share, whichever is longer."""
     return max(abs(one.difference) for one in rounds)
-
-
-def _well_known(plan: Plan, profile: Profile) -> bool:
-    rounds = round_checks(plan, profile.pairs)
-    return all(ratio_error(one.pair.ratios) <= WELL_KNOWN_RATIO for one in rounds)
 
 
 def _table(plan: Plan) -> list[tuple[object, ...]]:

@@ -25,39 +25,29 @@ from batchwright.records import (
     RunSummary,
     Stage,
     StepTime,
-    UpdateTime,
 )
 from batchwright.workflows.check_plan import open_again, with_points
 
 
 @dataclass(frozen=True)
 class EpochTime:
-    """What an epoch of training took.
+    """What an epoch of training took."""
 
-    Attributes:
-        seconds: All of it, without evaluation and checkpoints.
-        computing_seconds: Of the worker that computed longest, preparing its images included; the
-            rest went into exchanging and waiting.
-    """
-
-    seconds: float
+    seconds: float  # all of it, without evaluation and checkpoints
+    # Of the worker that computed longest, preparing its images included; the rest went into
+    # exchanging and waiting.
     computing_seconds: float
 
 
 @dataclass(frozen=True)
 class Level:
-    """How the machine is now, beside how it was when it was measured.
+    """How the machine is now, beside how it was when it was measured."""
 
-    Attributes:
-        computing: How many times as long computing takes.
-        exchange_seconds: How much longer the part of an exchange takes in each step that nothing
-            hides, in seconds; below 0 if it takes less.
-        profile: What was measured, brought to that.
-    """
-
-    computing: float
+    computing: float  # how many times as long computing takes
+    # How much longer the part of an exchange takes in each step that nothing hides, in seconds;
+    # below 0 if it takes less.
     exchange_seconds: float
-    profile: Profile
+    profile: Profile  # what was measured, brought to that
 
 
 def supported(plan: Plan) -> bool:
@@ -81,7 +71,13 @@ def refit(summary: RunSummary) -> Refit | None:
     fitted = with_points(profile, steps=(_step_of(summary, profile, stage, predicted),))
     refitted = epoch_seconds(fitted, plan, stage)
     if not refitted.low <= measured <= refitted.high:
-        level = at_level_of(_times_of(summary), profile, plan, stage)
+        times = []
+        for epoch in _settled(summary):
+            seconds = epoch.training_seconds
+            computed = [w.input_seconds + w.compute_seconds for w in epoch.workers]
+            longest = max(computed, default=0.0) or seconds
+            times.append(EpochTime(seconds, min(seconds, longest)))
+        level = at_level_of(times, profile, plan, stage)
         if level is not None:
             fitted = level.profile
             refitted = epoch_seconds(fitted, plan, stage)
@@ -135,15 +131,6 @@ def _settled(summary: RunSummary) -> list[EpochRecord]:
     return whole[1:] or whole
 
 
-def _times_of(summary: RunSummary) -> list[EpochTime]:
-    times = []
-    for epoch in _settled(summary):
-        seconds = epoch.training_seconds
-        longest = max((w.input_seconds + w.compute_seconds for w in epoch.workers), default=0.0)
-        times.append(EpochTime(seconds, min(seconds, longest or seconds)))
-    return times
-
-
 def at_level_of(
     epochs: Sequence[EpochTime], profile: Profile, plan: Plan, stage: Stage
 ) -> Level | None:
@@ -157,11 +144,8 @@ def at_level_of(
     :math:`\max(\alpha C, S + (\alpha - 1) C + \delta)` at every batch. An update takes
     :math:`\alpha` times as long, too.
 
-    Args:
-        epochs: At least one, of this row.
-        profile: What was measured before the run.
-        plan: What the run follows; `supported`.
-        stage: The row of it.
+    There is one epoch of the row at least, the profile was measured before the run, and the plan is
+    `supported`.
 
     Returns:
         `None` where so many workers were never measured together.
@@ -182,14 +166,12 @@ def at_level_of(
         share = median(min(1.0, one.computing_seconds / one.seconds) for one in epochs)
         times, longer = share * now / computing, (1 - share) * now - max(0.0, whole - computing)
     steps = tuple(_moved(point, times, longer) for point in profile.steps)
-    updates = tuple(_slower(one, times) for one in profile.updates)
+    updates = tuple(
+        one.model_copy(update={k: times * getattr(one, k) for k in ("seconds", "low", "high")})
+        for one in profile.updates
+    )
     moved = profile.model_copy(update={"steps": steps, "updates": updates})
     return Level(times, longer, moved)
-
-
-def _slower(update: UpdateTime, times: float) -> UpdateTime:
-    found = {key: times * getattr(update, key) for key in ("seconds", "low", "high")}
-    return update.model_copy(update=found)
 
 
 def _moved(point: StepTime, times: float, longer: float) -> StepTime:
@@ -229,10 +211,7 @@ def epoch_seconds(profile: Profile, plan: Plan, stage: Stage) -> Estimate:
 def with_workers_of(plan: Plan, *, goal: Mapping[str, object], **keys: object) -> Job:
     """The plan's job for as many workers of the kind as the plan has, and no others.
 
-    Args:
-        plan: Its workers stay.
-        goal: Keys of the goal to change.
-        keys: Keys of the job to change.
+    ``goal`` and ``keys`` are keys of the goal and of the job to change.
     """
     chosen = {one.kind: one.count for one in plan.kinds}
     kinds = tuple(

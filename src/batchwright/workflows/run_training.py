@@ -10,13 +10,13 @@ from typing import Any
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.distributed.launch import run_workers
 from batchwright.distributed.launch_with_server import run_with_server
-from batchwright.errors import BatchwrightError, NewPlan, PlanError
+from batchwright.errors import BatchwrightError, NewPlan, PlanError, one_line
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.schedule import rate_schedule
 from batchwright.planning.validation import SERVED, least_local
 from batchwright.records import Job, Plan, Profile, RunSummary
-from batchwright.records.documents import one_line, read_record, write_record
-from batchwright.records.run_folder import read_summary, telling_how_to_resume
+from batchwright.records.documents import read_record, write_record
+from batchwright.records.run_folder import read_summary, resuming_command, telling_how_to_resume
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.schedule_words import start_lines
 from batchwright.reporting.text.progress import RunProgress, progress
@@ -141,7 +141,8 @@ def _train_once(
 ) -> None:
     """Until the training ends, is stopped, or takes another plan."""
     lines = Tail(folder / "metrics.jsonl", from_end=resume)
-    with telling_how_to_resume(folder, plan.job), progress(epochs=plan.epochs, plan=plan) as shown:
+    command = resuming_command(folder, plan.job)
+    with telling_how_to_resume(command), progress(epochs=plan.epochs, plan=plan) as shown:
         look = _looker(lines, companion, shown)
         if plan.job.launch == "in-process":
             _train_here(folder, plan, look, resume=resume, follow_advice=follow_advice)

@@ -25,6 +25,10 @@ from batchwright.algorithms.measured_pairs import solved_line
 from batchwright.errors import PlanError
 from batchwright.records import PairTime
 
+LEAST_FIXED = 0.01
+"""Share of a measured step that counts as fixed at least. On a busy machine a fit may leave none,
+and the run would be refused after it was probed; pairs measured side by side correct it."""
+
 _TURNS = 30  # of chord and pair; they settle in two or three
 _NOTHING = 1e-9  # of a step: what rounding leaves where there is no fixed time
 _SAME_LARGE = 0.1  # a measured pair counts if its large batch is that near, as a share
@@ -54,9 +58,14 @@ class Pace:
     least_fixed: float = 0.0
 
     @property
+    def overheads(self) -> list[float]:
+        """Fixed time of a step on each worker, relative to a usual one's."""
+        return [worker.overhead for worker in self.workers]
+
+    @property
     def unlike(self) -> bool:
-        """Whether the fixed time of a step differs from worker to worker."""
-        return len({worker.overhead for worker in self.workers}) > 1
+        """Whether it differs from worker to worker."""
+        return len(set(self.overheads)) > 1
 
     def chord(self, side: int, batch: int, large: int) -> tuple[float, float]:
         """Seconds per sample and fixed ones, by the steps of two batches, at a resolution."""
@@ -155,13 +164,14 @@ def grouped(
                 ": give smaller dual.large_batches, or fewer or more even workers"
             )
     a, b = line
-    seconds = [
-        _stretch((a, worker.overhead * b), share, batch, pace.least) / worker.speed
-        + exchange * _exchanges(share, batch, exchange_steps)
-        for share, batch, worker, exchange in zip(
-            shares, batches, pace.workers, pace.exchange, strict=True
-        )
-    ]
+    seconds = []
+    each = zip(shares, batches, pace.workers, pace.exchange, strict=True)
+    for share, batch, worker, exchange in each:
+        steps, last = steps_per_epoch(share, batch, pace.least)
+        fixed = worker.overhead * b
+        computing = (steps - 1) * (a * batch + fixed) + a * last + fixed
+        exchanges = 1 if exchange_steps is None else -(-share // (batch * exchange_steps))
+        seconds.append(computing / worker.speed + exchange * exchanges)
     return Groups(pair, large_batch, a, max(b, 0.0), shares, batches, max(seconds), measured)
 
 
@@ -288,19 +298,6 @@ def _crossing(pace: Pace, sought: _Sought) -> int:
         else:
             low = middle + 1
     return low
-
-
-def _stretch(line: tuple[float, float], samples: int, batch: int, least: int) -> float:
-    """Seconds of so many samples in steps of ``batch``, the last one what is left."""
-    a, b = line
-    steps, last = steps_per_epoch(samples, batch, least)
-    return (steps - 1) * (a * batch + b) + a * last + b
-
-
-def _exchanges(samples: int, batch: int, exchange_steps: int | None) -> int:
-    if exchange_steps is None:
-        return 1
-    return -(-samples // (batch * exchange_steps))
 
 
 def shown_relative(values: Sequence[float]) -> str:

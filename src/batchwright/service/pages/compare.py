@@ -6,9 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from batchwright.errors import FileError
+from batchwright.errors import FileError, one_line
 from batchwright.records import RunSummary
-from batchwright.records.documents import one_line
 from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.comparison import compared
 from batchwright.reporting.pages.live_page import Part

@@ -8,32 +8,120 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.distributed.rendezvous import own_address
 from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
 from batchwright.errors import LostWorkerError, PlanError
 from batchwright.records import Stage
-from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
-from batchwright.training.evaluate.evaluation import Forward, Metric
-from batchwright.training.parameter_server.merging import layout, pack, unpack
+from batchwright.training.evaluate.evaluation import Evaluation
+from batchwright.training.parameter_server.merging import Weights, layout, pack, unpack
+from batchwright.training.parameter_server.messages import Hello, Round, Settled, Trained
 from batchwright.training.parameter_server.round_split import RoundSharing
-from batchwright.training.parameter_server.server_client import Pulled, ServerClient
+from batchwright.training.parameter_server.rounds import RoundAssignment
+from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.running import Setup
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
-from batchwright.training.step.micro_batches import MicroBatches, Once
+from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
 from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.stepper import Stepper, Wishes
 
 _LAST_SECONDS = 30.0  # for the server to end, after it has said farewell
+
+
+class RoundWorker:
+    """Takes the steps of one worker's rounds, in which it trains by itself.
+
+    Args:
+        setup: What is trained.
+        group: This worker alone.
+        turns: Around its steps.
+
+    Attributes:
+        state: Of its steps; the meter is that of the round.
+        clock: Books the time.
+        sharing: Cuts the round into steps.
+        reducer: Sums gradients over micro-batches.
+        stepper: Takes the steps.
+
+    Raises:
+        PlanError: What is trained is not all in the model.
+    """
+
+    def __init__(self, setup: Setup, group: Group, turns: Turns | None = None) -> None:
+        trained = setup.parameters
+        _refuse_strangers(setup.model, len(trained))
+        self._setup = setup
+        self.state, self.clock = RunState(), StepClock()
+        self.sharing = RoundSharing(
+            setup.plan,
+            self.state,
+            group.places[0],
+            samples=len(setup.feed),
+            least=setup.least,
+            weights=setup.sample_weights,
+        )
+        updater = setup.updater(trained)
+        self.reducer = Reducer(trained, group, per_tensor=updater.per_tensor)
+        self.stepper = Stepper(
+            setup.plan,
+            group,
+            self.state,
+            self.reducer,
+            updater,
+            Statistics(setup.model),
+            self.sharing,
+            self.clock,
+            Wishes,  # nobody else takes part in a step
+        )
+        self._passes = MicroBatches(
+            setup.feed,
+            self.stepper,
+            self.sharing,
+            self.state,
+            self.clock,
+            setup.peak_memory(self.state, self.clock, self.reducer),
+            turns=turns,
+        )
+
+    def take(self, weights: Weights, ticket: RoundAssignment | None) -> None:
+        """The merged model, and the round that begins from it; ``None``: there is none left."""
+        unpack(weights, self._setup.model)
+        assert self._setup.plan.server is not None  # noqa: S101 - or there were no rounds
+        if self._setup.plan.server.momentum == "reset":
+            self._setup.optimizer.state.clear()
+        self.sharing.ticket = None
+        if ticket is not None:
+            self.sharing.begin(ticket)
+            self.state.meter = EpochMeter(epoch=ticket.epoch)
+
+    def batches(self, after_step: Callable[[Step], None]) -> Iterator[Batch]:
+        """The round's micro-batches; ``after_step`` is called after each step."""
+        self._setup.settings.enter(self.sharing.stage)
+        for epoch, walk in self.sharing.walks():
+            resolution = self.sharing.stage.resolution
+            yield from self._passes.through(walk, epoch, resolution, after_step)
+
+    def evaluate(self, what: Evaluation, epoch: int) -> tuple[dict[str, float], int, int]:
+        """What this worker alone finds for a model at the end of an epoch; see `evaluate`."""
+        return self._setup.evaluated(
+            what,
+            group=self._setup.group.alone(),
+            shares=(1,),
+            order=self.sharing.order(epoch),
+            epoch=epoch,
+            between_epochs=True,
+        )
 
 
 class ServerRun:
@@ -53,45 +141,13 @@ class ServerRun:
 
     def __init__(self, setup: Setup) -> None:
         self._setup, self._plan = setup, setup.plan
-        self._model, self._optimizer = setup.model, setup.optimizer
-        self._reset = self._plan.server is not None and self._plan.server.momentum == "reset"
-        trained = setup.parameters
-        _refuse_strangers(self._model, len(trained))
-        self._group = setup.group.alone()
-        self._state, self._clock = RunState(), StepClock()
-        self._sharing = RoundSharing(
-            self._plan,
-            self._state,
-            self._group.places[0],
-            samples=len(setup.feed),
-            least=setup.least,
-            weights=setup.sample_weights,
-        )
-        updater = setup.updater(trained)
-        self._reducer = Reducer(trained, self._group, per_tensor=updater.per_tensor)
-        self.stepper = Stepper(
-            self._plan,
-            self._group,
-            self._state,
-            self._reducer,
-            updater,
-            Statistics(setup.model),
-            self._sharing,
-            self._clock,
-            Wishes,  # nobody else takes part in a step
-        )
-        self._passes = MicroBatches(
-            setup.feed,
-            self.stepper,
-            self._sharing,
-            self._state,
-            self._clock,
-            setup.peak_memory(self._state, self._clock, self._reducer),
-            0,
-        )
+        self._model, self._group = setup.model, setup.group.alone()
+        self._worker = RoundWorker(setup, self._group)
+        self._state, self._clock = self._worker.state, self._worker.clock
+        self._sharing, self.stepper = self._worker.sharing, self._worker.stepper
         self._batches: Once | None = None
-        self._pulled: Pulled | None = None
-        self._unsettled: dict[str, Any] | None = None  # of an exchange before an evaluation
+        self._answer: Round | None = None  # the server's last
+        self._unsettled: Settled | None = None  # of an exchange before an evaluation
         self.rank, self.world_size = _place(setup)
         if self.world_size != self._plan.workers:
             raise PlanError(
@@ -124,7 +180,7 @@ class ServerRun:
     @property
     def evaluation_due(self) -> bool:
         """Whether the server has asked this worker to evaluate the model that it has just given."""
-        return self._pulled is not None and self._pulled.evaluate is not None
+        return self._answer is not None and self._answer.evaluate is not None
 
     def keep(self, name: str, thing: Any) -> None:
         """Each worker's things are its own, and checkpoints are the server's."""
@@ -140,18 +196,17 @@ class ServerRun:
         Before them comes an epoch without batches, if a lost worker or a stop has left it to be
         evaluated.
         """
-        pulled = self._client.next()
-        if pulled.evaluate is not None:
-            self._take(replace(pulled, ticket=None))
-            self._sharing.stand(pulled.evaluate)
+        weights, answer = self._client.next()
+        if answer.evaluate is not None:
+            self._take(weights, replace(answer, ticket=None))
+            self._sharing.stand(answer.evaluate)
             self._setup.settings.enter(self.stage)
-            self._unsettled = {"exchange": 0.0}
-            yield pulled.evaluate
+            self._unsettled = Settled(exchange=0.0)
+            yield answer.evaluate
             self._settle()
-        self._take(replace(pulled, evaluate=None))
+        self._take(weights, replace(answer, evaluate=None))
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket
-            self._setup.settings.enter(self.stage)
             self._batches = Once(self._round(), self.stepper, self._clock)
             yield ticket.epoch
             if self._sharing.ticket is ticket:
@@ -173,42 +228,27 @@ class ServerRun:
         yield from self._batches
 
     def _round(self) -> Generator[Batch, None, None]:
-        assert self._sharing.ticket is not None  # noqa: S101 - the round has begun
-        self._state.meter = EpochMeter(epoch=self._sharing.ticket.epoch)
-        for epoch, walk in self._sharing.walks():
-            yield from self._passes.through(walk, epoch, self.stage.resolution, self._after_step)
+        yield from self._worker.batches(self._after_step)
         self._exchange()
 
-    def evaluate(
-        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
-    ) -> dict[str, float]:
+    def evaluate(self, what: Evaluation) -> dict[str, float]:
         """Mean of each value over all of a held-out set, if it is this worker's turn.
 
         The first of several evaluations after an exchange is the one that counts.
         """
         if not self.evaluation_due:
-            return dict(self._pulled.scores) if self._pulled is not None else {}
+            return dict(self._answer.scores) if self._answer is not None else {}
         started = time.perf_counter()
-        sums, count, stopped = self._setup.evaluated(
-            model,
-            feed,
-            metric,
-            forward=forward,
-            batch_size=batch_size,
-            group=self._group,
-            shares=(1,),
-            order=self._sharing.order(self._state.epoch),
-            epoch=self._state.epoch,
-            between_epochs=True,
-        )
+        sums, count, stopped = self._worker.evaluate(what, self._state.epoch)
         if stopped:
             self._client.stop(self._setup.stop.number)
         seconds = time.perf_counter() - started
         self._clock.leave_out(seconds)
-        if self._unsettled is not None:
-            self._unsettled.setdefault("scores", sums)
-            self._unsettled.setdefault("count", count)
-            self._unsettled["evaluation"] = self._unsettled.get("evaluation", 0.0) + seconds
+        told = self._unsettled
+        if told is not None:
+            if told.scores is None:
+                told = replace(told, scores=sums, count=count)
+            self._unsettled = replace(told, evaluation=told.evaluation + seconds)
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
@@ -223,7 +263,7 @@ class ServerRun:
         if self._batches is not None:
             self._batches.close()
         self._client.close()
-        self._reducer.close()
+        self._worker.reducer.close()
         self._close_child()
 
     # ------------------------------------------------------------------------------------ exchanges
@@ -238,37 +278,30 @@ class ServerRun:
         """Hand in the model of the round, and take the merged one and the next round."""
         meter = self._state.meter
         started = time.perf_counter()
-        pulled = self._client.push(
-            pack(self._model),
-            {
-                "steps": meter.steps,
-                "skipped": meter.skipped,
-                "repeated": meter.repeated,
-                "loss": meter.mean_loss,
-                "rate": meter.rate,
-                "compute": meter.training,
-                "peak": meter.peak,
-            },
+        trained = Trained(
+            steps=meter.steps,
+            skipped=meter.skipped,
+            repeated=meter.repeated,
+            loss=meter.mean_loss,
+            rate=meter.rate,
+            compute=meter.training,
+            peak=meter.peak,
         )
-        self._take(pulled)
-        if self._reset:
-            self._optimizer.state.clear()
-        self._unsettled = {"exchange": max(0.0, time.perf_counter() - started - pulled.away)}
-        if pulled.evaluate is None:
+        weights, answer = self._client.push(pack(self._model), trained)
+        self._take(weights, answer)
+        exchange = time.perf_counter() - started - answer.wait - answer.idle
+        self._unsettled = Settled(max(0.0, exchange))
+        if answer.evaluate is None:
             self._settle()
 
-    def _take(self, pulled: Pulled) -> None:
-        unpack(pulled.weights, self._model)
-        self._pulled = pulled
-        if pulled.ticket is None:
-            self._sharing.ticket = None
-        else:
-            self._sharing.begin(pulled.ticket)
+    def _take(self, weights: Weights, answer: Round) -> None:
+        self._worker.take(weights, answer.ticket)
+        self._answer = answer
 
     def _settle(self) -> None:
         """Tell the server what the last exchange took, once it is known that no more will come."""
         if self._unsettled is not None:
-            self._client.settled(**self._unsettled)
+            self._client.settle(self._unsettled)
             self._unsettled = None
 
     # --------------------------------------------------------------------------------------- set-up
@@ -282,15 +315,15 @@ class ServerRun:
         timeout = self._plan.job.timeout
         client = ServerClient(address, key, timeout, self._setup.stop)
         try:
-            client.hello(
+            hello = Hello(
                 rank=self.rank,
                 place=self._group.places[0],
                 samples=len(self._setup.feed),
                 plan=self._plan.model_dump_json(),
-                entries=layout(self._model),
+                entries=tuple(layout(self._model)),
                 description=self._setup.feed.description(),
-                weights=pack(self._model) if self.rank == 0 else None,
             )
+            client.hello(hello, pack(self._model) if self.rank == 0 else None)
         except BaseException:
             client.close()
             raise

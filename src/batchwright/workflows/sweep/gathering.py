@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -24,15 +24,7 @@ from batchwright.workflows.sweep.runner import State, is_done, run_folder_of
 
 
 class Book:
-    """What is known of each cell, as the sweep goes on.
-
-    Args:
-        folder: Of the sweep.
-        job: What all cells share.
-        keys: What varies.
-        seeds: Of every setting.
-        cells: Of the sweep, in order.
-    """
+    """What is known of each cell, as the sweep goes on; arguments as `Sweep` holds them."""
 
     def __init__(
         self,
@@ -44,12 +36,21 @@ class Book:
     ) -> None:
         self._folder, self._job, self._keys, self._seeds = folder, job, keys, seeds
         self._cells = {cell.name: cell for cell in cells}
-        self._records = {cell.name: _waiting(cell) for cell in cells}
+        self._records = {
+            one.name: SweepCell(name=one.name, values=one.values, seed=one.seed, state="waiting")
+            for one in cells
+        }
         self.data: DataFacts | None = None
 
     def planned(self, name: str, plan: Plan) -> None:
         """Note a cell's plan, and what it came to if it has been run."""
-        self._records[name] = self._records[name].model_copy(update=_of_plan(plan))
+        told: dict[str, object] = {
+            "workers": plan.workers,
+            "global_batch_size": plan.stages[-1].global_batch_size,
+            "learning_rate": plan.stages[0].learning_rate,
+            "warmup_epochs": plan.learning_rate.warmup_epochs,
+        }
+        self._records[name] = self._records[name].model_copy(update=told)
         self.data = self.data or plan.data
         if is_done(self._folder, self._cells[name]):
             self.ended(name, "done")
@@ -59,7 +60,18 @@ class Book:
         told: dict[str, object] = {"state": state, "error": error}
         if state == "done":
             path = run_folder_of(self._folder, self._cells[name]) / "summary.json"
-            told |= _of_summary(read_record(path, RunSummary))
+            summary = read_record(path, RunSummary)
+            best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
+            told |= {
+                "accuracy": summary.accuracy,
+                "best_accuracy": summary.best_accuracy,
+                "best_epoch": best.epoch + 1 if best else None,
+                "accuracies": tuple(epoch.top1 for epoch in summary.epochs),
+                "train_loss": last.train_loss if last else None,
+                "noise_scale": last.noise_scale if last else None,
+                "training_seconds": sum(epoch.training_seconds for epoch in summary.epochs),
+                "simulated": summary.simulated,
+            }
         self._records[name] = self._records[name].model_copy(update=told)
 
     def state_of(self, name: str) -> State:
@@ -93,19 +105,19 @@ def settings_of(cells: Iterable[SweepCell]) -> tuple[SweepSetting, ...]:
             groups.append([cell])
         else:
             group.append(cell)
-    return tuple(_setting(group) for group in groups)
-
-
-def _setting(cells: Sequence[SweepCell]) -> SweepSetting:
-    done = [cell for cell in cells if cell.state == "done"]
-    return SweepSetting(
-        values=cells[0].values,
-        done=len(done),
-        failed=sum(cell.state == "failed" for cell in cells),
-        accuracy=mean_of(cell.accuracy for cell in done),
-        best_accuracy=mean_of(cell.best_accuracy for cell in done),
-        training_seconds=mean_of(cell.training_seconds for cell in done),
-    )
+    settings = []
+    for group in groups:
+        done = [cell for cell in group if cell.state == "done"]
+        setting = SweepSetting(
+            values=group[0].values,
+            done=len(done),
+            failed=sum(cell.state == "failed" for cell in group),
+            accuracy=mean_of(cell.accuracy for cell in done),
+            best_accuracy=mean_of(cell.best_accuracy for cell in done),
+            training_seconds=mean_of(cell.training_seconds for cell in done),
+        )
+        settings.append(setting)
+    return tuple(settings)
 
 
 def mean_of(values: Iterable[float | None]) -> Mean | None:
@@ -123,30 +135,3 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
     error = stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
     rounded = None if error is None else float(f"{error:.12g}")
     return Mean(value=float(f"{fmean(known):.12g}"), standard_error=rounded, count=len(known))
-
-
-def _waiting(cell: Cell) -> SweepCell:
-    return SweepCell(name=cell.name, values=cell.values, seed=cell.seed, state="waiting")
-
-
-def _of_plan(plan: Plan) -> Mapping[str, object]:
-    return {
-        "workers": plan.workers,
-        "global_batch_size": plan.stages[-1].global_batch_size,
-        "learning_rate": plan.stages[0].learning_rate,
-        "warmup_epochs": plan.learning_rate.warmup_epochs,
-    }
-
-
-def _of_summary(summary: RunSummary) -> Mapping[str, object]:
-    best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
-    return {
-        "accuracy": summary.accuracy,
-        "best_accuracy": best.top1 if best else None,
-        "best_epoch": best.epoch + 1 if best else None,
-        "accuracies": tuple(epoch.top1 for epoch in summary.epochs),
-        "train_loss": last.train_loss if last else None,
-        "noise_scale": last.noise_scale if last else None,
-        "training_seconds": sum(epoch.training_seconds for epoch in summary.epochs),
-        "simulated": summary.simulated,
-    }

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from batchwright.errors import BatchwrightError, Interrupted
+from batchwright.errors import BatchwrightError, Interrupted, one_line
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.validation import PLANNING_KEYS, SERVED
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
-from batchwright.records.documents import one_line, read_record, write_record
+from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import job_value
 from batchwright.reporting.text.progress import steps
 from batchwright.storage.files import make_folder
@@ -29,11 +29,7 @@ _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "worke
 
 
 def needs_probe(job: Job) -> bool:
-    """Whether a plan has to wait for measurements: no batch is given, or no time that it goes by.
-
-    Args:
-        job: Of a cell.
-    """
+    """Whether a plan waits for measurements: no batch is given, or no time that it goes by."""
     stated = None not in (job.virtual.sample_seconds, job.virtual.step_seconds)
     if (job.method in SERVED or job.launch == "virtual") and not (
         stated and job.launch == "virtual"
@@ -48,9 +44,6 @@ def needs_probe(job: Job) -> bool:
 
 class Planner:
     """Makes the plans, and keeps what it has opened and measured on the way.
-
-    Args:
-        keys: Of the sweep, to name a cell by.
 
     Attributes:
         plans: By cell; missing: not made yet.
@@ -87,11 +80,8 @@ class Planner:
     def measure(self, cells: Iterable[Cell], folder: Path) -> None:
         """Probe for the cells that are not planned yet, and plan them.
 
-        A cell for which no plan comes of it gets its line among `errors`; the others go on.
-
-        Args:
-            cells: Among them those that `prepare` has seen.
-            folder: Of the sweep; takes profiles and logs.
+        A cell for which no plan comes of it gets its line among `errors`; the others go on. The
+        sweep's folder takes profiles and logs.
 
         Raises:
             BatchwrightError: The probe itself failed.
@@ -100,8 +90,9 @@ class Planner:
         waiting = [one for one in _by_setting(cells) if one[0].name not in self.plans]
         groups: dict[str, list[list[Cell]]] = {}
         for of_setting in waiting:
-            key = _measured_words(self._ready[of_setting[0].name])
-            groups.setdefault(key, []).append(of_setting)
+            job = self._ready[of_setting[0].name]
+            measured = job.model_dump(mode="json", include=set(_MEASURED_KEYS))
+            groups.setdefault(json.dumps(measured, sort_keys=True), []).append(of_setting)
         for key, group in groups.items():
             given = [one for one in group if not needs_probe(self._ready[one[0].name])]
             if given:
@@ -121,7 +112,7 @@ class Planner:
         In one format, since they are to be compared.
         """
         jobs = [self._ready[cells[0].name] for cells in group]
-        largest = max(jobs, key=_largest_batch)
+        largest = max(jobs, key=lambda job: 0 if job.global_batch == "auto" else job.global_batch)
         precision = self._format(key, largest, folder)
         for cells, job in zip(group, jobs, strict=True):
             chosen = job.model_copy(update={"precision": precision})
@@ -225,10 +216,6 @@ def _format_is_open(job: Job) -> bool:
     return job.precision == "auto" and computes_in_bfloat16(resolve_device(job.device))
 
 
-def _largest_batch(job: Job) -> int:
-    return 0 if job.global_batch == "auto" else job.global_batch
-
-
 def cell_words(keys: Sequence[str], cell: Cell) -> str:
     """A setting as on the command line: ``scaling=sqrt warmup_epochs=5``."""
     return " ".join(
@@ -242,12 +229,6 @@ def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:
     for cell in cells:
         found.setdefault(json.dumps(cell.values), []).append(cell)
     return list(found.values())
-
-
-def _measured_words(job: Job) -> str:
-    """Names what a probe of the job would measure; resolutions aside, which can be added."""
-    values = job.model_dump(mode="json", include=set(_MEASURED_KEYS))
-    return json.dumps(values, sort_keys=True)
 
 
 def _start_of(plan: Plan) -> dict[str, str]:

@@ -1,0 +1,373 @@
+"""The service under load, killed, full, and given nonsense.
+
+Records lost and doubled: 64 reporters at once bring 200,000 records while the service is killed
+(`kill -9`) and started again ten times, on SQLite and on PostgreSQL; what was acknowledged and is
+not stored just as it was sent, and what is stored more than once. Records per second: the same
+without kills, in batches of 100, over the time from the first request to the last answer; of these
+requests the time that 99 in 100 are answered within, the worse of both databases.
+
+A page: of a run with 1,000,000 records its page, or its records over the API at most 1,000 of them,
+whichever is slower, each time after one more has come; 20 each. A live update: from a training's
+line in its run folder, through its reporter, until the run's page in a headless Chromium shows it;
+20. Fuzz: requests made by schemathesis from the service's own OpenAPI description, with a token of
+every scope, that end in a status of 500 or above, or in an answer that is not declared.
+
+Reporters run in one process of their own, beside the service, so both share the cores. With --quick
+a tenth of the records, two kills, 100,000 records on the page and 10 cases for each operation
+are measured, for a minute; with --full all of it, with 100 cases, for ten minutes. PostgreSQL is
+left out where it is not installed (Debian: apt-get install postgresql), and so is the live page
+without Chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+import httpx
+from sqlalchemy import func, select
+
+from batchwright.client.reporter_process import ReporterProcess
+from batchwright.client.tokens import TOKEN
+from batchwright.records import Job, Plan
+from batchwright.records.documents import write_record
+from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
+from batchwright.service.access import COOKIE
+from batchwright.service.caller import Caller
+from batchwright.service.database.engine import open_engine
+from batchwright.service.database.tables import records as stored
+from batchwright.service.settings import Settings
+from batchwright.service.store import Store
+from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, Value
+from benchmarks.harness.loads import until
+from benchmarks.harness.plans import opened, planned
+from benchmarks.service.reporters import record
+from benchmarks.service.service_process import DATABASES, Service, make_tokens
+
+REPORTERS, AT_ONCE = 64, 100
+LOOKS = EVENTS = 20
+PAUSES = (0.3, 1.6)  # seconds between two lines, so that they fall anywhere between two questions
+PATIENCE_SECONDS = 30.0
+SHOWN = "text => document.body.innerText.includes(text)"
+CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
+          "response_schema_conformance")  # fmt: skip
+OWNER = Caller("benchmark", frozenset({"report", "admin"}))
+
+BENCHMARK = Benchmark(
+    "service",
+    "The service",
+    "Reporters and service share the two cores",
+    (
+        Figure("records_lost", "records", "mean", "records acknowledged and not stored as they "
+               "were sent, the service killed ten times on each database", at_most=0),
+        Figure("records_doubled", "records", "mean", "records stored twice in these runs",
+               at_most=0),
+        Figure("records_per_second_sqlite", "records/s", "mean",
+               "records taken in from 64 reporters, SQLite"),
+        Figure("records_per_second_postgresql", "records/s", "mean", "the same, PostgreSQL"),
+        Figure("p99_seconds", "s", "mean",
+               "99 of 100 of these requests of 100 records are answered within"),
+        Figure("page_seconds_million_records", "s", "median",
+               "page or API answer of a run with a million records", at_most=1.0),
+        Figure("live_update_worst_seconds", "s", "worst", "from a line in the run folder until the "
+               "run's page in a browser shows it, the longest of 20", at_most=2.0),
+        Figure("fuzz_server_errors", "answers", "mean", "requests made up from the description "
+               "that end in a server error or an undeclared answer", at_most=0),
+        Figure("live_update_seconds", "s", "median"),
+        *(Figure(f"p99_seconds_{name}", "s", "mean") for name in ("sqlite", "postgresql")),
+    ),
+)  # fmt: skip
+
+
+class Extent(NamedTuple):
+    """How much of everything is measured."""
+
+    records: int
+    kills: int
+    page_records: int
+    cases: int
+    fuzz_seconds: int
+
+
+EXTENTS = {
+    False: Extent(20_000, 2, 100_000, 10, 60),
+    True: Extent(200_000, 10, 1_000_000, 100, 600),
+}
+"""By --full."""
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Load and kills on each database, then pages and nonsense."""
+    extent = EXTENTS[arguments.full]
+    job = Job(data="digits", workers=2, global_batch=32, epochs=1000, precision="float32")
+    plan = planned(job, opened(job.data, job.network, 8))
+    loads: dict[str, Any] = {}
+    kept: list[Kept] = []
+    for name, database in DATABASES.items():
+        for kills in (0, extent.kills):
+            with database(folder / f"{name}-{kills}") as url:
+                if url is None:
+                    say("PostgreSQL is not installed: apt-get install postgresql")
+                    break
+                say(f"{name}: {REPORTERS} reporters, {extent.records} records, {kills} kills")
+                told = load(url, plan, extent.records, folder / f"{name}-{kills}", kills)
+                if kills:
+                    kept.append(what_is_kept(url, told["acknowledged"]))
+                else:
+                    loads[name] = told
+    say(f"a run of {extent.page_records} records")
+    looks = full_page(plan, extent.page_records, folder / "page")
+    say("a page that is looked at")
+    updates = live(plan, folder / "live")
+    say("nonsense")
+    answered, errors = fuzz(extent, folder / "fuzz")
+    return found_of(loads, kept, looks, updates, answered, errors), {
+        "seconds": {name: one["seconds"] for name, one in loads.items()},
+        "looks": looks,
+        "updates": updates,
+        "fuzzed": errors,
+    }
+
+
+def found_of(
+    loads: Mapping[str, Mapping[str, Any]],
+    kept: Sequence[Kept],
+    looks: Mapping[str, list[float]],
+    updates: list[float],
+    answered: int,
+    errors: list[str],
+) -> dict[str, Sequence[float] | Value]:
+    """The figures, from what was measured."""
+    late = {name: quantiles(one["answers"], n=100)[98] for name, one in loads.items()}
+    answers = {name: len(one["answers"]) for name, one in loads.items()}
+    sent = sum(one.sent for one in kept)
+    counts = {
+        "records_lost": (sum(one.lost for one in kept), sent),
+        "records_doubled": (sum(one.doubled for one in kept), sent),
+        "p99_seconds": (max(late.values()), sum(answers.values())),
+        **{f"p99_seconds_{name}": (late[name], answers[name]) for name in loads},
+        "fuzz_server_errors": (len(errors), answered),
+    }
+    return {
+        **{
+            name: BENCHMARK[name].made(count, count, count, repeats)
+            for name, (count, repeats) in counts.items()
+        },
+        **{
+            f"records_per_second_{name}": [sum(one["acknowledged"].values()) / one["seconds"]]
+            for name, one in loads.items()
+        },
+        "page_seconds_million_records": max(looks.values(), key=median),
+        "live_update_seconds": updates,
+        "live_update_worst_seconds": updates,
+    }
+
+
+# ------------------------------------------------------------------------------------------ loads
+
+
+def load(url: str, plan: Plan, records: int, folder: Path, kills: int) -> dict[str, Any]:
+    """What all reporters saw, while the service is killed so many times.
+
+    Returns:
+        ``seconds`` from the first request to the last answer, ``answers``, seconds of each request,
+        and ``acknowledged``, records by run.
+    """
+    tokens = make_tokens(url, REPORTERS, ("report",))
+    given, out = folder / "given.json", folder / "told.json"
+    content = {"tokens": tokens, "plan": plan.model_dump(mode="json")}
+    given.write_text(json.dumps(content), encoding="utf-8")
+    draws = random.Random(0)
+    with Service(url, folder) as service:
+        numbers = (str(records // REPORTERS), str(AT_ONCE))
+        words = [service.url, str(given), *numbers, str(out)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.service.reporters", *words], cwd=ROOT
+        )
+        try:
+            for kill in range(kills):
+                time.sleep(draws.uniform(0.3, 1.5))
+                if process.poll() is not None:
+                    raise SystemExit(f"all records were there after {kill} kills: give more")
+                service.kill()
+                service.start()
+            if process.wait():
+                raise SystemExit("the reporters failed: see above")
+        finally:
+            process.kill()
+            process.wait()
+    told: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return told
+
+
+class Kept(NamedTuple):
+    """What is stored in the end: of ``sent`` records so many are missing or wrong, or too many."""
+
+    sent: int
+    lost: int
+    doubled: int
+
+
+def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
+    """Compares what is stored with what was sent, record by record."""
+    engine = open_engine(database)
+    lost, doubled = 0, 0
+    try:
+        with engine.connect() as connection:
+            for run, count in acknowledged.items():
+                where = stored.c.run_id == run
+                rows = connection.execute(select(stored.c.sequence, stored.c.body).where(where))
+                bodies: dict[int, str] = {}
+                for sequence, body in rows:
+                    doubled += sequence in bodies
+                    bodies[sequence] = body
+                lost += sum(
+                    number not in bodies or json.loads(bodies[number]) != record(number)
+                    for number in range(count)
+                )
+                lost += sum(number >= count for number in bodies)  # nobody was told of them
+            total = connection.execute(select(func.count()).select_from(stored)).scalar_one()
+    finally:
+        engine.dispose()
+    sent = sum(acknowledged.values())
+    return Kept(sent, lost, doubled + max(0, total - sent))
+
+
+# ------------------------------------------------------------------------------------------- page
+
+
+def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
+    """Seconds of looks at a long run: its page, and its records over the API."""
+    with DATABASES["sqlite"](folder) as database:
+        store = Store.open(Settings(database=database))
+    try:
+        run = str(uuid.uuid4())
+        store.runs.introduce(run, RunIntroduction(name="long", plan=plan), OWNER.name)
+        for first in range(0, records, MOST_RECORDS):
+            some = tuple(record(n) for n in range(first, min(first + MOST_RECORDS, records)))
+            store.records.append(run, RecordBatch(first=first, records=some), OWNER)
+        token = store.tokens.create(OWNER.name, ["read", "report"])
+        session = store.sign_in.enter(store.sign_in.link(["read"]))
+    finally:
+        store.close()
+    api = {"authorization": f"Bearer {token}"}
+    browser = {"cookie": f"{COOKIE}={session}"}
+    paths = {
+        "page": (f"/runs/{run}", browser),
+        "api": (f"/v1/runs/{run}/records?kind=step&most=1000", api),
+    }
+    looks: dict[str, list[float]] = {name: [] for name in paths}
+    with (
+        Service(database, folder) as service,
+        httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client,
+    ):
+        for number in range(records, records + LOOKS):  # it is live: each look finds one more
+            batch = {"first": number, "records": [record(number)]}
+            client.post(f"/v1/runs/{run}/records", json=batch, headers=api).raise_for_status()
+            for name, (path, headers) in paths.items():
+                before = time.perf_counter()
+                answer = client.get(path, headers=headers)
+                looks[name].append(time.perf_counter() - before)
+                answer.raise_for_status()
+    return looks
+
+
+def live(plan: Plan, folder: Path) -> list[float]:
+    """Seconds from a line's writing until the page shows it; empty without Chromium.
+
+    Nothing between the run folder and the browser is made up: the reporter is the process that
+    `--report-to` starts beside a training, the browser a headless Chromium that was signed in. Only
+    the lines are.
+    """
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        say("Chromium is not installed: apt-get install chromium")
+        return []
+    from playwright.sync_api import sync_playwright
+
+    with DATABASES["sqlite"](folder) as database:
+        (os.environ[TOKEN],) = make_tokens(database, 1, ("report",))
+        store = Store.open(Settings(database=database))
+    link = store.sign_in.link(["read"])
+    store.close()
+    run = folder / "run"
+    run.mkdir()
+    write_record(plan, run / "plan.json")
+    draws = random.Random(0)
+    seconds: list[float] = []
+    with (
+        Service(database, folder) as service,
+        (run / "metrics.jsonl").open("a", encoding="utf-8") as lines,
+        sync_playwright() as started,
+    ):
+        companion = ReporterProcess(run, service.url)
+        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        try:
+            page = browser.new_page()
+            page.set_default_timeout(1000 * PATIENCE_SECONDS)
+            page.goto(f"{service.url}/sign-in?link={link}")
+            page.get_by_role("button", name="Sign in").click()
+            page.get_by_role("heading", name="Runs").wait_for()
+            address = f"{service.url}/runs/{companion.report.run}"
+            if not until(lambda: page.goto(address).ok, PATIENCE_SECONDS, every=0.2):
+                raise SystemExit(f"{address} is not there")
+            for number in range(1 + EVENTS):
+                time.sleep(draws.uniform(*PAUSES))
+                lines.write(json.dumps(record(number)) + "\n")
+                lines.flush()
+                written = time.perf_counter()
+                page.wait_for_function(SHOWN, arg=f"step {number:,} of 100", polling=20)
+                seconds.append(time.perf_counter() - written)
+        finally:
+            browser.close()
+            companion.end("finished", None)
+    return seconds[1:]  # with the first line the page is made
+
+
+# ------------------------------------------------------------------------------------------- fuzz
+
+
+def fuzz(extent: Extent, folder: Path) -> tuple[int, list[str]]:
+    """How many requests were answered, and titles of what schemathesis found."""
+    with DATABASES["sqlite"](folder) as database:
+        (token,) = make_tokens(database, 1, ("read", "report", "submit", "admin"))
+    description, report = folder / "openapi.json", folder / "report.xml"
+    with Service(database, folder) as service:
+        headers = {"authorization": f"Bearer {token}"}
+        answer = httpx.get(f"{service.url}/v1/openapi.json", headers=headers, timeout=30)
+        description.write_text(answer.text, encoding="utf-8")
+        words = ["run", str(description), "--url", service.url, "--checks", ",".join(CHECKS)]
+        words += ["-H", f"Authorization: Bearer {token}", "--max-examples", str(extent.cases)]
+        words += ["--max-time", str(extent.fuzz_seconds), "--seed", "0", "--no-color"]
+        words += ["--report", "junit", "--report-junit-path", str(report), "--continue-on-failure"]
+        done = subprocess.run(
+            [sys.executable, "-m", "schemathesis.cli", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if not report.exists():
+        raise SystemExit(f"schemathesis did not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found = re.findall(r"<failure[^>]*message=\"([^\"]*)\"", report.read_text(encoding="utf-8"))
+    for one in found:
+        say(one)
+    logs = folder.glob("service-*.log")
+    answered = sum(log.read_text(encoding="utf-8").count('"status":') for log in logs)
+    return answered, found
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)
