@@ -39,7 +39,7 @@ from batchwright.records.base import Keys
 from batchwright.records.documents import change_job, load_job
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 
 if TYPE_CHECKING:
     from torch import nn
