@@ -154,12 +154,15 @@ def run(
     def tell(plan: Plan) -> None:
         print_plan(plan, explain=explain)
 
-    told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
-    if resume:
-        told |= {"resume": True, "overrides": words or ()}
-        summary = verbs.run(run_folder=out, on_plan=tell, **told)
-    else:
-        summary = verbs.run(job_of(words), run_folder=out, on_plan=tell, **told)
+    summary = verbs.run(
+        None if resume else job_of(words),
+        run_folder=out,
+        resume=resume,
+        on_plan=tell,
+        report_to=report_to,
+        follow_advice=follow_advice,
+        overrides=(words or ()) if resume else (),
+    )
     finish(summary, as_json)
 
 
@@ -390,11 +393,15 @@ def sweep(
     from batchwright.workflows.sweep.verb import sweep as run_sweep
 
     varied = words_of_grid(grid or ())
-    options: dict[str, Any] = {"seeds": read_seeds(seeds), "out": out, "at_once": at_once}
-    if resume:
-        found = run_sweep(None, varied, resume=True, overrides=words or (), **options)
-    else:
-        found = run_sweep(job_of(words), varied, **options)
+    found = run_sweep(
+        None if resume else job_of(words),
+        varied,
+        seeds=read_seeds(seeds),
+        out=out,
+        at_once=at_once,
+        resume=resume,
+        overrides=(words or ()) if resume else (),
+    )
     show(sweep_table(found))
     for line in (best_setting(found), f"page: {Path(found.folder) / 'sweep.html'}"):
         if line:
@@ -426,8 +433,13 @@ def doctor(as_json: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
-client_commands.add_to(app)
-service_commands.add_to(app)
+app.command()(client_commands.submit)
+app.command()(client_commands.send)
+app.command()(client_commands.agent)
+app.command()(service_commands.serve)
+app.command()(service_commands.token)
+app.command(name="sign-in")(service_commands.sign_in)
+app.command()(service_commands.backup)
 
 
 def main() -> None:

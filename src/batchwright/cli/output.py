@@ -16,14 +16,19 @@ if TYPE_CHECKING:
     from batchwright.records import Job, Plan, Profile, Record, RunSummary
 
 
-def job_of(words: list[str] | None) -> Job:
-    """The job of ``[JOB.yaml] [KEY=VALUE]...``."""
+def job_and_file(words: list[str] | None) -> tuple[Job, str | None]:
+    """The job of ``[JOB.yaml] [KEY=VALUE]...``, and the file if there is one."""
     from batchwright.records.documents import load_job
 
     words = list(words or ())
     is_file = bool(words) and ("=" not in words[0] or Path(words[0]).exists())
     path = words.pop(0) if is_file else None
-    return load_job(path, words)
+    return load_job(path, words), path
+
+
+def job_of(words: list[str] | None) -> Job:
+    """The job of ``[JOB.yaml] [KEY=VALUE]...``."""
+    return job_and_file(words)[0]
 
 
 def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
