@@ -14,20 +14,13 @@ from batchwright.algorithms.learning_rate import room_to_linear
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.validation import SERVED
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
+from batchwright.records.registries.optimizers import OPTIMIZERS
 
 WANTED_PARTS = 4
 """Of fewer parts noise and signal are hardly told from each other."""
 NORMALIZED = 8
 """Samples; with fewer in a part, batch normalization costs accuracy: Wu and He 2018, arXiv
 1803.08494, have 1.2 points more error with 8 than with 32, 3.7 with 4 and 11.1 with 2."""
-
-_OTHERS = {
-    "adamw": " AdamW divides each gradient by its own recent size, so a factor that changes slowly "
-    "nearly cancels: expect little.",
-    "muon": " Muon makes the updates of its matrices equally large whatever their gradients' size, "
-    "so factors act on what is left to SGD only.",
-}
-"""What is to be said of optimizers that do not follow the gradient's size."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +224,9 @@ def reasons(
     batch, larger = sum(sizes), sum(sizes) > parting.base_batch
     found = []
     if rule is not None:
-        found.append(_scaling(job, rule, batch, rate, followed=update == "sgd"))
+        found.append(
+            _scaling(job, rule, batch, rate, followed=OPTIMIZERS[update].follows_gradients)
+        )
     if larger:
         parts = _parts(sizes, stage.micro_batch_size, least)
         found.append(
@@ -295,7 +290,7 @@ def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> st
 
 def _doubts_of_rate(plan: Plan, parting: StepSplit) -> tuple[str, ...]:
     rule, rate = plan.ags, plan.learning_rate
-    if rule is None or plan.update != "sgd":
+    if rule is None or not OPTIMIZERS[plan.update].follows_gradients:
         return ()
     found, idle = [], True
     for stage in plan.stages:
@@ -391,7 +386,7 @@ def _scaling(
     return Reason(
         choice="gradient scaling",
         value=value,
-        why=why + _OTHERS.get(job.optimizer, ""),
+        why=f"{why} {OPTIMIZERS[job.optimizer].on_factors}".rstrip(),
         source="asked",
     )
 

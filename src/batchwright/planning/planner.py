@@ -183,7 +183,7 @@ def make_plan(
             *recipe_reason,
             *optimizer_reason(settled, batch, compared),
             *reasons.learning_rate(
-                job, rule, stages[0], explanations.rates_tried(job, batch, update, learnt)
+                job, rule, stages[0], update, explanations.rates_tried(job, batch, update, learnt)
             ),
             *explanations.progress_of(
                 job, batch, progress, unmeasured_noise(stages, least, served=False)

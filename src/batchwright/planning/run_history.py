@@ -18,6 +18,7 @@ from batchwright.prediction.accuracy.outcomes import epochs_to
 from batchwright.prediction.accuracy.quality import SEED_ERROR, ProgressModel, fit_progress
 from batchwright.prediction.accuracy.trainings import Observed, offset_of
 from batchwright.records import GradientNoise, Job, OptimizerName, Profile, RunSummary
+from batchwright.records.registries.optimizers import AUTO
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Experience:
         """
         kept: dict[int, Compared] = {}
         for tried in self.tried():
-            sgd, muon = (tried.best(name) for name in ("sgd", "muon"))
+            sgd, muon = (tried.best(name) for name in AUTO)
             if sgd is not None and muon is not None:
                 error = hypot(sgd.error, muon.error)
                 kept[tried.batch] = Compared(

@@ -111,7 +111,8 @@ def _reduced(
     rows = [_level(job, data, max(sides(job)), local, least)]
     check_bounds(job, local)
     if job.method not in COMPOSED:
-        rule = rule_for(job, batch, data, network, chosen_optimizer(job, batch))
+        update = chosen_optimizer(job, batch)
+        rule = rule_for(job, batch, data, network, update)
         stage = stage_of(job, max(sides(job)), rule, local, **_without_side(rows[0]))
         return assemble(
             job,
@@ -124,7 +125,7 @@ def _reduced(
                 reasons.resolution(max(sides(job)), data),
                 *reasons.method(job),
                 *optimizer_reason(job, batch),
-                *reasons.learning_rate(job, rule, stage),
+                *reasons.learning_rate(job, rule, stage, update),
                 *cycle_reasons.link(job),
             ),
         )

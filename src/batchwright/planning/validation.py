@@ -10,6 +10,7 @@ from batchwright.errors import PlanError
 from batchwright.planning.methods.simulated import with_link
 from batchwright.planning.resolution import CYCLED, per_resolution, settled
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
+from batchwright.records.registries.optimizers import AUTO
 
 SERVED = ("dual-batch", "hybrid")
 """Methods with two batch sizes, trained through a parameter server."""
@@ -79,7 +80,7 @@ def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
         before, now = getattr(measured, key), getattr(job, key)
         if before == now or (key in PLANNING_KEYS and (key, now) != ("resolutions", "auto")):
             continue
-        if key == "optimizer" and (before, now) in (("auto", "sgd"), ("auto", "muon")):
+        if key == "optimizer" and before == "auto" and now in AUTO:
             continue  # what each update takes was measured
         if now != "auto":
             raise PlanError(

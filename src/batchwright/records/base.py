@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from batchwright.errors import ArgumentError
+from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.registries.registry import Named
 from batchwright.records.text.problems import described, printable
 from batchwright.storage.files import write_whole
 
@@ -21,7 +23,7 @@ Index = Annotated[int, Field(ge=0)]
 Precision = Literal["float32", "bfloat16"]
 Augmentation = Literal["none", "crop", "crop-flip"]
 Method = Literal["plain", "dynamic-batch", "dual-batch", "cyclic", "hybrid"]
-OptimizerName = Literal["sgd", "adamw", "muon"]
+OptimizerName = Annotated[str, Named(OPTIMIZERS)]
 AskedMethod = Literal["auto", Method]
 Source = Literal["measured", "predicted", "published", "assumed", "asked"]
 

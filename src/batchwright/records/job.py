@@ -18,6 +18,8 @@ from batchwright.records.base import (
     html_table,
 )
 from batchwright.records.job_keys import job_keys, job_problem
+from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.registries.registry import Named
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
@@ -419,7 +421,7 @@ class Job(Keys):
         description="Random shift and crop, with or without horizontal flip. `auto`: `crop` for "
         "digits, else `crop-flip`.",
     )
-    optimizer: Literal["auto", "sgd", "adamw", "muon"] = Field(
+    optimizer: Annotated[str, Named(OPTIMIZERS, "auto")] = Field(
         "auto",
         description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
         "kernels, SGD for everything else. `auto`: the one of SGD and Muon that trials or runs "

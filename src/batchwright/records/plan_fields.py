@@ -14,6 +14,7 @@ from batchwright.records.base import (
     Index,
     Method,
     NonNegative,
+    OptimizerName,
     Positive,
     Precision,
     Record,
@@ -284,7 +285,7 @@ class PlanFields(Document):
         "sample-weighted all-reduce", description="How the workers' learning comes together."
     )
     server: ServerRule | None = Field(None, description="The parameter server; null without.")
-    update: Literal["sgd", "adamw", "muon"] = Field(description="Optimizer.")
+    update: OptimizerName = Field(description="Optimizer.")
     ags: AgsRule | None = Field(None, description="Adaptive gradient scaling; null: none.")
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The rate over time.")

@@ -31,6 +31,7 @@ from batchwright.distributed.server_child import SERVER
 from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError
 from batchwright.records import Plan, Stage
 from batchwright.records.documents import record_of, refuse_no_path, write_record
+from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.problems import described, printable
 from batchwright.storage.locks import WAIT_SECONDS, Lock, take
 from batchwright.training.all_reduce_run import AllReduceRun
@@ -572,13 +573,14 @@ def _warn_of_device(plan: Plan, device: torch.device) -> None:
 def _warn_of_other_optimizer(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
     """SGD for AdamW goes without a word: rates are factors on the user's own, times are close."""
     name = type(optimizer).__name__
-    found = "muon" in name.lower()  # ours, torch's, or somebody's own
-    if found == (plan.update == "muon"):
+    planned, like = OPTIMIZERS[plan.update], name.lower()  # ours, torch's, or somebody's own
+    found = next((one for one in OPTIMIZERS.values() if one.own_loop and one.name in like), None)
+    if found == (planned if planned.own_loop else None):
         return
     if found:
-        how = f"take an optimizer like {plan.update}, or plan with optimizer=muon"
+        how = f"take an optimizer like {plan.update}, or plan with optimizer={found.name}"
     else:
-        how = "take bw.muon(model, lr=...), or plan with optimizer=sgd"
+        how = f"take {planned.own_loop}, or plan with optimizer=sgd"
     warnings.warn(
         f"the plan's batch and times are for optimizer={plan.update} and the session got {name}: "
         f"{how}",

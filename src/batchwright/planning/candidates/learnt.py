@@ -14,6 +14,7 @@ from batchwright.planning.resolution import ONE_BATCH
 from batchwright.planning.validation import sides
 from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
 from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Profile
+from batchwright.records.registries.optimizers import AUTO
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
@@ -152,7 +153,7 @@ class Learnt:
         return min((one for one in needed if one is not None), default=job.epochs)
 
     def _both(self, batch: int, epochs: float) -> Compared:
-        muon, sgd = (self.candidate(name, batch, epochs) for name in ("muon", "sgd"))
+        sgd, muon = (self.candidate(name, batch, epochs) for name in AUTO)
         apart, error = self.model.apart(muon, sgd)
         reached = self.model.accuracy(sgd).value
         return Compared(batch, reached, reached + apart, error, runs=0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
-from typing import Literal
 
 from batchwright.planning.resolution import ONE_BATCH
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
+from batchwright.records.registries.optimizers import AUTO, MUON, SGD
 
 MUON_ABOVE = 2.0
 """Global batch over base batch beyond which `auto` takes Muon, where no runs tell better."""
@@ -42,16 +42,16 @@ class Compared:
     runs: int
 
     @property
-    def better(self) -> Literal["sgd", "muon"] | None:
+    def better(self) -> OptimizerName | None:
         """The one that reached more; `None` if runs differ by no more than chance."""
         if self.runs and abs(self.muon - self.sgd) <= Z_975 * self.error:
             return None
-        return "muon" if self.muon > self.sgd else "sgd"
+        return AUTO[self.muon > self.sgd]
 
 
 def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
     """The optimizers that a job can come to."""
-    return ("sgd", "muon") if job.optimizer == "auto" else (job.optimizer,)
+    return AUTO if job.optimizer == "auto" else (job.optimizer,)
 
 
 def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[OptimizerName, ...]:
@@ -61,7 +61,7 @@ def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[Optimize
         job: Resolved.
         updates: Of the optimizers that `auto` may come to, where they were timed.
     """
-    names = ("sgd",) if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
+    names = AUTO[:1] if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
     return tuple(name for name in names if not updates or _of(updates, name))
 
 
@@ -76,10 +76,10 @@ def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) 
     if job.optimizer != "auto":
         return job.optimizer
     if _against_muon(job):
-        return "sgd"
+        return SGD.name
     near = _near(batch, compared)
     better = near.better if near else None
-    return better or ("sgd" if batch <= MUON_ABOVE * job.base_batch else "muon")
+    return better or AUTO[batch > MUON_ABOVE * job.base_batch]
 
 
 def optimizer_reason(
@@ -106,11 +106,11 @@ def optimizer_reason(
     ratio = (
         f"{measured}The batch is {batch / asked.base_batch:.3g} times the one that the rate is for."
     )
-    if name == "muon":
+    if name == MUON.name:
         return (
             Reason(
                 choice="optimizer",
-                value="muon",
+                value=name,
                 why=f"{ratio} Momentum made orthogonal loses less to small batches than SGD with "
                 "any scaled rate, in as many epochs. In a loop of your own: "
                 "`bw.muon(model, lr=...)`; `optimizer=sgd` keeps SGD.",
@@ -119,7 +119,7 @@ def optimizer_reason(
             ),
         )
     why = against or f"{ratio} {_KEPT}"
-    return (Reason(choice="optimizer", value="sgd", why=why, source="assumed"),)
+    return (Reason(choice="optimizer", value=name, why=why, source="assumed"),)
 
 
 def _predicted(near: Compared, name: OptimizerName) -> Reason:
@@ -183,9 +183,9 @@ def extra_seconds(
         In seconds, at least 0; `None` where it is the same optimizer, where nothing was measured,
         and for a virtual cluster, whose clock goes by the steps alone.
     """
-    if profile.job.optimizer != "auto" or name == "sgd" or job.launch == "virtual":
+    if profile.job.optimizer != "auto" or name == SGD.name or job.launch == "virtual":
         return None
-    usual, other = _of(profile.updates, "sgd"), _of(profile.updates, name)
+    usual, other = _of(profile.updates, SGD.name), _of(profile.updates, name)
     if usual is None or other is None:
         return None
     return Estimate(

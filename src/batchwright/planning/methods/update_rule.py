@@ -10,6 +10,7 @@ from typing import Any
 from batchwright.planning.candidates.optimizer import Z_975, Compared, chosen_optimizer
 from batchwright.records import Alternative, Job, OptimizerName, Plan, Reason
 from batchwright.records.job import AgsMode, Scaling
+from batchwright.records.registries.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def settle(
 def no_factors(job: Job, update: OptimizerName, batch: int) -> tuple[Reason, ...]:
     """Why gradients are not scaled, where they could be and the job leaves it open."""
     open_ = job.ags.mode == "auto" and job.rate_scaling != "gain"
-    if not open_ or update != "sgd" or batch <= job.base_batch:
+    if not (open_ and OPTIMIZERS[update].follows_gradients) or batch <= job.base_batch:
         return ()
     return (
         Reason(

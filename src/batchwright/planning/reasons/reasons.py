@@ -12,7 +12,7 @@ from batchwright.algorithms.learning_rate import (
     ONE_CYCLE_RISE,
     fitted_warmup,
     raises_nothing,
-    remark_on_muon,
+    remark_on_rate,
 )
 from batchwright.algorithms.rebalancing import DEAD_BAND
 from batchwright.planning.merging import kind_of
@@ -24,6 +24,7 @@ from batchwright.records import (
     DataFacts,
     Job,
     LearningRateRule,
+    OptimizerName,
     Precision,
     Profile,
     Reason,
@@ -180,11 +181,11 @@ def unmeasured_batch(job: Job, stage: Stage, *, given: bool) -> Reason:
 
 
 def learning_rate(
-    job: Job, rule: LearningRateRule, stage: Stage, tried: str = ""
+    job: Job, rule: LearningRateRule, stage: Stage, update: OptimizerName, tried: str = ""
 ) -> tuple[Reason, ...]:
     """Rate, warm-up and decay; ``tried`` says what trials told of rates."""
     batch = stage.global_batch_size
-    remark = remark_on_muon(job, rule)
+    remark = remark_on_rate(job, rule, update)
     return rate(rule, batch, remark, tried), warmup(job, rule, batch), decay(rule)
 
 

@@ -1,0 +1,28 @@
+"""What those members name, which needs torch."""
+
+import torch
+from torch import nn
+
+from batchwright.records import Job
+
+
+class Lion(torch.optim.Optimizer):
+    """The sign of a momentum (Chen et al. 2023, arXiv 2302.06675)."""
+
+    def __init__(self, params, lr: float, beta: float) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        """One update."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                momentum.lerp_(weight.grad, 1 - group["beta"])
+                weight.sub_(momentum.sign(), alpha=group["lr"])
+
+
+def lion(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
+    """As `OptimizerSpec.build` wants it."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return Lion(trained, rate, job.momentum)

@@ -1,0 +1,114 @@
+"""Registries: what they hold, what other packages add, and that names are asked nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from batchwright.errors import JobError
+from batchwright.records import Job, OptimizerName
+from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
+from batchwright.workload.task import import_object
+
+OTHER_PACKAGE = Path(__file__).parent / "other_package"
+
+
+def in_other_process(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Runs code where another package lies on the path beside its entry points."""
+    path = os.pathsep.join(map(str, [*paths, *sys.path]))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def told_by(code: str, *paths: Path) -> str:
+    done = in_other_process(code, *(paths or (OTHER_PACKAGE,)))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("registry", [OPTIMIZERS], ids=lambda one: type(one["auto"]).__name__)
+def test_a_member_stands_under_its_own_name(registry):
+    assert all(name == member.name for name, member in registry.items())
+    assert "auto" not in registry
+    assert len(registry) == len({*registry}) == len([*registry])
+
+
+def test_every_optimizer_is_built_by_what_its_member_names():
+    assert all(callable(import_object(one.build, "optimizer")) for one in OPTIMIZERS.values())
+    assert {*AUTO} <= {*OPTIMIZERS}
+
+
+def test_a_record_takes_a_decided_name_and_a_job_an_open_one():
+    with pytest.raises(ValidationError, match="'sgd', 'adamw' or 'muon'"):
+        TypeAdapter(OptimizerName).validate_python("auto")
+    with pytest.raises(JobError, match=r"should be 'auto', 'sgd', 'adamw' or 'muon'$"):
+        Job(optimizer="lion")
+    schema = Job.model_json_schema()["properties"]["optimizer"]
+    assert schema["enum"] == ["auto", "sgd", "adamw", "muon"]
+
+
+# ------------------------------------------------------------------------- of another package
+
+
+def test_an_optimizer_of_another_package_is_known_planned_with_and_built():
+    found = told_by(
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "from batchwright.records import Job, Plan\n"
+        "from batchwright.planning.planner import plan_without_profile\n"
+        "from samples import make_data, make_network\n"
+        "job = Job(optimizer='lion', workers=1, resolutions=[8], precision='float32')\n"
+        "plan = plan_without_profile(job, make_data(), make_network())\n"
+        "plan = Plan.model_validate_json(plan.model_dump_json())\n"
+        "assert 'torch' not in sys.modules\n"
+        "from batchwright.workload.task import build_network, build_optimizer\n"
+        "network = build_network('resnet8', classes=10, side=8)\n"
+        "made = build_optimizer(network, plan.job, plan.learning_rate.peak, name=plan.update)\n"
+        "import json\n"
+        "print(json.dumps([plan.update, plan.learning_rate.base, type(made).__name__]))"
+    )
+    assert json.loads(found) == ["lion", 0.0003, "Lion"]
+
+
+def test_a_refused_name_is_answered_with_those_of_other_packages_too():
+    done = in_other_process(
+        "from batchwright.records import Job; Job(optimizer='lions')", OTHER_PACKAGE
+    )
+    assert "'auto', 'sgd', 'adamw', 'muon' or 'lion'" in done.stderr.splitlines()[-1]
+
+
+def test_what_another_package_adds_cannot_stand_for_ours_and_must_be_a_member(tmp_path):
+    (tmp_path / "other-1.dist-info").mkdir()
+    (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(
+        "[batchwright.optimizers]\nsgd = json:dumps\nbroken = nowhere:SPEC\nodd = json:dumps\n"
+    )
+    told = told_by(
+        "from batchwright.errors import JobError\n"
+        "from batchwright.records import Job\n"
+        "from batchwright.records.registries.optimizers import OPTIMIZERS, SGD\n"
+        "assert OPTIMIZERS['sgd'] is SGD\n"
+        "for name in ('broken', 'odd'):\n"
+        "    try: Job(optimizer=name)\n"
+        "    except JobError as error: print(error)\n",
+        tmp_path,
+    )
+    broken, odd = told.splitlines()
+    assert broken == (
+        "optimizer=broken: entry point batchwright.optimizers = nowhere:SPEC cannot be loaded "
+        "(ModuleNotFoundError: No module named 'nowhere'): mend or remove the package that adds it"
+    )
+    assert odd == (
+        "optimizer=odd: entry point batchwright.optimizers = json:dumps is no OptimizerSpec "
+        "called odd"
+    )
