@@ -20,8 +20,8 @@ from batchwright.errors import JobError
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.records import Job, LearningRateRule
+from batchwright.records.registries.networks import NETWORKS
 from batchwright.workload import muon
-from batchwright.workload.networks import NETWORKS
 from batchwright.workload.optimizers import without_compiler
 from batchwright.workload.task import build_network, build_optimizer, freeze
 from test_probe import tiny_image_data, tiny_job

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from batchwright.errors import JobError
 from batchwright.records import Job, OptimizerName
+from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
 from batchwright.workload.task import import_object
 
@@ -38,15 +39,19 @@ def told_by(code: str, *paths: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("registry", [OPTIMIZERS], ids=lambda one: type(one["auto"]).__name__)
+REGISTRIES = (OPTIMIZERS, NETWORKS)
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
 def test_a_member_stands_under_its_own_name(registry):
     assert all(name == member.name for name, member in registry.items())
     assert "auto" not in registry
     assert len(registry) == len({*registry}) == len([*registry])
 
 
-def test_every_optimizer_is_built_by_what_its_member_names():
-    assert all(callable(import_object(one.build, "optimizer")) for one in OPTIMIZERS.values())
+def test_optimizers_and_networks_are_built_by_what_their_members_name():
+    for one in (*OPTIMIZERS.values(), *NETWORKS.values()):
+        assert callable(import_object(one.build, one.name))
     assert {*AUTO} <= {*OPTIMIZERS}
 
 
@@ -79,6 +84,23 @@ def test_an_optimizer_of_another_package_is_known_planned_with_and_built():
         "print(json.dumps([plan.update, plan.learning_rate.base, type(made).__name__]))"
     )
     assert json.loads(found) == ["lion", 0.0003, "Lion"]
+
+
+def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
+    found = told_by(
+        "from batchwright.errors import JobError\n"
+        "from batchwright.workload.task import build_network, network_facts\n"
+        "network = build_network('tiny', classes=10, side=8)\n"
+        "print(network_facts('tiny', network, 8).least_side)\n"
+        "for name in ('tiny', 'tinny'):\n"
+        "    try: build_network(name, classes=10, side=1)\n"
+        "    except JobError as error: print(error)\n"
+    )
+    assert found.splitlines() == [
+        "2",
+        "network=tiny: takes images of at least 2 pixels, not 1",
+        "network=tinny: unknown; did you mean tiny, or give an import string module:function",
+    ]
 
 
 def test_a_refused_name_is_answered_with_those_of_other_packages_too():

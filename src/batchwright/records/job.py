@@ -18,8 +18,9 @@ from batchwright.records.base import (
     html_table,
 )
 from batchwright.records.job_keys import job_keys, job_problem
+from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import OPTIMIZERS
-from batchwright.records.registries.registry import Named
+from batchwright.records.registries.registry import Named, listed
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
@@ -399,7 +400,7 @@ class Job(Keys):
     network: str = Field(
         "resnet8",
         min_length=1,
-        description="`resnet8`, `resnet18`, `vgg8`, `mobilenet_small`, or an import string such as "
+        description=f"{listed(NETWORKS.own)}, or an import string such as "
         "`torchvision.models:resnet50` or `timm.models:resnet50`, called with `num_classes=` "
         '(`pip install "batchwright[vision]"` installs these two packages).',
     )

@@ -37,6 +37,7 @@ from batchwright.planning.validation import (
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.base import Keys
 from batchwright.records.documents import change_job, load_job
+from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
 from batchwright.reporting.text.progress import steps
@@ -258,9 +259,7 @@ def _groups_known(job: Job) -> bool:
 
 def _least_side(network: str) -> int:
     """Of a network of ours, in pixels; others are tried once they are built."""
-    from batchwright.workload.networks import NETWORKS
-
-    return NETWORKS[network][1] if network in NETWORKS else 1
+    return NETWORKS[network].least_side if network in NETWORKS else 1
 
 
 def check_training(plan: Plan) -> None:

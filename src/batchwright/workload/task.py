@@ -22,8 +22,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from batchwright.errors import FileError, JobError
 from batchwright.records import Job, NetworkFacts
+from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import OPTIMIZERS
-from batchwright.workload.networks import NETWORKS
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
@@ -80,9 +80,12 @@ def build_network(
         JobError: There is no such network, it cannot be built, or ``side`` is too small for it.
     """
     if name in NETWORKS:
-        constructor, least = NETWORKS[name]
-        if side < least:
-            raise JobError(f"network={name}: takes images of at least {least} pixels, not {side}")
+        spec = NETWORKS[name]
+        if side < spec.least_side:
+            raise JobError(
+                f"network={name}: takes images of at least {spec.least_side} pixels, not {side}"
+            )
+        constructor = import_object(spec.build, "network")
         options = {"dropout": dropout, "top_resolution": side}
     elif ":" in name:
         constructor = import_object(name, "network")
@@ -125,7 +128,9 @@ def network_facts(name: str, network: nn.Module, side: int) -> NetworkFacts:
         parameters=sum(p.numel() for p in parameters),
         trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         batch_norm=has_batch_norm(network),
-        least_side=NETWORKS[name][1] if name in NETWORKS else _find_least_side(name, network, side),
+        least_side=(
+            NETWORKS[name].least_side if name in NETWORKS else _find_least_side(name, network, side)
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib import metadata
 from typing import Any, Generic, Protocol, TypeVar
@@ -72,6 +72,11 @@ class Registry(Mapping[str, M], Generic[M]):
         if not isinstance(member, wanted) or member.name != point.name:
             raise JobError(f"{place} is no {wanted.__name__} called {point.name}")
         return member
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words for a key's description, each as code."""
+    return ", ".join(f"`{word}`" for word in words)
 
 
 class Named:
