@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from batchwright.errors import JobError
 from batchwright.records import Job, OptimizerName
+from batchwright.records.registries.data_sources import DATA, FUNCTION
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
 from batchwright.workload.task import import_object
@@ -39,7 +40,7 @@ def told_by(code: str, *paths: Path) -> str:
     return done.stdout.strip()
 
 
-REGISTRIES = (OPTIMIZERS, NETWORKS)
+REGISTRIES = (OPTIMIZERS, NETWORKS, DATA)
 
 
 @pytest.mark.parametrize("registry", REGISTRIES)
@@ -49,9 +50,11 @@ def test_a_member_stands_under_its_own_name(registry):
     assert len(registry) == len({*registry}) == len([*registry])
 
 
-def test_optimizers_and_networks_are_built_by_what_their_members_name():
+def test_optimizers_networks_and_data_are_made_by_what_their_members_name():
     for one in (*OPTIMIZERS.values(), *NETWORKS.values()):
         assert callable(import_object(one.build, one.name))
+    for source in (*DATA.values(), FUNCTION):
+        assert callable(import_object(source.open, source.name))
     assert {*AUTO} <= {*OPTIMIZERS}
 
 
@@ -100,6 +103,25 @@ def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
         "2",
         "network=tiny: takes images of at least 2 pixels, not 1",
         "network=tinny: unknown; did you mean tiny, or give an import string module:function",
+    ]
+
+
+def test_data_of_another_package_are_opened_at_their_place_and_name_no_code_to_confirm():
+    found = told_by(
+        "from batchwright.errors import DataError\n"
+        "from batchwright.records import Job\n"
+        "from batchwright.records.text.formatting import data_name\n"
+        "from batchwright.workload.data.sources import open_data\n"
+        "job = Job(data='plates:12')\n"
+        "print(open_data(job).facts.train_samples, job.code_keys, data_name(job.data))\n"
+        "for name in ('plates', 'plate:12'):\n"
+        "    try: open_data(Job(data=name))\n"
+        "    except DataError as error: print(error)\n"
+    )
+    assert found.splitlines() == [
+        "12 () plates",
+        "data=plates needs the folder: data=plates:PATH",
+        "data=plate:12 is unknown; did you mean plates:PATH?",
     ]
 
 

@@ -2,8 +2,10 @@
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from batchwright.records import Job
+from batchwright.workload.data.sources import ImageData, from_datasets
 
 
 class Lion(torch.optim.Optimizer):
@@ -34,3 +36,11 @@ def tiny(num_classes: int, *, dropout: float, top_resolution: int) -> nn.Module:
     return nn.Sequential(
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(3, num_classes)
     )
+
+
+def open_plates(job: Job, place: str, progress: object, verify: bool) -> ImageData:
+    """As `DataSource.open` wants it; the place is how many images there are."""
+    del progress, verify
+    images, labels = torch.rand(int(place), 3, 8, 8), torch.arange(int(place)) % 2
+    plates = TensorDataset(images, labels)
+    return from_datasets(job.data, (plates, plates, ("no", "yes")))

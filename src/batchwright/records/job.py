@@ -18,15 +18,13 @@ from batchwright.records.base import (
     html_table,
 )
 from batchwright.records.job_keys import job_keys, job_problem
+from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.registries.registry import Named, listed
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
-
-_DATA_WITH_A_PATH = ("cifar10", "cifar100", "imagefolder")
-
 
 LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
@@ -382,7 +380,7 @@ class Job(Keys):
     data: str = Field(
         "digits",
         min_length=1,
-        description="`digits`, `cifar10:PATH`, `cifar100:PATH`, `imagefolder:PATH`, or an import "
+        description=f"{listed(one.form for one in DATA.own.values())}, or an import "
         "string `package.module:function` that returns (train, validation, class names).",
     )
     val: float | None = Field(
@@ -602,16 +600,14 @@ class Job(Keys):
     @property
     def code_keys(self) -> tuple[str, ...]:
         """The keys that name a function to import."""
-        own_data = self.data.partition(":")[0] not in _DATA_WITH_A_PATH
-        named = {"data": self.data if own_data else "", "network": self.network, "loss": self.loss}
+        own_data = self.data if source_of(self.data) is FUNCTION else ""
+        named = {"data": own_data, "network": self.network, "loss": self.loss}
         return tuple(key for key, name in named.items() if ":" in name)
 
     @property
     def augmentation(self) -> Augmentation:
         """`augment`, with `auto` resolved."""
-        if self.augment != "auto":
-            return self.augment
-        return "crop" if self.data == "digits" else "crop-flip"
+        return source_of(self.data).augment if self.augment == "auto" else self.augment
 
     @model_validator(mode="after")
     def _resolutions_rise(self) -> Job:

@@ -37,6 +37,7 @@ from batchwright.planning.validation import (
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.base import Keys
 from batchwright.records.documents import change_job, load_job
+from batchwright.records.registries.data_sources import source_of
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
@@ -133,7 +134,7 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
 
 def _check_strengths(job: Job, strengths: Iterable[float]) -> None:
     """Refuse strengths of an augmentation that is not ours to set."""
-    if set(strengths) != {1.0} and "data" in job.code_keys:
+    if set(strengths) != {1.0} and source_of(job.data).as_they_come:
         listed = ",".join(f"{strength:g}" for strength in strengths)
         raise JobError(
             f"cycle.strengths={listed}: data={job.data} augments its images itself: leave "
@@ -169,7 +170,7 @@ def tell_doubts(job: Job, data: DataFacts) -> None:
 
     The plan's reasons say the latter, too.
     """
-    drawn = job.data.startswith("imagefolder:") and not data.split.startswith("the folder ")
+    drawn = source_of(job.data).takes_val and not data.split.startswith("the folder ")
     if job.val is not None and not drawn:
         print(  # noqa: T201
             f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
