@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from batchwright.errors import JobError
 from batchwright.records import Job, OptimizerName
 from batchwright.records.registries.data_sources import DATA, FUNCTION
+from batchwright.records.registries.launchers import LAUNCHERS
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
 from batchwright.workload.task import import_object
@@ -40,7 +41,7 @@ def told_by(code: str, *paths: Path) -> str:
     return done.stdout.strip()
 
 
-REGISTRIES = (OPTIMIZERS, NETWORKS, DATA)
+REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS)
 
 
 @pytest.mark.parametrize("registry", REGISTRIES)
@@ -50,11 +51,13 @@ def test_a_member_stands_under_its_own_name(registry):
     assert len(registry) == len({*registry}) == len([*registry])
 
 
-def test_optimizers_networks_and_data_are_made_by_what_their_members_name():
+def test_what_members_name_is_there_to_call():
     for one in (*OPTIMIZERS.values(), *NETWORKS.values()):
         assert callable(import_object(one.build, one.name))
     for source in (*DATA.values(), FUNCTION):
         assert callable(import_object(source.open, source.name))
+    for launcher in LAUNCHERS.values():
+        assert callable(import_object(launcher.train, launcher.name))
     assert {*AUTO} <= {*OPTIMIZERS}
 
 

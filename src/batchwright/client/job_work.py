@@ -152,7 +152,7 @@ class JobWork:
             self._verb("probe", job_file, *code_words(job), "--out", str(place))
             self._pulse.say(profile=read_record(place, Profile))
         plan = self._plan_once(place)
-        if plan.server is not None and plan.job.launch != "virtual":
+        if plan.server is not None and not plan.job.launcher.simulated:
             plan = self._settled(plan, place)
         profile = read_record(place, Profile)
         self._pulse.say("planned", profile=profile, plan=plan)
@@ -203,7 +203,7 @@ class JobWork:
         self._verb(*words, *code_words(plan.job))
 
     def _may_follow(self, plan: Plan) -> bool:
-        return self._follow_advice and plan.server is None and plan.job.launch != "virtual"
+        return self._follow_advice and plan.server is None and not plan.job.launcher.simulated
 
     def _note_run(self) -> None:
         """The next sign of life tells which run carries out the job."""

@@ -270,7 +270,7 @@ def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
 
 def _speeds(plan: Plan, stage: Stage, runs: Sequence[RunSummary]) -> list[tuple[float, float]]:
     """Samples a second and fixed samples' worth of each worker: stated, or from the last run."""
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         a, b = stage.sample_seconds, stage.step_seconds
         if not a or b is None:
             return []

@@ -122,7 +122,7 @@ def make_plan(
     with_method = partial(_with_method, profiles, job, runs)
     if job.method == "auto":
         return method_choice.plan_of_best(job, merged[0], runs, with_method)
-    if job.launch == "virtual":
+    if job.launcher.simulated:
         slowest = job.method not in SERVED
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
@@ -190,7 +190,7 @@ def make_plan(
             ),
             *cycle_reasons.link(settled),
         )
-    if job.launch != "virtual":
+    if not job.launcher.simulated:
         explained += reasons.loading(merged[0], stages)
     plan = assemble(
         settled,
@@ -294,7 +294,7 @@ def _predicted(
 
 def _held_out(job: Job, kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
     """Of the first measured kind; nothing that is measured tells of simulated times."""
-    if job.launch == "virtual":
+    if job.launcher.simulated:
         return ()
     return next((held_out(kind) for kind in kinds if not kind.stated), ())
 
@@ -305,7 +305,7 @@ def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> St
     kind, _ = row.mix.members[0]
     fixed = kind.fixed_samples(len(local), chosen.resolution, chosen.micro_batch_size)
     alone = {}
-    if job.launch == "virtual":
+    if job.launcher.simulated:
         line = kind.chord(len(local), chosen.resolution, max(local))
         alone = usual_times(job, line, max(local))
     return stage_of(

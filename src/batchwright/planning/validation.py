@@ -139,7 +139,7 @@ def check_counts(job: Job) -> None:
         raise PlanError(
             f"dual.small_workers={small} of workers={job.workers}: give at most {job.workers}"
         )
-    if job.launch != "virtual":
+    if not job.launcher.simulated:
         return
     misfit = job.virtual.misfit(job.workers)
     if misfit:

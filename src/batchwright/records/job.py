@@ -19,6 +19,7 @@ from batchwright.records.base import (
 )
 from batchwright.records.job_keys import job_keys, job_problem
 from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
+from batchwright.records.registries.launchers import LAUNCHERS, Launcher
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.registries.registry import Named, listed
@@ -513,7 +514,7 @@ class Job(Keys):
         description="Training processes. `auto`: the plan decides, up to all visible GPUs, or 2 "
         "on CPU.",
     )
-    launch: Literal["local", "in-process", "virtual"] = Field(
+    launch: Annotated[str, Named(LAUNCHERS)] = Field(
         "local",
         description="`local`: a process for each worker; `in-process`: one worker, here; "
         "`virtual`: all workers' gradients in one process, in simulated time.",
@@ -596,6 +597,11 @@ class Job(Keys):
     def rate_scaling(self) -> Scaling:
         """`scaling`, with `auto` at its usual: what runs say `plan` puts in its place."""
         return "sqrt" if self.scaling == "auto" else self.scaling
+
+    @property
+    def launcher(self) -> Launcher:
+        """What is known of `launch`."""
+        return LAUNCHERS[self.launch]
 
     @property
     def code_keys(self) -> tuple[str, ...]:

@@ -199,11 +199,11 @@ def resolve(job: Job, data: DataFacts) -> Job:
             "statistics are merged over the workers for evaluation in any case"
         )
     workers = job.workers
-    if job.launch == "in-process":
+    if job.launcher.one_worker:
         if workers not in ("auto", 1):
             raise JobError(f"workers={workers} with launch=in-process: that is one worker")
         workers = 1
-    if job.launch == "virtual" and workers == "auto" and job.goal.max_workers is None:
+    if job.launcher.simulated and workers == "auto" and job.goal.max_workers is None:
         raise JobError(
             "launch=virtual needs to know how many workers to simulate: give workers=4, say, or "
             "goal.max_workers for the plan to choose"
@@ -269,14 +269,14 @@ def check_training(plan: Plan) -> None:
     Raises:
         BatchwrightError: Port, workers, data, network or weights do not fit the plan.
     """
-    if plan.workers > 1 and plan.job.launch == "in-process":
+    if plan.workers > 1 and plan.job.launcher.one_worker:
         raise PlanError(f"the plan is for {plan.workers} workers: launch=in-process is one")
     if isinstance(plan.job.workers, int) and plan.job.workers != plan.workers:
         raise PlanError(
             f"the plan's table has {plan.workers} workers and its job {plan.job.workers}: "
             "plan again"
         )
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         Cluster(plan.job, plan.workers)
         step_times(plan)
     else:
@@ -288,7 +288,7 @@ def _refuse_other_machines(plan: Plan) -> None:
     """A plan for workers that were never measured may be one for machines that are not here."""
     from batchwright.workload.host import usable_cores
 
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         return
     assumed = any(one.assumed and is_chosen(plan, one) for one in plan.considered)
     if not (assumed or len(plan.kinds) > 1):

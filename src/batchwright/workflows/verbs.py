@@ -440,7 +440,7 @@ def _reported(summary: RunSummary) -> RunSummary:
 
 def _workers_of(job: Job) -> AbstractContextManager[None]:
     """Inside, the job's workers start quickly; its own imports take place beside this process's."""
-    return nullcontext() if job.launch == "in-process" else imported_once()
+    return nullcontext() if job.launcher.one_worker else imported_once()
 
 
 def _received(

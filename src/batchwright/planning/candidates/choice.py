@@ -480,7 +480,7 @@ def _level_with(
 
 
 def _as_asked(row: Row, job: Job) -> bool:
-    workers = 1 if job.launch == "in-process" else job.workers
+    workers = 1 if job.launcher.one_worker else job.workers
     return workers in ("auto", row.mix.workers) and job.global_batch in ("auto", row.batch)
 
 

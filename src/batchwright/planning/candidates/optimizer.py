@@ -183,7 +183,7 @@ def extra_seconds(
         In seconds, at least 0; `None` where it is the same optimizer, where nothing was measured,
         and for a virtual cluster, whose clock goes by the steps alone.
     """
-    if profile.job.optimizer != "auto" or name == SGD.name or job.launch == "virtual":
+    if profile.job.optimizer != "auto" or name == SGD.name or job.launcher.simulated:
         return None
     usual, other = _of(profile.updates, SGD.name), _of(profile.updates, name)
     if usual is None or other is None:

@@ -39,8 +39,8 @@ def measured_pace(mix: ClusterOption, job: Job, batch: int) -> Pace:
 
     usual = seconds_on(first, top, batch)
     speeds = [usual / seconds_on(kind, top, batch) for kind, n in mix.members for _ in range(n)]
-    stated = job.virtual.relative_times(workers) if job.launch == "virtual" else ()
-    told = job.launch == "virtual" and job.virtual.step_seconds is not None
+    stated = job.virtual.relative_times(workers) if job.launcher.simulated else ()
+    told = job.launcher.simulated and job.virtual.step_seconds is not None
     profile = first.profile
     parts = profile.memory_parts
     size = parts.parameters + parts.buffers if parts else _BYTES * profile.network.parameters
@@ -88,7 +88,7 @@ def stated_pace(job: Job, network: NetworkFacts, workers: int, least: int) -> Pa
 
 def _exchanges(job: Job, size: int, workers: int, seconds: float) -> tuple[float, ...]:
     """Of each worker; a virtual one may have a link of its own."""
-    links = job.virtual.links if job.launch == "virtual" else ()
+    links = job.virtual.links if job.launcher.simulated else ()
     if not links or job.link.bandwidth is None:
         return (seconds,) * workers
     whole = 2 * size / job.link.bandwidth

@@ -156,7 +156,7 @@ def dropouts(schedule: Schedule) -> tuple[Reason, ...]:
 
 def link(job: Job) -> tuple[Reason, ...]:
     """The network of a virtual cluster."""
-    if job.launch != "virtual" or job.link.latency is None or job.link.bandwidth is None:
+    if not job.launcher.simulated or job.link.latency is None or job.link.bandwidth is None:
         return ()
     return (
         Reason(
@@ -178,7 +178,7 @@ def training_time(job: Job, stages: Sequence[Stage], other_seconds: float) -> tu
     )
     if any(one is None for _, one in found):
         return ()
-    simulated = " of the simulated clock" if job.launch == "virtual" else ""
+    simulated = " of the simulated clock" if job.launcher.simulated else ""
     why = f"{sum(n for n, _ in found)} epochs, and the evaluations among them."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
@@ -204,7 +204,7 @@ def round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
             value=f"{estimate.value:.3g} s ({estimate.low:.3g} to {estimate.high:.3g})",
             why=f"At {top.resolution} px, until the last worker has ended its samples, the "
             "exchange with the server included.",
-            source="assumed" if job.launch == "virtual" else "predicted",
+            source="assumed" if job.launcher.simulated else "predicted",
         ),
     )
 

@@ -58,7 +58,7 @@ def workers(job: Job, choice: Choice, *, named: bool, mixing: str) -> Reason:
 
 def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
     goal = job.goal
-    if job.launch == "in-process":
+    if job.launcher.one_worker:
         return "launch=in-process is one worker.", "asked"
     if job.workers != "auto":
         if {count for kind, _ in choice.row.mix.members for count in kind.measured} == {

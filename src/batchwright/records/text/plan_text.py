@@ -212,7 +212,7 @@ def _stage_lines(plan: PlanFields, width: int | None) -> list[str]:
     columns = _stage_columns(plan)
     table = _aligned([list(columns), *zip(*columns.values(), strict=True)], width, keys=2)
     notes = []
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         notes.append("seconds are those of the simulated clock")
     return [*table, *notes]
 

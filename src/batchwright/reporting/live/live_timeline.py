@@ -38,7 +38,7 @@ def newest_rounds(plan: Plan, rounds: Sequence[RoundRecord]) -> str:
         )
         for worker in sorted({one.worker for one in rounds})[:_MOST_LANES]
     ]
-    clock = "simulated " if plan.job.launch == "virtual" else ""
+    clock = "simulated " if plan.job.launcher.simulated else ""
     label = f"{clock}seconds since training began"
     ticks = linear_axis(label, [start, end], from_zero=False).ticks
     inside = tuple(tick for tick in ticks if start <= tick[0] <= end)

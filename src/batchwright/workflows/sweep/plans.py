@@ -35,9 +35,7 @@ def needs_probe(job: Job) -> bool:
         job: Of a cell.
     """
     stated = None not in (job.virtual.sample_seconds, job.virtual.step_seconds)
-    if (job.method in SERVED or job.launch == "virtual") and not (
-        stated and job.launch == "virtual"
-    ):
+    if (job.method in SERVED or job.launcher.simulated) and not (stated and job.launcher.simulated):
         return True
     batches = (
         *(job.global_batch, job.cycle.batches if job.method == "cyclic" else "auto"),
@@ -252,6 +250,6 @@ def _measured_words(job: Job) -> str:
 
 def _start_of(plan: Plan) -> dict[str, str]:
     """One worker by itself needs no launcher: it computes the same in the cell's own process."""
-    if plan.job.launch == "local" and plan.workers == 1 and plan.server is None:
+    if plan.job.launcher.processes and plan.workers == 1 and plan.server is None:
         return {"launch": "in-process"}
     return {}
