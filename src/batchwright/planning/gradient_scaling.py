@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from batchwright.algorithms.learning_rate import room_to_linear
 from batchwright.errors import JobError, PlanError
-from batchwright.planning.validation import SERVED
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
 from batchwright.records.registries.optimizers import OPTIMIZERS
 
@@ -68,7 +67,7 @@ def step_split_of(job: Job) -> StepSplit | None:
     """How a job's steps are to be cut; `None` where nothing is told from parts."""
     if job.ags.factors == "off" and job.rate_scaling != "gain":
         return None
-    return StepSplit(job.ags.parts, job.base_batch, job.method in SERVED)
+    return StepSplit(job.ags.parts, job.base_batch, job.method_spec.served)
 
 
 def small_parts(local: int, passes: int, least: int) -> list[int]:

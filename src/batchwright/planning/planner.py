@@ -33,7 +33,7 @@ from batchwright.planning.candidates.choice import (
 )
 from batchwright.planning.candidates.cluster_options import cluster_options_of
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
-from batchwright.planning.candidates.learnt import TAUGHT, Learnt, learnt_of, why_unknown
+from batchwright.planning.candidates.learnt import Learnt, learnt_of, why_unknown
 from batchwright.planning.candidates.local_batches import local_batches
 from batchwright.planning.candidates.optimizer import (
     Compared,
@@ -51,16 +51,14 @@ from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.merging import merge_profiles
-from batchwright.planning.methods.multi_stage import COMPOSED, compose, searched
+from batchwright.planning.methods.multi_stage import compose, searched
 from batchwright.planning.methods.simulated import simulated, usual_times
 from batchwright.planning.methods.update_rule import settle
 from batchwright.planning.reasons import alternatives, cycle_reasons, explanations, reasons
-from batchwright.planning.resolution import CYCLED
 from batchwright.planning.run_history import Experience, experience_of
 from batchwright.planning.stated_times import plan_without_profile
 from batchwright.planning.validation import (
     PLANNING_KEYS,
-    SERVED,
     check_bounds,
     check_counts,
     check_goal,
@@ -123,7 +121,7 @@ def make_plan(
     if job.method == "auto":
         return method_choice.plan_of_best(job, merged[0], runs, with_method)
     if job.launcher.simulated:
-        slowest = job.method not in SERVED
+        slowest = not job.method_spec.served
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, merged, job)
@@ -162,7 +160,7 @@ def make_plan(
         explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
         reasons.measured_precision(merged[0], precision_of(job)),
     )
-    if job.method in COMPOSED:
+    if not job.method_spec.same_steps:
         made = compose(settled, table, choice, chosen, progress)
         rule, stages, server = made.rule, made.stages, made.server
         explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
@@ -215,7 +213,7 @@ def make_plan(
         ),
     )
     told_of = runs or any(profile.trials for profile in given)
-    if job.method in COMPOSED and told_of:
+    if not job.method_spec.same_steps and told_of:
         return method_choice.beside_plain(plan, merged[0], runs, with_method)
     return plan
 
@@ -256,13 +254,13 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
     A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
     """
     job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
-    if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
+    if job.method_spec.served and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
     bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
     try:
         return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
     except PlanError:
-        if job.method not in CYCLED or job.goal.deadline is None:
+        if not job.method_spec.cycles or job.goal.deadline is None:
             raise
     rows = [
         replace(row, misses=tuple(one for one in row.misses if one.limit != "goal.deadline"))
@@ -346,7 +344,7 @@ def _least_epochs(job: Job) -> int | None:
 
     Cycles and two batch sizes are laid out over the epochs that are stated.
     """
-    if job.goal.target is None or job.method not in TAUGHT:
+    if job.goal.target is None or not job.method_spec.same_steps:
         return None
     return 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
 

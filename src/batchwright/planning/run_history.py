@@ -12,7 +12,6 @@ from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
 from batchwright.planning.methods.update_rule import Outcome, Recipe, Tried, recipe_of
-from batchwright.planning.resolution import CYCLED, ONE_BATCH
 from batchwright.planning.validation import sides
 from batchwright.prediction.accuracy.outcomes import epochs_to
 from batchwright.prediction.accuracy.quality import SEED_ERROR, ProgressModel, fit_progress
@@ -177,9 +176,11 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
 
 def _trained_as(run: RunSummary, job: Job) -> bool:
     """Whether a run had the resolutions that the job will have, and its method or one alike."""
-    wanted = sides(job) if job.method in CYCLED else sides(job)[-1:]
-    methods = ONE_BATCH if job.method in ONE_BATCH else (job.method,)
-    return run.plan.method in methods and {one.resolution for one in run.plan.stages} == {*wanted}
+    wanted = sides(job) if job.method_spec.cycles else sides(job)[-1:]
+    alike = job.method_spec.same_steps and run.plan.method_spec.same_steps
+    return (alike or run.plan.method == job.method) and {
+        one.resolution for one in run.plan.stages
+    } == {*wanted}
 
 
 def _tells(run: RunSummary, target: float | None) -> bool:

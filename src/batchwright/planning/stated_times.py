@@ -12,7 +12,6 @@ from batchwright.planning.candidates.optimizer import chosen_optimizer, optimize
 from batchwright.planning.candidates.worker_types import cut
 from batchwright.planning.gradient_scaling import step_split_of
 from batchwright.planning.methods.multi_stage import (
-    COMPOSED,
     check_limits,
     cycle_batches,
     rate_rule,
@@ -27,9 +26,8 @@ from batchwright.planning.methods.rows import (
 )
 from batchwright.planning.methods.simulated import stated_line, usual_times
 from batchwright.planning.reasons import cycle_reasons, group_reasons, reasons
-from batchwright.planning.resolution import CYCLED, Schedule, schedule_of
+from batchwright.planning.resolution import Schedule, schedule_of
 from batchwright.planning.validation import (
-    SERVED,
     check_batch,
     check_bounds,
     check_goal,
@@ -79,9 +77,9 @@ def plan_without_profile(
         raise PlanError(f"{len(local)} local batches {list(local)} for workers={workers}")
     precision = job.precision if job.precision != "auto" else "float32"
     job = resolved(job, data, precision=precision, workers=workers, least_side=network.least_side)
-    for side in sides(job) if job.method in CYCLED else (max(sides(job)),):
+    for side in sides(job) if job.method_spec.cycles else (max(sides(job)),):
         check_side(side, network)
-    if job.method in SERVED:
+    if job.method_spec.served:
         if local:
             raise PlanError(
                 f"method={job.method} finds the small batch itself: give dual.large_batches "
@@ -110,7 +108,7 @@ def _reduced(
     local = local or tuple(apportion([1] * workers, batch))
     rows = [_level(job, data, max(sides(job)), local, least)]
     check_bounds(job, local)
-    if job.method not in COMPOSED:
+    if job.method_spec.same_steps:
         update = chosen_optimizer(job, batch)
         rule = rule_for(job, batch, data, network, update)
         stage = stage_of(job, max(sides(job)), rule, local, **_without_side(rows[0]))
@@ -200,7 +198,7 @@ def _served(job: Job, data: DataFacts, network: NetworkFacts, workers: int) -> P
             f"method={job.method} needs to know what a step takes, and nothing was measured: probe "
             "first, or with launch=virtual give virtual.sample_seconds and virtual.step_seconds"
         )
-    schedule = schedule_of(job) if job.method in CYCLED else None
+    schedule = schedule_of(job) if job.method_spec.cycles else None
     levels = sides(job) if schedule is not None else (max(sides(job)),)
     most = max(least, samples // workers // job.goal.least_steps)
     top = min(job.base_batch, most)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from batchwright.errors import ArgumentError
+from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.registries.registry import Named
 from batchwright.records.text.problems import described, printable
@@ -22,9 +23,9 @@ Index = Annotated[int, Field(ge=0)]
 
 Precision = Literal["float32", "bfloat16"]
 Augmentation = Literal["none", "crop", "crop-flip"]
-Method = Literal["plain", "dynamic-batch", "dual-batch", "cyclic", "hybrid"]
+Method = Annotated[str, Named(METHODS)]
 OptimizerName = Annotated[str, Named(OPTIMIZERS)]
-AskedMethod = Literal["auto", Method]
+AskedMethod = Annotated[str, Named(METHODS, "auto")]
 Source = Literal["measured", "predicted", "published", "assumed", "asked"]
 
 

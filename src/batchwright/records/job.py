@@ -20,9 +20,10 @@ from batchwright.records.base import (
 from batchwright.records.job_keys import job_keys, job_problem
 from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
 from batchwright.records.registries.launchers import LAUNCHERS, Launcher
+from batchwright.records.registries.methods import METHODS, MethodSpec
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import OPTIMIZERS
-from batchwright.records.registries.registry import Named, listed
+from batchwright.records.registries.registry import Named, explained, listed
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
@@ -487,11 +488,7 @@ class Job(Keys):
     )
     method: AskedMethod = Field(
         "plain",
-        description="`plain`: one batch and resolution throughout; `dynamic-batch`: each worker's "
-        "share follows its measured speed, the global batch stays; `dual-batch`: two local batch "
-        "sizes at once, through a parameter server; `cyclic`: resolutions low to high in each "
-        "stage of the learning rate; `hybrid`: both; `auto`: the plan takes the one with the least "
-        "predicted time of those that are known to learn as much as `plain`.",
+        description=explained(*METHODS.values(), METHODS["auto"]),
     )
     rebalance_steps: Index = Field(
         25,
@@ -516,8 +513,7 @@ class Job(Keys):
     )
     launch: Annotated[str, Named(LAUNCHERS)] = Field(
         "local",
-        description="`local`: a process for each worker; `in-process`: one worker, here; "
-        "`virtual`: all workers' gradients in one process, in simulated time.",
+        description=explained(*LAUNCHERS.values()),
     )
     loaders: Literal["auto"] | Index = Field(
         "auto",
@@ -597,6 +593,11 @@ class Job(Keys):
     def rate_scaling(self) -> Scaling:
         """`scaling`, with `auto` at its usual: what runs say `plan` puts in its place."""
         return "sqrt" if self.scaling == "auto" else self.scaling
+
+    @property
+    def method_spec(self) -> MethodSpec:
+        """What is known of `method`."""
+        return METHODS[self.method]
 
     @property
     def launcher(self) -> Launcher:

@@ -22,6 +22,7 @@ from batchwright.records.base import (
 )
 from batchwright.records.job import Job
 from batchwright.records.profile import DataFacts, NetworkFacts
+from batchwright.records.registries.methods import METHODS, MethodSpec
 from batchwright.records.text.formatting import in_seconds, local_batches
 
 
@@ -301,6 +302,11 @@ class PlanFields(Document):
     held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")
     reasons: tuple[Reason, ...] = Field((), description="Why, choice by choice.")
+
+    @property
+    def method_spec(self) -> MethodSpec:
+        """What is known of `method`."""
+        return METHODS[self.method]
 
     def _facts(self) -> list[tuple[str, str]]:
         """What is trained, how, and the predicted time."""

@@ -22,9 +22,8 @@ from batchwright.errors import ArgumentError, DataError, JobError, PlanError
 from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.gradient_scaling import ags_rule, check_least, check_step
 from batchwright.planning.methods.simulated import stated_line
-from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
+from batchwright.planning.resolution import preset_of, schedule_of, settled
 from batchwright.planning.validation import (
-    SERVED,
     check_batch,
     check_counts,
     check_goal,
@@ -123,7 +122,7 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     check_goal(job)
     check_order(job)
     check_open_method(job)
-    if job.method in CYCLED:
+    if job.method_spec.cycles:
         _check_strengths(job, schedule_of(job).strengths)
     network = network_facts(job.network, _check_network(job, facts), max(_sides(job, facts)))
     _check_batch(job, facts, least_local(network))
@@ -154,7 +153,7 @@ def _check_batch(job: Job, data: DataFacts, least: int) -> None:
         local = least if open_ else -(-job.global_batch // workers)
     if job.micro_batch != "auto":
         check_micro_batches(local, job.micro_batch, least)
-    if job.global_batch != "auto" and job.method not in SERVED:
+    if job.global_batch != "auto" and not job.method_spec.served:
         check_step(job, apportion([1] * workers, job.global_batch), least, least)
         check_least(job, job.global_batch)
 
@@ -255,7 +254,7 @@ def _groups_known(job: Job) -> bool:
     """Whether the job says how many workers of one kind are in which group, and their time."""
     unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
     known = "auto" not in (job.dual.small_workers, job.dual.extra_time, job.workers)
-    return job.method in SERVED and known and not unlike
+    return job.method_spec.served and known and not unlike
 
 
 def _least_side(network: str) -> int:

@@ -14,7 +14,7 @@ from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.errors import BatchwrightError, NewPlan, PlanError
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.schedule import rate_schedule
-from batchwright.planning.validation import SERVED, least_local
+from batchwright.planning.validation import least_local
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import one_line, read_record, write_record
 from batchwright.records.run_folder import read_summary, telling_how_to_resume
@@ -58,7 +58,7 @@ def checked_destination(
             "--follow-advice with launch=virtual: its seconds are simulated, so they cannot miss "
             "the prediction; leave it out"
         )
-    if job.method in SERVED:
+    if job.method_spec.served:
         raise PlanError(
             f"--follow-advice with method={job.method}: its rounds keep their batches; leave it "
             "out, or train with method=plain"

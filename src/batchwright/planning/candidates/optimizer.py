@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from batchwright.planning.resolution import ONE_BATCH
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
 from batchwright.records.registries.optimizers import AUTO, MUON, SGD
 
@@ -145,7 +144,7 @@ def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:
 
 def _against_muon(job: Job) -> str:
     """What in a job speaks for SGD at any batch, in a sentence; empty if nothing does."""
-    if job.method not in (*ONE_BATCH, "auto"):
+    if not job.method_spec.same_steps:
         return f"method={job.method} is as published: with SGD."
     if job.learning_rate != "auto":
         return (

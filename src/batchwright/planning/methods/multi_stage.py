@@ -27,13 +27,12 @@ from batchwright.planning.methods.rows import (
 from batchwright.planning.methods.simulated import usual_times
 from batchwright.planning.reasons import cycle_reasons, explanations, group_reasons, reasons
 from batchwright.planning.resolution import (
-    CYCLED,
     Schedule,
     per_resolution,
     preset_of,
     schedule_of,
 )
-from batchwright.planning.validation import SERVED, sides
+from batchwright.planning.validation import sides
 from batchwright.records import (
     DataFacts,
     Job,
@@ -44,9 +43,6 @@ from batchwright.records import (
     ServerRule,
     Stage,
 )
-
-COMPOSED = (*CYCLED, "dual-batch")
-"""Methods whose plans are composed here."""
 
 _MOST_SAMPLES = 2**24  # where the memory alone is asked
 
@@ -70,9 +66,9 @@ class Composed:
 
 def searched(job: Job, data: DataFacts) -> Job:
     """The job whose cluster and batch are chosen as for `plain`, at a batch given for the top."""
-    if job.method not in COMPOSED:
+    if job.method_spec.same_steps:
         return job
-    if job.method in CYCLED:
+    if job.method_spec.cycles:
         schedule_of(job)  # refuses what cannot be laid out, before anything is searched
     batches, _ = cycle_batches(job, data)
     if batches is None:
@@ -89,7 +85,7 @@ def cycle_batches(job: Job, data: DataFacts) -> tuple[tuple[int, ...] | None, st
     Raises:
         PlanError: They contradict the global batch or the number of resolutions.
     """
-    if job.method != "cyclic":
+    if not job.method_spec.takes("cycle.batches"):
         return None, ""
     given, preset = job.cycle.batches, preset_of(job)
     if given != "auto":
@@ -123,7 +119,7 @@ def rate_rule(job: Job, batch: int, network: NetworkFacts) -> LearningRateRule:
     preset = preset_of(job)
     if preset is not None and job.learning_rate == "auto":
         job = job.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
-    if job.method in CYCLED:
+    if job.method_spec.cycles:
         job = job.model_copy(update={"decay": "none"})
     update = chosen_optimizer(job, batch)
     return make_rule(job, batch, job.epochs, update, batch_norm=network.batch_norm)
@@ -144,8 +140,8 @@ def compose(
     Raises:
         PlanError: No pair of batches exists, stages do not add up, or a limit is missed.
     """
-    schedule = schedule_of(job) if job.method in CYCLED else None
-    made = _served(job, table, choice, schedule) if job.method in SERVED else None
+    schedule = schedule_of(job) if job.method_spec.cycles else None
+    made = _served(job, table, choice, schedule) if job.method_spec.served else None
     if made is None:
         assert schedule is not None  # noqa: S101 - cyclic, as it has no server
         made = _cycled(job, table, choice, chosen, progress, schedule)
@@ -309,7 +305,7 @@ def check_limits(
         if stage.predicted_epoch_seconds is not None
     )
     advice = "train fewer epochs"
-    if job.method in SERVED:
+    if job.method_spec.served:
         advice += ", or leave dual.extra_time to the plan"
     deadline, most = job.goal.deadline, job.goal.max_cost
     if deadline is not None and high > deadline:

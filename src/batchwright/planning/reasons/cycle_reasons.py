@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from batchwright.algorithms.dual_batch import PAPER
 from batchwright.planning.candidates.table import mebibytes
 from batchwright.planning.reasons import reasons
-from batchwright.planning.resolution import CYCLED, Schedule
+from batchwright.planning.resolution import Schedule
 from batchwright.records import DataFacts, Job, LearningRateRule, Reason, Source, Stage
 
 # ------------------------------------------------------------------------------- the whole method
@@ -18,21 +18,7 @@ from batchwright.records import DataFacts, Job, LearningRateRule, Reason, Source
 
 def method(job: Job) -> Reason:
     """What the method does."""
-    if job.method == "dual-batch":
-        why = (
-            "Asked for. Two local batch sizes at once, merged by a parameter server, so that most "
-            "workers train with a small batch for little more time."
-        )
-    elif job.method == "hybrid":
-        why = (
-            "Asked for. Two local batch sizes at each resolution, merged by a parameter server, "
-            "while resolutions go low to high in each stage of the learning rate."
-        )
-    else:
-        why = (
-            "Asked for. Resolutions go low to high in each stage of the learning rate, with one "
-            "network and optimizer throughout."
-        )
+    why = f"Asked for. {job.method_spec.why}"
     return Reason(choice="method", value=job.method, why=why, source="published", reference=PAPER)
 
 
@@ -240,16 +226,15 @@ def rate(
         )
     else:
         first = reasons.rate(rule, batch)
-        if job.method != "plain":
-            whose = "a worker's own steps" if job.method != "cyclic" else "steps"
-            first = first.model_copy(
-                update={
-                    "why": f"{first.why} It is that of {whose} at the highest resolution, and the "
-                    "same for other batches of the plan."
-                }
-            )
+        whose = "a worker's own steps" if job.method_spec.served else "steps"
+        first = first.model_copy(
+            update={
+                "why": f"{first.why} It is that of {whose} at the highest resolution, and the "
+                "same for other batches of the plan."
+            }
+        )
     decay = reasons.decay(rule)
-    if job.method in CYCLED:
+    if job.method_spec.cycles:
         decay = Reason(
             choice="decay",
             value="by stages",

@@ -154,7 +154,7 @@ def _remedy(cluster: Cluster, point: StepTime, told: StepLoading, longer: float)
 
 def method(job: Job) -> tuple[Reason, ...]:
     """How shares change while training; nothing to say where they stay as planned."""
-    if job.method != "dynamic-batch":
+    if not job.method_spec.follows_speed:
         return ()
     when = "at the end of each epoch"
     if job.rebalance_steps:

@@ -13,6 +13,7 @@ class Launcher:
 
     Attributes:
         name: As in a job.
+        words: What it does, for the job key's description.
         train: Import string of what trains a run folder's plan: a function as
             `workflows.run_training.launch_workers`.
         one_worker: Whether there is one worker, in the process that asks for it.
@@ -20,6 +21,7 @@ class Launcher:
     """
 
     name: str
+    words: str
     train: str
     one_worker: bool = False
     simulated: bool = False
@@ -34,7 +36,12 @@ _RUN = "batchwright.workflows.run_training"
 
 LAUNCHERS = Registry(
     "launch",
-    Launcher("local", f"{_RUN}:launch_workers"),
-    Launcher("in-process", f"{_RUN}:train_here", one_worker=True),
-    Launcher("virtual", f"{_RUN}:train_simulated", simulated=True),
+    Launcher("local", "a process for each worker", f"{_RUN}:launch_workers"),
+    Launcher("in-process", "one worker, here", f"{_RUN}:train_here", one_worker=True),
+    Launcher(
+        "virtual",
+        "all workers' gradients in one process, in simulated time",
+        f"{_RUN}:train_simulated",
+        simulated=True,
+    ),
 )

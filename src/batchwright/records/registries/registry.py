@@ -79,6 +79,19 @@ def listed(words: Iterable[str]) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
 
+class Explained(Member, Protocol):
+    """Something that says what it does."""
+
+    @property
+    def words(self) -> str:
+        """Without a capital letter and a full stop."""
+
+
+def explained(*members: Explained) -> str:
+    """Names and what they do, for a key's description."""
+    return "; ".join(f"`{one.name}`: {one.words}" for one in members) + "."
+
+
 class Named:
     """In a field's annotation: the name of a member, or one of some other words.
 

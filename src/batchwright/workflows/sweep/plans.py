@@ -14,7 +14,7 @@ from pathlib import Path
 
 from batchwright.errors import BatchwrightError, Interrupted
 from batchwright.planning.planner import make_plan, plan_without_profile
-from batchwright.planning.validation import PLANNING_KEYS, SERVED
+from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
 from batchwright.records.documents import one_line, read_record, write_record
 from batchwright.records.text.formatting import job_value
@@ -35,11 +35,16 @@ def needs_probe(job: Job) -> bool:
         job: Of a cell.
     """
     stated = None not in (job.virtual.sample_seconds, job.virtual.step_seconds)
-    if (job.method in SERVED or job.launcher.simulated) and not (stated and job.launcher.simulated):
+    if (job.method_spec.served or job.launcher.simulated) and not (
+        stated and job.launcher.simulated
+    ):
         return True
     batches = (
-        *(job.global_batch, job.cycle.batches if job.method == "cyclic" else "auto"),
-        *([job.dual.large_batches] if job.method in SERVED else []),
+        *(
+            job.global_batch,
+            job.cycle.batches if job.method_spec.takes("cycle.batches") else "auto",
+        ),
+        *([job.dual.large_batches] if job.method_spec.served else []),
     )
     return all(batch == "auto" for batch in batches)
 
