@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+import batchwright
 from batchwright.errors import JobError
 from batchwright.records import Job, OptimizerName
 from batchwright.records.registries.data_sources import DATA, FUNCTION
 from batchwright.records.registries.launchers import LAUNCHERS
+from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
 from batchwright.workload.task import import_object
@@ -22,11 +26,13 @@ from batchwright.workload.task import import_object
 OTHER_PACKAGE = Path(__file__).parent / "other_package"
 
 
-def in_other_process(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+def in_other_process(
+    code: str, *paths: Path, words: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Runs code where another package lies on the path beside its entry points."""
     path = os.pathsep.join(map(str, [*paths, *sys.path]))
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *words],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -35,13 +41,13 @@ def in_other_process(code: str, *paths: Path) -> subprocess.CompletedProcess[str
     )
 
 
-def told_by(code: str, *paths: Path) -> str:
-    done = in_other_process(code, *(paths or (OTHER_PACKAGE,)))
+def told_by(code: str, *paths: Path, words: Sequence[str] = ()) -> str:
+    done = in_other_process(code, *(paths or (OTHER_PACKAGE,)), words=words)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS)
+REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS, METHODS)
 
 
 @pytest.mark.parametrize("registry", REGISTRIES)
@@ -128,6 +134,21 @@ def test_data_of_another_package_are_opened_at_their_place_and_name_no_code_to_c
     ]
 
 
+@pytest.mark.slow
+def test_a_run_with_nothing_but_members_of_another_package_ends_in_a_report(tmp_path):
+    told_by(
+        "from batchwright.cli.commands import main; main()",
+        OTHER_PACKAGE,
+        words=[
+            *("run", "data=plates:64", "network=tiny", "optimizer=lion", "workers=2", "epochs=1"),
+            *("probe.budget=1", "probe.learning=0", "--out", str(tmp_path / "run")),
+        ],
+    )
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["plan"]["update"] == "lion"
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def test_a_refused_name_is_answered_with_those_of_other_packages_too():
     done = in_other_process(
         "from batchwright.records import Job; Job(optimizer='lions')", OTHER_PACKAGE
@@ -159,3 +180,47 @@ def test_what_another_package_adds_cannot_stand_for_ours_and_must_be_a_member(tm
         "optimizer=odd: entry point batchwright.optimizers = json:dumps is no OptimizerSpec "
         "called odd"
     )
+
+
+# ------------------------------------------------------------------------------- names elsewhere
+
+ASKING = ("startswith", "endswith", "match", "fullmatch")
+NAMES = {name for registry in REGISTRIES for name in registry.own}
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Members' names, and what begins with one and a colon, that stand in an expression."""
+    words = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+    return {word for word in words if isinstance(word, str) and word.partition(":")[0] in NAMES}
+
+
+def questions_in(tree: ast.AST) -> Iterator[tuple[int, ast.AST]]:
+    """Where something is compared, matched, or asked how it begins or ends."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            yield from ((node.lineno, one) for one in (node.left, *node.comparators))
+        elif isinstance(node, ast.MatchValue):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ASKING:
+            yield from ((node.lineno, one) for one in node.args)
+
+
+def test_no_member_is_asked_for_by_name():
+    source = Path(batchwright.__file__).parent
+    found = {
+        f"{path.relative_to(source)}:{line}": names_in(asked)
+        for path in source.rglob("*.py")
+        for line, asked in questions_in(ast.parse(path.read_text(encoding="utf-8")))
+        if names_in(asked)
+    }
+    assert not found
+
+
+def test_such_questions_are_seen():
+    for line in (
+        'job.method == "plain"',
+        'plan.update not in ("sgd", "muon")',
+        'job.data.startswith("imagefolder:")',
+        'match job.launch:\n    case "virtual" | "local": pass',
+    ):
+        assert any(names_in(one) for _, one in questions_in(ast.parse(line))), line

@@ -79,16 +79,8 @@ def listed(words: Iterable[str]) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
 
-class Explained(Member, Protocol):
-    """Something that says what it does."""
-
-    @property
-    def words(self) -> str:
-        """Without a capital letter and a full stop."""
-
-
-def explained(*members: Explained) -> str:
-    """Names and what they do, for a key's description."""
+def explained(*members: Any) -> str:
+    """Names and what they do (their `words`), for a key's description."""
     return "; ".join(f"`{one.name}`: {one.words}" for one in members) + "."
 
 
