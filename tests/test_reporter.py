@@ -756,7 +756,7 @@ class Noted:
 
 @pytest.fixture
 def noted(monkeypatch):
-    monkeypatch.setattr("batchwright.training.session.Companion", Noted)
+    monkeypatch.setattr("batchwright.training.session.ReporterProcess", Noted)
     monkeypatch.setattr(Noted, "calls", [])
     return Noted.calls
 
