@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where benchmarks are
 
-from benchmarks.turns import Turns
+from benchmarks.harness.turns import Turns
 
 
 def counting(turns: Turns, images: int) -> None:

@@ -7,8 +7,8 @@ import pytest
 from batchwright.records import Estimate
 from batchwright.reporting.data.accuracy_curves import accuracy_picture
 from batchwright.reporting.data.plan_curves import plan_curves
-from batchwright.reporting.figures.plan_figure import draw_plan, plan_figure_data
 from batchwright.reporting.pages.page_plan import accuracy_chart, choice_charts
+from batchwright.reporting.render.figures import draw_plan, plan_figure_data
 from clusters import make_choice
 from pages import Document
 

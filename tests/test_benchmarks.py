@@ -19,31 +19,7 @@ from batchwright.workload.data.image_store import ImageStore
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
 
-from benchmarks import first_contact  # noqa: E402
-from benchmarks.common import (  # noqa: E402
-    Arguments,
-    Figure,
-    difference_figure,
-    keep,
-    kept_figures,
-    make_report,
-    mean_figure,
-    median_figure,
-    parse_arguments,
-    print_figures,
-    ratio_figure,
-    run_benchmark,
-    write_report,
-)
-from benchmarks.cyclic import EPOCHS, rows, time_figures, timed_tasks  # noqa: E402
-from benchmarks.cyclic import accuracy_figures as cyclic_accuracy_figures  # noqa: E402
-from benchmarks.data_path import MEAN, STD, UsualImages  # noqa: E402
-from benchmarks.data_path import figures_of as data_path_figures  # noqa: E402
-from benchmarks.first_contact import Epoch, jpeg_files, own_data_figures  # noqa: E402
-from benchmarks.first_look import Regret, regret_figures  # noqa: E402
-from benchmarks.gradient_overhead import figures_of as overhead_figures  # noqa: E402
-from benchmarks.kept_runs import Run  # noqa: E402
-from benchmarks.kills import (  # noqa: E402
+from benchmarks.cluster.kills import (  # noqa: E402
     BATCH,
     Counting,
     KilledRun,
@@ -52,76 +28,122 @@ from benchmarks.kills import (  # noqa: E402
     miscounted,
     train,
 )
-from benchmarks.own_data import SETS  # noqa: E402
-from benchmarks.resolution_arms import Trained, subset  # noqa: E402
-from benchmarks.step_overhead import figures_of as step_figures  # noqa: E402
-from benchmarks.turns import Arm, Turn, started, take_turns  # noqa: E402
-from benchmarks.uneven import (  # noqa: E402
+from benchmarks.cluster.uneven import BENCHMARK as UNEVEN  # noqa: E402
+from benchmarks.cluster.uneven import (  # noqa: E402
     REBALANCE_STEPS,
-    kill_figures,
+    kills_found,
     recovery_intervals,
     slowest_over_fastest,
 )
+from benchmarks.first_contact import first_contact  # noqa: E402
+from benchmarks.first_contact.first_contact import Epoch, jpeg_files, own_data_found  # noqa: E402
+from benchmarks.first_contact.first_look import Regret, regrets_found  # noqa: E402
+from benchmarks.first_contact.own_data import SETS  # noqa: E402
+from benchmarks.harness.benchmark import (  # noqa: E402
+    Arguments,
+    Benchmark,
+    keep_report,
+    kept_values,
+    make_report,
+    parse_arguments,
+    write_report,
+)
+from benchmarks.harness.figures import Figure, Value, differences, print_values, ratios  # noqa: E402
+from benchmarks.harness.kept_runs import Run  # noqa: E402
+from benchmarks.harness.turns import Arm, Turn, started, take_turns  # noqa: E402
+from benchmarks.methods.cyclic import BENCHMARK as CYCLIC  # noqa: E402
+from benchmarks.methods.cyclic import (  # noqa: E402
+    EPOCHS,
+    accuracies_found,
+    rows,
+    timed_tasks,
+    times_found,
+)
+from benchmarks.methods.resolution_arms import Trained, subset  # noqa: E402
+from benchmarks.speed import data_path, gradient_overhead, step_overhead  # noqa: E402
+from benchmarks.speed.data_path import MEAN, STD, UsualImages  # noqa: E402
 
 from loops import counting, failing, summing  # noqa: E402
 
 FORM = {"name", "value", "unit", "low", "high", "repeats", "goal", "met", "from"}
 QUICK = Arguments(full=False, data=None, json=None)
+RATE = Figure("rate", "images/s", "median")
+RATIO = Figure("a_over_b", "ratio", "median", at_least=1.25)
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_rounds() -> None:
     # The medians of the arms themselves, 200 and 100, would give 2.
     over, under = [100.0, 200.0, 900.0, 950.0, 150.0], [100.0, 100.0, 300.0, 950.0, 100.0]
-    figure = ratio_figure("a_over_b", over, under, at_least=1.25)
-    assert (figure.low, figure.value, figure.high) == (1.0, 1.5, 2.0)
-    assert (figure.repeats, figure.goal, figure.met) == (5, 1.25, True)
-    assert ratio_figure("a_over_b", over, under, at_least=1.6).met is False
+    value = RATIO.of(ratios(over, under))
+    assert (value.low, value.value, value.high) == (1.0, 1.5, 2.0)
+    assert (value.repeats, value.goal, value.met) == (5, 1.25, True)
+    assert RATIO.of(ratios(over, under), goal=1.6).met is False
 
 
 def test_arms_of_different_lengths_give_no_ratio() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        ratio_figure("a_over_b", [1.0, 2.0], [1.0])
+        ratios([1.0, 2.0], [1.0])
 
 
 def test_a_mean_is_held_against_its_goal_from_the_right_side() -> None:
-    assert mean_figure("accuracy", [0.96, 0.99], "share", at_least=0.97).met is True
-    assert mean_figure("seconds", [100.0, 130.0], "s", at_most=120.0).met is True
-    late = mean_figure("seconds", [110.0, 150.0], "s", at_most=120.0)
+    assert Figure("accuracy", "share", "mean", at_least=0.97).of([0.96, 0.99]).met is True
+    seconds = Figure("seconds", "s", "mean", at_most=120.0)
+    assert seconds.of([100.0, 130.0]).met is True
+    late = seconds.of([110.0, 150.0])
     assert (late.value, late.low, late.high, late.goal, late.met) == (130, 110, 150, 120, False)
-    assert mean_figure("seconds", [1.0], "s").met is None
+    assert Figure("seconds", "s", "mean").of([1.0]).met is None
 
 
 def test_a_median_is_held_against_its_goal_from_the_right_side() -> None:
-    assert ratio_figure("a_over_b", [0.7], [1.0], at_most=0.71).met is True
-    assert ratio_figure("a_over_b", [0.72], [1.0], at_most=0.71).met is False
-    assert median_figure("rate", [1.0], "s").met is None
+    small = Figure("a_over_b", "ratio", "median", at_most=0.71)
+    assert small.of([0.7]).met is True
+    assert small.of([0.72]).met is False
+    assert RATE.of([1.0]).met is None
+
+
+def test_a_goal_to_be_near_is_missed_on_either_side() -> None:
+    near = Figure("a_over_b", "ratio", "median", near=(1.05, 0.02))
+    assert [near.of([one]).met for one in (1.02, 1.04, 1.06, 1.08)] == [False, True, True, False]
+    assert near.of([1.0]).goal == 1.05
+
+
+def test_extremes_and_shares_have_spreads_of_their_own() -> None:
+    values = [1.0, 2.0, 6.0]
+    for statistic, expected in (
+        ("largest", (2.0, 6.0, 6.0)),
+        ("least", (1.0, 1.0, 2.0)),
+        ("worst", (1.0, 6.0, 6.0)),
+        ("share", (3.0, 3.0, 3.0)),
+    ):
+        found = Figure("one", "s", statistic).of(values)
+        assert (found.low, found.value, found.high) == expected
+
+
+NO_WORSE = Figure("d", "points", "interval", above=-1.0)
 
 
 def test_no_worse_needs_the_whole_interval_above_the_margin() -> None:
     reference = [50.0, 51.0, 52.0, 53.0, 54.0]
     even = [a + d for a, d in zip(reference, (-0.2, 0.1, 0.0, -0.1, 0.2), strict=True)]
-    figure = difference_figure("d", even, reference, "points", margin=1.0)
+    value = NO_WORSE.of(differences(even, reference))
     half = 2.776445 * math.sqrt(0.1 / 4 / 5)  # Student's t with four degrees of freedom
-    assert figure.value == pytest.approx(0, abs=1e-12)
-    assert (figure.low, figure.high) == pytest.approx((-half, half), abs=1e-6)
-    assert (figure.goal, figure.met) == (-1.0, True)
-    uneven = [a + d for a, d in zip(reference, (-2.0, 1.0, 0.0, -1.0, 2.0), strict=True)]
-    assert difference_figure("d", uneven, reference, "points", margin=1.0).met is False
+    assert value.value == pytest.approx(0, abs=1e-12)
+    assert (value.low, value.high) == pytest.approx((-half, half), abs=1e-6)
+    assert (value.goal, value.met) == (-1.0, True)
+    assert NO_WORSE.of((-2.0, 1.0, 0.0, -1.0, 2.0)).met is False
 
 
 def test_a_single_pair_is_a_check_without_interval_or_goal() -> None:
-    figure = difference_figure("d_check", [50.0], [50.5], "points", margin=1.0)
-    assert (figure.value, figure.low, figure.high) == (-0.5, -0.5, -0.5)
-    assert figure.goal is None
-    assert figure.met is None
+    value = NO_WORSE.of([-0.5], suffix="_check")
+    assert (value.name, value.value, value.low, value.high) == ("d_check", -0.5, -0.5, -0.5)
+    assert value.goal is None
+    assert value.met is None
 
 
 def test_a_report_has_the_agreed_form_and_no_folder_of_this_machine(tmp_path: Path) -> None:
     arguments = Arguments(full=True, data=tmp_path / "data", json=tmp_path / "out.json")
-    figures = [median_figure("rate", [1 / 3, 2.0, 3.0], "images/s")]
-    report = make_report(
-        "made_up", arguments, figures, sources="abc1234", seeds={1, 0}, measurements={"a": [1.0]}
-    )
+    values = [RATE.of([1 / 3, 2.0, 3.0])]
+    report = make_report("made_up", arguments, values, "abc1234", {1, 0}, {"a": [1.0]})
     write_report(report, tmp_path / "out.json")
     text = (tmp_path / "out.json").read_text(encoding="utf-8")
     read = json.loads(text)
@@ -138,38 +160,27 @@ def test_a_report_has_the_agreed_form_and_no_folder_of_this_machine(tmp_path: Pa
 
 
 def test_infinite_figures_are_not_written(tmp_path: Path) -> None:
-    report = make_report(
-        "made_up",
-        QUICK,
-        [median_figure("rate", [math.inf], "s")],
-        sources="abc1234",
-        seeds=(),
-        measurements={},
-    )
+    report = make_report("made_up", QUICK, [RATE.of([math.inf])], "abc1234", (), {})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_report(report, tmp_path / "out.json")
 
 
 def test_kept_figures_come_from_the_newest_report_and_say_so(tmp_path: Path) -> None:
-    for date, accuracy in (("2024-01-02", 0.98), ("2024-01-01", 0.5)):
-        figures = [
-            mean_figure("accuracy", [accuracy], "share", at_least=0.97),
-            median_figure("rate", [7.0], "images/s"),
-        ]
-        report = make_report(
-            "made_up", QUICK, figures, sources="abc1234", seeds=(0,), measurements={}
-        )
-        keep({**report, "date": date}, tmp_path)
-    (copied,) = kept_figures("made_up", ["accuracy", "never_measured"], tmp_path)
+    accuracy = Figure("accuracy", "share", "mean", at_least=0.97)
+    for date, share in (("2024-01-02", 0.98), ("2024-01-01", 0.5)):
+        values = [accuracy.of([share]), RATE.of([7.0])]
+        report = make_report("made_up", QUICK, values, "abc1234", (0,), {})
+        keep_report({**report, "date": date}, tmp_path)
+    (copied,) = kept_values("made_up", ["accuracy", "never_measured"], tmp_path)
     assert (copied.value, copied.goal, copied.met) == (0.98, 0.97, True)
     assert "made_up-2024-01-02" in copied.source
     assert "commit abc1234" in copied.source
-    assert kept_figures("another", ["accuracy"], tmp_path) == []
+    assert kept_values("another", ["accuracy"], tmp_path) == []
 
 
-def test_a_figure_survives_json() -> None:
-    figure = ratio_figure("a_over_b", [2.0, 3.0], [1.0, 1.0], at_least=1.0)
-    assert Figure.from_json(figure.as_json()) == figure
+def test_a_value_survives_json() -> None:
+    value = RATIO.of([2.0, 3.0])
+    assert Value.from_json(value.as_json()) == value
 
 
 def test_arms_take_turns_and_the_order_is_reversed_from_round_to_round() -> None:
@@ -203,22 +214,33 @@ def test_a_benchmark_measures_in_a_folder_that_is_gone_afterwards(
     monkeypatch.setenv("BATCHWRIGHT_CACHE", "the user's")
     folders = []
 
-    def measure(arguments: Arguments, folder: Path) -> tuple[list[Figure], dict[str, list[float]]]:
+    def measure(arguments: Arguments, folder: Path) -> tuple[dict[str, list[float]], Any]:
         assert os.environ["BATCHWRIGHT_CACHE"].startswith(str(folder))
+        assert arguments.keep == folder / "kept"
         folders.append(folder)
-        return [median_figure("rate", [2.0], "images/s")], {"rate": [2.0]}
+        return {"rate": [2.0], "rate_check": [3.0], "a_over_b": []}, {"rate": [2.0]}
 
     words = ["--quick", "--json", str(tmp_path / "out.json")]
-    run_benchmark("made_up", "What it is.", measure, full_seeds={7}, words=words)
+    made_up = Benchmark("made_up", "Made up", "", (RATE, RATIO), seeds=(7,))
+    made_up.run(measure, "What it is.", words)
     report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert (report["name"], report["environment"]["seeds"]) == ("made_up", [0])
-    assert [figure["value"] for figure in report["figures"]] == [2.0]
+    values = {one["name"]: one["value"] for one in report["figures"]}
+    assert values == {"rate": 2.0, "rate_check": 3.0}
     assert report["measurements"] == {"rate": [2.0]}
     assert not folders[0].exists()
 
 
+def test_a_benchmark_that_needs_data_says_so_before_it_measures(monkeypatch) -> None:
+    monkeypatch.delenv("BATCHWRIGHT_DATA", raising=False)
+    for needs, words in (("always", []), ("full", ["--full"])):
+        made_up = Benchmark("made_up", "Made up", "", (), needs_data=needs)
+        with pytest.raises(SystemExit, match="made_up needs --data DIR"):
+            made_up.run(None, "What it is.", words)
+
+
 def test_the_table_shows_a_missed_goal(capsys: pytest.CaptureFixture[str]) -> None:
-    print_figures([ratio_figure("a_over_b", [0.5], [1.0], at_least=0.98)])
+    print_values([RATIO.of([0.5])])
     shown = capsys.readouterr().out
     assert "a_over_b" in shown
     assert "NO" in shown
@@ -287,14 +309,16 @@ UNDISTURBED = KilledRun(10.0, (), 0, 0)
 
 def test_kills_are_added_up_over_the_runs() -> None:
     runs = [KilledRun(22.0, (1.0, 2.0, 3.0), 3, 0), KilledRun(12.0, (1.0,), 1, 2)]
-    recovered, lost, seconds = kill_figures(UNDISTURBED, runs, wanted=4)
+    found = UNEVEN.values(kills_found(UNDISTURBED, runs, wanted=4))
+    recovered, lost, seconds = found.values()
     assert (recovered.value, recovered.repeats, recovered.goal, recovered.met) == (4, 4, 4, True)
     assert (lost.value, lost.high, lost.goal, lost.met) == (2, 2, 0, False)
     assert (seconds.value, seconds.low, seconds.high) == (3.0, 2.0, 4.0)
 
 
 def test_a_run_that_does_not_end_says_how_far_it_came_and_nothing_of_samples() -> None:
-    (recovered,) = kill_figures(UNDISTURBED, [KilledRun(9.0, (1.0, 2.0), 1, None)], wanted=4)
+    found = kills_found(UNDISTURBED, [KilledRun(9.0, (1.0, 2.0), 1, None)], wanted=4)
+    (recovered,) = UNEVEN.values(found).values()
     assert (recovered.value, recovered.repeats, recovered.met) == (1, 2, False)
 
 
@@ -390,10 +414,7 @@ def test_epochs_of_the_cyclic_benchmark_divide() -> None:
 def test_time_saved_is_of_training_alone_and_beside_it_with_evaluation() -> None:
     fast = Trained(training=80.0, evaluation=20.0, copying=3.0, accuracy=0.51)
     slow = Trained(training=100.0, evaluation=20.0, copying=0.0, accuracy=0.50)
-    found = {
-        figure.name: figure
-        for figure in time_figures("cifar", [{"cyclic": fast, "fixed": slow}] * 2)
-    }
+    found = CYCLIC.values(times_found("cifar", [{"cyclic": fast, "fixed": slow}] * 2))
     assert found["cifar_time_saved"].value == pytest.approx(0.2)
     assert found["cifar_time_saved"].met
     assert found["cifar_time_saved_with_evaluation"].value == pytest.approx(1 / 6)
@@ -405,17 +426,20 @@ def test_accuracy_of_cycles_is_no_worse_only_with_its_whole_interval() -> None:
         return [Run(one, 1.0, (128,)) for one in accuracies]
 
     fixed = runs(50.0, 51.0, 49.0)
-    near = cyclic_accuracy_figures("cifar", {"cyclic": runs(50.5, 51.4, 49.6), "fixed": fixed})[0]
-    assert (near.name, near.value, near.met) == ("cifar_accuracy", pytest.approx(0.5), True)
-    wide = cyclic_accuracy_figures("cifar", {"cyclic": runs(53.0, 50.0, 48.5), "fixed": fixed})[0]
+    near, wide = (
+        CYCLIC.values(accuracies_found("cifar", {"cyclic": some, "fixed": fixed}))["cifar_accuracy"]
+        for some in (runs(50.5, 51.4, 49.6), runs(53.0, 50.0, 48.5))
+    )
+    assert (near.value, near.met) == (pytest.approx(0.5), True)
     assert wide.value > 0
     assert wide.met is False
 
 
 def test_data_path_figures_are_ratios_within_rounds() -> None:
-    low_over_top, loader, *rates = data_path_figures(
+    found = data_path.found_of(
         {"low": [310.0, 640.0], "top": [100.0, 200.0]}, {"ours": [300.0], "pil": [200.0]}
     )
+    low_over_top, loader, *rates = data_path.BENCHMARK.values(found).values()
     assert (low_over_top.value, low_over_top.met) == (pytest.approx(3.15), True)
     assert (loader.value, loader.met) == (1.5, False)
     assert {rate.unit for rate in rates} == {"images/s"}
@@ -450,7 +474,7 @@ def test_a_subset_is_spread_evenly_over_the_store() -> None:
 
 def test_overheads_are_step_times_over_those_without_round_by_round():
     rates = {"blind": [100.0, 200.0], "noise": [100.0, 196.0], "ags": [80.0, 160.0]}
-    noise, ags = overhead_figures(rates)
+    noise, ags = gradient_overhead.BENCHMARK.values(gradient_overhead.found_of(rates)).values()
     assert (noise.name, noise.goal, noise.met) == ("noise_scale_overhead", 0.02, True)
     assert noise.value == pytest.approx((0.0 + 200 / 196 - 1) / 2)
     assert (ags.name, ags.goal, ags.met) == ("ags_overhead", 0.03, False)
@@ -462,7 +486,8 @@ def test_overheads_are_step_times_over_those_without_round_by_round():
 
 def test_costs_of_a_tensor_are_those_over_the_plain_step_of_the_same_round():
     rounds = {"plain": [100.0, 200.0], "session": [900.0, 1160.0], "ddp": [260.0, 360.0]}
-    figures = {one.name: one for one in step_figures({"2_160": rounds, "1_20": rounds})}
+    found = step_overhead.found_of({"2_160": rounds, "1_20": rounds})
+    figures = step_overhead.BENCHMARK.values(found)
     head = figures["step_overhead_us_per_tensor"]
     assert head.value == figures["step_us_per_tensor_2_160"].value == 5.5
     assert (head.goal, head.met) == (6.0, True)
@@ -494,7 +519,7 @@ def test_own_data_figures_are_over_the_cases() -> None:
         epoch("pictures", 0.8, 0.4, None),
         epoch("tensors", 1.02, 0.9, 200.0),
     ]
-    found = {figure.name: figure for figure in own_data_figures(cases)}
+    found = first_contact.BENCHMARK.values(own_data_found(cases))
     assert found["own_data_epoch_error"].value == pytest.approx(0.05)
     assert found["own_data_epoch_error"].met
     assert found["own_data_worst_error"].value == pytest.approx(0.2)
@@ -511,7 +536,7 @@ def test_the_worst_choice_of_a_format_counts() -> None:
         return Regret("resnet8", "tensors", 256, 256, chosen, half / plain, seconds)
 
     found = [choice("bfloat16", 1.0, 0.5), choice("float32", 1.02, 1.0), choice("float32", 1, 2)]
-    worst, middle = regret_figures(found)
+    worst, middle = first_contact.BENCHMARK.values(regrets_found(found)).values()
     assert (worst.value, worst.met) == (1.02, True)
     assert middle.value == 0.5
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks import cheaper
-from benchmarks.cheaper import EPOCHS, PAIRS, Line, alternating, lines_of
-from benchmarks.decisions_runs import TASKS
+from benchmarks.planning.decisions_runs import TASKS
+from benchmarks.tools import cheaper
+from benchmarks.tools.cheaper import EPOCHS, PAIRS, Line, alternating, lines_of
 
 
 def line(points, time: float, tasks=("a", "b", "c")) -> Line:

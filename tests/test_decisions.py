@@ -12,18 +12,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import kept_runs
-from benchmarks.decisions import (
-    NAMES,
+from benchmarks.harness import kept_runs
+from benchmarks.harness.kept_runs import Run, RunLines, read_lines
+from benchmarks.harness.plans import Opened
+from benchmarks.planning.decisions import (
+    BENCHMARK,
     Candidate,
     Case,
     Decision,
     Truth,
-    figures_of,
+    found_of,
     told,
     truth_of,
 )
-from benchmarks.decisions_runs import (
+from benchmarks.planning.decisions_runs import (
     LEAST_STEPS,
     OPTIMIZERS,
     RATE_SCALES,
@@ -37,8 +39,6 @@ from benchmarks.decisions_runs import (
     plan_of,
     wanted,
 )
-from benchmarks.kept_runs import Run, RunLines, read_lines
-from benchmarks.large_batch_arms import Opened
 
 from batchwright.records import Estimate
 from samples import make_data, make_network
@@ -260,8 +260,8 @@ def test_time_regret_is_against_what_is_as_accurate_within_a_point() -> None:
 
 def test_figures_are_of_all_cases_and_trials_of_the_longer_trainings() -> None:
     cases = {("one", 2): made_case(trials=50.0), ("one", 8): made_case(A, trials=20.0)}
-    figures = {figure.name: figure for figure in figures_of(cases)}
-    assert tuple(figures) == NAMES
+    figures = BENCHMARK.values(found_of(cases))
+    assert tuple(figures) == tuple(one.name for one in BENCHMARK.figures)
     values = {name: figure.value for name, figure in figures.items()}
     assert values["regret_points"] == pytest.approx(1)
     assert values["worst_regret_points"] == pytest.approx(2)

@@ -114,16 +114,19 @@ def test_the_page_of_job_keys_is_in_step_with_the_record():
 
 @pytest.mark.parametrize("name", ["README.md", "docs/measured.md"])
 def test_tables_of_figures_are_in_step_with_the_newest_results(name):
-    table = load(ROOT / "benchmarks" / "readme_table.py")
+    table = load(ROOT / "benchmarks" / "harness" / "tables.py")
     text = table.filled(read(name), table.DOCUMENTS[name]())
-    assert text == read(name), "run python -m benchmarks.readme_table"
+    assert text == read(name), "run python -m benchmarks.harness.tables"
 
 
-def test_every_figure_of_the_readme_is_one_of_a_benchmark_and_each_benchmark_has_its_words():
-    table = load(ROOT / "benchmarks" / "readme_table.py")
-    assert set(table.MEANINGS) == set(table.TITLES) == set(table.REMARKS)
-    assert all(figure in table.MEANINGS[name] for name, figure, _ in table.HEADLINES)
-    assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in table.TITLES)
+def test_every_figure_of_the_readme_is_one_of_a_benchmark_and_each_benchmark_has_its_table():
+    table = load(ROOT / "benchmarks" / "harness" / "tables.py")
+    for name, figure, _ in table.HEADLINES:
+        assert table.declared(name)[figure].words
+    modules = (ROOT / "benchmarks").glob("*/*.py")
+    declaring = {one.stem for one in modules if "\nBENCHMARK = " in one.read_text()}
+    assert declaring == set(table.ORDER)
+    assert all(table.declared(name).name == name for name in declaring)
 
 
 def test_every_public_name_is_in_the_documents():

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.errors import BatchwrightError, FileError, JobError, one_line
 from batchwright.records import (
     Ags,
     Cycle,
@@ -36,7 +36,6 @@ from batchwright.records.documents import (
     change_job,
     job_yaml,
     load_job,
-    one_line,
     read_record,
     write_record,
     write_text,

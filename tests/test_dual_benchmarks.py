@@ -9,22 +9,22 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import dual_accuracy, dual_uneven
-from benchmarks.dual_accuracy import (
+from benchmarks.harness.kept_runs import Run
+from benchmarks.harness.plans import Opened
+from benchmarks.methods import dual_accuracy, dual_uneven
+from benchmarks.methods.dual_accuracy import (
     CHOOSING_SEEDS,
     SEEDS,
-    accuracy_figures,
     best_of,
     compared_arms,
     first_arms,
+    found_of,
     later_arms,
-    names_of_figures,
     plan_of,
     uniform_beside,
 )
-from benchmarks.dual_batch import Round, round_figures
-from benchmarks.kept_runs import Run
-from benchmarks.pushes import pushes_per_second
+from benchmarks.methods.dual_batch import BENCHMARK, Round, rounds_found
+from benchmarks.methods.served_arms import pushes_per_second
 
 from samples import make_data, make_network
 
@@ -38,7 +38,7 @@ def rounds_of(exchange: float = 0.0, **seconds: tuple[float, float]) -> dict[str
 def test_rounds_are_held_against_large_ones_of_the_same_turn() -> None:
     slow = rounds_of(large=(20.0, 20.0), k105=(20.8, 21.2), k110=(24.0, 24.4))
     quick = rounds_of(0.5, large=(10.0, 10.0), k105=(10.6, 10.6), k110=(12.0, 12.2))
-    figures = {one.name: one for one in round_figures([slow, quick])}
+    figures = BENCHMARK.values(rounds_found([slow, quick]))
     assert figures["round_over_large_k105"].value == pytest.approx(1.055)
     assert (figures["round_over_large_k105"].goal, figures["round_over_large_k105"].met) == (
         *(1.05, True),
@@ -61,11 +61,15 @@ def test_pushes_are_counted_while_two_processes_push_and_pull() -> None:
 # --------------------------------------------------------------------------------------- accuracy
 
 
-def test_the_arms_are_the_papers_pairs() -> None:
+def cifar() -> Opened:
     data = make_data(name="cifar100", train_samples=50_000, val_samples=10_000, side=32)
-    network = make_network()
+    return Opened("cifar100:nowhere", data, make_network())
+
+
+def test_the_arms_are_the_papers_pairs() -> None:
+    known = cifar()
     batches = {
-        name: plan_of(keys, 0, Path("nowhere"), data, network).stages[0].local_batch_sizes
+        name: plan_of(keys, 0, known).stages[0].local_batch_sizes
         for name, keys in first_arms().items()
     }
     assert batches["large"] == (500,) * 4
@@ -74,18 +78,14 @@ def test_the_arms_are_the_papers_pairs() -> None:
     ]
     assert small == pytest.approx([83, 154, 205, 242, 38, 87, 127, 160], abs=1.01)
     assert batches["k110-1"][:3] == (500,) * 3
-    hybrid = plan_of(later_arms("k105-3")["hybrid"], 0, Path("nowhere"), data, network)
+    hybrid = plan_of(later_arms("k105-3")["hybrid"], 0, known)
     assert {row.resolution for row in hybrid.stages} == set(dual_accuracy.SIDES)
     assert sum(row.epochs for row in hybrid.stages) == dual_accuracy.EPOCHS
     assert hybrid.stages[-1].local_batch_sizes == batches["k105-3"]
 
 
 def test_where_fixed_times_differ_two_sizes_make_more_updates_in_the_time() -> None:
-    data = make_data(name="cifar100", train_samples=50_000, val_samples=10_000, side=32)
-    plans = {
-        name: plan_of(keys, 0, Path("nowhere"), data, make_network())
-        for name, keys in dual_uneven.arms().items()
-    }
+    plans = {name: plan_of(keys, 0, cifar()) for name, keys in dual_uneven.arms().items()}
     for extra, sizes in (("102", (500, 500, 55, 55)), ("105", (500, 500, 23, 23))):
         two, uniform = plans[f"two-{extra}"], plans[f"uniform-{extra}"]
         assert two.stages[0].local_batch_sizes == sizes
@@ -95,8 +95,8 @@ def test_where_fixed_times_differ_two_sizes_make_more_updates_in_the_time() -> N
         assert dual_uneven.updates_of(two) > 2 * dual_uneven.updates_of(uniform)
     runs = {name: [Run(one, 1.0, (1,)) for one in (10.0, 12.0, 14.0)] for name in plans}
     runs["two-105"] = [Run(one, 1.0, (1,)) for one in (12.0, 13.0, 18.0)]
-    found = {one.name: one for one in dual_uneven.figures_of(runs, dict.fromkeys(plans, 7.0))}
-    assert set(found) == set(dual_uneven.names_of_figures())
+    found = dual_uneven.BENCHMARK.values(dual_uneven.found_of(runs, dict.fromkeys(plans, 7.0)))
+    assert set(found) == {one.name for one in dual_uneven.BENCHMARK.figures}
     assert found["two_over_uniform_points_105"].value == pytest.approx(7 / 3)
     assert found["two_over_uniform_points_102"].value == 0
     assert found["updates_large"].value == 7
@@ -123,8 +123,9 @@ def test_the_best_is_one_of_two_sizes_and_its_control_takes_as_long() -> None:
 def test_gains_are_paired_and_only_a_clear_one_reaches_its_goal() -> None:
     steady, wild = [33.0, 33.5, 32.5, 33.0, 33.0], [20.0, 40.0, 30.0, 25.0, 38.0]
     found = runs_of(**{"k105-3": steady, "k105-4": [35.0] * 5, "hybrid": wild})
-    figures = {one.name: one for one in accuracy_figures(found, "k105-3")}
-    assert set(figures) == set(names_of_figures())
+    figures = dual_accuracy.BENCHMARK.values(found_of(found, "k105-3"))
+    declared = {one.name for one in dual_accuracy.BENCHMARK.figures}
+    assert set(figures) == declared - {"seconds_over_large_large"}
     gain = figures["dual_accuracy_gain"]
     assert (gain.value, gain.goal, gain.met) == (pytest.approx(3.0), 0.0, True)
     assert gain.low < 3.0 < gain.high

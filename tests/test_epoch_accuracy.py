@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmarks.epoch_curves import Shortfall, fitted, law_of
+from benchmarks.planning.epoch_curves import Shortfall, fitted, law_of
 
 from batchwright.algorithms.splicing import spliced
 from batchwright.cli.output import result
@@ -14,8 +14,8 @@ from batchwright.prediction.accuracy.unfinished import AT_PEAK, falls_short
 from batchwright.records import Estimate, Plan
 from batchwright.reporting.data.live_words import epoch_words, joined
 from batchwright.reporting.data.reading import accuracy_comparison, accuracy_words, learnt_words
-from batchwright.reporting.figures.figures import write_figures
 from batchwright.reporting.pages.page import page
+from batchwright.reporting.render.figures import write_figures
 from batchwright.training.recorder import Recorder
 from samples import make_epoch, make_summary
 from samples import make_plan as bare_plan

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchwright as bw
-from batchwright.errors import ArgumentError, FileError, JobError, PlanError
+from batchwright.errors import ArgumentError, FileError, JobError, PlanError, one_line
 from batchwright.planning.planner import plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Check, Goal, Job, Sweep, SweepCell, SweptKey
-from batchwright.records.documents import change_job, load_job, one_line, write_record
+from batchwright.records.documents import change_job, load_job, write_record
 from batchwright.records.job_keys import OTHER_WORDS, job_keys
 from batchwright.records.text.problems import described
 from samples import (

@@ -22,10 +22,11 @@ from batchwright.prediction.noise_scale import NoiseState, gain
 from batchwright.records import AgsRule, Job, LearningRateRule
 from batchwright.reporting.data.schedule_words import fact_rows
 from batchwright.training.batches.sampler import epoch_order
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.gradient_scaling import (
     Adaptation,
     Adaptive,
-    Learnt,
     TensorNoise,
     factors,
     multiply,
@@ -481,7 +482,7 @@ def test_memory_that_runs_out_in_a_later_micro_batch_changes_nothing():
 
 
 def test_one_part_alone_teaches_nothing():
-    known = Learnt()
+    known = RunState()
     adaptive = Adaptive(scaled_plan(), known)
     norms = torch.ones(2)
     adaptive.learn(Tally(8.0, 0.0, parts=1, local_sqr_norms=2 * norms), norms, batch=8)
@@ -489,8 +490,9 @@ def test_one_part_alone_teaches_nothing():
     assert adaptive.of_step(8) == Adaptation()
     adaptive.learn(Tally(8.0, 0.0, parts=2, local_sqr_norms=2 * norms), norms, batch=8)
     assert known.tensors.updates == known.noise.updates == 1
-    again = Learnt.from_values(
-        json.loads(json.dumps({"noise": known.noise.to_dict(), "tensors": None}))
+    again = RunState()
+    again.restore(
+        json.loads(json.dumps({"noise": known.noise.to_dict(), "tensors": None})), EpochMeter()
     )
     assert again.noise == known.noise
 
@@ -583,7 +585,7 @@ def test_on_top_of_linear_scaling_factors_have_no_room_and_the_plan_says_so():
     assert reason(plan, "gradient scaling").value == "gain, factors of 1 to 1"
     (doubt,) = rate_schedule(plan).doubts
     assert doubt.startswith("ags.mode=gain has nothing to do on top of scaling=linear")
-    learnt = Learnt(tensors=state_of([300.0], [1.0]))
+    learnt = RunState(tensors=state_of([300.0], [1.0]))
     assert Adaptive(plan, learnt).of_step(256).factors.tolist() == [1.0]
 
 
@@ -596,7 +598,7 @@ def test_on_top_of_linear_scaling_factors_have_no_room_and_the_plan_says_so():
 @settings(max_examples=60)
 def test_rate_and_factors_together_stay_within_linear_scaling(mode, scaling, trace, ratio):
     plan = planned(base_batch=8, global_batch=8 * ratio, scaling=scaling, ags={"mode": mode})
-    learnt = Learnt(NoiseState(trace, 1.0, 9), state_of([trace, 0.0], [1.0, 1.0]))
+    learnt = RunState(noise=NoiseState(trace, 1.0, 9), tensors=state_of([trace, 0.0], [1.0, 1.0]))
     adaptation = Adaptive(plan, learnt).of_step(8 * ratio)
     raised = plan.learning_rate.peak / plan.learning_rate.base * adaptation.gain
     largest = max(adaptation.factors.tolist())

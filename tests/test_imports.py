@@ -223,7 +223,7 @@ def is_block(node: ast.stmt) -> bool:
         "try: main()\nexcept SystemExit as end: assert not end.code, end.code",
         "import sys; sys.path.insert(0, TESTS)\n"
         "from samples import make_plan; make_plan().explain()\n"
-        "import batchwright.reporting.pages.page, batchwright.reporting.figures.figures\n"
+        "import batchwright.reporting.pages.page, batchwright.reporting.render.figures\n"
         "import batchwright.reporting.text.tables, batchwright.reporting.text.progress",
     ],
     ids=["import", "help", "plan", "reporting"],

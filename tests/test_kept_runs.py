@@ -12,12 +12,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import kept_runs
-from benchmarks.dual_accuracy import first_arms
-from benchmarks.dual_accuracy import plan_of as dual_plan
-from benchmarks.kept_runs import KeptRuns, Run, Wanted
-from benchmarks.large_batch_arms import TASKS, Opened, arms_of, open_task, plan_of, with_rates
-from benchmarks.smaller import smaller_cifar100, smaller_folder
+from benchmarks.harness import kept_runs
+from benchmarks.harness.images import smaller_cifar100, smaller_folder
+from benchmarks.harness.kept_runs import KeptRuns, Run, Wanted
+from benchmarks.harness.plans import Opened, with_rates
+from benchmarks.methods.dual_accuracy import first_arms
+from benchmarks.methods.dual_accuracy import plan_of as dual_plan
+from benchmarks.methods.large_batch_arms import (
+    TASKS,
+    arms_of,
+    open_task,
+    plan_of,
+)
 
 from batchwright.workload.data import cifar
 from samples import make_data, make_network
@@ -25,7 +31,8 @@ from samples import make_data, make_network
 
 def wanted(seed: int, place: str = "here", **changes: object) -> Wanted:
     data = make_data(name="cifar100", train_samples=50_000)
-    plan = dual_plan(first_arms()["k105-3"], seed, Path(place), data, make_network())
+    known = Opened(f"cifar100:{place}", data, make_network())
+    plan = dual_plan(first_arms()["k105-3"], seed, known)
     return Wanted("k105-3", seed, plan, **changes)
 
 
@@ -37,7 +44,7 @@ def test_a_kept_run_counts_only_for_the_very_plan_that_made_it(tmp_path: Path) -
     assert runs.kept(one) == Run(33.0, 1.0, (500, 205))
     assert runs.kept(wanted(0, "there")) is not None
     assert runs.kept(Wanted("k105-3", 0, wanted(1).plan)) is None
-    assert runs.kept(wanted(0, words=("benchmarks.other_optimizers", "lamb"))) is None
+    assert runs.kept(wanted(0, words=("benchmarks.methods.other_optimizers", "lamb"))) is None
 
 
 def test_a_run_that_fails_is_shown_with_the_end_of_its_log(tmp_path: Path) -> None:
@@ -85,7 +92,7 @@ def test_other_optimizers_train_by_the_plans_rates(
     pytest.importorskip("pytorch_optimizer")
     from functools import partial
 
-    from benchmarks import other_optimizers
+    from benchmarks.methods import other_optimizers
 
     from batchwright.records.run_folder import read_summary
 

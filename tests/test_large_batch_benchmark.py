@@ -11,18 +11,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks.kept_runs import Run
-from benchmarks.large_batch import (
+from benchmarks.harness.kept_runs import Run, accuracies_of
+from benchmarks.harness.plans import Opened
+from benchmarks.methods.large_batch import (
     AGS_ARM,
-    GOALS,
+    BENCHMARK,
     WITHOUT_FACTORS,
-    accuracies_of,
     arms_of_round,
     best_of,
-    figures_of,
-    names_of_figures,
+    found_of,
 )
-from benchmarks.large_batch_arms import (
+from benchmarks.methods.large_batch_arms import (
     AGS,
     CHOOSING_SEEDS,
     LARS_RATE,
@@ -34,13 +33,11 @@ from benchmarks.large_batch_arms import (
     SMALL_MUON,
     TASKS,
     UNTUNED,
-    Opened,
     arms_of,
     plan_of,
     precision_of,
     wanted,
 )
-from benchmarks.readme_table import MEANINGS
 
 from batchwright.records import Plan
 from samples import make_data, make_network
@@ -132,7 +129,11 @@ def test_each_task_has_all_arms_and_runs_have_names_of_their_own() -> None:
     titles = {wanted(t, TASKS[t], arm, 1, opened(t)).title for t in TASKS for arm in SGD}
     assert len(titles) == len(TASKS) * len(SGD)
     lars = wanted("digits", TASKS["digits"], "lars", 0, opened("digits"))
-    assert lars.words == ("benchmarks.other_optimizers", "lars", f"{TASKS['digits'].rate:g}")
+    assert lars.words == (
+        "benchmarks.methods.other_optimizers",
+        "lars",
+        f"{TASKS['digits'].rate:g}",
+    )
 
 
 # ---------------------------------------------------------------------------------------- figures
@@ -155,8 +156,8 @@ def accuracies(**special: list[float]) -> dict[str, dict[str, list[float]]]:
 def test_figures_are_paired_and_held_against_the_best_of_each_kind() -> None:
     found = accuracies()
     found["digits"] = {**found["digits"], AGS_ARM: [29.0 + seed / 10 for seed in SEEDS]}
-    figures = {figure.name: figure for figure in figures_of(found)}
-    assert set(figures) == set(names_of_figures())
+    figures = BENCHMARK.values(found_of(found))
+    assert set(figures) == {one.name for one in BENCHMARK.figures}
     over = figures["ags_over_plain_points"]
     assert (over.value, over.goal, over.repeats) == (pytest.approx(8.0), 9.0, len(SEEDS))
     assert over.met is False
@@ -178,7 +179,7 @@ def test_figures_are_paired_and_held_against_the_best_of_each_kind() -> None:
 
 def test_an_interval_widens_with_the_seeds_that_differ() -> None:
     wild = [31.0, 45.0, 38.0, 41.0, 50.0]
-    figures = {figure.name: figure for figure in figures_of(accuracies(**{AGS_ARM: wild}))}
+    figures = BENCHMARK.values(found_of(accuracies(**{AGS_ARM: wild})))
     over = figures["ags_over_plain_points"]
     assert over.value == pytest.approx(fmean(wild) - 30.2)
     assert over.met is True  # the goal is on the mean
@@ -190,16 +191,16 @@ def test_later_seeds_are_for_what_differences_are_taken_of() -> None:
         task: {name: some[:2] for name, some in arms.items()} for task, arms in accuracies().items()
     }
     assert best_of(both["digits"], SMALL) == "small-double"
-    first, later = (arms_of_round("digits", both, seed) for seed in (1, 2))
+    first, later = (arms_of_round("digits", both["digits"], seed) for seed in (1, 2))
     assert set(first) == set(arms_of(TASKS["digits"]))
     kept = ["small-double", "linear", AGS_ARM, "picked", "sqrt-warmup", "muon", "small-muon"]
     assert later == kept
 
 
 def test_accuracies_are_those_of_the_runs() -> None:
-    runs: Mapping[str, Mapping[str, list[Run]]] = {"digits": {"small": [Run(91.0, 1.0, (32,))]}}
-    assert accuracies_of(runs) == {"digits": {"small": [91.0]}}
+    runs: Mapping[str, list[Run]] = {"small": [Run(91.0, 1.0, (32,))]}
+    assert accuracies_of(runs) == {"small": [91.0]}
 
 
 def test_the_readme_explains_every_figure_with_a_goal() -> None:
-    assert set(GOALS) <= set(MEANINGS["large_batch"])
+    assert all(one.words for one in BENCHMARK.figures if one.at_least is not None)

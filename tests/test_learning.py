@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from batchwright.algorithms.learning_rate import make_rule, remark_on_rate, rule_for
-from batchwright.planning.candidates.choice import accurate
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.learnt import why_unknown
+from batchwright.planning.candidates.objectives import OBJECTIVES, accurate
 from batchwright.planning.candidates.table import Row
 from batchwright.planning.candidates.trial_choice import LEAST_STEPS, Arm, Question
 from batchwright.planning.planner import make_plan
-from batchwright.planning.reasons.explanations import _level_words
 from batchwright.prediction.accuracy import learning
 from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
@@ -405,12 +404,12 @@ def test_why_accuracy_is_not_known_is_said():
 
 
 def test_what_may_tell_level_batches_apart_is_named():
-    goal = Goal(objective="auto")
-    assert "probe.learning" not in _level_words(["2 workers"], goal)
-    assert "probe.budget" in _level_words(["2 workers"], goal)
-    words = _level_words(["64"], goal, batches=True)
+    auto, time = (OBJECTIVES[name](Goal(objective=name), (), None) for name in ("auto", "time"))
+    assert "probe.learning" not in auto.level_words(["2 workers"])
+    assert "probe.budget" in auto.level_words(["2 workers"])
+    words = auto.level_words(["64"], batches=True)
     assert "a larger probe.budget may for their times, probe.learning for their accuracy" in words
-    assert "probe.learning" not in _level_words(["64"], Goal(objective="time"), batches=True)
+    assert "probe.learning" not in time.level_words(["64"], batches=True)
 
 
 def row_of(accuracy):

@@ -16,7 +16,7 @@ from torch import nn
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
 
-from benchmarks.loads import Burner, Slowdown, children, pin  # noqa: E402
+from benchmarks.harness.loads import Burner, Slowdown, children, pin  # noqa: E402
 
 SECONDS = 30  # until something that should happen is missed
 CORE = min(os.sched_getaffinity(0))
@@ -71,7 +71,7 @@ def test_a_burner_can_be_started_again_and_rest_between() -> None:
 def test_a_burner_dies_with_a_starter_that_is_killed() -> None:
     code = f"""
 import time
-from benchmarks.loads import Burner
+from benchmarks.harness.loads import Burner
 burner = Burner({CORE})
 burner.start()
 print(burner.pid, flush=True)

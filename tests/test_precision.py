@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from batchwright.distributed.group import Group
-from batchwright.planning.reasons.reasons import measured_precision
+from batchwright.planning.measurements import measured_precision
 from batchwright.probing.measure import precision as module
 from batchwright.probing.measure.precision import (
     USUAL_BATCH,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -158,13 +157,10 @@ def test_workers_that_die_before_any_measurement_are_told(folder, monkeypatch):
 
 
 def test_a_worker_that_is_killed_as_it_starts_is_told(folder, monkeypatch):
-    def start_one(self, *_):
-        ours, theirs = socket.socketpair()
-        theirs.close()
-        self._lines.append(ours)
-        self._processes.append(subprocess.Popen(["/bin/sh", "-c", "kill -KILL $$"]))
+    def start(*_, **__):
+        return subprocess.Popen(["/bin/sh", "-c", "kill -KILL $$"])
 
-    monkeypatch.setattr(Workers, "_start_one", start_one)
+    monkeypatch.setattr("batchwright.distributed.fork_server.start", start)
     said = rf"one of 2 worker\(s\) .*out of memory\?\): .*fewer workers; logs are in {folder}$"
     with pytest.raises(WorkerError, match=said), Workers(job_of(), folder, [1, 2], []):
         pass

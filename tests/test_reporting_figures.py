@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from batchwright.errors import FileError
-from batchwright.reporting.figures.figures import _epoch_seconds, write_figures
+from batchwright.reporting.render.figures import draw_run, write_figures
 from samples import make_epoch, make_plan, make_summary
 
 
@@ -63,11 +63,11 @@ def test_missing_losses_and_evaluations_are_gaps_not_errors(tmp_path):
 
 def test_the_legend_of_the_epochs_lies_on_no_interval():
     summary = make_summary()
-    figure = _epoch_seconds(summary)
+    figure = dict(draw_run(summary))["epoch_seconds.png"]
     figure.draw_without_rendering()
-    axes = figure.axes[-1]
-    foot = axes.get_legend().get_window_extent().transformed(axes.transData.inverted()).y0
-    assert foot > max(one.predicted_epoch_seconds.high for one in summary.plan.stages)
+    (legend,) = figure.legends
+    top = legend.get_window_extent().y1
+    assert all(axes.get_tightbbox().y0 > top for axes in figure.axes)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_reporting_is_imported_without_the_libraries_that_draw():
     code = (
-        "import sys, batchwright.reporting.figures.figures, batchwright.reporting.text.tables,"
+        "import sys, batchwright.reporting.render.figures, batchwright.reporting.text.tables,"
         "batchwright.reporting.text.progress\n"
         "print([m for m in ('matplotlib', 'rich', 'torch', 'yaml') if m in sys.modules])"
     )

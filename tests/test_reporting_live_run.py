@@ -18,9 +18,9 @@ from batchwright.reporting.data.live_run import (
     summary_so_far,
     workers_now,
 )
-from batchwright.reporting.live.live_page import RunStory, happened, plan_parts, run_parts, tiles
-from batchwright.reporting.live.spending import hourly_price, spending
-from batchwright.reporting.pages.pareto_chart import pareto_part
+from batchwright.reporting.data.spending import hourly_price, spending
+from batchwright.reporting.pages.live_page import RunStory, happened, plan_parts, run_parts, tiles
+from batchwright.reporting.pages.page_plan import pareto_part
 from clusters import make_choice
 from samples import (
     EPOCHS,

@@ -11,7 +11,7 @@ import yaml
 
 from batchwright.errors import FileError
 from batchwright.records import Estimate, Job, Reason, Refit
-from batchwright.reporting.data.axes import batch_axis, linear_axis
+from batchwright.reporting.charts.chart import batch_axis, linear_axis
 from batchwright.reporting.data.plan_words import stage_rows
 from batchwright.reporting.data.reading import accounting
 from batchwright.reporting.pages.page import page, write_page

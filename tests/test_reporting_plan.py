@@ -30,8 +30,8 @@ from batchwright.reporting.data.plan_curves import (
     top_of,
     units_of,
 )
-from batchwright.reporting.figures.plan_figure import draw_plan, plan_figure_data, write_plan_figure
 from batchwright.reporting.pages.page import page
+from batchwright.reporting.render.figures import draw_plan, plan_figure_data, write_plan_figure
 from clusters import (
     EPOCHS,
     EVALUATION,
@@ -253,13 +253,13 @@ def test_stages_and_both_batches_are_drawn_below_time_and_cost(plan, panels):
     assert [axes.get_title(loc="left") for axes in figure.axes] == [*"abcd"[:panels]]
     if plan.method != "plain":
         resolution, batches = figure.axes[-2:]
-        assert "resolution" in resolution.get_ylabel()
+        assert resolution.get_title() == "Resolution"
         assert len(batches.lines) == (1 if plan.server is None else 2)
 
 
 def said(figure):
-    """The titles and the words of the legends."""
-    return [one.get_title().get_text() for one in figure.legends] + [
+    """The title and the words of the legends."""
+    return [figure.get_suptitle()] + [
         text.get_text() for one in figure.legends for text in one.get_texts()
     ]
 
@@ -269,8 +269,8 @@ def test_the_figure_says_of_which_resolutions_it_is_and_what_is_shaded():
     curves = plan_curves(plan)
     words = said(draw_plan(curves, plan))
     assert "resnet8 on digits, 16 to 32 px, 18 epochs; a, b: all epochs at 32 px" in words
-    assert "every other stage of the rate" in words
-    assert "every other stage of the rate" not in said(draw_plan(curves, make_plan()))
+    assert "stage 2 of the rate" in words
+    assert "stage 2 of the rate" not in said(draw_plan(curves, make_plan()))
 
 
 def test_a_panel_begins_where_its_first_curve_does_and_measured_points_above_it_are_not_named():
@@ -287,7 +287,7 @@ def test_a_panel_begins_where_its_first_curve_does_and_measured_points_above_it_
     curves = replace(curves, clusters=(replace(curves.clusters[0], measured=(high,)),))
     figure = draw_plan(curves, plan)
     for axes in figure.axes[:2]:
-        assert 2 < axes.get_xlim()[0] <= 4
+        assert axes.get_xlim()[0] == pytest.approx(8 / 1.15)
     assert "measured" not in said(figure)
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from batchwright.records import RoundRecord
+from batchwright.reporting.charts.stages import stage_charts
 from batchwright.reporting.data.plan_words import decided_words, local_range, split_rows, stage_rows
 from batchwright.reporting.data.reading import accounting, comparisons, overall
 from batchwright.reporting.data.round_curves import (
@@ -29,13 +30,10 @@ from batchwright.reporting.data.round_curves import (
     one_clock,
 )
 from batchwright.reporting.data.rounds_words import round_rows, server_words
-from batchwright.reporting.data.stage_curves import rate_stages, stage_charts
-from batchwright.reporting.figures.colours import ROUND_COLOURS
-from batchwright.reporting.figures.figures import write_figures
-from batchwright.reporting.figures.rounds_figure import draw_rounds
-from batchwright.reporting.figures.stages_figure import draw_stages
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.pages.page_rounds import rounds_part
+from batchwright.reporting.render.figures import draw_run, write_figures
+from batchwright.reporting.render.image import COLOURS
 from batchwright.reporting.text.run_tables import summary_table
 from samples import (
     TRAIN,
@@ -260,12 +258,14 @@ def test_a_plan_with_two_batches_names_both_in_few_words():
 def test_the_charts_of_stages_go_up_and_down_in_steps():
     charts = {one.title: one for one in stage_charts(make_hybrid_plan())}
     assert list(charts) == ["Resolution", "Local batch", "Learning rate", "Dropout"]
-    (resolution,) = charts["Resolution"].curves
-    assert resolution.line[:4] == [(0, 16), (4, 16), (4, 24), (8, 24)]
-    assert [one.name for one in charts["Local batch"].curves] == ["large", "small"]
-    (alone,) = {one.title: one for one in stage_charts(make_cyclic_plan())}["Local batch"].curves
-    assert alone.name == "each worker"
-    assert [(one.start, one.end) for one in rate_stages(make_hybrid_plan())] == [(0, 12), (12, 18)]
+    resolution, _ = charts["Resolution"].series  # a line, and what a page shows of its starts
+    places = [(point.x, point.y) for point in resolution.points]
+    assert places[:4] == [(0, 16), (4, 16), (4, 24), (8, 24)]
+    assert [one.name for one in charts["Local batch"].series[:2]] == ["large", "small"]
+    alone = {one.title: one for one in stage_charts(make_cyclic_plan())}["Local batch"].series
+    assert {one.name for one in alone} == {"each worker"}
+    (shade,) = charts["Dropout"].bands
+    assert (shade.name, [at for at, *_ in shade.edges]) == ("stage 2 of the rate", [12, 18])
 
 
 def test_every_stage_has_its_own_prediction_and_the_headline_their_mean(hybrid):
@@ -350,7 +350,7 @@ def test_a_timeline_of_few_or_many_rounds_stays_readable(epochs, workers):
     assert max(boxes) <= MOST_ROUNDS + 1
     rounds = rounds_part(summary)
     assert rounds.count("<rect class=") < 3500
-    assert len(draw_rounds(summary).axes) == (2 if epochs > MOST_ROUNDS else 1)
+    assert len(drawn(summary, "rounds.png").axes) == (2 if epochs > MOST_ROUNDS else 1)
 
 
 def test_a_plan_of_several_stages_has_its_charts_and_a_row_for_each(text):
@@ -416,13 +416,17 @@ def test_simulated_seconds_are_not_added_to_real_ones(hybrid):
     )
 
 
+def drawn(summary, name):
+    return next(figure for told, figure in draw_run(summary) if told == name)
+
+
 def labels_of(figure):
     return [f() for axes in figure.axes for f in (axes.get_xlabel, axes.get_ylabel)]
 
 
 def test_figures_of_simulated_time_say_so(hybrid, tmp_path):
     simulated = hybrid.model_copy(update={"simulated": True})
-    timed = [words for words in labels_of(draw_rounds(simulated)) if "second" in words]
+    timed = [words for words in labels_of(drawn(simulated, "rounds.png")) if "second" in words]
     assert timed == ["simulated seconds since training began"] * 2
 
 
@@ -442,26 +446,24 @@ def test_a_run_with_rounds_and_stages_has_both_figures(hybrid, tmp_path):
 
 
 def test_the_figure_of_stages_has_a_panel_for_each_quantity(hybrid):
-    figure = draw_stages(hybrid.plan, hybrid.epochs)
-    assert [axes.get_ylabel().split("\n")[0] for axes in figure.axes] == [
-        *("resolution", "local batch", "learning rate", "dropout")
+    figure = drawn(hybrid, "stages.png")
+    assert [axes.get_title() for axes in figure.axes] == [
+        *("Resolution", "Local batch", "Learning rate", "Dropout")
     ]
-    names = [text.get_text() for text in figure.axes[0].texts]
-    assert names == ["rate stage 1", "rate stage 2"]
+    assert "stage 2 of the rate" in [text.get_text() for text in figure.legends[0].get_texts()]
     rates = figure.axes[2].get_lines()[1].get_ydata()
     assert len(rates) == hybrid.plan.epochs
 
 
 def test_the_timeline_draws_every_round_of_its_first_panel(hybrid):
-    figure = draw_rounds(hybrid)
-    first, whole = figure.axes
+    first, whole = drawn(hybrid, "rounds.png").axes
     until = first_seconds(lanes(hybrid))
     begun = sum(one.start < until for lane in lanes(hybrid) for one in lane.rounds)
-    hatched = [bar for bar in first.patches if bar.get_hatch()]
-    colours = {to_rgba(ROUND_COLOURS[kind]) for kind in ("large", "small")}
-    trained = [bar for bar in first.patches if bar.get_facecolor() in colours]
-    assert len(trained) == begun
-    assert len(hatched) == sum(one.start < until for one in lanes(hybrid)[3].rounds)
+    colours = {to_rgba(COLOURS[f"part-{kind}"]) for kind in ("large", "small")}
+    trained = [one for one in first.collections if tuple(one.get_facecolor()[0]) in colours]
+    assert sum(len(one.get_paths()) for one in trained) == begun
+    (hatched,) = [one for one in first.collections if one.get_hatch()]
+    assert len(hatched.get_paths()) == sum(one.start < until for one in lanes(hybrid)[3].rounds)
     assert [text.get_text() for text in whole.get_yticklabels()][-1] == "3 small"
 
 
@@ -471,5 +473,5 @@ def test_the_samples_are_what_a_run_would_write(hybrid):
 
 
 def test_resolutions_are_read_at_their_own_values():
-    ticks = draw_stages(make_hybrid_plan()).axes[0].get_yticks()
+    ticks = drawn(make_summary(plan=make_hybrid_plan()), "stages.png").axes[0].get_yticks()
     assert list(ticks) == [32, 24, 16, 0]

@@ -18,12 +18,12 @@ from batchwright.reporting.data.sweep_words import (
     setting_rows,
     sweep_csv,
 )
-from batchwright.reporting.figures.sweep_figure import (
+from batchwright.reporting.pages.page_sweep import sweep_page
+from batchwright.reporting.render.figures import (
     draw_against,
     draw_curves,
     write_sweep_figures,
 )
-from batchwright.reporting.pages.page_sweep import sweep_page
 from batchwright.reporting.text.sweep_progress import SweepProgress
 from batchwright.reporting.text.sweep_tables import sweep_table
 from sweeps import make_cell, make_sweep
@@ -121,8 +121,8 @@ def test_what_has_no_room_is_said_to_be_in_the_table():
     assert (len(panel.lines), panel.left_out) == (MOST_LINES, 3)
     panels = curves(sweep, "epochs")
     assert len(panels) == 13
-    assert "1 more in the table" in legend_of(draw_curves(sweep, panels))
-    assert "3 more in the table" in legend_of(draw_against(sweep, "epochs"))
+    assert "1 more in the table" in legend_of(draw_curves(sweep, sweep.keys[0]))
+    assert "3 more in the table" in legend_of(draw_against(sweep, sweep.keys[0]))
 
 
 def legend_of(figure):

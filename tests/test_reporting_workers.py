@@ -12,6 +12,7 @@ from rich.console import Console
 
 from batchwright.records import LocalBatches, WorkerTime
 from batchwright.records.text.plan_text import explain
+from batchwright.reporting.charts.workers import MOST_PANELS
 from batchwright.reporting.data.reading import accounting, worker_rows
 from batchwright.reporting.data.worker_curves import (
     Share,
@@ -20,9 +21,8 @@ from batchwright.reporting.data.worker_curves import (
     step_lines,
     worker_curves,
 )
-from batchwright.reporting.figures.figures import _time, write_figures
-from batchwright.reporting.figures.workers_figure import MOST_PANELS, draw_workers
 from batchwright.reporting.pages.page import page
+from batchwright.reporting.render.figures import draw_run, write_figures
 from batchwright.reporting.text.run_tables import summary_table
 from dynamic_runs import STEPS, dynamic_epoch, dynamic_summary
 from samples import make_plan, make_summary
@@ -197,6 +197,10 @@ def test_the_figure_s_numbers_are_those_of_every_worker(tmp_path):
     assert [one["whole"] for one in last["epochs"]].count(False) == 1
 
 
+def drawn(summary, name="workers.png"):
+    return dict(draw_run(summary))[name]
+
+
 def test_one_worker_has_no_figure_of_workers(tmp_path):
     names = [path.name for path in write_figures(dynamic_summary(1), tmp_path)]
     assert "time.png" in names
@@ -205,7 +209,7 @@ def test_one_worker_has_no_figure_of_workers(tmp_path):
 
 @pytest.mark.parametrize(("workers", "panels"), [(2, 2), (5, 5), (40, MOST_PANELS)])
 def test_each_worker_has_a_panel_for_its_batches_and_one_for_its_times(workers, panels):
-    figure = draw_workers(worker_curves(dynamic_summary(workers, epochs=4)))
+    figure = drawn(dynamic_summary(workers, epochs=4))
     assert len(figure.axes) == 2 * panels
     tops = [axes for axes in figure.axes if axes.get_title()]
     assert len({axes.get_title() for axes in tops}) == panels
@@ -220,7 +224,7 @@ def test_each_worker_has_a_panel_for_its_batches_and_one_for_its_times(workers, 
 
 def test_the_bars_of_an_epoch_are_as_high_as_its_time(tmp_path):
     summary = dynamic_summary()
-    times = draw_workers(worker_curves(summary)).axes[1]
+    times = drawn(summary).axes[2]  # below the batches of two workers
     tops = {}
     for bar in (path for bars in times.collections for path in bars.get_paths()):
         at, top = int(bar.vertices[:, 0].mean()), bar.vertices[:, 1].max()
@@ -232,7 +236,7 @@ def test_the_bars_of_an_epoch_are_as_high_as_its_time(tmp_path):
 def test_no_panel_of_the_workers_cuts_off_what_is_drawn_in_another():
     epoch = dynamic_epoch(0, [8, 4, 2], [(0, (32, 32, 32))])
     times = [one.model_copy(update={"wait_seconds": 0.0}) for one in epoch.workers]
-    figure = draw_workers(worker_curves(run_of(epoch.model_copy(update={"workers": tuple(times)}))))
+    figure = drawn(run_of(epoch.model_copy(update={"workers": tuple(times)})))
     for axes in figure.axes:
         tops = [max(line.get_ydata()) for line in axes.lines]
         bars = [path for part in axes.collections for path in part.get_paths()]
@@ -247,7 +251,7 @@ def test_parts_that_took_no_time_are_not_in_the_legends():
     idle = {"wait_seconds": 0.0, "input_seconds": 0.0}
     times = tuple(one.model_copy(update=idle) for one in epoch.workers)
     summary = run_of(epoch.model_copy(update={"workers": times}))
-    for figure in (draw_workers(worker_curves(summary)), _time(summary)):
+    for figure in (drawn(summary), drawn(summary, "time.png")):
         named = {text.get_text() for text in figure.legends[0].get_texts()}
         assert {"compute", "communication"} <= named
         assert not named & {"wait", "input"}

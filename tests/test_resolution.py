@@ -131,7 +131,7 @@ def test_the_imagenet_preset_suits_any_folder_of_a_thousand_classes_that_is_larg
 
 def test_stages_are_four_two_and_one_parts_and_the_rate_falls_to_a_tenth_each():
     schedule = schedule_of(settled(job_of(epochs=28), CIFAR100))
-    assert schedule.stage_epochs == (16, 8, 4)
+    assert schedule.stage_epochs.value == (16, 8, 4)
     assert schedule.rates == pytest.approx((1.0, 0.1, 0.01))
 
 

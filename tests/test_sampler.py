@@ -31,7 +31,7 @@ def epochs(draw):
 def make_walk(samples, local, least, *, rank=0, micro=10_000, first=0, done=0):
     sizes = step_sizes(samples - done, sum(local), workers=len(local), least=least)
     shares = Shares(first, tuple(local), micro)
-    return EpochSteps(torch.arange(samples), sizes, shares, start=done, rank=rank, least=least)
+    return EpochSteps(torch.arange(samples), sizes, shares, start=done, ranks=(rank,), least=least)
 
 
 def epoch_steps(samples, local, least):
@@ -150,7 +150,7 @@ def test_every_sample_comes_once_while_feeds_are_ahead_and_shares_change(epoch):
     seen = []
     for index in range(len(walks[0])):
         for walk, feed in zip(walks, feeds, strict=True):
-            parts = walk.parts(index)
+            parts = [part for _, part in walk.parts(index)]
             fed = [feed.next() for _ in parts]
             assert [list(part) for part in fed] == [list(part) for part in parts]
             assert sum(map(len, fed)) == walk.step(index).local_batch_sizes[walks.index(walk)]

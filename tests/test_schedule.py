@@ -18,7 +18,7 @@ from batchwright.planning.schedule import POINTS, rate_schedule
 from batchwright.records import Job, LearningRateRule, Plan, RateSchedule
 from batchwright.records.documents import job_yaml, write_record
 from batchwright.reporting.data.schedule_words import start_lines
-from batchwright.reporting.figures.schedule_figure import draw_schedule, write_schedule_figure
+from batchwright.reporting.render.figures import draw_schedule, write_schedule_figure
 from batchwright.reporting.text.schedule_table import EVENLY, schedule_table, shown_points
 from batchwright.training.batches.sampler import step_sizes
 from batchwright.workflows import run_training
@@ -272,9 +272,8 @@ def test_the_figure_shows_the_points_and_of_several_rows_what_differs():
     assert list(line.get_ydata()) == [one.learning_rate for one in schedule.points]
     rate, side, batch = draw_schedule(rate_schedule(make_cyclic_plan())).axes
     assert rate.get_yscale() == "linear"  # 0.1 and 0.01
-    assert "resolution" in side.get_ylabel()
-    assert "global batch" in batch.get_ylabel()
-    assert "local batches" in draw_schedule(rate_schedule(make_hybrid_plan())).axes[2].get_ylabel()
+    assert [axes.get_title() for axes in (side, batch)] == ["Resolution", "Global batch"]
+    assert draw_schedule(rate_schedule(make_hybrid_plan())).axes[2].get_title() == "Local batches"
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

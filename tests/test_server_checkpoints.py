@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from batchwright.training.checkpoints import server_checkpoints
+from batchwright.training.checkpoints import checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from servers import make_server_plan
 from test_server_coordinator import begun
@@ -20,7 +20,7 @@ class SlowDisk:
     def __init__(self, monkeypatch):
         self.begun, self.allowed = threading.Semaphore(0), threading.Semaphore(0)
         self.names = []
-        monkeypatch.setattr(server_checkpoints, "save_checkpoint", self.save)
+        monkeypatch.setattr(checkpoint_writer, "save_checkpoint", self.save)
 
     def save(self, path, content, **options):
         self.names.append(path.stem)

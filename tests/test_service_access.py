@@ -221,7 +221,7 @@ def test_a_link_works_once_and_not_for_ever(service):
 def test_a_session_ends_by_leaving_and_by_time(service):
     find = service.store.sign_in.find
     session = service.store.sign_in.enter(service.store.sign_in.link(["read"]))
-    assert find(session).caller == Caller("browser", frozenset(["read"]))
+    assert find(session) == Caller("browser", frozenset(["read"]))
     service.store.sign_in.leave(session)
     assert find(session) is None
     session = service.store.sign_in.enter(service.store.sign_in.link(["read"]))

@@ -243,7 +243,7 @@ def test_who_asks_in_vain_keeps_nobody_from_writing(jobs, store, clock, monkeypa
     for _ in range(30):
         clock.go(2)
         assert jobs.lease() is None
-        assert clock() - store.agents.get("one").seen < SECONDS / 3
+        assert clock() - store.agents.list()[0].seen < SECONDS / 3
     assert 6 <= len(writes) <= 12
     job = jobs.submit()
     assert jobs.lease()["job"]["id"] == job["id"]
@@ -406,10 +406,10 @@ def test_too_many_open_jobs_are_refused(jobs, store):
 
 
 def test_old_ended_jobs_are_deleted_where_the_settings_say_so(jobs, store, clock):
-    store.jobs.delete_old()
+    store.tidy()
     ended, waiting = jobs.submit(), jobs.submit()
     jobs.post(ended, "cancel")
-    store.jobs._settings = store.settings.model_copy(update={"retention_days": 2.0})
+    store.settings = store.settings.model_copy(update={"retention_days": 2.0})
     clock.go(2 * DAY + 1)
     store.tidy()
     with pytest.raises(NotFound):

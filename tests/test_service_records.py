@@ -13,13 +13,13 @@ from batchwright.records.service import RecordBatch, RunEnd, RunIntroduction
 from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, Unavailable
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
-from batchwright.service.store.run_records.lines import (
+from batchwright.service.store.lines import (
     LONGEST_LINE,
     MOST_KEYS,
-    _known_shape,
+    _shape_of,
     checked,
 )
-from batchwright.service.store.run_records.records import MOST_KINDS, from_level
+from batchwright.service.store.records import MOST_KINDS, from_level
 from samples import make_plan
 from services import epoch, step
 
@@ -147,7 +147,7 @@ def test_a_commit_that_fails_is_told_to_everybody_in_it_and_stores_nothing(store
         raise DiskFullError
 
     with monkeypatch.context() as patch:
-        patch.setattr("batchwright.service.store.run_records.records.progress_in", fail)
+        patch.setattr("batchwright.service.store.records.progress_in", fail)
         with pytest.raises(DiskFullError):
             send(store, run, 0, step(0))
     assert store.runs.get(run).records == 0
@@ -337,16 +337,16 @@ def test_an_epoch_of_a_thousand_workers_is_taken():
 
 def test_little_is_remembered_of_the_keys_that_somebody_sends():
     """One token could fill the memory with names, were they remembered as they come."""
-    _known_shape.cache_clear()
+    _shape_of.cache_clear()
     checked(step(0), 0)
     for number in range(50):
         many = {f"{number}/{i}": 1.0 for i in range(1000)}
         long = {f"{number}/{i}".ljust(120, "x"): 1.0 for i in range(500)}
         for line in (many, long):
             checked({"kind": "step"} | line, 0)
-    assert _known_shape.cache_info().currsize == 1
+    assert _shape_of.cache_info().currsize == 1
     assert checked(step(1), 1)[0] == "step"
-    assert _known_shape.cache_info().hits == 1
+    assert _shape_of.cache_info().hits == 1
 
 
 def test_a_run_has_only_so_many_kinds_of_records(store):
@@ -363,7 +363,7 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
     run = a_run(store)
     send(store, run, 0, *(step(i) for i in range(100)))
     length = len(checked(step(0), 0)[1])
-    place = "batchwright.service.store.run_records.records.MOST_CHARACTERS"
+    place = "batchwright.service.store.records.MOST_CHARACTERS"
     monkeypatch.setattr(place, 10 * length)
     for kind in (None, "step"):
         found, last = [], -1
@@ -377,7 +377,7 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
     steps = [record["step"] + 1 for record in page.records]
     assert steps[:-1] == [page.stride * (i + 1) for i in range(len(steps) - 1)]
     assert steps[-1] == 100
-    monkeypatch.setattr("batchwright.service.store.run_records.records.MOST_CHARACTERS", 1)
+    monkeypatch.setattr("batchwright.service.store.records.MOST_CHARACTERS", 1)
     assert store.records.after(run, None, 41).sequences == (42,)
     assert store.records.page(run, "step", 100).sequences[-1] == 99
 
@@ -498,7 +498,7 @@ def test_nobody_finds_a_run_that_is_half_removed_and_its_reporter_cannot_bring_i
 def test_a_run_that_was_too_old_may_come_again(store):
     run = a_run(store)
     send(store, run, 0, step(0))
-    store.runs._settings = store.settings.model_copy(update={"retention_days": 1e-9})
+    store.settings = store.settings.model_copy(update={"retention_days": 1e-9})
     assert store.tidy() == [run]
     again = RunIntroduction(name="digits", plan=make_plan())
     with pytest.raises(Unavailable):

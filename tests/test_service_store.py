@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -90,7 +91,7 @@ def test_old_runs_are_deleted_when_asked_and_demo_runs_never(service):
     service.clock.go(40 * 24 * 3600)
     new = service.a_run()
     assert service.store.tidy() == []
-    service.store.runs._settings = service.settings.model_copy(update={"retention_days": 30.0})
+    service.store.settings = service.settings.model_copy(update={"retention_days": 30.0})
     assert service.store.tidy() == [old]
     assert [run.id for run in service.store.runs.list()] == [new]
 
@@ -174,8 +175,7 @@ def test_old_profiles_and_notes_of_writes_are_deleted_when_asked(service):
         service.clock.go(20 * 24 * 3600)
     service.store.tidy()
     assert kept() == (["new", "old"], ["new", "old"])
-    for part in (service.store.profiles, service.store.audit):
-        part._settings = service.settings.model_copy(update={"retention_days": 30.0})
+    service.store.settings = service.settings.model_copy(update={"retention_days": 30.0})
     service.store.tidy()
     assert kept() == (["new"], ["new"])
 
@@ -215,19 +215,28 @@ def test_the_schema_comes_from_nothing_and_is_what_the_tables_say(empty):
     database.close()
 
 
-def test_a_database_of_the_first_version_keeps_what_it_has(empty, monkeypatch):
-    monkeypatch.setattr("batchwright.service.database.migrate.HEAD", "0001")
+def make_first(database):
+    """The schema of the first version, as SQLite has it."""
+    made = (Path(__file__).parent / "golden" / "service_0001.sql").read_text(encoding="utf-8")
+    made = made if database.is_sqlite else made.replace(" WITHOUT ROWID", "")
+    with database.writing() as connection:
+        for statement in made.split(";\n")[:-1]:
+            connection.exec_driver_sql(statement)
+
+
+def test_a_database_of_the_first_version_keeps_what_it_has(empty):
     database = Database(open_engine(empty))
-    migrate(database)
+    make_first(database)
     with database.writing() as connection:
         connection.execute(
             text("INSERT INTO profiles (id, name, created, body) VALUES ('a', 'box', 1, :body)"),
             {"body": make_profile().model_dump_json()},
         )
     database.close()
-    monkeypatch.undo()
     store = Store.open(Settings(database=empty))
     store.check()
+    with store.database.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     assert store.profiles.get("a") == make_profile()
     assert store.profiles.owner("a") == ""
     store.close()
@@ -314,22 +323,31 @@ def test_a_newer_database_is_refused(tmp_path):
         Store.open(settings)
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("former", "step"), [(None, "stamp"), ("0001", "upgrade")])
+def test_a_migration_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, former, step):
     from alembic import command
 
     database = Database(open_engine(f"sqlite:///{tmp_path}/s.sqlite"))
+    if former:
+        make_first(database)
+    done = getattr(command, step)
 
-    def failing(config, head, upgrade=command.upgrade):
-        upgrade(config, head)
+    def failing(config, head):
+        done(config, head)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(command, "upgrade", failing)
+    def tables():
+        with database.reading() as connection:
+            assert revision(connection) == former
+            return connection.execute(text("SELECT sql FROM sqlite_master")).all()
+
+    before = tables()
+    assert bool(before) == bool(former)
+    monkeypatch.setattr(command, step, failing)
     with pytest.raises(ZeroDivisionError):
         migrate(database)
     monkeypatch.undo()
-    with database.reading() as connection:
-        assert revision(connection) is None
-        assert not connection.execute(text("SELECT name FROM sqlite_master")).all()
+    assert tables() == before
     migrate(database)
     database.close()
 

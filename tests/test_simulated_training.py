@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from batchwright import Session
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.server_child import SERVER, SERVER_KEY
-from batchwright.errors import DeadlineReached, Interrupted, JobError, PlanError
+from batchwright.errors import DeadlineReached, Interrupted, JobError, PlanError, TrainingError
 from batchwright.records import AgsRule, RunSummary
 from batchwright.training import loop
 from batchwright.training.batches.randomness import seed_worker
@@ -29,7 +29,7 @@ from batchwright.training.batches.sampler import epoch_order, step_sizes
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.training.parameter_server.merging import pack, unpack, weighted_mean
-from batchwright.training.simulated.simulated_rounds import VirtualRounds
+from batchwright.training.simulated.simulated_rounds import SimulatedRounds
 from batchwright.training.simulated.simulated_training import train_task, train_virtually
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.task import build_optimizer
@@ -250,6 +250,35 @@ def test_a_batch_that_is_no_number_leaves_no_trace_in_the_weights(tmp_path, cons
     summary, weights = result_in(tmp_path / "run")
     assert [epoch.skipped_steps for epoch in summary.epochs] == [1]
     assert all(bool(value.isfinite().all()) for value in weights.values())
+
+
+@pytest.mark.parametrize("consistency", [None, "bsp"])
+def test_where_memory_runs_out_the_step_is_done_again_in_smaller_micro_batches(
+    tmp_path, consistency
+):
+    plan, task = make_virtual_plan((8, 8), consistency=consistency, epochs=1), make_task()
+    seen = []
+
+    def loss(outputs, labels):
+        seen.append(len(labels))
+        if len(labels) > 4:
+            raise torch.OutOfMemoryError("the test allows no more")
+        return functional.cross_entropy(outputs, labels)
+
+    train_task(plan, replace(task, loss=loss), CPU, tmp_path / "run", resume=False)
+    summary, _ = result_in(tmp_path / "run")
+    assert summary.epochs[0].repeated_steps == (1 if consistency is None else 2)  # by each worker
+    assert summary.epochs[0].samples == SAMPLES
+    assert sum(size for size in seen if size <= 4) == SAMPLES
+
+
+def test_where_not_even_the_smallest_micro_batch_fits_it_says_so(tmp_path):
+    def loss(outputs, labels):
+        raise torch.OutOfMemoryError("the test allows none")
+
+    task = replace(make_task(), loss=loss)
+    with pytest.raises(TrainingError, match=r"virtual/0 has not enough memory for 2 sample\(s\)"):
+        train_task(make_virtual_plan((8, 8), consistency="bsp"), task, CPU, tmp_path, resume=False)
 
 
 # ------------------------------------------------------------------------------- data of one's own
@@ -501,14 +530,14 @@ def test_every_epoch_is_scored_and_every_sample_of_it_trained_on(tmp_path):
 
 
 def test_every_epoch_is_scored_in_a_run_that_goes_on_after_it_was_killed(tmp_path, monkeypatch):
-    begin = VirtualRounds._begin
+    begin = SimulatedRounds._train
 
     def killed(rounds, worker, ticket, start):
-        if rounds._run.state.epoch == 2:
+        if rounds.state.epoch == 2:
             raise KeyboardInterrupt  # no checkpoint is written on the way
         return begin(rounds, worker, ticket, start)
 
-    monkeypatch.setattr(VirtualRounds, "_begin", killed)
+    monkeypatch.setattr(SimulatedRounds, "_train", killed)
     with pytest.raises(KeyboardInterrupt):
         train(plan_of("asp", checkpoint_steps=1), tmp_path / "run")
     monkeypatch.undo()

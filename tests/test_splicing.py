@@ -86,8 +86,8 @@ def test_a_spliced_plan_is_explained_as_any_other():
 
 @pytest.mark.slow
 def test_a_spliced_plan_is_reported_as_any_other(tmp_path):
-    from batchwright.reporting.figures.figures import write_figures
     from batchwright.reporting.pages.page import write_page
+    from batchwright.reporting.render.figures import write_figures
 
     summary = make_summary(plan=spliced(make_plan(), other(), 7))
     write_figures(summary, tmp_path / "figures")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
-from batchwright.distributed.exit_reports import last_error
+from batchwright.distributed.exit_reports import error_of
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.probing.commands import Compared
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
@@ -22,7 +23,7 @@ from batchwright.storage import locks
 from batchwright.workflows.sweep import plans, runner, verb
 from batchwright.workflows.sweep.grid import cells_of, read_grid
 from batchwright.workflows.sweep.plans import Planner, needs_probe
-from batchwright.workflows.sweep.runner import Runner, Watcher, command_of, run_folder_of
+from batchwright.workflows.sweep.runner import Runner, Watcher, run_folder_of, words_of
 from batchwright.workflows.sweep.slots import Machine, Slots, width_of
 from samples import make_epoch, make_job, make_plan, make_profile, make_summary
 
@@ -222,9 +223,15 @@ def scripted(tmp_path, monkeypatch):
             run_folder = run_folder_of(folder, cell)
             run_folder.mkdir(parents=True, exist_ok=True)
             script = f"cd {run_folder}; {by_name[cell.name]}"
-            return ["sh", "-c", script, "sh", "--resume" if resumes else "new"]
+            return ["-c", script, "sh", "--resume" if resumes else "new"]
 
-        monkeypatch.setattr(runner, "command_of", command)
+        def start(module, words, *, environment, log):
+            assert module == "batchwright.cli.verb_child"
+            options = {"env": environment, "stdout": log, "stderr": log, "start_new_session": True}
+            return subprocess.Popen(["/bin/sh", *words], stdin=subprocess.DEVNULL, **options)
+
+        monkeypatch.setattr(runner, "words_of", command)
+        monkeypatch.setattr(runner.fork_server, "start", start)
         seen = Seen()
         slots = Slots(Machine(cores), [1] * len(found), "auto")
         if while_running:
@@ -321,17 +328,17 @@ def test_the_command_names_code_and_what_changed_since_the_plan(tmp_path):
     job = make_job(workers=1, network="mine:net", timeout=99.0)
     (cell, _) = cells(job, epochs="3")[1]
     plan = make_plan(job=cell.job.model_copy(update={"timeout": 20.0, "launch": "in-process"}))
-    words = command_of(tmp_path, cell, plan, resumes=True)
-    assert words[1:5] == ["-m", "batchwright.cli.verb_child", "train", "--resume"]
+    words = words_of(tmp_path, cell, plan, resumes=True)
+    assert words[:2] == ["train", "--resume"]
     assert words[-2:] == ["timeout=99", "network=mine:net"]
-    fresh = command_of(tmp_path, cell, plan, resumes=False)
-    assert fresh[4] == str(tmp_path / "plans" / f"{cell.name}.json")
+    fresh = words_of(tmp_path, cell, plan, resumes=False)
+    assert fresh[1] == str(tmp_path / "plans" / f"{cell.name}.json")
 
 
 def test_the_last_error_is_the_one_that_counts(tmp_path):
     log = tmp_path / "a.log"
     log.write_text("epoch 1\nerror: first\nerror: second\nTraceback\n")
-    assert last_error(log) == "second"
+    assert error_of(log, 1, "it") == "second"
 
 
 # ------------------------------------------------------------------------------------- the verb

@@ -17,11 +17,25 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks import plain_images, readme_table
-from benchmarks import time_to_accuracy_runs as runs
-from benchmarks.kept_runs import read_lines
-from benchmarks.time_to_accuracy import NAMES, Pair, figures_of, pairs_of, scores_of, told
-from benchmarks.time_to_accuracy_runs import LOADERS, RATES, TASKS, Asked, Bench, TimeIsUpError
+from benchmarks.harness.kept_runs import read_lines
+from benchmarks.planning import plain_images
+from benchmarks.planning import time_to_accuracy_runs as runs
+from benchmarks.planning.time_to_accuracy import (
+    BENCHMARK,
+    Pair,
+    found_of,
+    pairs_of,
+    scores_of,
+    told,
+)
+from benchmarks.planning.time_to_accuracy_runs import (
+    LOADERS,
+    RATES,
+    TASKS,
+    Asked,
+    Bench,
+    TimeIsUpError,
+)
 
 from batchwright.records import Estimate, MachineLoad
 from batchwright.records.documents import write_record
@@ -231,7 +245,7 @@ def test_figures_are_of_long_and_of_short_tasks() -> None:
     lines += made_pair(LONG, "torch", seconds=800.0, ours=100.0)
     uneven = made_pair(SHORT, "torch", seconds=300.0)
     pairs = [*pairs_of(lines), Pair(uneven[0], {**uneven[1], "burner": True})]
-    figures = {one.name: one for one in figures_of(pairs)}
+    figures = BENCHMARK.values(found_of(pairs))
     values = {name: one.value for name, one in figures.items()}
     assert values["time_to_accuracy_all"] == pytest.approx(8)
     assert values["time_to_accuracy_short"] == pytest.approx(8)  # 4 and 16
@@ -245,9 +259,10 @@ def test_figures_are_of_long_and_of_short_tasks() -> None:
     assert values["training_cost_worst"] == pytest.approx(2 / 41)
     assert values["resident_memory_error"] == pytest.approx(0.05)
     assert all(one.met is not False for one in figures.values())
-    assert set(figures) < set(NAMES)
+    assert set(figures) < {one.name for one in BENCHMARK.figures}
     assert json.dumps([told(pair) for pair in pairs], allow_nan=False)
 
 
 def test_each_figure_has_its_words() -> None:
-    assert set(readme_table.MEANINGS["time_to_accuracy"]) == set(NAMES)
+    assert all(one.words for one in BENCHMARK.figures)
+    assert {f"ratio_{task}" for task in TASKS} < {one.name for one in BENCHMARK.figures}

@@ -9,15 +9,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks.warmup import (
+from benchmarks.methods.warmup import (
     BATCHES,
+    BENCHMARK,
     GRIDS,
     LARGE,
     SEEDS,
-    batch_figures,
+    batches_found,
     job_of,
-    names_of_figures,
-    warmup_figures,
+    warmups_found,
 )
 
 from batchwright.algorithms.learning_rate import make_rule
@@ -49,7 +49,7 @@ def test_the_best_warm_up_is_told_in_the_posters_epochs_with_those_as_good():
         batch, warmup = values
         return 0.5 - 0.02 * abs(warmup - best[batch]) + 0.03 * seed
 
-    figures = {one.name: one for one in warmup_figures(swept("warmup", accuracy))}
+    figures = BENCHMARK.values(warmups_found(swept("warmup", accuracy)))
     small, large = (figures[f"warmup_best_epochs_{batch}"] for batch in LARGE)
     assert (small.value, small.low, small.high) == (5, 0, 10)
     assert (large.value, large.low, large.high, large.repeats) == (10, 5, 10, 5)
@@ -62,7 +62,7 @@ def test_scaling_is_compared_within_each_batch_over_paired_seeds():
     def accuracy(values, seed):
         return 0.3 + 0.01 * seed + (0.02 if values[1] == "linear" else 0.0)
 
-    figures = {one.name: one for one in batch_figures(swept("batch", accuracy))}
+    figures = BENCHMARK.values(batches_found(swept("batch", accuracy)))
     for batch in BATCHES:
         one = figures[f"scaled_over_unscaled_points_{batch}"]
         assert (one.value, one.low) == pytest.approx((2.0, 2.0))
@@ -73,5 +73,5 @@ def test_a_full_run_gives_the_named_figures():
     def accuracy(values, seed):
         return 0.5 + 0.01 * seed
 
-    figures = warmup_figures(swept("warmup", accuracy)) + batch_figures(swept("batch", accuracy))
-    assert [one.name for one in figures] == names_of_figures()
+    found = warmups_found(swept("warmup", accuracy)) | batches_found(swept("batch", accuracy))
+    assert set(BENCHMARK.values(found)) == {one.name for one in BENCHMARK.figures}

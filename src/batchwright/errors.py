@@ -4,6 +4,14 @@ A message is one line. The command line prints it after ``error:`` and exits wit
 """
 
 
+def one_line(error: BaseException) -> str:
+    """An exception's message on one line, for a person."""
+    text = " ".join(str(error).split())
+    if isinstance(error, BatchwrightError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class BatchwrightError(Exception):
     """Something the user can mend: bad input, bad file, bad environment. Exit code 2."""
 

@@ -214,7 +214,7 @@ def plan(
     if explain or out is not None:
         print_plan(decided, explain=explain)
     if figure is not None:
-        from batchwright.reporting.figures.plan_figure import write_plan_figure
+        from batchwright.reporting.render.figures import write_plan_figure
 
         drawn, numbers = write_plan_figure(decided, profiles, figure)
         print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
@@ -278,7 +278,7 @@ def schedule(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
-    from batchwright.reporting.figures.schedule_figure import check_figure, write_schedule_figure
+    from batchwright.reporting.render.figures import check_figure, write_schedule_figure
     from batchwright.reporting.text.schedule_table import schedule_table
     from batchwright.workflows import verbs
 
@@ -433,7 +433,7 @@ service_commands.add_to(app)
 def main() -> None:
     """Read the words and do it: every known mistake is one line on stderr and exit code 2."""
     from batchwright.distributed.processes import spinning_shortly
-    from batchwright.records.documents import one_line
+    from batchwright.errors import one_line
     from batchwright.workflows.stopwatch import command_begins
 
     command_begins()

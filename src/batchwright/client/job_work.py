@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +21,8 @@ from batchwright.client.outbox import read_report, write_report
 from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.sending import Sender
 from batchwright.client.tokens import TOKEN
-from batchwright.distributed.exit_reports import last_error
+from batchwright.distributed import fork_server
+from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.processes import VERB_PARENT
 from batchwright.errors import BatchwrightError, FileError, JobError
 from batchwright.records import Job, Plan, Profile
@@ -249,36 +248,26 @@ class JobWork:
         self._tell(f"{words[0]}: {self._lease.job.name}")
         log = self._folder / "logs" / f"{words[0]}.log"
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", VERBS, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=self._environment(),
-                start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
-            )
+            process = fork_server.start(VERBS, words, environment=self._environment(), log=file)
             try:
                 self._attend(process, noting=words[0] == "train")
             finally:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-        if process.returncode == 0:
-            return
-        self._stop_if_ended()
-        if process.returncode < 0:
-            name = signal.Signals(-process.returncode).name
-            raise VerbFailed(f"{words[0]} was killed by {name} (out of memory?); its log is {log}")
-        raise VerbFailed(last_error(log))
+        code = process.wait()
+        if code:
+            self._stop_if_ended()
+            raise VerbFailed(error_of(log, code, words[0]))
 
-    def _attend(self, process: subprocess.Popen[bytes], *, noting: bool) -> None:
+    def _attend(self, process: fork_server.Process, *, noting: bool) -> None:
         """Until it has ended; it is asked to, and then made to, when the work is to end."""
         kill_at: float | None = None
         while process.poll() is None:
             if noting:
                 self._note_run()
             if self._pulse.ended and kill_at is None:
-                process.terminate()
+                process.send_signal(signal.SIGTERM)
                 cancelled = self._pulse.cancelled or self._pulse.lost
                 kill_at = time.monotonic() + (STOP_SECONDS if cancelled else LAST_SECONDS)
             if kill_at is not None and time.monotonic() > kill_at:

@@ -24,7 +24,7 @@ from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.outbox import read_report, seal_of, write_report
 from batchwright.client.sending import Sender
 from batchwright.client.tokens import find_token
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 
 LOOK_SECONDS = 0.2  # between two looks at the run folder
 BATCH_SECONDS = 0.5  # a line waits so long for others, at most
@@ -180,7 +180,7 @@ class Reporter:
         self._kept = time.monotonic()
 
     def _tell_problem(self, error: Exception) -> None:
-        text = _words(error)
+        text = one_line(error)
         if text != self._problem:
             self._problem = text
             self._tell(f"{text}; training goes on, and what is not sent is sent later")
@@ -200,12 +200,6 @@ def _listen(orders: queue.Queue[Order], source: IO[bytes]) -> None:
     orders.put(Order("", None, LAST_SECONDS))
 
 
-def _words(error: Exception) -> str:
-    """In a line; `documents.one_line` would load all records."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, BatchwrightError) else f"{type(error).__name__}: {text}"
-
-
 def _main() -> None:
     with suppress(OSError):
         os.nice(NICENESS)
@@ -215,7 +209,7 @@ def _main() -> None:
     try:
         done = Reporter(Path(sys.argv[1]), orders, sys.stdout).run()
     except BatchwrightError as error:
-        print(_words(error), flush=True)
+        print(one_line(error), flush=True)
         sys.exit(error.exit_code)
     os._exit(0 if done else 1)  # a thread still reads standard input
 

@@ -9,13 +9,10 @@ for `batchwright send` or the next time that the run is resumed.
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import shlex
 import subprocess
-import sys
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +28,8 @@ from batchwright.client.outbox import (
     write_report,
 )
 from batchwright.client.tokens import find_token
-from batchwright.errors import BatchwrightError, Interrupted, NewPlan
+from batchwright.distributed.worker_processes import Companion
+from batchwright.errors import BatchwrightError, Interrupted, NewPlan, one_line
 
 REPORT_TO = "BATCHWRIGHT_REPORT_TO"  # the service that runs report to, unless they say otherwise
 RUN_NAME = "BATCHWRIGHT_RUN_NAME"  # what an agent calls the run, and the job that it is of
@@ -99,31 +97,29 @@ class ReporterProcess:
 
     def __init__(self, folder: Path, url: str, *, follow_advice: bool = False) -> None:
         self._folder = folder
-        self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._own: deque[str] = deque()  # lines besides the reporter's
+        self._process: Companion | None = None
         try:
             report = _report_of(folder, url, follow_advice)
             self.report = report.to(seal=seal_of(url, find_token(url)))
             write_report(folder, self.report)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "batchwright.client.reporter", str(folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C is for the training
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            self._process = Companion(
+                "batchwright.client.reporter",
+                [str(folder)],
+                environment={**os.environ, "OMP_NUM_THREADS": "1"},
+                log=subprocess.DEVNULL,
             )
         except (BatchwrightError, OSError) as error:  # a run is worth more than its report
-            self._told.put(f"this run is not reported: {_words(error)}")
+            self._own.append(f"this run is not reported: {one_line(error)}")
             return
-        threading.Thread(target=self._read, name="reporter", daemon=True).start()
-        self._told.put(f"reporting to {url}/runs/{self.report.run}")
+        self._own.append(f"reporting to {url}/runs/{self.report.run}")
 
     def lines(self) -> Iterator[str]:
         """What the reporter has said since this was called last."""
-        with suppress(queue.Empty):
-            while True:
-                yield self._told.get_nowait()
+        while self._own:
+            yield self._own.popleft()
+        if self._process is not None:
+            yield from self._process.lines()
 
     def end(self, outcome: str, error: str | None) -> None:
         """Give the reporter a few seconds to send what is left, and how the run ended.
@@ -132,19 +128,12 @@ class ReporterProcess:
             outcome: ``finished``, ``stopped`` or ``failed``.
             error: The line that the user sees, if it failed.
         """
-        process = self._process
-        if process is None or process.stdin is None:
+        if self._process is None:
             return
-        order = {"outcome": outcome, "error": error, "seconds": LAST_SECONDS}
-        with suppress(OSError):
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(LAST_SECONDS + _GRACE_SECONDS)
-        process.kill()
-        process.wait()
-        with suppress(OSError):
-            process.stdin.close()
+        self._process.say({"outcome": outcome, "error": error, "seconds": LAST_SECONDS})
+        self._process.wait(LAST_SECONDS + _GRACE_SECONDS)
+        self._process.close()
+        self._own.extend(self._process.lines())
         self._process = None
         with suppress(BatchwrightError):
             self._tell_what_is_left(outcome, error)
@@ -160,18 +149,10 @@ class ReporterProcess:
         what = (
             f"{left} line{'s' if left != 1 else ''} of this run" if left else "the end of this run"
         )
-        self._told.put(
+        self._own.append(
             f"{what} could not be sent to {report.url} yet; "
             f"`{shlex.join(['batchwright', 'send', str(self._folder)])}` sends what is left"
         )
-
-    def _read(self) -> None:
-        """Hand on what the reporter says; it is never kept waiting."""
-        process = self._process
-        if process is None or process.stdout is None:
-            return
-        for line in process.stdout:
-            self._told.put(line.decode(errors="replace").rstrip("\n"))
 
 
 def _report_of(folder: Path, url: str, follow_advice: bool) -> Report:
@@ -186,11 +167,6 @@ def _report_of(folder: Path, url: str, follow_advice: bool) -> Report:
             follows_advice=follow_advice,
         )
     return former.to(state="running", error=None, told=False, follows_advice=follow_advice)
-
-
-def _words(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, BatchwrightError) else f"{type(error).__name__}: {text}"
 
 
 @contextmanager
@@ -232,4 +208,4 @@ def outcome_of(error: BaseException | None) -> tuple[str, str | None]:
         return "finished", None
     if isinstance(error, Interrupted | NewPlan | KeyboardInterrupt):
         return "stopped", None
-    return "failed", _words(error)
+    return "failed", one_line(error)

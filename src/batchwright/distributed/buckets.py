@@ -25,8 +25,6 @@ class Bucket:
         per_tensor: Whether each gradient's norm is wanted, not only that of all together.
 
     Attributes:
-        number: As given.
-        parameters: As given.
         flat: What is sent.
         tail: Its end.
         views: Its pieces, shaped like the parameters.
@@ -199,25 +197,14 @@ def with_room_for_tail(groups: Sequence[Sequence[nn.Parameter]]) -> list[Sequenc
 def make_buckets(
     groups: Sequence[Sequence[nn.Parameter]], tail: int, group: Group, *, per_tensor: bool
 ) -> list[Bucket]:
-    """Buckets in the order in which they are sent.
+    """Buckets in the order in which they are sent; the last has the tail behind its gradients.
 
-    Args:
-        groups: Parameters of each, of one number format; the last has room for the tail.
-        tail: Numbers behind the gradients in the last bucket.
-        group: The workers.
-        per_tensor: As for `Bucket`.
+    Parameters of a bucket are of one number format.
     """
-    last = len(groups) - 1
+    tails = [0] * (len(groups) - 1) + [tail]
     return [
-        Bucket(
-            number,
-            members,
-            tail if number == last else 0,
-            dtype_of(members),
-            group,
-            per_tensor=per_tensor,
-        )
-        for number, members in enumerate(groups)
+        Bucket(number, members, room, dtype_of(members), group, per_tensor=per_tensor)
+        for number, (members, room) in enumerate(zip(groups, tails, strict=True))
     ]
 
 

@@ -77,8 +77,21 @@ def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
     ]
 
 
-def last_error(log: Path) -> str:
-    """The line by which a command says what ended it, else the last one it wrote."""
+def killed_words(who: str, name: str) -> str:
+    """That a signal ended a process, in words; the kernel sends SIGKILL where memory runs out."""
+    return f"{who} was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+def error_of(log: Path, code: int, who: str) -> str:
+    """What ended a command: the line by which it says so, else the last one it wrote.
+
+    Args:
+        log: Where it printed.
+        code: Its exit code; negative: killed by that signal.
+        who: What to call it.
+    """
+    if code < 0:
+        return f"{killed_words(who, signal.Signals(-code).name)}; its log is {log}"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     written = [line.strip() for line in lines if line.strip()]
     told = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]

@@ -29,7 +29,7 @@ from importlib import import_module
 from itertools import count
 from typing import IO, Protocol
 
-from batchwright.distributed.processes import PARENT_PID, die_with_parent, spinning_shortly
+from batchwright.distributed.processes import PARENT_PID, child_environment, die_with_parent
 
 _MODULES = ("batchwright.probing.worker", "batchwright.training.loop")
 _MOST_BYTES = 1 << 20  # of a message: what to start, with its environment
@@ -108,19 +108,13 @@ def imported_once() -> Iterator[None]:
 
 
 class _ForkServer:
-    """The server, as this process sees it."""
-
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "batchwright.distributed.fork_server", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={
-                    **spinning_shortly(os.environ),
-                    "OMP_NUM_THREADS": "1",  # else NumPy's BLAS starts threads before the fork
-                    PARENT_PID: str(os.getpid()),
-                },
+                env=child_environment(threads=1),  # or NumPy's BLAS starts some before the fork
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -144,14 +138,8 @@ class _ForkServer:
             OSError: The server is gone.
         """
         number = next(self._orders)
-        order = {
-            "number": number,
-            "module": module,
-            "arguments": list(arguments),
-            "environment": dict(environment),
-            "files": files,
-        }
-        socket.send_fds(self._line, [json.dumps(order).encode()], files)
+        order = _Order(number, module, list(arguments), dict(environment), files)
+        socket.send_fds(self._line, [json.dumps(vars(order)).encode()], files)
         return _Forked(number, self)
 
     def started(self, order: int) -> int | None:
@@ -193,8 +181,6 @@ _of_thread = threading.local()
 
 
 class _Forked:
-    """A worker that the server has started."""
-
     def __init__(self, order: int, server: _ForkServer) -> None:
         self._order, self._server = order, server
         self._code: int | None = None
@@ -245,21 +231,13 @@ class _Forked:
 
 @dataclass
 class _Order:
-    """What a fork becomes.
+    """What a fork becomes: it runs a module as the main one."""
 
-    Attributes:
-        number: By which the other side knows it.
-        module: To run as the main one.
-        arguments: Its command line.
-        environment: All its variables.
-        files: Numbers under which it has what came with the order; the first is its log.
-    """
-
-    number: int
+    number: int  # by which the other side knows it
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    files: list[int]
+    files: list[int]  # numbers under which it has what came with the order; the first is its log
 
 
 def _serve(line: socket.socket) -> _Order | None:
@@ -286,7 +264,9 @@ def _serve(line: socket.socket) -> _Order | None:
         if not message:
             return None
         order = _Order(**json.loads(message))
-        pid = _fork()
+        with warnings.catch_warnings():  # of threads, of which there is none that computes
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -299,12 +279,6 @@ def _serve(line: socket.socket) -> _Order | None:
         running[pid] = order.number
         with suppress(OSError):
             line.send(json.dumps({"order": order.number, "pid": pid}).encode())
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():  # of threads, of which there is none that computes
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def _reap(line: socket.socket, running: dict[int, int]) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -86,6 +86,11 @@ class Group:
                 present,
                 store_keeper(),
             )
+
+    @property
+    def here(self) -> Sequence[int]:
+        """Ranks of the workers in this process: this one."""
+        return (self.rank,)
 
     def started_again(self, folder: Path) -> bool:
         """Whether workers of this very launch have opened a run folder before these did.

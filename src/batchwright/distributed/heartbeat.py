@@ -150,8 +150,11 @@ class RollCall:
         others = [rank for rank in range(len(self._present)) if rank != self._rank]
         lost, sentence = self._look(others)
         self._store.set(f"done/{self._rank}", "")
-        if self._rank == 0 and not self._keeper:
-            self._wait_for_the_others(set(others) - set(lost))
+        if self._rank == 0 and not self._keeper:  # the others still look
+            end = time.monotonic() + 2 * MISSED_BEATS * BEAT_SECONDS
+            left = [rank for rank in others if rank not in lost]
+            while time.monotonic() < end and any(self._read(f"done/{r}") is None for r in left):
+                time.sleep(BEAT_SECONDS / 10)
         return sentence
 
     def _look(self, others: Sequence[int]) -> tuple[Sequence[int], str]:
@@ -173,20 +176,15 @@ class RollCall:
         beats = {rank: self._read(f"beat/{rank}") for rank in quiet}
         silent = [rank for rank in quiet if beats[rank] == before[rank]]
         if silent:
-            return silent, _listed(
+            return silent, ", ".join(
                 f"{self._name(rank)} has been silent{_silence(beats[rank])}" for rank in silent
             )
         absent = {rank: beat for rank in quiet if not (beat := _decoded(beats[rank]))["exchanging"]}
-        return list(absent), _listed(
+        return list(absent), ", ".join(
             f"{self._name(rank)} answers, but has not come to an exchange for "
             f"{beat['seconds']:.0f} s"
             for rank, beat in absent.items()
         )
-
-    def _wait_for_the_others(self, ranks: Iterable[int]) -> None:
-        end = time.monotonic() + 2 * MISSED_BEATS * BEAT_SECONDS
-        while time.monotonic() < end and any(self._read(f"done/{rank}") is None for rank in ranks):
-            time.sleep(BEAT_SECONDS / 10)
 
     def _read(self, key: str) -> str | None:
         """A value, ``None`` where there is none: the store itself would wait for it."""
@@ -207,7 +205,7 @@ class RollCall:
         return f"worker {rank} ({self._present[rank].place})"
 
     def _told(self, ranks: Iterable[int], what: str) -> str:
-        return _listed(f"{self._name(rank)} {what}" for rank in ranks)
+        return ", ".join(f"{self._name(rank)} {what}" for rank in ranks)
 
 
 def presence(place: str) -> Presence:
@@ -225,10 +223,6 @@ def _silence(beat: str | None) -> str:
 def _decoded(beat: str | None) -> dict[str, Any]:
     decoded: dict[str, Any] = json.loads(beat or "{}")
     return decoded
-
-
-def _listed(sentences: Iterable[str]) -> str:
-    return ", ".join(sentences)
 
 
 def _asked(question: Any, *, seconds: float) -> Any:

@@ -21,7 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from batchwright.distributed.exit_reports import forget_reports, killed, name_of, reports_in
+from batchwright.distributed.exit_reports import (
+    forget_reports,
+    killed,
+    killed_words,
+    name_of,
+    reports_in,
+)
 from batchwright.distributed.processes import LAUNCH, STARTED, STORE_SOCKET
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import (
@@ -52,7 +58,7 @@ def run_workers(
     restarts: int = 0,
     lock: Lock | None = None,
     poll: Callable[[], None] = lambda: None,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
 ) -> None:
     """Run ``python -m module arguments`` in every worker until all have ended well.
 
@@ -69,7 +75,7 @@ def run_workers(
         restarts: How often all of them may be started again.
         lock: Of the folder that worker 0 writes, which holds it too.
         poll: Called about ten times a second while they run.
-        tell: Takes the line that says why they were started again; unset: standard error.
+        tell: Takes the line that says why they were started again.
 
     Raises:
         WorkerError: A worker died once more than ``restarts``, or ended by its own error, which is
@@ -96,10 +102,11 @@ def run_workers(
                 lost = _stop(children, poll, noted)
                 if noted or not codes:
                     break
-                if number > restarts or _comes_again(folder):
+                own_error = any(not report["secondary"] for report in reports_in(folder))
+                if number > restarts or own_error:  # which would only come again
                     raise_failure(folder, codes)
                 what = _what_happened(codes, folder)
-                (tell or _to_stderr)(f"{what}; all were started again ({number} of {restarts})")
+                tell(f"{what}; all were started again ({number} of {restarts})")
                 forget_reports(folder)
         finally:
             children.close()
@@ -112,13 +119,10 @@ def _start(children: Children, workers: int, port: int, lock: Lock | None) -> No
     held, files = ({}, []) if lock is None else (lock.environment, [lock.descriptor])
     with _listener(port) as listener:
         environment = {"MASTER_ADDR": _ADDRESS, "MASTER_PORT": str(listener.getsockname()[1])}
-        socket_of_first = {STORE_SOCKET: str(listener.fileno())}
-        for rank in range(workers):
-            if rank == 0:
-                first = environment | socket_of_first | held
-                children.start(rank, first, files=[listener.fileno(), *files])
-            else:
-                children.start(rank, environment)
+        first = environment | {STORE_SOCKET: str(listener.fileno())} | held
+        children.start(0, first, files=[listener.fileno(), *files])
+        for rank in range(1, workers):
+            children.start(rank, environment)
 
 
 def _listener(port: int) -> socket.socket:
@@ -179,11 +183,6 @@ def told_killed(noted: list[int], seconds: float, *, lost: bool = True) -> str:
     return f", and killed when {why}{what}"
 
 
-def _comes_again(folder: Path) -> bool:
-    """Whether what ended them was an error of a worker's own."""
-    return any(not report["secondary"] for report in reports_in(folder))
-
-
 def _what_happened(codes: Mapping[int, int], folder: Path) -> str:
     for rank, name in killed(codes):
         return f"worker {rank} was killed by {name}"
@@ -191,10 +190,6 @@ def _what_happened(codes: Mapping[int, int], folder: Path) -> str:
         return f"worker {report['rank']}: {report['message']}"
     rank, code = next(iter(codes.items()))
     return f"worker {rank} ended with exit code {code}"
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a caller without a console of its own
 
 
 @contextmanager
@@ -229,11 +224,7 @@ def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
         codes: Exit code of each worker that failed, by rank; negative: killed by that signal.
     """
     for rank, name in killed(codes):
-        raise WorkerError(
-            f"{name_of(rank)} was killed by {name}"
-            + (" (out of memory?)" if name == "SIGKILL" else "")
-            + f"; logs are in {folder}"
-        )
+        raise WorkerError(f"{killed_words(name_of(rank), name)}; logs are in {folder}")
     reports = reports_in(folder)
     if reports:
         first = reports[0]

@@ -28,8 +28,8 @@ from batchwright.errors import (
     Interrupted,
     LostWorkerError,
     NewPlan,
+    one_line,
 )
-from batchwright.records.documents import one_line
 from batchwright.storage.locks import keep_handed
 
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
@@ -152,6 +152,18 @@ def _flush_files() -> None:
                 with suppress(OSError, ValueError):
                     name = getattr(one, "name", "a file")
                     print(f"error: cannot write {name}: {error}", file=sys.stderr)  # noqa: T201
+
+
+def child_environment(threads: int | None, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """This process's variables for one that ends with it.
+
+    Args:
+        threads: Compute threads that it has; unset: as they say already.
+        without: How the names of those begin that are not for it.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return {**spinning_shortly(kept), **own, PARENT_PID: str(os.getpid())}
 
 
 def worker_main(work: Callable[[], None]) -> None:

@@ -408,7 +408,6 @@ class Reducer:
     # --------------------------------------------------------------------------------- one worker
 
     def _drop(self) -> None:
-        """Forget what was taken."""
         self._norms, self._parts = None, 0
         self._sums = []
         for bucket in self._buckets:
@@ -429,7 +428,6 @@ class Reducer:
         )
 
     def _own_sqr_norms(self) -> Tensor:
-        """Of what is in ``.grad`` now."""
         return sqr_norms(self.parameters, per_tensor=self._per_tensor)
 
 

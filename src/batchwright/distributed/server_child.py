@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +13,8 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from batchwright.distributed.exit_reports import SERVER_RANK
-from batchwright.distributed.processes import PARENT_PID, STARTED, spinning_shortly
+from batchwright.distributed.processes import STARTED, child_environment
+from batchwright.distributed.worker_processes import Companion
 from batchwright.storage.locks import Lock
 
 SERVER = "BATCHWRIGHT_SERVER"  # host:port of the parameter server, for the workers
@@ -60,8 +56,7 @@ class ServerChild:
         self._listener = socket.create_server((host, 0), backlog=64)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self.key = secrets.token_hex(32)
-        self._events: deque[dict[str, Any]] = deque()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Companion | None = None
 
     def start(self, *, resume: bool) -> None:
         """Start the process; again, after one has ended.
@@ -69,37 +64,33 @@ class ServerChild:
         Args:
             resume: Go on from the folder's last checkpoint, if there is one.
         """
+        if self._process is not None:
+            self._process.close()
+        listener = self._listener.fileno()
         held = [] if self._lock is None else [self._lock.descriptor]
         handed = {} if self._lock is None else self._lock.environment
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(self._listener.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env={**_environment(), **self._more, **handed},
-            pass_fds=[self._listener.fileno(), *held],
-            start_new_session=True,  # the terminal's Ctrl-C is for the parent alone
+        numbers = {"RANK": str(SERVER_RANK), STARTED: str(time.time())}
+        environment = child_environment(threads=1, without=_NOT_FOR_IT) | numbers
+        self._process = Companion(
+            _MODULE,
+            [str(listener)],
+            environment={**environment, **self._more, **handed},
+            log=self._log,
+            files=[listener, *held],
         )
-        self._say(
-            {
-                "plan": self._plan,
-                "folder": str(self._folder) if self._folder else "",
-                "resume": resume,
-                "key": self.key,
-            }
-        )
-        self._reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-        self._reader.start()
+        folder = str(self._folder) if self._folder else ""
+        self._process.say({"plan": self._plan, "folder": folder, "resume": resume, "key": self.key})
 
     def give_up(self, rank: int) -> None:
         """Tell it that a worker will not come any more."""
-        self._say({"gone": rank})
+        self._started.say({"gone": rank})
 
     def events(self) -> list[dict[str, Any]]:
         """What it said since this was last asked: ``ready``, ``silent`` and why, ``refused``."""
         found = []
-        while self._events:
-            found.append(self._events.popleft())
+        for line in self._started.lines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
         return found
 
     def wait_until_ready(self) -> str:
@@ -108,7 +99,7 @@ class ServerChild:
             for event in self.events():
                 if "ready" in event or "refused" in event:
                     return str(event.get("refused", ""))
-            if self.returncode is not None and not self._reader.is_alive() and not self._events:
+            if self._started.silent:
                 return f"the parameter server ended with exit code {self.returncode}"
             time.sleep(0.02)
 
@@ -123,53 +114,19 @@ class ServerChild:
 
     def wait(self, seconds: float) -> int | None:
         """Wait until it has ended, for so long at most; returns the exit code."""
-        with suppress(subprocess.TimeoutExpired):
-            self._started.wait(seconds)
-        return self._started.poll()
+        return self._started.wait(seconds)
 
     def terminate(self) -> None:
         """Ask it to write a checkpoint and end."""
-        if self._started.poll() is None:
-            self._started.terminate()
+        self._started.terminate()
 
     def close(self) -> None:
         """End it, if it still runs, and stop listening."""
         if self._process is not None:
-            if self._process.poll() is None:
-                self._process.kill()
-            self._process.wait()
-            with suppress(OSError):
-                assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-                self._process.stdin.close()
+            self._process.close()
         self._listener.close()
 
     @property
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Companion:
         assert self._process is not None  # noqa: S101 - whoever asks has called `start`
         return self._process
-
-    def _say(self, order: Mapping[str, Any]) -> None:
-        pipe = self._started.stdin
-        assert pipe is not None  # noqa: S101 - it is a pipe
-        with suppress(OSError):  # it has ended: whoever started it will see
-            pipe.write(json.dumps(order).encode() + b"\n")
-            pipe.flush()
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None  # noqa: S101 - it is a pipe
-        with process.stdout as lines:
-            for line in lines:
-                with suppress(ValueError):
-                    self._events.append(json.loads(line))
-
-
-def _environment() -> dict[str, str]:
-    """This process's, without what makes it a worker among others."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_FOR_IT)}
-    return {
-        **spinning_shortly(kept),
-        "OMP_NUM_THREADS": "1",
-        "RANK": str(SERVER_RANK),
-        PARENT_PID: str(os.getpid()),
-        STARTED: str(time.time()),
-    }

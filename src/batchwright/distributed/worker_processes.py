@@ -1,20 +1,28 @@
-"""Worker processes as whoever starts them sees them: started, signalled, looked at, ended."""
+"""Processes as whoever starts them sees them: started, signalled, looked at, ended."""
 
 from __future__ import annotations
 
-import os
+import json
 import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
 from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import ERRORS_FOLDER
-from batchwright.distributed.processes import PARENT_PID, spinning_shortly
+from batchwright.distributed.processes import child_environment
 
 POLL_SECONDS = 0.1
+_LAST_LINES = (
+    1.0  # seconds for what a companion has said last; a child of its own may hold the pipe
+)
 _ANOTHERS = ("GROUP_", "MASTER_", "ROLE_", "TORCHELASTIC_")  # of a launcher that started this one
 
 
@@ -25,7 +33,7 @@ class Children:
 
     Args:
         command: A module whose main calls `processes.worker_main`, and its command line.
-        threads: Compute threads of each.
+        threads: Compute threads of each; unset: as the environment says.
         folder: Takes logs and error reports; it exists.
         environment: Variables that all have besides this process's.
     """
@@ -34,20 +42,14 @@ class Children:
         self,
         command: Sequence[str],
         *,
-        threads: int,
+        threads: int | None = None,
         folder: Path,
         environment: Mapping[str, str],
     ) -> None:
         self._module, *self._arguments = command
         self._folder = folder
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_ANOTHERS)}
-        self._environment = {
-            **spinning_shortly(kept),
-            "OMP_NUM_THREADS": str(threads),
-            ERRORS_FOLDER: str(folder),
-            PARENT_PID: str(os.getpid()),
-            **environment,
-        }
+        own = {ERRORS_FOLDER: str(folder), **environment}
+        self._environment = child_environment(threads, without=_ANOTHERS) | own
         self._processes: dict[int, fork_server.Process] = {}
         self._logs: dict[int, IO[bytes]] = {}
 
@@ -56,6 +58,7 @@ class Children:
         rank: int,
         environment: Mapping[str, str] = MappingProxyType({}),
         files: Sequence[int] = (),
+        arguments: Sequence[str] = (),
     ) -> None:
         """Start a worker, also in place of one that has ended.
 
@@ -63,6 +66,7 @@ class Children:
             rank: Its number.
             environment: Variables that it alone has.
             files: Descriptors that it inherits.
+            arguments: Of its command line, behind those of all.
         """
         log = self._logs.get(rank)
         if log is None:
@@ -71,7 +75,7 @@ class Children:
         numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         self._processes[rank] = fork_server.start(
             self._module,
-            self._arguments,
+            [*self._arguments, *arguments],
             environment={**self._environment, **environment, **numbers},
             log=log,
             files=files,
@@ -86,10 +90,14 @@ class Children:
         """Whether any is there."""
         return any(process.poll() is None for process in self._processes.values())
 
-    def failures(self) -> dict[int, int]:
-        """Exit codes, by rank, of those that ended badly; negative: by that signal."""
+    def exit_codes(self) -> dict[int, int]:
+        """Exit codes, by rank, of those that have ended; negative: by that signal."""
         codes = {rank: process.poll() for rank, process in self._processes.items()}
-        return {rank: code for rank, code in codes.items() if code}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def failures(self) -> dict[int, int]:
+        """The exit codes that are not 0."""
+        return {rank: code for rank, code in self.exit_codes().items() if code}
 
     def forget(self, rank: int) -> None:
         """Leave one that has ended out of account."""
@@ -134,3 +142,85 @@ class Children:
         self.kill()
         for log in self._logs.values():
             log.close()
+
+
+class Companion:
+    """A process beside this one that takes orders, a line of JSON each, and says lines.
+
+    Args:
+        module: What it runs.
+        arguments: Its command line.
+        environment: All its variables.
+        log: Takes what it prints on standard error; unset: where this one prints.
+        files: Descriptors that it inherits, under the same numbers.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: IO[bytes] | int | None,
+        files: Sequence[int] = (),
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=dict(environment),
+            pass_fds=files,
+            start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+        )
+        self._said: deque[str] = deque()
+        self._reader = threading.Thread(target=self._read, name=module, daemon=True)
+        self._reader.start()
+
+    def say(self, order: Mapping[str, Any]) -> None:
+        """Give it an order; one that has ended does not hear it."""
+        pipe = self._process.stdin
+        assert pipe is not None  # noqa: S101 - it is a pipe
+        with suppress(OSError):
+            pipe.write(json.dumps(order).encode() + b"\n")
+            pipe.flush()
+
+    def lines(self) -> Iterator[str]:
+        """What it has said since this was called last."""
+        while self._said:
+            yield self._said.popleft()
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has ended, and all that it said was asked for."""
+        return self.poll() is not None and not (self._reader.is_alive() or self._said)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative if a signal ended it; ``None`` while it runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait until it has ended, for so long at most; returns the exit code."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self.poll()
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def close(self) -> None:
+        """End it at once, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(_LAST_LINES)
+        with suppress(OSError):
+            assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+            self._process.stdin.close()
+
+    def _read(self) -> None:
+        """Take in what it says; it is never kept waiting."""
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        with self._process.stdout as lines:
+            for line in lines:
+                self._said.append(line.decode(errors="replace").rstrip("\n"))

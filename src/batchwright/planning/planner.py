@@ -4,37 +4,37 @@ Pure: no clock, no host, no random numbers, so the same input gives the same pla
 
     batchwright plan PROFILE.json --explain
 
-The way through the folder: `inputs` and `merging` check what is given, `kinds` fits the models,
-`mixes` lists the clusters, `shares` divides a batch between unequal workers, `table` predicts every
-candidate, `knees` finds where batch stops paying, `choice` applies limits and objective, `outlook`
-makes the records, `explanations` and `reasons` say why. Methods with several rows or two groups of
-workers go on from there: `composed`, over `resolution`, `rows`, `pacing`, `groups`, `dual_batch`;
-`methods` compares them all.
+The way through the folder: `validation` and `merging` check what is given, `worker_types` fits the
+models, `cluster_options` lists the clusters, `local_batches` divides a batch between unequal
+workers, `table` predicts every candidate, `knees` finds where batch stops paying, `choice` applies
+limits and objective, `prediction_records` makes the records. Methods with several rows or two
+groups of workers go on from there: `multi_stage`, over `resolution`, `rows`, `groups` and
+`dual_batch`; `method_choice` compares them all. A job without profiles takes the same way with
+times that it states (`time_models`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from math import ceil
+from typing import Any
 
-from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.assembly import assemble, stage_of
 from batchwright.planning.candidates.choice import (
     Choice,
-    Progress,
     aimed,
+    batch_reason,
     check_progress,
     choose,
+    other_resolutions,
     settled_goal,
+    workers_reason,
 )
 from batchwright.planning.candidates.cluster_options import cluster_options_of
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
 from batchwright.planning.candidates.learnt import Learnt, learnt_of, why_unknown
-from batchwright.planning.candidates.local_batches import local_batches
 from batchwright.planning.candidates.optimizer import (
     Compared,
     chosen_optimizer,
@@ -43,25 +43,38 @@ from batchwright.planning.candidates.optimizer import (
 )
 from batchwright.planning.candidates.prediction_records import (
     MOST_SHOWN,
+    extrapolations,
     held_out,
     kept_rows,
     predictions,
+    training_time,
 )
+from batchwright.planning.candidates.progress import Progress, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
-from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
-from batchwright.planning.gradient_scaling import unmeasured_noise
+from batchwright.planning.candidates.worker_types import link_given, worker_types_of
+from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
+from batchwright.planning.gradient_scaling import reasons as scaling_reasons
+from batchwright.planning.learning_rates import rate_of
+from batchwright.planning.measurements import loading, machine, measured_precision
 from batchwright.planning.merging import merge_profiles
-from batchwright.planning.methods.multi_stage import compose, searched
-from batchwright.planning.methods.simulated import simulated, usual_times
-from batchwright.planning.methods.update_rule import settle
-from batchwright.planning.reasons import alternatives, cycle_reasons, explanations, reasons
+from batchwright.planning.methods.multi_stage import (
+    Layout,
+    laid_out,
+    lay_out,
+    link_reason,
+    method_reason,
+    searched,
+)
+from batchwright.planning.methods.simulated import simulated
+from batchwright.planning.methods.time_models import Measured, Stated, stated_times
+from batchwright.planning.methods.update_rule import no_factors, settle
+from batchwright.planning.resolution import resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
-from batchwright.planning.stated_times import plan_without_profile
 from batchwright.planning.validation import (
     PLANNING_KEYS,
-    check_bounds,
     check_counts,
     check_goal,
+    check_open_method,
     check_profiles,
     least_local,
     measured_job,
@@ -69,16 +82,15 @@ from batchwright.planning.validation import (
     precision_of,
 )
 from batchwright.records import (
+    DataFacts,
     Estimate,
-    HeldOut,
     Job,
-    LearningRateRule,
+    NetworkFacts,
+    OptimizerName,
     Plan,
-    Prediction,
     Profile,
     Reason,
     RunSummary,
-    Stage,
 )
 from batchwright.records.base import Method
 
@@ -116,8 +128,11 @@ def make_plan(
     """
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
-    job = measured_job(merged, job)
-    with_method = partial(_with_method, profiles, job, runs)
+    job = asked = measured_job(merged, job)
+
+    def with_method(method: Method) -> Plan:
+        return make_plan(profiles, asked.model_copy(update={"method": method}), runs=runs)
+
     if job.method == "auto":
         return method_choice.plan_of_best(job, merged[0], runs, with_method)
     if job.launcher.simulated:
@@ -126,7 +141,8 @@ def make_plan(
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, merged, job)
     check_goal(job)
-    asked, job = job, searched(job, merged[0].data)
+    data, network = merged[0].data, merged[0].network
+    job = searched(job, data)
     told = experience_of(merged[0], job, runs)
     learnt = learnt_of(given, job, told.observed())
     compared = told.compared() or (learnt.compared(job) if learnt else ())
@@ -140,9 +156,7 @@ def make_plan(
     if goal.objective == "knee" and job.goal.objective != "knee":
         unknown += " So goal.objective=auto goes by time alone, as knee does."
     progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
-    table = Table(
-        job=job, data=merged[0].data, mixes=mixes, compared=compared, epochs=progress.trained
-    )
+    table = Table(job=job, data=data, mixes=mixes, compared=compared, epochs=progress.trained)
     table.check_asked()
     rows, bends, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
@@ -155,62 +169,56 @@ def make_plan(
     by_runs = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_counts(settled)
+    times = Measured(settled, table, choice, chosen, progress)
     by_epoch: tuple[Estimate | None, ...] = ()
-    explained: tuple[Reason, ...] = (
-        explanations.workers(job, choice, named=named, mixing=_mixing(kinds, job)),
-        reasons.measured_precision(merged[0], precision_of(job)),
-    )
+    apart = len(kinds) > 1 and not link_given(job.link)
+    workers = workers_reason(job, choice, named=named, apart=apart)
+    precision = measured_precision(merged[0], precision_of(job))
+    why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
     if not job.method_spec.same_steps:
-        made = compose(settled, table, choice, chosen, progress)
-        rule, stages, server = made.rule, made.stages, made.server
-        explained += (*made.reasons, *recipe_reason, *optimizer_reason(settled, batch))
+        made = lay_out(settled, times)
+        explained = (workers, precision, *made.reasons, *why_update)
     else:
-        tried = learnt.rate_scale(update) if learnt else 1.0
-        rule, server = rule_for(job, batch, merged[0].data, merged[0].network, update, tried), None
-        stages = (_stage(settled, chosen, choice.row, rule),)
-        by_epoch = progress.by_epoch(batch, rule, merged[0].data.val_samples)
-        least = least_local(merged[0].network)
+        rule, rates = rate_of(settled, batch, data, network, update, learnt)
+        made = Layout(laid_out(settled, rule, [times.only_level()]), rule)
+        by_epoch = progress.by_epoch(batch, rule, data.val_samples)
+        row, stage = choice.row, made.stages[0]
+        of_batch, of_time = times.batch_reasons(stage)
+        bend = next((b for b in bends if (b.mix, b.resolution) == (row.mix, row.resolution)), None)
+        in_training = unmeasured_noise(made.stages, least_local(network), served=False)
         explained = (
-            explained[0],
-            reasons.resolution(
-                stages[0].resolution, merged[0].data, alternatives.resolutions(choice.row, rows)
-            ),
-            explained[1],
-            *reasons.method(settled),
-            *_predicted(job, choice, chosen, stages[0], bends, progress),
-            *recipe_reason,
-            *optimizer_reason(settled, batch, compared),
-            *reasons.learning_rate(
-                job, rule, stages[0], update, explanations.rates_tried(job, batch, update, learnt)
-            ),
-            *explanations.progress_of(
-                job, batch, progress, unmeasured_noise(stages, least, served=False)
-            ),
-            *cycle_reasons.link(settled),
+            workers,
+            resolution_reason(stage.resolution, data, other_resolutions(row, rows)),
+            precision,
+            *method_reason(settled),
+            batch_reason(job, choice, bend),
+            *of_batch,
+            *of_time,
+            training_time(job, chosen),
+            *why_update,
+            *rates,
+            *progress_reasons(progress, batch, in_training),
+            *link_reason(settled),
         )
-    if not job.launcher.simulated:
-        explained += reasons.loading(merged[0], stages)
-    plan = assemble(
-        settled,
-        merged[0].data,
-        merged[0].network,
-        rule,
-        stages,
-        server=server,
-        update=update,
+    virtual = job.launcher.simulated  # nothing that is measured tells of simulated times
+    plan = _assembled(
+        times,
+        made,
+        (
+            *machine(merged),
+            *extrapolations(choice.row.mix, made.stages),
+            *explained,
+            *(() if virtual else loading(merged[0], made.stages)),
+        ),
+        update,
         considered=considered,
         epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
             for bend in bends
         ),
-        held_out=_held_out(job, kinds),
+        held_out=() if virtual else next((held_out(kind) for kind in kinds if not kind.stated), ()),
         kinds=choice.row.mix.kinds if named else (),
-        reasons=(
-            *reasons.machine(merged),
-            *explanations.extrapolations(choice.row.mix, stages),
-            *explained,
-        ),
     )
     told_of = runs or any(profile.trials for profile in given)
     if not job.method_spec.same_steps and told_of:
@@ -218,11 +226,52 @@ def make_plan(
     return plan
 
 
-def _with_method(
-    profiles: Profile | Sequence[Profile], job: Job, runs: Sequence[RunSummary], method: Method
+def plan_without_profile(
+    job: Job,
+    data: DataFacts,
+    network: NetworkFacts,
+    *,
+    local_batch_sizes: Sequence[int] | None = None,
 ) -> Plan:
-    """The plan of the same job with another method."""
-    return make_plan(profiles, job.model_copy(update={"method": method}), runs=runs)
+    """A plan that trains as asked, where nothing was measured: it predicts nothing.
+
+    What the job leaves open is assumed: one worker, float32, the base batch or, where the data is
+    too small for it, the largest batch that leaves ``goal.least_steps`` steps per epoch.
+
+    Two groups of workers need to know what a step takes: a virtual cluster says so in
+    ``virtual.sample_seconds`` and ``virtual.step_seconds``, and its rounds are predicted by them.
+
+    Args:
+        job: What to train; its ``workers`` must fit ``local_batch_sizes`` if both are given.
+        data: The data set.
+        network: The network.
+        local_batch_sizes: Samples per step of each worker, in rank order; unset: equal shares of
+            the global batch.
+
+    Raises:
+        PlanError: Batches, workers and data do not fit together, or a limit is missed.
+        JobError: The warm-up asked for is longer than the training.
+    """
+    check_open_method(job)
+    if job.method == "auto":  # nothing tells of another
+        job = job.model_copy(update={"method": "plain"})
+    times = stated_times(job, data, network, local_batch_sizes)
+    job, batch = times.job, times.batch
+    why_update = optimizer_reason(job, batch)
+    if not job.method_spec.same_steps:
+        made = lay_out(job, times, why_update)
+        return _assembled(times, made, made.reasons)
+    rule, rates = rate_of(job, batch, data, network, chosen_optimizer(job, batch))
+    made = Layout(laid_out(job, rule, [times.only_level()]), rule)
+    explained = (
+        *times.batch_reasons(made.stages[0])[0],
+        resolution_reason(max(sides(job)), data),
+        *method_reason(job),
+        *why_update,
+        *rates,
+        *link_reason(job),
+    )
+    return _assembled(times, made, explained)
 
 
 def plan_to_measure(profile: Profile) -> Plan:
@@ -251,71 +300,60 @@ def plan_to_measure(profile: Profile) -> Plan:
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:
     """The candidates, their knees and the choice among them, as for `plain`.
 
-    A cycle may keep a deadline that the highest resolution alone misses: `compose` judges that.
+    A cycle may keep a deadline that the highest resolution alone misses: `lay_out` judges that.
     """
     job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
+
+    def chosen(rows: list[Row]) -> tuple[list[Row], list[KneeFit], Choice]:
+        bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
+        return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
+
     if job.method_spec.served and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
-    bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
     try:
-        return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
+        return chosen(rows)
     except PlanError:
         if not job.method_spec.cycles or job.goal.deadline is None:
             raise
-    rows = [
-        replace(row, misses=tuple(one for one in row.misses if one.limit != "goal.deadline"))
-        for row in rows
-    ]
-    bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
-    return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
+    limits = [tuple(one for one in row.misses if one.limit != "goal.deadline") for row in rows]
+    return chosen([replace(row, misses=left) for row, left in zip(rows, limits, strict=True)])
 
 
-def _predicted(
-    job: Job,
-    choice: Choice,
-    chosen: Prediction,
-    stage: Stage,
-    bends: Sequence[KneeFit],
-    progress: Progress,
-) -> tuple[Reason, ...]:
-    """Batch, memory and time."""
-    row = choice.row
-    bend = next((b for b in bends if b.mix is row.mix and b.resolution == row.resolution), None)
-    return (
-        explanations.global_batch(job, choice, bend, progress),
-        explanations.local_batches(stage, row.mix, row.totals),
-        *explanations.memory(row, chosen, job.goal),
-        explanations.epoch_time(row, chosen),
-        explanations.training_time(job, chosen),
-    )
+def _assembled(
+    times: Measured | Stated,
+    made: Layout,
+    explained: Sequence[Reason],
+    update: OptimizerName | None = None,
+    **predicted: Any,
+) -> Plan:
+    """The plan; ``predicted`` are its fields of that kind, and ``update`` what runs say, if any.
 
-
-def _held_out(job: Job, kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
-    """Of the first measured kind; nothing that is measured tells of simulated times."""
-    if job.launcher.simulated:
-        return ()
-    return next((held_out(kind) for kind in kinds if not kind.stated), ())
-
-
-def _stage(job: Job, chosen: Prediction, row: Row, rule: LearningRateRule) -> Stage:
-    local = local_batches(row.mix, row.totals)
-    check_bounds(job, local)
-    kind, _ = row.mix.members[0]
-    fixed = kind.fixed_samples(len(local), chosen.resolution, chosen.micro_batch_size)
-    alone = {}
-    if job.launcher.simulated:
-        line = kind.chord(len(local), chosen.resolution, max(local))
-        alone = usual_times(job, line, max(local))
-    return stage_of(
-        job,
-        chosen.resolution,
-        rule,
-        local,
-        fixed_samples=fixed,
-        micro_batch_size=chosen.micro_batch_size,
-        predicted_epoch_seconds=chosen.epoch_seconds,
-        predicted_bytes=chosen.peak_bytes,
-        **alone,
+    Raises:
+        JobError: Bounds of gradient scaling contradict each other.
+        PlanError: A batch cannot be cut into the parts that it takes.
+    """
+    job, stages, rule, server = times.job, made.stages, made.rule, made.server
+    least = least_local(times.network)
+    check_parts(job, stages, least)
+    largest = max(stage.global_batch_size for stage in stages)
+    of_a_step = max(max(stage.local_batch_sizes) for stage in stages) if server else largest
+    update = update or chosen_optimizer(job, largest)
+    assert job.method != "auto"  # noqa: S101 - settled before
+    scaling = scaling_reasons(job, stages, least, rule, update)
+    return Plan(
+        job=job,
+        data=times.data,
+        network=times.network,
+        method=job.method,
+        update=update,
+        ags=ags_rule(job),
+        precision=precision_of(job),
+        learning_rate=rule,
+        merge="parameter server" if server else "sample-weighted all-reduce",
+        server=server,
+        stages=stages,
+        reasons=(*explained, *scaling, *no_factors(job, update, of_a_step)),
+        **predicted,
     )
 
 
@@ -325,8 +363,11 @@ def _progress(
     compared: Sequence[Compared],
     learnt: Learnt | None,
 ) -> Progress:
-    job = told.job
+    job, least = told.job, None
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
+    # Cycles and two batch sizes are laid out over the epochs that are stated.
+    if job.goal.target is not None and job.method_spec.same_steps:
+        least = 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
     return Progress(
         models={name: told.progress(noise, name) for name in optimizers_of(job)},
         optimizer=lambda batch: chosen_optimizer(job, batch, compared),
@@ -334,26 +375,6 @@ def _progress(
         planned=job.epochs,
         target=job.goal.accuracy,
         confidence=job.goal.confidence,
-        least=_least_epochs(job),
+        least=least,
         learnt=learnt,
-    )
-
-
-def _least_epochs(job: Job) -> int | None:
-    """Fewest that the plan may choose: those of the warm-up; `None` where it chooses none.
-
-    Cycles and two batch sizes are laid out over the epochs that are stated.
-    """
-    if job.goal.target is None or not job.method_spec.same_steps:
-        return None
-    return 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
-
-
-def _mixing(kinds: Sequence[WorkerType], job: Job) -> str:
-    """Why kinds are not mixed, in a sentence; empty if they are."""
-    if len(kinds) == 1 or link_given(job.link):
-        return ""
-    return (
-        "Kinds are not mixed: they were not measured together, and link.latency and "
-        "link.bandwidth are not given."
     )

@@ -12,16 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from batchwright.algorithms.dual_batch import PAPER
 from batchwright.algorithms.partition import apportion
 from batchwright.algorithms.presets import PRESETS, Preset
 from batchwright.errors import PlanError
-from batchwright.records import DataFacts, Job
+from batchwright.planning.chosen import Chosen
+from batchwright.records import Alternative, DataFacts, Job, Reason, Source
 
 Number = TypeVar("Number", int, float)
 
 LARGE_SIDE = 64
 """Up to this top resolution, in pixels, one lower one; above it two."""
 
+_ASKED: tuple[Source, str] = ("asked", "")
+_PUBLISHED: tuple[Source, str] = ("published", PAPER)
 _DEFAULT_PARTS = 3  # stages of the rate where nothing says how many
 _DEFAULT_DECAY = 0.1  # of one stage's rate to the next's
 
@@ -48,7 +52,7 @@ class Schedule:
     Attributes:
         resolutions: Image sides, low to high, in pixels.
         parts: The sub-stages in order.
-        stage_epochs: Length of each stage of the rate, those without an epoch left out.
+        stage_epochs: Length of each stage of the rate, those without an epoch left out; and why.
         rates: Rate of each stage relative to the first.
         dropouts: Share at each resolution.
         strengths: Of the augmentation at each resolution.
@@ -57,7 +61,7 @@ class Schedule:
 
     resolutions: tuple[int, ...]
     parts: tuple[SubStage, ...]
-    stage_epochs: tuple[int, ...]
+    stage_epochs: Chosen[tuple[int, ...]]
     rates: tuple[float, ...]
     dropouts: tuple[float, ...]
     strengths: tuple[float, ...]
@@ -70,6 +74,73 @@ class Schedule:
             sum(part.epochs for part in self.parts if part.level == level)
             for level in range(len(self.resolutions))
         )
+
+    def reasons(self, job: Job, data: DataFacts) -> tuple[Reason, ...]:
+        """Why the preset, resolutions, stages and regularization are so."""
+        found = [self._resolutions(job, data), self._stages(job)]
+        if self.preset is not None:
+            doubts = self.preset.doubts(data)
+            why = "Asked for. What the job says otherwise than by default goes before it."
+            why += f" It {' and '.join(doubts)}: it may not suit." if doubts else ""
+            preset = Chosen(job.cycle.preset, why, "published", PAPER)
+            found.insert(0, preset.reason("preset"))
+        values = [f"dropout {', '.join(f'{one:g}' for one in self.dropouts)}"]
+        if len(set(self.strengths)) > 1:
+            values.append(f"strength {', '.join(f'{one:g}' for one in self.strengths)}")
+        if len(set(self.dropouts)) > 1 or len(values) > 1:
+            source = _PUBLISHED if self.preset and self.dropouts == self.preset.dropouts else _ASKED
+            why = "Larger images, more of it: each resolution has its own."
+            found.append(Chosen("; ".join(values), why, *source).reason("regularization"))
+        return tuple(found)
+
+    def _resolutions(self, job: Job, data: DataFacts) -> Reason:
+        sides, order = self.resolutions, job.cycle.order
+        text = {
+            "cycle": "Low to high in each stage of the learning rate, so that the high rate meets "
+            "all",
+            "one-pass": "Low to high once over the whole training, as progressive learning without "
+            "a cycle does",
+            "fixed": "The highest throughout",
+        }[order]
+        pixels = sum(
+            part.epochs * (sides[part.level] / sides[-1]) ** 2 for part in self.parts
+        ) / max(1, job.epochs)
+        own = "the size of the data's own images"
+        if sides[-1] != data.side:
+            own = f"asked for, the data's own images have {data.side} px"
+        why = (
+            f"{text}; the highest is {own}. All epochs together go through {pixels:.0%} of the "
+            f"pixels of {sides[-1]} px throughout."
+        )
+        source = _PUBLISHED if order == "cycle" else _ASKED
+        return Chosen(sides, why, *source).reason("resolutions", f"{', '.join(map(str, sides))} px")
+
+    def _stages(self, job: Job) -> Reason:
+        stages = self.stage_epochs
+        uneven = any(
+            len({part.epochs for part in self.parts if part.rate_stage == stage}) > 1
+            for stage in range(len(stages.value))
+        )
+        if uneven and job.cycle.order == "cycle" and job.cycle.shares == "auto":
+            stages = stages._replace(
+                why=f"{stages.why} Where a stage does not divide evenly, the higher resolution "
+                "gets the odd epoch, as the highest is what is evaluated."
+            )
+        rates = ", ".join(f"{rate:g}" for rate in self.rates)
+        lengths = "+".join(map(str, stages.value))
+        return stages.reason("stages", f"{lengths} epochs at {rates} times the rate")
+
+
+def resolution_reason(
+    side: int, data: DataFacts, alternatives: tuple[Alternative, ...] = ()
+) -> Reason:
+    """Why a plan of one row has its resolution: it is the data's own, or was asked for."""
+    own = side == data.side
+    why = "The size of the data's own images." if own else f"Asked for; the data has {data.side}."
+    if alternatives:
+        why += " The highest of those asked for, at which `plain` trains."
+    found = Chosen(side, why, "assumed" if own else "asked", "", alternatives)
+    return found.reason("resolution", f"{side} px")
 
 
 def sub_stages(
@@ -165,6 +236,36 @@ def rising_sides(top: int) -> tuple[int, ...]:
     return (*sorted(side for side in lower if side < top), top)
 
 
+def sides(job: Job) -> tuple[int, ...]:
+    """The resolutions of a resolved job, in pixels, rising."""
+    return () if job.resolutions == "auto" else job.resolutions
+
+
+def cycle_batches(job: Job, data: DataFacts) -> Chosen[tuple[int, ...]] | None:
+    """The global batch at each resolution of `cyclic`; `None` where the chosen one holds at all.
+
+    Raises:
+        PlanError: They contradict the global batch or the number of resolutions.
+    """
+    if not job.method_spec.takes("cycle.batches"):
+        return None
+    given, preset = job.cycle.batches, preset_of(job)
+    if given != "auto":
+        batches = per_resolution("cycle.batches", given, sides(job))
+        if job.global_batch not in ("auto", batches[-1]):
+            raise PlanError(
+                f"cycle.batches={','.join(map(str, given))} says {batches[-1]} at {sides(job)[-1]} "
+                f"px, global_batch={job.global_batch} another: give one of them"
+            )
+        return Chosen(batches, "Asked for.", "asked")
+    if preset is None or job.global_batch != "auto" or sides(job) != preset.resolutions:
+        return None
+    if max(preset.batches) > data.train_samples // job.goal.least_steps:
+        return None
+    why = "The published batch of a step, for which the published rate holds."
+    return Chosen(preset.batches, why, *_PUBLISHED)
+
+
 def schedule_of(job: Job) -> Schedule:
     """The stages of a job whose resolutions and epochs are settled.
 
@@ -172,26 +273,26 @@ def schedule_of(job: Job) -> Schedule:
         PlanError: Stages do not add up, or something is given for another number of resolutions or
             stages than there are.
     """
-    cycle, preset = job.cycle, preset_of(job)
-    sides = () if job.resolutions == "auto" else job.resolutions
-    if len(sides) == 1 and cycle.order != "fixed":
+    cycle, preset, levels = job.cycle, preset_of(job), sides(job)
+    if len(levels) == 1 and cycle.order != "fixed":
         raise PlanError(
-            f"method={job.method} has one resolution, {sides[0]} px, so nothing to go through: "
+            f"method={job.method} has one resolution, {levels[0]} px, so nothing to go through: "
             "probe with two or more, such as resolutions=24,32, or give cycle.order=fixed"
         )
-    stages = _stage_epochs(job, preset)
+    chosen = _stage_epochs(job, preset)
+    stages = chosen.value
     rates = _stage_rates(job, preset, len(stages))
-    shares = () if cycle.shares == "auto" else per_resolution("cycle.shares", cycle.shares, sides)
+    shares = () if cycle.shares == "auto" else per_resolution("cycle.shares", cycle.shares, levels)
     kept = [index for index, epochs in enumerate(stages) if epochs]
     return Schedule(
-        resolutions=sides,
-        parts=sub_stages([stages[index] for index in kept], len(sides), cycle.order, shares),
-        stage_epochs=tuple(stages[index] for index in kept),
+        resolutions=levels,
+        parts=sub_stages([stages[index] for index in kept], len(levels), cycle.order, shares),
+        stage_epochs=chosen._replace(value=tuple(stages[index] for index in kept)),
         rates=tuple(rates[index] / rates[0] for index in kept),
-        dropouts=_dropouts(job, preset, sides),
-        strengths=(1.0,) * len(sides)
+        dropouts=_dropouts(job, preset, levels),
+        strengths=(1.0,) * len(levels)
         if cycle.strengths == "auto"
-        else per_resolution("cycle.strengths", cycle.strengths, sides),
+        else per_resolution("cycle.strengths", cycle.strengths, levels),
         preset=preset,
     )
 
@@ -211,7 +312,7 @@ def per_resolution(key: str, values: Sequence[Number], sides: Sequence[int]) -> 
     return tuple(values) * (len(sides) if len(values) == 1 else 1)
 
 
-def _stage_epochs(job: Job, preset: Preset | None) -> tuple[int, ...]:
+def _stage_epochs(job: Job, preset: Preset | None) -> Chosen[tuple[int, ...]]:
     given = job.cycle.stage_epochs
     if given != "auto":
         if sum(given) != job.epochs:
@@ -219,12 +320,15 @@ def _stage_epochs(job: Job, preset: Preset | None) -> tuple[int, ...]:
                 f"cycle.stage_epochs={','.join(map(str, given))} add up to {sum(given)}, not to "
                 f"epochs={job.epochs}: give epochs={sum(given)}, or other stages"
             )
-        return given
+        return Chosen(given, "Asked for.", "asked")
     if preset is not None:
-        return tuple(apportion([float(one) for one in preset.stage_epochs], job.epochs))
-    rates = job.cycle.stage_rates
-    count = _DEFAULT_PARTS if rates == "auto" else len(rates)
-    return tuple(apportion([2.0 ** (count - 1 - stage) for stage in range(count)], job.epochs))
+        parts, why = preset.stage_epochs, f"In the proportion of cycle.preset={job.cycle.preset}."
+    else:
+        rates = job.cycle.stage_rates
+        count = _DEFAULT_PARTS if rates == "auto" else len(rates)
+        parts = tuple(2 ** (count - 1 - stage) for stage in range(count))
+        why = "Each half as long as the one before, as published."
+    return Chosen(tuple(apportion(list(parts), job.epochs)), why, *_PUBLISHED)
 
 
 def _stage_rates(job: Job, preset: Preset | None, stages: int) -> tuple[float, ...]:

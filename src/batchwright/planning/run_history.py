@@ -12,7 +12,7 @@ from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
 from batchwright.planning.methods.update_rule import Outcome, Recipe, Tried, recipe_of
-from batchwright.planning.validation import sides
+from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.outcomes import epochs_to
 from batchwright.prediction.accuracy.quality import SEED_ERROR, ProgressModel, fit_progress
 from batchwright.prediction.accuracy.trainings import Observed, offset_of

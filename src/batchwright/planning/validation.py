@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from batchwright.errors import PlanError
 from batchwright.planning.methods.simulated import with_link
-from batchwright.planning.resolution import per_resolution, settled
+from batchwright.planning.resolution import per_resolution, settled, sides
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
 from batchwright.records.job_keys import job_keys
 from batchwright.records.registries.methods import METHODS
@@ -224,11 +224,6 @@ def check_goal(job: Job) -> None:
 def precision_of(job: Job) -> Precision:
     """The precision of a job that was resolved."""
     return "bfloat16" if job.precision == "bfloat16" else "float32"
-
-
-def sides(job: Job) -> tuple[int, ...]:
-    """The resolutions of a resolved job, in pixels, rising."""
-    return () if job.resolutions == "auto" else job.resolutions
 
 
 def least_local(network: NetworkFacts) -> int:

@@ -21,14 +21,13 @@ from statistics import median
 from typing import Literal
 
 from batchwright.errors import PlanError
-from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, fit_line, interval
+from batchwright.prediction.drift import QUARTILES_PER_DEVIATION
+from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, fit_line, interval
 from batchwright.records import CollectiveTime, Estimate, Link
 
 Operation = Literal["all-reduce", "push-pull"]
 
-_QUARTILES_PER_DEVIATION = 1.349  # distance between the quartiles of a normal distribution
 _LEAST_ERROR = 0.05  # assumed standard error of an exchange time even where calls agree
-_Z_975 = 1.96
 
 
 def exchange_seconds(
@@ -97,7 +96,7 @@ class CollectiveModel:
         error = self.relative_error
         if self.assumed(workers, operation):
             error = UNKNOWN_RELATIVE_ERROR
-        return interval(self.seconds(size, workers, operation), _Z_975 * error)
+        return interval(self.seconds(size, workers, operation), Z_975 * error)
 
     def assumed(self, workers: int, operation: Operation = "all-reduce") -> bool:
         """Whether so many workers are beyond what was measured, so that link figures go in."""
@@ -116,7 +115,7 @@ def fit_collectives(
         times.setdefault((one.operation, one.workers), {}).setdefault(one.bytes, []).append(
             one.seconds
         )
-    spreads = [(o.high - o.low) / o.seconds / _QUARTILES_PER_DEVIATION for o in measured]
+    spreads = [(o.high - o.low) / o.seconds / QUARTILES_PER_DEVIATION for o in measured]
     return CollectiveModel(
         {
             key: tuple((size, median(seconds)) for size, seconds in sorted(sizes.items()))

@@ -6,12 +6,12 @@ point can fall into one slow stretch, and then it seems to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import hypot, log, sqrt
 
 from batchwright.prediction.drift import point_error, point_seconds, pooled_drift
-from batchwright.records import StepTime
+from batchwright.records import HeldOut, MemoryPoint, OutOfMemory, StepTime
 
 Key = tuple[int, int, int]
 """Of a measured point: workers, resolution in pixels, local batch in samples."""
@@ -31,7 +31,14 @@ def contradictions(
     """
     if drift is None:
         drift, _ = pooled_drift(points)
-    return list(_contradictions(points, drift))
+    found = []
+    for group in grouped(points).values():
+        for small, large in pairwise(group):
+            drop = log(point_seconds(small) / point_seconds(large))
+            error = hypot(point_error(small, drift), point_error(large, drift))
+            if drop > max(log(_LEAST_RATIO), _LEAST_ERRORS * error):
+                found.append((small, large))
+    return found
 
 
 def point_errors(
@@ -64,8 +71,8 @@ def grouped(points: Sequence[StepTime]) -> dict[tuple[int, int], list[StepTime]]
     return groups
 
 
-def key_of(point: StepTime) -> Key:
-    """What tells a point from others."""
+def key_of(point: StepTime | MemoryPoint | OutOfMemory | HeldOut) -> Key:
+    """Workers, resolution and local batch of a point."""
     return point.workers, point.resolution, point.local_batch_size
 
 
@@ -75,14 +82,3 @@ def place_of(point: StepTime) -> str:
         f"local batch {point.local_batch_size} at resolution {point.resolution} with "
         f"{point.workers} worker(s)"
     )
-
-
-def _contradictions(
-    points: Sequence[StepTime], drift: float
-) -> Iterator[tuple[StepTime, StepTime]]:
-    for group in grouped(points).values():
-        for small, large in pairwise(group):
-            drop = log(point_seconds(small) / point_seconds(large))
-            error = hypot(point_error(small, drift), point_error(large, drift))
-            if drop > max(log(_LEAST_RATIO), _LEAST_ERRORS * error):
-                yield small, large

@@ -82,9 +82,8 @@ class Curve:
     def _scatter(self, batch: float) -> float:
         if self.linear:
             return self.line.own_error(batch)
-        return between(
-            self.batches, self.errors, min(max(batch, self.batches[0]), self.batches[-1])
-        )
+        nearest = min(max(batch, self.batches[0]), self.batches[-1])
+        return between(self.batches, self.errors, nearest)
 
     def _bend(self, batch: float) -> float:
         """The line's misfit everywhere, that of a piece most in its middle."""
@@ -113,15 +112,18 @@ def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence
     linear = choose_line(line, len(batches), validation)
     if len(batches) == 2:
         misfit = UNSEEN_BEND
-    elif linear:
-        misfit = _excess(
-            [line.at(x) / y - 1 for x, y in zip(batches, seconds, strict=True)],
-            errors,
-            line.degrees / len(batches),
-        )
+    elif linear:  # how far squared misses exceed what scatter explains after a fit
+        misses = [line.at(x) / y - 1 for x, y in zip(batches, seconds, strict=True)]
+        explained = line.degrees / len(batches) * sum(e * e for e in errors)
+        misfit = sqrt(max(0.0, sum(m * m for m in misses) - explained) / len(misses))
     else:
         # A point left out leaves a gap twice as wide, so about twice the error, noise included.
         misfit = root_mean_square(validation.pieces) / 2
+    caveat = line.caveat
+    if not linear:
+        caveat = "bent: a line misses the medians by more than they scatter"
+    elif len(batches) == 2:
+        caveat = "two points cannot show a bend: one is assumed in the interval"
     return Curve(
         tuple(batches),
         tuple(seconds),
@@ -129,7 +131,7 @@ def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence
         line,
         linear,
         misfit,
-        _caveat(line, len(batches), linear),
+        caveat,
         (batches[0], batches[-1]),
     )
 
@@ -147,17 +149,3 @@ def borrow_curve(shape: Curve, batch: int, seconds: float, error: float, whence:
         caveat=f"only batch {batch} was measured: the shape is that of {whence}",
         measured=(batch, batch),
     )
-
-
-def _excess(misses: Sequence[float], errors: Sequence[float], freedom: float) -> float:
-    """Root of how far squared misses exceed what scatter explains after a fit."""
-    explained = freedom * sum(e * e for e in errors)
-    return sqrt(max(0.0, sum(m * m for m in misses) - explained) / len(misses))
-
-
-def _caveat(line: Line, points: int, linear: bool) -> str:
-    if not linear:
-        return "bent: a line misses the medians by more than they scatter"
-    if points == 2:
-        return "two points cannot show a bend: one is assumed in the interval"
-    return line.caveat

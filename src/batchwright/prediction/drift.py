@@ -33,7 +33,8 @@ _LEAST_DEGREES = 4
 _DOUBTED_VISITS = 10  # slower visits at which a skew is believed by half
 _MOST_TIMES_MEDIAN = 6.0  # a suspended process says nothing about drift
 _LEAST_DRIFT = 0.005  # no clock and no scheduler repeats a step better
-_QUARTILES_PER_DEVIATION = 1.349  # distance between the quartiles of a normal distribution
+QUARTILES_PER_DEVIATION = 1.349
+"""Distance between the quartiles of a normal distribution, in standard deviations."""
 
 
 def pooled_drift(points: Sequence[StepTime]) -> tuple[float, int]:
@@ -51,16 +52,12 @@ def pooled_drift(points: Sequence[StepTime]) -> tuple[float, int]:
     if degrees < _LEAST_DEGREES:
         return ASSUMED_DRIFT, 0
     pairs = [
-        [abs(log(a / b)) for a, b in combinations(point.visits, 2)]
+        (len(point.visits) - 1, [abs(log(a / b)) for a, b in combinations(point.visits, 2)])
         for point in points
         if len(point.visits) > 1
     ]
-    most = _MOST_TIMES_MEDIAN * median(difference for own in pairs for difference in own)
-    total = sum(
-        freedom * fmean(min(difference, most) for difference in own)
-        for own in pairs
-        if (freedom := _visits(own) - 1)
-    )
+    most = _MOST_TIMES_MEDIAN * median(difference for _, own in pairs for difference in own)
+    total = sum(freedom * fmean(min(one, most) for one in own) for freedom, own in pairs)
     return max(_LEAST_DRIFT, sqrt(pi) / 2 * total / degrees), degrees
 
 
@@ -118,20 +115,11 @@ def point_error(point: StepTime, drift: float) -> float:
     """Relative standard error of a point's median: drift, and its own steps where not revisited."""
     if len(point.visits) > 1:
         return drift * median_share(len(point.visits))
-    return hypot(drift, _median_error(point))
+    # Of a median of steps, from their quartiles, as of a normal sample.
+    deviation = (point.step_high - point.step_low) / QUARTILES_PER_DEVIATION / point.step_seconds
+    return hypot(drift, deviation * median_share(point.repeats))
 
 
 def point_seconds(point: StepTime) -> float:
     """A point's whole step, in seconds: the median over its visits."""
     return median(point.visits) if point.visits else point.step_seconds
-
-
-def _visits(pairs: Sequence[float]) -> int:
-    """Number of visits that have so many pairs."""
-    return round((1 + sqrt(1 + 8 * len(pairs))) / 2)
-
-
-def _median_error(point: StepTime) -> float:
-    """Relative standard error of a median of steps, from quartiles, as of a normal sample."""
-    deviation = (point.step_high - point.step_low) / _QUARTILES_PER_DEVIATION / point.step_seconds
-    return deviation * median_share(point.repeats)

@@ -19,7 +19,9 @@ UNKNOWN_RELATIVE_ERROR = 0.2
 
 # 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom.
 _T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
-_Z_975 = 1.959964
+Z_975 = 1.96
+"""97.5 % quantile of the normal distribution: half of a 95 % interval, in standard errors."""
+_Z_975_EXACT = 1.959964
 _Z_999 = 3.090232
 
 # Of pure noise about a line, one in ten ratios of errors left out is below this (simulated).
@@ -36,7 +38,7 @@ def student_t_975(degrees: int) -> float:
         raise ValueError(f"Student's t has no quantile with {degrees} degrees of freedom")
     if degrees <= len(_T_975):
         return _T_975[degrees - 1]
-    z = _Z_975
+    z = _Z_975_EXACT
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

@@ -40,7 +40,7 @@ def estimate(
     Args:
         weighted_sqr_norm: :math:`S`, gradient units squared; a number, or a tensor of one for each
             part of the network, as the equations hold for each.
-        sqr_norm: :math:`|g|^2`, likewise.
+        sqr_norm: :math:`|g|^2`, of the same shape, in the same units.
         parts: :math:`n`, at least 2.
         batch: :math:`B`, in samples.
 
@@ -66,7 +66,7 @@ def gain(trace: float, sqr_norm: float, *, base_batch: int, batch: int) -> float
 
     Args:
         trace: :math:`\operatorname{tr}(\Sigma)`, gradient units squared; below 0 it counts as 0.
-        sqr_norm: :math:`|G|^2`, gradient units squared; likewise.
+        sqr_norm: :math:`|G|^2`, gradient units squared; below 0 it counts as 0.
         base_batch: :math:`B_0`, in samples.
         batch: :math:`B`, in samples.
 

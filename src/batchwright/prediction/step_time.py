@@ -45,14 +45,9 @@ from batchwright.prediction.drift import (
     pooled_drift,
     pooled_skew,
 )
-from batchwright.prediction.fit import (
-    UNKNOWN_RELATIVE_ERROR,
-    student_t_975,
-)
+from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, student_t_975
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
-
-_Z_975 = 1.96
 
 
 class _Law(Protocol):
@@ -163,8 +158,7 @@ class StepTimeModel:
 
     def resolutions(self, workers: int) -> tuple[int, ...]:
         """Measured resolutions for so many workers, rising; of the nearest if not measured."""
-        nearest = max((k for k in self.workers if k <= workers), default=self.workers[0])
-        return self._resolutions(nearest)
+        return self._resolutions(self._nearest(workers))
 
     def curve(self, workers: int, resolution: int) -> Curve:
         """Seconds of the whole step, in one pass, against the local batch.
@@ -223,7 +217,7 @@ class StepTimeModel:
         own = self.comparison_error(workers, resolution, micro_batch_sizes)
         known = hypot(own, self._level)
         later = self.drift * median_share(LATER_VISITS)
-        quantile = student_t_975(self._degrees) if self._degrees else _Z_975
+        quantile = student_t_975(self._degrees) if self._degrees else Z_975
         return Estimate(
             value=value,
             low=value * exp(-quantile * hypot(known, (2 - self._skew) * later)),
@@ -265,16 +259,19 @@ class StepTimeModel:
         """Whether so many workers were not measured together, so that link figures go in."""
         return workers > self.workers[-1]
 
+    def _nearest(self, workers: int) -> int:
+        """The largest measured number of workers that is not above; the smallest where all are."""
+        return max((k for k in self.workers if k <= workers), default=self.workers[0])
+
     def _resolutions(self, workers: int) -> tuple[int, ...]:
         return tuple(sorted(side for count, side in self._whole if count == workers))
 
     def _laws_of(self, workers: int, resolution: int) -> tuple[_Law, _Law]:
         """Laws of the whole step and of computing."""
-        laws = self._laws.get((workers, resolution))
-        if laws is None:
-            laws = self._make_laws(workers, resolution)
-            self._laws[workers, resolution] = laws
-        return laws
+        key = (workers, resolution)
+        if key not in self._laws:
+            self._laws[key] = self._make_laws(workers, resolution)
+        return self._laws[key]
 
     def _make_laws(self, workers: int, resolution: int) -> tuple[_Law, _Law]:
         if workers in self.workers:
@@ -304,9 +301,10 @@ class StepTimeModel:
         if resolution in sides:
             return curves[workers, resolution]
         if len(sides) == 1:
+            both = ",".join(map(str, sorted({sides[0], resolution})))
             raise PlanError(
                 f"resolution {resolution}: only {sides[0]} was measured with {workers} worker(s); "
-                f"probe again with resolutions={_listed({sides[0], resolution})}"
+                f"probe again with resolutions={both}"
             )
         right = min(max(bisect_left(sides, resolution), 1), len(sides) - 1)
         small, large = sides[right - 1], sides[right]
@@ -323,7 +321,7 @@ class StepTimeModel:
 
     def _sampled(self, workers: int, resolution: int) -> Curve:
         law = self._laws_of(workers, resolution)[0]
-        nearest = max((k for k in self.workers if k <= workers), default=self.workers[0])
+        nearest = self._nearest(workers)
         side = min(self._resolutions(nearest), key=lambda side: abs(side - resolution))
         batches = self._whole[nearest, side].batches
         return fit_curve(
@@ -351,7 +349,13 @@ def fit_step_time(
     Raises:
         PlanError: Too few points, or one twice.
     """
-    _refuse_duplicates(points)
+    if not points:
+        raise PlanError("the profile has no step times; run probe first")
+    seen = set()
+    for point in points:
+        if key_of(point) in seen:
+            raise PlanError(f"{place_of(point)} is there twice; merge the profiles, or drop one")
+        seen.add(key_of(point))
     drift, degrees = pooled_drift(points)
     groups = grouped(points)
     doubtful = contradictions(points, drift)
@@ -395,11 +399,18 @@ def _fit_all(
         if len(group) > 1
     }
     if not curves:
-        raise PlanError(_too_few(groups))
+        point = next(iter(groups.values()))[0]
+        raise PlanError(
+            f"{place_of(point)} is the only batch measured there, which cannot tell a fixed part "
+            f"from growth; measure batch {2 * point.local_batch_size} too, with a larger "
+            "probe.budget"
+        )
     shapes = dict(curves)
     for key, group in groups.items():
         if len(group) == 1:
-            near = min(shapes, key=lambda other: _distance(other, key))
+            # Other resolutions of the same workers come first, then other numbers of workers.
+            apart = {one: (abs(log(one[0] / key[0])), abs(log(one[1] / key[1]))) for one in shapes}
+            near = min(shapes, key=apart.__getitem__)
             point = group[0]
             curves[key] = borrow_curve(
                 shapes[near],
@@ -409,11 +420,6 @@ def _fit_all(
                 f"resolution {near[1]} with {near[0]} worker(s)",
             )
     return dict(sorted(curves.items()))
-
-
-def _distance(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
-    """Other resolutions of the same workers come first, then other numbers of workers."""
-    return abs(log(one[0] / other[0])), abs(log(one[1] / other[1]))
 
 
 def _find_overlap(
@@ -470,26 +476,3 @@ def _notes(
         if curve.caveat:
             notes.append(f"resolution {resolution}, {workers} worker(s): {curve.caveat}")
     return notes
-
-
-def _refuse_duplicates(points: Sequence[StepTime]) -> None:
-    if not points:
-        raise PlanError("the profile has no step times; run probe first")
-    seen = set()
-    for point in points:
-        key = key_of(point)
-        if key in seen:
-            raise PlanError(f"{place_of(point)} is there twice; merge the profiles, or drop one")
-        seen.add(key)
-
-
-def _too_few(groups: Mapping[tuple[int, int], Sequence[StepTime]]) -> str:
-    point = next(iter(groups.values()))[0]
-    return (
-        f"{place_of(point)} is the only batch measured there, which cannot tell a fixed part from "
-        f"growth; measure batch {2 * point.local_batch_size} too, with a larger probe.budget"
-    )
-
-
-def _listed(sides: set[int]) -> str:
-    return ",".join(map(str, sorted(sides)))

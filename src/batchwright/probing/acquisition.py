@@ -12,6 +12,7 @@ from math import hypot, sqrt
 from statistics import median
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
+from batchwright.prediction.fit import Z_975
 from batchwright.probing.commands import Point
 from batchwright.probing.measure.step_time import LEAST_STEPS, LONG_STEP, in_turns
 from batchwright.records import StepLoading
@@ -25,7 +26,6 @@ VISIT_SECONDS = 0.4
 LEAST_POINTS = 3
 """Batches a curve is measured at: a line through fewer shows no error."""
 
-_Z_975 = 1.96
 # Worth of a point on the curves of those that the choice is between, which bears on them, and of
 # one on others. Not nothing: a plan is made for other goals, too, and predicts all of them.
 _SAME_CURVE, _OTHER_CURVE = 0.5, 0.25
@@ -311,7 +311,7 @@ def half_width(error: float, drift: float) -> float:
         error: Standard error of the model there.
         drift: Standard deviation of one visit's median about the long-run median.
     """
-    return _Z_975 * hypot(error, drift * median_share(LATER_VISITS))
+    return Z_975 * hypot(error, drift * median_share(LATER_VISITS))
 
 
 def is_enough(

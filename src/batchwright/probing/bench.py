@@ -80,7 +80,7 @@ class Bench:
         optimizer: Of the network's trained parameters.
         trained: These parameters.
         classes: Number of classes.
-        group: As given, or as joined since.
+        group: The workers that measure together now.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
@@ -94,6 +94,7 @@ class Bench:
         self.optimizer = build_optimizer(self.network, job, rate)
         self._loss = build_loss(job)
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
+        self._dtype = torch.bfloat16 if self._precision == "bfloat16" else torch.float32
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train = self._source(data, data.train)
         self._data, self._feeds = data, dict[int, Feed]()
@@ -117,7 +118,6 @@ class Bench:
         self.step(self.supply(SMALLEST_BATCH, min(sides_of(self.job))))
 
     def _weights(self) -> tuple[Tensor, ...]:
-        """Parameters and statistics."""
         return (*self.network.parameters(), *self.network.buffers())
 
     def _network(self, classes: int) -> nn.Module:
@@ -132,7 +132,10 @@ class Bench:
 
     def _source(self, data: ImageData, part: Any) -> ImagePipeline | Batch:
         if not isinstance(part, ImageStore):
-            return self._resident(part)
+            first = [part[index] for index in range(min(len(part), _MOST_RESIDENT))]
+            images, labels = default_collate(first)
+            images = images.to(self.device, memory_format=torch.channels_last)
+            return images, labels.to(self.device)
         return ImagePipeline(
             part,
             device=self.device,
@@ -141,14 +144,8 @@ class Bench:
             std=data.std,
             augmentation=self.job.augmentation,
             seed=self.job.seed,
-            dtype=torch.bfloat16 if self._precision == "bfloat16" else torch.float32,
+            dtype=self._dtype,
         )
-
-    def _resident(self, dataset: Any) -> Batch:
-        first = range(min(len(dataset), _MOST_RESIDENT))
-        images, labels = default_collate([dataset[index] for index in first])
-        images = images.to(self.device, memory_format=torch.channels_last)
-        return images, labels.to(self.device)
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
@@ -157,7 +154,10 @@ class Bench:
             return lambda: source.training_batch(
                 self._random_indices(size, len(source)), epoch=0, resolution=resolution
             )
-        batch = _repeated(source, size, resolution)
+        images, labels = source
+        rows = torch.arange(size, device=images.device) % len(labels)
+        images = to_resolution(images[rows], resolution)
+        batch = images.contiguous(memory_format=torch.channels_last), labels[rows]
         return lambda: batch
 
     def evaluation_supply(self, size: int) -> Callable[[], Batch]:
@@ -213,7 +213,7 @@ class Bench:
             device=self.device,
             augmentation=self.job.augmentation,
             seed=self.job.seed,
-            dtype=torch.bfloat16 if self._precision == "bfloat16" else torch.float32,
+            dtype=self._dtype,
             loaders=loaders,
             ahead=1,
         )
@@ -437,11 +437,3 @@ def if_it_fits(work: Callable[[], Result]) -> Result | None:
         if not is_out_of_memory(error):
             raise
         return None
-
-
-def _repeated(resident: Batch, size: int, resolution: int) -> Batch:
-    images, labels = resident
-    rows = torch.arange(size, device=images.device) % len(labels)
-    chosen = images[rows]
-    chosen = to_resolution(chosen, resolution)
-    return chosen.contiguous(memory_format=torch.channels_last), labels[rows]

@@ -19,7 +19,8 @@ from typing import Any
 
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.planner import plan_to_measure
-from batchwright.prediction.contradictions import contradictions
+from batchwright.planning.validation import least_local
+from batchwright.prediction.contradictions import contradictions, key_of
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing.acquisition import (
     LEAST_POINTS,
@@ -56,7 +57,6 @@ from batchwright.records import (
     Plan,
     Prediction,
     Profile,
-    StepTime,
     UpdateTime,
 )
 from batchwright.workload.load import LEAST_SECONDS
@@ -157,7 +157,6 @@ class Controller:
         return self.learn(self._profile().model_copy(update={"load": visitor.load()}))
 
     def _profile(self) -> Profile:
-        """What is known so far."""
         visitor, prepared = self._visitor, self._visitor.prepared
         return Profile(
             job=visitor.job,
@@ -192,15 +191,17 @@ class Controller:
         Time goes by pixels, as steps do, so that curves begin with about the same batches: plans
         are chosen at the highest resolution.
         """
-        trials = {curve: self._try(curve) for curve in self._curves}
-        for curve, trial in trials.items():
+        for curve in self._curves:
+            seconds = self._visitor.try_first(Point(*curve, SMALLEST_BATCH))
+            self._sample_seconds[curve] = seconds / SMALLEST_BATCH
+        for curve in self._curves:
             workers, side = curve
             ladder, sizes = self._ladders[workers]
             smallest = smallest_size(
                 ladder,
                 sizes[0],
                 seconds=self._each(curve),
-                sample_seconds=trial,
+                sample_seconds=self._sample_seconds[curve],
                 most_steps=self._job.probe.steps,
                 loaders=self._visitor.prepared.loaders,
             )
@@ -252,12 +253,6 @@ class Controller:
         )
         return self._job.epochs * self._visitor.prepared.data.train_samples * least
 
-    def _try(self, curve: Curve) -> float:
-        """Seconds per sample of the smallest step there is."""
-        seconds = self._visitor.try_first(Point(*curve, SMALLEST_BATCH))
-        self._sample_seconds[curve] = seconds / SMALLEST_BATCH
-        return self._sample_seconds[curve]
-
     def _visit(self, point: Point) -> None:
         seconds = self._visitor.visit(point)
         if seconds is not None:
@@ -267,7 +262,7 @@ class Controller:
     def _ladder(self, workers: int) -> tuple[list[int], list[int]]:
         """Local batches that may be measured, and those a plan can choose, both rising."""
         job, prepared = self._job, self._visitor.prepared
-        least = 2 if prepared.network.batch_norm else 1
+        least = least_local(prepared.network)
         most = prepared.data.train_samples // job.goal.least_steps // workers
         if job.micro_batch != "auto":
             most = min(most, job.micro_batch)
@@ -301,19 +296,16 @@ class Controller:
     def _noise(self) -> GradientNoise | None:
         self._report("gradient noise")
         curve = self._curves[-1]
+        visited = [p.local_batch_size for p in self._visitor.ledger.steps if p[:2] == curve]
         command = MeasureNoise(
             workers=curve[0],
             resolution=curve[1],
-            part_size=self._part_size(curve),
+            # Larger parts take hardly longer, and tell of as many more samples.
+            part_size=max(self._smallest[curve], min(_PART, max(visited))),
             seconds=_NOISE * self._budget,
         )
         answer = self._visitor.ask(command, NoiseMeasured, "measuring gradient noise")
         return answer.noise if answer else None
-
-    def _part_size(self, curve: Curve) -> int:
-        """Samples of a part: larger ones take hardly longer, and tell of as many more samples."""
-        visited = [p.local_batch_size for p in self._visitor.ledger.steps if p[:2] == curve]
-        return max(self._smallest[curve], min(_PART, max(visited)))
 
     def _evaluation(self) -> float:
         self._report("evaluation")
@@ -348,7 +340,8 @@ class Controller:
             if far is not None:
                 self._visit(far)
                 continue
-            candidates = [*dict.fromkeys([*self._candidates(model), *choice.used, *choice.level])]
+            worth = (point for curve in self._curves for point in self._on_curve(curve, model))
+            candidates = [*dict.fromkeys([*worth, *choice.used, *choice.level])]
             errors = {point: self._error(model, point) for point in candidates}
             if model is not None and is_enough(
                 candidates,
@@ -465,7 +458,7 @@ class Controller:
         for _ in range(_MOST_RECONCILING):
             pairs = contradictions(self._visitor.step_times())
             # Each once, also where it is in two pairs.
-            for point in sorted({_point(step) for pair in pairs for step in pair}):
+            for point in sorted({Point(*key_of(step)) for pair in pairs for step in pair}):
                 if self._left() < -_RECONCILING * self._budget:
                     return
                 self._visit(point)
@@ -510,12 +503,8 @@ class Controller:
         except PlanError:  # not enough yet
             return None
 
-    def _candidates(self, model: StepTimeModel | None) -> list[Point]:
-        """Points worth a visit on all curves."""
-        return [point for curve in self._curves for point in self._on_curve(curve, model)]
-
     def _on_curve(self, curve: Curve, model: StepTimeModel | None) -> list[Point]:
-        """Points that a plan may choose, that may fit, and that take no age.
+        """Points worth a visit: that a plan may choose, that may fit, and that take no age.
 
         Where memory leaves too few of them, those below the smallest serve as well.
         """
@@ -531,7 +520,6 @@ class Controller:
         return wanted if len(wanted) >= LEAST_POINTS else fitting[-LEAST_POINTS:]
 
     def _seconds(self, model: StepTimeModel | None, point: Point) -> float:
-        """What a visit will take, in seconds."""
         step = self._sample_seconds[point[:2]] * point.local_batch_size
         if model is not None:
             with suppress(PlanError):  # nothing fitted on this curve
@@ -565,7 +553,3 @@ def _at_knee(plan: Plan, one: Prediction) -> bool:
         and knee.global_batch_size in (None, one.global_batch_size)
         for knee in plan.knees
     )
-
-
-def _point(step: StepTime) -> Point:
-    return Point(step.workers, step.resolution, step.local_batch_size)

@@ -63,7 +63,9 @@ class Executor:
         """
         match command:
             case commands.Compare():
-                return self._compare(command)
+                group = self._part(command.workers)
+                choice = choose_precision(self._job, self._data, group, seconds=command.seconds)
+                return commands.Compared(**choice._asdict())
             case commands.Prepare():
                 return self._prepare(command)
             case commands.Guess():
@@ -107,11 +109,6 @@ class Executor:
                 return commands.UpdatesTimed(times=times)
             case commands.RunTrial():
                 return self._trial(command, tell)
-
-    def _compare(self, command: commands.Compare) -> commands.Compared:
-        group = self._part(command.workers)
-        choice = choose_precision(self._job, self._data, group, seconds=command.seconds)
-        return commands.Compared(**choice._asdict())
 
     def _prepare(self, command: commands.Prepare) -> commands.Prepared:
         group = self._part(command.workers)

@@ -16,7 +16,6 @@ from batchwright.planning.candidates.trial_choice import (
     LEAST_STEPS,
     Arm,
     Question,
-    Wanted,
 )
 from batchwright.prediction.accuracy.trainings import of_trials
 from batchwright.prediction.step_time import fit_step_time
@@ -83,14 +82,19 @@ def run_trials(
         profile = profile.model_copy(update={"trials": tuple(trials)})
         keep(profile.model_copy(update={"trials_open": True}))
         name = f"trial {len(trials) + 1}: {wanted}"
-        run = _made(
-            visitor,
-            plan,
-            wanted,
-            question.held_out,
+        command = RunTrial(
+            workers=wanted.arm.workers,
+            resolution=plan.top_resolution,
+            optimizer=wanted.optimizer,
+            global_batch_size=wanted.arm.batch,
+            samples=wanted.samples,
+            held_out=question.held_out,
+            micro_batch=wanted.arm.micro_batch,
+            rate_scale=wanted.rate_scale,
             most_seconds=MOST_TIMES * budget - spent,
-            heard=_teller(report, name, budget - spent, clock),
         )
+        heard = _teller(report, name, budget - spent, clock)
+        run = visitor.ask(command, TrialRun, str(wanted), heard)
         if run is not None and run.trial is not None:
             trials.append(run.trial)
             right = f"{name}, {run.trial.accuracy:.1%} right"
@@ -220,7 +224,7 @@ def _slowness(profile: Profile) -> Slowness:
         PlanError: Too little was measured to tell.
     """
     if not profile.job.launcher.simulated:
-        return _as_planned
+        return lambda _: 1.0
     times = fit_step_time(profile.steps)
 
     def slowness(one: Prediction) -> float:
@@ -228,33 +232,3 @@ def _slowness(profile: Profile) -> Slowness:
         return each * profile.data.train_samples / one.epoch_seconds.value
 
     return slowness
-
-
-def _as_planned(one: Prediction) -> float:
-    del one
-    return 1.0
-
-
-def _made(
-    visitor: Visitor,
-    plan: Plan,
-    wanted: Wanted,
-    held_out: int,
-    *,
-    most_seconds: float,
-    heard: Callable[[float], None],
-) -> TrialRun | None:
-    """The trial, as far as memory and time did for it; `None` if a worker was killed."""
-    arm = wanted.arm
-    command = RunTrial(
-        workers=arm.workers,
-        resolution=plan.top_resolution,
-        optimizer=wanted.optimizer,
-        global_batch_size=arm.batch,
-        samples=wanted.samples,
-        held_out=held_out,
-        micro_batch=arm.micro_batch,
-        rate_scale=wanted.rate_scale,
-        most_seconds=most_seconds,
-    )
-    return visitor.ask(command, TrialRun, str(wanted), heard)

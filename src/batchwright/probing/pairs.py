@@ -16,7 +16,7 @@ from statistics import fmean, median
 from batchwright.errors import JobError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.probing.acquisition import VISIT_SECONDS
-from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair
+from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair, ignored
 from batchwright.probing.controller import PRECISION, Progress
 from batchwright.probing.probe import measuring
 from batchwright.probing.visiting import Visitor
@@ -41,18 +41,13 @@ def measure_pairs(
 ) -> tuple[PairTime, ...]:
     """Time two groups of workers side by side, without any exchange between them.
 
-    Args:
-        job: As for `probe.probe`.
-        pairs: Batches and groups; at least one.
-        folder: As for `probe.probe`.
-        progress: Called as progress(seconds done, seconds in all, what).
+    Job, folder, progress and errors are those of `probe.probe`.
 
     Returns:
-        What was measured, in the order of ``pairs``.
+        What was measured, in the order of ``pairs``, of which there is one at least.
 
     Raises:
         JobError: A pair does not fit the memory; the message names it.
-        BatchwrightError: As for `probe.probe`.
     """
     counts, sides = {pair.workers for pair in pairs}, {pair.resolution for pair in pairs}
     with pair_measurer(job, counts, folder, sides=sides, progress=progress) as measure:
@@ -70,16 +65,10 @@ def pair_measurer(
 ) -> Iterator[MeasurePairs]:
     """A function that does what `measure_pairs` does, on workers that stay alive inside.
 
-    Args:
-        job: As for `probe.probe`.
-        counts: Numbers of workers that pairs may have.
-        folder: As for `probe.probe`.
-        sides: Resolutions that pairs may have, where the job names none, in pixels.
-        progress: As for `measure_pairs`.
+    Pairs may have ``counts`` workers and, where the job names no resolutions, ``sides`` in pixels.
 
     Raises:
         JobError: There are no counts.
-        BatchwrightError: As for `probe.probe`.
     """
     if not counts:
         raise JobError("no pairs to measure: give resolution, workers and batches of both groups")
@@ -87,19 +76,13 @@ def pair_measurer(
         job = job.model_copy(update={"resolutions": tuple(sorted(sides))})
     rising = sorted(counts)
     with measuring(job, folder, rising) as workers:
-        visitor = Visitor(job, workers, rising[-1], _silent)
+        visitor = Visitor(job, workers, rising[-1], ignored)  # its reports are of single points
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         yield PairVisits(visitor, progress=progress).measure
 
 
 class PairVisits:
-    """Has pairs visited in turn.
-
-    Args:
-        visitor: Prepared.
-        progress: As for `measure_pairs`.
-        clock: Seconds since any moment.
-    """
+    """Has pairs visited in turn, by a visitor that is prepared."""
 
     def __init__(
         self,
@@ -118,7 +101,9 @@ class PairVisits:
             JobError: A pair does not fit the memory; the message names it.
         """
         for pair in dict.fromkeys(pairs):
-            self._weigh(pair)
+            at_once = min(pair.large_batch, self._micro_batch(pair))
+            if not self._visitor.weigh(Point(pair.workers, pair.resolution, at_once)):
+                raise self._too_large(pair)
         visits: dict[Pair, list[tuple[float, float]]] = {pair: [] for pair in pairs}
         began = self._clock()
         while wanted := [pair for pair in visits if not _known(visits[pair])]:
@@ -131,11 +116,6 @@ class PairVisits:
                 visits[pair].append(self._visit(pair))
         self._tell(ceil(self._budget), "measured, seconds")
         return tuple(_pair_time(pair, visits[pair]) for pair in pairs)
-
-    def _weigh(self, pair: Pair) -> None:
-        at_once = min(pair.large_batch, self._micro_batch(pair))
-        if not self._visitor.weigh(Point(pair.workers, pair.resolution, at_once)):
-            raise self._too_large(pair)
 
     def _visit(self, pair: Pair) -> tuple[float, float]:
         """Seconds of a step with the large and with the small batch, whoever had them."""
@@ -170,10 +150,6 @@ class PairVisits:
         if self._progress is not None:
             total = ceil(self._budget)
             self._progress(min(total, round(seconds)), total, what)
-
-
-def _silent(_what: str) -> None:
-    """A visitor's own reports are of single points."""
 
 
 def _known(visits: Sequence[tuple[float, float]]) -> bool:

@@ -124,16 +124,9 @@ def measure_points(
 ) -> Measured:
     """Step times and memory at chosen points, visited in turn, so that visits are apart in time.
 
-    Args:
-        job: As for `probe`.
-        points: (workers, resolution in pixels, local batch) each; at least one.
-        folder: As for `probe`.
-        visits: To each point.
-        accept: Called before the first of them with where it is; raises what speaks against it.
-        progress: Called as progress(visits done, visits in all, what).
-
-    Raises:
-        BatchwrightError: As for `probe`.
+    Job, folder and errors are those of `probe`; progress counts visits. ``points`` are (workers,
+    resolution in pixels, local batch) each, at least one. ``accept`` is called before the first
+    visit with where it is, and raises what speaks against it.
     """
     wanted = list(dict.fromkeys(Point(*point) for point in points))
     if not wanted:
@@ -169,14 +162,9 @@ def measure_points(
 
 
 def compare_formats(job: Job, folder: Path) -> Compared:
-    """The number format for a job whose batch is given, where nothing else is measured.
+    """The number format for a job with a batch and workers, where nothing else is measured.
 
-    Args:
-        job: As for `probe`; its global batch and number of workers are given.
-        folder: As for `probe`.
-
-    Raises:
-        BatchwrightError: As for `probe`.
+    Folder and errors are those of `probe`.
     """
     workers = max(counts_of(job))
     command = Compare(workers=workers, seconds=PRECISION * job.probe.first_budget)
@@ -196,16 +184,12 @@ def counts_of(job: Job) -> tuple[int, ...]:
 
 @contextmanager
 def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuring]:
-    """Worker processes, or this one where the job says so.
+    """Worker processes, or this one where the job says so; commands may ask for these ``counts``.
 
-    Args:
-        job: As for `probe`.
-        folder: As for `probe`.
-        counts: Numbers of workers that commands may ask for, rising.
+    Folder and errors are those of `probe`.
 
     Raises:
         JobError: Several workers in one process.
-        BatchwrightError: As for `probe`.
     """
     if job.launcher.one_worker:
         if max(counts) > 1:

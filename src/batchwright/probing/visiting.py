@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 
 import torch
@@ -136,8 +136,18 @@ class Visitor:
         try:
             return self._measuring.ask(command, answer, heard)
         except Killed:
-            self._restart(what)
-            return None
+            self._restarts += 1
+        if self._restarts > MOST_RESTARTS:
+            raise WorkerError(
+                f"workers were killed {self._restarts} times, last while {what} (out of memory?): "
+                "set goal.memory to what a worker may use, or choose fewer workers"
+            )
+        began = time.perf_counter()
+        self._measuring.restart()
+        if self.job.precision != "auto":
+            self._prepare()
+        self.restart_seconds += time.perf_counter() - began
+        return None
 
     @property
     def may_restart(self) -> bool:
@@ -152,12 +162,12 @@ class Visitor:
             return False
         if self._weighed_elsewhere(point):
             return True
-        weighed = self.ask(Weigh(**_named(point)), Weighed, str(point))
+        weighed = self.ask(Weigh(**point._asdict()), Weighed, str(point))
         if weighed is None or weighed.peak_bytes is None:
             self.out_of_memory.append(point)
             return False
         self.memory[point] = MemoryPoint(
-            **_named(point),
+            **point._asdict(),
             peak_bytes=weighed.peak_bytes,
             resident_bytes=weighed.resident_bytes,
         )
@@ -269,7 +279,7 @@ class Visitor:
 
     def lost_points(self) -> tuple[OutOfMemory, ...]:
         """The same for points that did not fit."""
-        return tuple(OutOfMemory(**_named(point)) for point in sorted(set(self.out_of_memory)))
+        return tuple(OutOfMemory(**point._asdict()) for point in sorted(set(self.out_of_memory)))
 
     def cluster(self) -> Cluster:
         """Hardware and software of the workers."""
@@ -291,16 +301,13 @@ class Visitor:
         """What the visits of one point showed; made once for each list of them."""
         visits = self.ledger.steps[point]
         told = self._told.get(point)
-        if told is None or told[0] is not visits:
-            told = self._told[point] = visits, self._summed_up(point, visits)
-        return told[1]
-
-    def _summed_up(self, point: Point, visits: Sequence[Steps]) -> StepTime:
+        if told is not None and told[0] is visits:
+            return told[1]
         medians = self.ledger.medians(point)
         steps = [step for visit in visits for step in visit]
         low, _, high = spread([compute + sync for compute, sync in steps])
-        return StepTime(
-            **_named(point),
+        found = StepTime(
+            **point._asdict(),
             compute_seconds=median(median(compute for compute, _ in visit) for visit in visits),
             sync_seconds=median(median(sync for _, sync in visit) for visit in visits),
             step_seconds=median(medians),
@@ -310,28 +317,17 @@ class Visitor:
             visits=tuple(medians),
             loading=pooled_loading(self.ledger.loading(point)),
         )
+        self._told[point] = visits, found
+        return found
 
     def _visited(self, point: Point) -> Visited | None:
         if not self.weigh(point):
             return None
-        command = Visit(**_named(point), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps)
+        command = Visit(**point._asdict(), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps)
         visited = self.ask(command, Visited, str(point))
         if visited is None:
             self.out_of_memory.append(point)
         return visited
-
-    def _restart(self, what: str) -> None:
-        self._restarts += 1
-        if self._restarts > MOST_RESTARTS:
-            raise WorkerError(
-                f"workers were killed {self._restarts} times, last while {what} (out of memory?): "
-                "set goal.memory to what a worker may use, or choose fewer workers"
-            )
-        began = time.perf_counter()
-        self._measuring.restart()
-        if self.job.precision != "auto":
-            self._prepare()
-        self.restart_seconds += time.perf_counter() - began
 
     def _prepare(self) -> None:
         precision = self.job.precision
@@ -344,7 +340,3 @@ class Visitor:
                 f"network={self.job.network}: a worker was killed while it built the network and "
                 "took a first step (out of memory?): choose a smaller one, or fewer workers"
             ) from None
-
-
-def _named(point: Point) -> dict[str, int]:
-    return point._asdict()

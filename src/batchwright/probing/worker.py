@@ -24,6 +24,8 @@ from batchwright.records import Job, Record
 from batchwright.records.documents import read_record
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
 
+_LOADER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: (Killed|Bus error)")
+
 
 class Ready(Record):
     """What rank 0 says once all workers have met."""
@@ -31,7 +33,8 @@ class Ready(Record):
 
 def _main() -> None:
     folder, counts, meeting, descriptor = sys.argv[1:]
-    _offer_for_killing()
+    with suppress(OSError):  # where memory runs out, the kernel is to end this process (Linux)
+        Path("/proc/self/oom_score_adj").write_text("1000")
     job = read_record(Path(folder) / "job.json", Job)
     allocator = prepare_process(worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])))
     device = resolve_device(job.device, int(os.environ["LOCAL_RANK"]))
@@ -44,7 +47,8 @@ def _main() -> None:
                 try:
                     answer = executor.carry_out(read_command(text), partial(_answer, line, group))
                 except RuntimeError as error:
-                    _end_as_loader(error)
+                    if _LOADER_KILLED.search(str(error)):  # for want of memory: no step fits there
+                        os.kill(os.getpid(), signal.SIGKILL)
                     raise
                 _answer(line, group, answer)
     group.close()
@@ -53,18 +57,6 @@ def _main() -> None:
 def _answer(line: socket.socket, group: Group, answer: Record) -> None:
     if group.rank == 0:
         line.sendall(answer.model_dump_json().encode() + b"\n")
-
-
-def _end_as_loader(error: RuntimeError) -> None:
-    """Be killed where a loader process was for want of memory: the step does not fit either way."""
-    if re.search(r"DataLoader worker .* is killed by signal: (Killed|Bus error)", str(error)):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _offer_for_killing() -> None:
-    """Where memory runs out, have the kernel end this process rather than any other (Linux)."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ process. An idle worker waits in a read, which takes no processor time.
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
@@ -17,11 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from batchwright.distributed import fork_server
-from batchwright.distributed.exit_reports import ERRORS_FOLDER
+from batchwright.distributed.exit_reports import forget_reports
 from batchwright.distributed.group import Group
 from batchwright.distributed.launch import raise_failure
-from batchwright.distributed.processes import PARENT_PID, spinning_shortly
+from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.probing.commands import Command, TrialRun, ignored
 from batchwright.probing.executor import Executor
@@ -34,7 +32,6 @@ ANSWER_SECONDS = 900.0
 """Silence after which a command is given up: a step that takes so long is no use to anybody."""
 
 START_SECONDS = 300.0
-_POLL_SECONDS = 0.1
 _END_SECONDS = 5.0  # for the others to leave their own reports once one has failed
 
 Answer = TypeVar("Answer", bound=Record)
@@ -107,8 +104,13 @@ class Workers:
     """
 
     def __init__(self, job: Job, folder: Path, counts: Sequence[int], noted: list[int]) -> None:
-        self._job, self._folder, self._counts, self._noted = job, folder, counts, noted
-        self._processes: list[fork_server.Process] = []
+        self._job, self._folder, self._noted = job, folder, noted
+        self._count = max(counts)
+        self._children = Children(
+            ["batchwright.probing.worker", str(folder), ",".join(map(str, counts))],
+            folder=folder,
+            environment=dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(self._count)),
+        )
         self._lines: list[socket.socket] = []
         self._unread = b""
         self._starts = 0
@@ -118,12 +120,13 @@ class Workers:
         try:
             self._start()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
+        self._children.close()
 
     def ask(
         self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
@@ -145,46 +148,25 @@ class Workers:
         self._start()
 
     def _start(self) -> None:
-        workers = max(self._counts)
         self._starts += 1
-        for left in [*self._folder.glob("rank*.json"), *self._folder.glob("meeting*")]:
+        forget_reports(self._folder)
+        for left in self._folder.glob("meeting*"):  # of a probe that was killed here
             left.unlink()
-        meeting = self._folder / f"meeting{self._starts}"
-        for rank in range(workers):
-            self._start_one(rank, workers, meeting)
+        meeting = str(self._folder / f"meeting{self._starts}")
+        for rank in range(self._count):
+            ours, theirs = socket.socketpair()
+            self._lines.append(ours)
+            with theirs:
+                number = theirs.fileno()
+                self._children.start(rank, files=[number], arguments=[meeting, str(number)])
         try:
             self._read(Ready, START_SECONDS)
         except Killed:  # no step yet that could be smaller
-            fewer = " or start fewer workers" if workers > 1 else ""
+            fewer = " or start fewer workers" if self._count > 1 else ""
             raise WorkerError(
-                f"one of {workers} worker(s) was killed by SIGKILL as it started (out of memory?): "
-                f"free memory{fewer}; logs are in {self._folder}"
+                f"one of {self._count} worker(s) was killed by SIGKILL as it started (out of "
+                f"memory?): free memory{fewer}; logs are in {self._folder}"
             ) from None
-
-    def _start_one(self, rank: int, workers: int, meeting: Path) -> None:
-        numbers = {
-            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers
-        }  # fmt: skip
-        environment = {
-            **spinning_shortly(os.environ),
-            **{name: str(number) for name, number in numbers.items()},
-            "MASTER_ADDR": "localhost",
-            PARENT_PID: str(os.getpid()),
-            ERRORS_FOLDER: str(self._folder),
-        }
-        counts = ",".join(map(str, self._counts))
-        mode = "wb" if self._starts == 1 else "ab"  # what killed the former ones is kept
-        ours, theirs = socket.socketpair()
-        self._lines.append(ours)
-        with theirs, (self._folder / f"worker{rank}.log").open(mode) as log:
-            process = fork_server.start(
-                "batchwright.probing.worker",
-                [str(self._folder), counts, str(meeting), str(theirs.fileno())],
-                environment=environment,
-                log=log,
-                files=[theirs.fileno()],
-            )
-        self._processes.append(process)
 
     def _read(self, answer: type[Answer], seconds: float) -> Answer:
         """Rank 0's next line, while all workers live and no stop signal has come."""
@@ -192,45 +174,30 @@ class Workers:
         while b"\n" not in self._unread:
             if self._noted:
                 raise Interrupted(self._noted[0], f"stopped by signal {self._noted[0]}")
-            if any(process.poll() is not None for process in self._processes):
-                self._raise_death()
+            if codes := self._children.exit_codes():
+                if -signal.SIGKILL not in codes.values():
+                    self._children.wait(_END_SECONDS)
+                    codes = self._children.exit_codes()
+                if -signal.SIGKILL in codes.values():  # it may be another than was noticed first
+                    raise Killed
+                raise_failure(self._folder, codes)
             if time.monotonic() > end:
                 raise WorkerError(
                     f"the workers said nothing for {seconds:.0f} s; logs are in {self._folder}"
                 )
-            readable, _, _ = select.select(self._lines[:1], [], [], _POLL_SECONDS)
+            readable, _, _ = select.select(self._lines[:1], [], [], POLL_SECONDS)
             if readable:
                 received = self._lines[0].recv(1 << 16)
                 self._unread += received
                 if not received:
-                    time.sleep(_POLL_SECONDS)  # closed: the process ends, `poll` will say so
+                    time.sleep(POLL_SECONDS)  # closed: the process ends, `poll` will say so
         line, _, self._unread = self._unread.partition(b"\n")
         return answer.model_validate_json(line)
-
-    def _raise_death(self) -> None:
-        codes = self._codes()
-        if -signal.SIGKILL in codes.values():
-            raise Killed
-        end = time.monotonic() + _END_SECONDS
-        while time.monotonic() < end and any(p.poll() is None for p in self._processes):
-            time.sleep(_POLL_SECONDS)
-        codes = self._codes()
-        if -signal.SIGKILL in codes.values():  # another than the one that noticed
-            raise Killed
-        raise_failure(self._folder, codes)
-
-    def _codes(self) -> dict[int, int]:
-        """Exit codes of the workers that have ended, by rank."""
-        codes = {rank: process.poll() for rank, process in enumerate(self._processes)}
-        return {rank: code for rank, code in codes.items() if code is not None}
 
     def _end(self) -> None:
         for line in self._lines:
             line.close()
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
+        self._children.kill()
         for meeting in self._folder.glob("meeting*"):
             meeting.unlink()
-        self._processes, self._lines, self._unread = [], [], b""
+        self._lines, self._unread = [], b""

@@ -87,7 +87,8 @@ class Document(Record):
         write_whole(Path(path), record_text(self).encode())
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {_in_a_line(self._facts())}>"
+        facts = ", ".join(f"{name} {value}" for name, value in self._facts())
+        return f"<{type(self).__name__}: {printable(facts)}>"
 
     def __str__(self) -> str:
         return repr(self)
@@ -109,7 +110,3 @@ def html_table(name: str, rows: list[tuple[str, str]]) -> str:
         for name, value in rows
     )
     return f"<table><caption>{escape(name)}</caption>{body}</table>"
-
-
-def _in_a_line(facts: list[tuple[str, str]]) -> str:
-    return printable(", ".join(f"{name} {value}" for name, value in facts))

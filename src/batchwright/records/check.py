@@ -84,7 +84,6 @@ class Check(Document):
     )
 
     def _facts(self) -> list[tuple[str, str]]:
-        """How far off the predictions were."""
         errors = [abs(one.error) for one in self.points if one.quantity == "step_seconds"]
         inside = sum(one.inside for one in self.points)
         return [

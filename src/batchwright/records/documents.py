@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from batchwright.errors import ArgumentError, BatchwrightError, FileError, JobError
+from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
 from batchwright.records.job_keys import job_keys, unknown_key
@@ -209,7 +209,10 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        other = _kind_in(text)
+        try:
+            other = _kind_of(json.loads(text))
+        except (ValueError, RecursionError):
+            other = ""
         if other and other != kind:
             raise FileError(f"{where} is a {other}, not a {kind}{hint}") from None
         raise FileError(
@@ -217,15 +220,8 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
         ) from None
 
 
-def _kind_in(text: str) -> str:
-    """The kind of record that a JSON text says it is; empty: none of ours."""
-    try:
-        return _kind_of(json.loads(text))
-    except (ValueError, RecursionError):
-        return ""
-
-
 def _kind_of(values: Any) -> str:
+    """The kind of record that plain values say they are; empty: none of ours."""
     said = values.get("format") if isinstance(values, dict) else None
     found = re.fullmatch(r"batchwright-([a-z]+)/\d+", said) if isinstance(said, str) else None
     return found[1] if found else ""
@@ -411,11 +407,3 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     if key in _TABLES:
         value = _as_table(key, value, place)
     values[last] = _as_list(value) if key in _LISTS else value
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's message on one line, for a person."""
-    text = " ".join(str(error).split())
-    if isinstance(error, BatchwrightError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

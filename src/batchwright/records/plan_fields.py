@@ -309,7 +309,6 @@ class PlanFields(Document):
         return METHODS[self.method]
 
     def _facts(self) -> list[tuple[str, str]]:
-        """What is trained, how, and the predicted time."""
         sides = ", ".join(str(side) for side in sorted({one.resolution for one in self.stages}))
         top = max(self.stages, key=lambda stage: stage.resolution)
         return [
@@ -355,6 +354,10 @@ class PlanFields(Document):
             and one.kinds == self.kinds
         )
         return next(found, None)
+
+    def evaluates_after(self, epoch: int) -> bool:
+        """Whether the model is evaluated after a zero-based epoch; after the last it always is."""
+        return (epoch + 1) % self.job.evaluate_epochs == 0 or epoch + 1 == self.epochs
 
     def stage_of(self, epoch: int) -> int:
         """Index of the stage that holds the zero-based ``epoch``; `IndexError` past the end."""

@@ -319,7 +319,6 @@ class Profile(Document):
     probe_seconds: Positive = Field(description="Wall time that measuring took, in seconds.")
 
     def _facts(self) -> list[tuple[str, str]]:
-        """What was measured, where, and for how long."""
         scale = self.noise.noise_scale if self.noise else None
         return [
             ("network", self.network.name),

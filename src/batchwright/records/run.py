@@ -186,7 +186,6 @@ class RunSummary(Document):
     )
 
     def _facts(self) -> list[tuple[str, str]]:
-        """What was trained, what came of it, and where it is."""
         plan, best, seconds = self.plan, self.best_epoch, self.measured_epoch_seconds
         stage = plan.stages[-1]
         batch = f"{stage.global_batch_size} ({local_batches(stage.local_batch_sizes)})"

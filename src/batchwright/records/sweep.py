@@ -87,7 +87,6 @@ class Sweep(Document):
     settings: tuple[SweepSetting, ...] = Field(description="Means over the seeds.")
 
     def _facts(self) -> list[tuple[str, str]]:
-        """What varies, how far it has come, and where it is."""
         means = [one.accuracy.value for one in self.settings if one.accuracy]
         return [
             ("network", self.job.network),

@@ -35,6 +35,14 @@ def store_of(request: Request) -> Store:
     return store
 
 
+async def _store_of(request: Request) -> Store:
+    return store_of(request)  # for `Stored`: as a coroutine it takes no thread
+
+
+Stored = Annotated[Store, Depends(_store_of)]
+"""The store, as a parameter of a route."""
+
+
 def settings_of(request: Request) -> Settings:
     """The settings that the app was made with."""
     settings: Settings = request.app.state.settings
@@ -94,6 +102,13 @@ def open_to_all() -> Any:
 
     check.needed = ()  # type: ignore[attr-defined]
     return Depends(check)
+
+
+Reader = Annotated[Caller, need("read")]
+Reporter = Annotated[Caller, need("report")]
+Submitter = Annotated[Caller, need("submit")]
+PageReader = Annotated[Caller, need_page("read")]
+PageSubmitter = Annotated[Caller, need_page("submit")]
 
 
 def sign_in_address(base: str, secret: str) -> str:

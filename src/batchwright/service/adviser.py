@@ -6,9 +6,8 @@ import logging
 from collections import OrderedDict
 from contextlib import suppress
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Profile
-from batchwright.records.documents import one_line
 from batchwright.records.service import Advice, RunInfo
 from batchwright.service.background_queue import Errands
 from batchwright.service.bounds import PLANNING, refuse_costly

@@ -18,17 +18,7 @@ from starlette.middleware import Middleware
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
-from batchwright.service.api import (
-    advice,
-    agents,
-    health,
-    jobs,
-    metrics,
-    plans,
-    profiles,
-    records,
-    runs,
-)
+from batchwright.service.api import jobs, operation, plans, records, runs
 from batchwright.service.api.error_responses import answer, problem_of
 from batchwright.service.middleware.bodies import Bodies
 from batchwright.service.middleware.headers import SecurityHeaders
@@ -45,15 +35,14 @@ from batchwright.service.store import Store
 log = logging.getLogger("batchwright.service")
 
 API: Sequence[APIRouter] = (
-    health.router,
-    metrics.router,
+    operation.router,
     runs.router,
     records.router,
-    profiles.router,
+    plans.profiles_router,
     plans.router,
-    advice.router,
+    runs.advice_router,
     jobs.router,
-    agents.router,
+    jobs.agents_router,
 )
 
 TIDY_SECONDS = 3600.0

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
-from batchwright.errors import (
-    DeadlineReached,
-    FileError,
-    Interrupted,
-    NewPlan,
-    PlanError,
-    TrainingError,
-)
-from batchwright.records import Stage
+from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
+from batchwright.records import Stage, WorkerTime
 from batchwright.training.batches.batch_split import Sharing, share_of
 from batchwright.training.batches.feeding import Batch, Feed
 from batchwright.training.batches.sampler import Step
@@ -27,9 +21,10 @@ from batchwright.training.evaluate.evaluation import Forward, Metric
 from batchwright.training.plan_switch import Advised
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
+from batchwright.training.signals import stopped
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
-from batchwright.training.step.micro_batches import MicroBatches, Once
+from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
 from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.stepper import Stepper, Wishes
 
@@ -44,8 +39,14 @@ _PRIME = 8388593  # the largest below 2^23
 class AllReduceRun:
     """Epochs of steps that all workers take together, and the checkpoints between them.
 
+    Simulated workers exchange four things, and nothing else of it.
+
     Args:
         setup: What is trained.
+        workers: Who takes part; unset: each process of the setup's group is one.
+        clock: Books the time; unset: that of this process.
+        reducer: Makes what sums the gradients, as `Reducer` does.
+        turns: Between the workers of this process.
 
     Attributes:
         stepper: Takes the steps.
@@ -56,12 +57,21 @@ class AllReduceRun:
         FileError: The run folder holds a run already, or cannot be written.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        workers: Group | None = None,
+        clock: StepClock | None = None,
+        reducer: Callable[..., Reducer] = Reducer,
+        turns: Turns | None = None,
+    ) -> None:
         self._setup, self._plan, self._group = setup, setup.plan, setup.group
+        self._workers = workers or setup.group
         trained = setup.parameters
         updater = setup.updater(trained)  # before a checkpoint brings other rates
         self._group.share((*trained, *setup.model.buffers()))
-        self.state, self._clock = RunState(), StepClock()
+        self.state, self._clock = RunState(), clock or StepClock()
         self._recorder = Recorder(setup.folder if self.rank == 0 else None, self._plan)
         self._keeper = CheckpointManager(
             setup.folder,
@@ -81,7 +91,7 @@ class AllReduceRun:
             raise
         self._sharing = Sharing(
             self._plan,
-            self._group,
+            self._workers,
             self.state,
             self._recorder,
             samples=len(setup.feed),
@@ -91,7 +101,7 @@ class AllReduceRun:
         adviser = setup.folder if setup.follow_advice and self.rank == 0 else None
         self._advised = Advised(adviser, self._plan, self._recorder, setup.least)
         self._drifted = False
-        self._reducer = Reducer(
+        self._reducer = reducer(
             trained,
             self._group,
             order=self.state.gradient_order,
@@ -99,7 +109,7 @@ class AllReduceRun:
         )
         self.stepper = Stepper(
             self._plan,
-            self._group,
+            self._workers,
             self.state,
             self._reducer,
             updater,
@@ -115,19 +125,20 @@ class AllReduceRun:
             self.state,
             self._clock,
             setup.peak_memory(self.state, self._clock, self._reducer),
-            self.rank,
+            self._workers.here,
+            turns,
         )
         self._batches: Once | None = None
 
     @property
     def rank(self) -> int:
         """This worker, from 0."""
-        return self._group.rank
+        return self._workers.rank
 
     @property
     def world_size(self) -> int:
         """Number of workers."""
-        return self._group.size
+        return self._workers.size
 
     @property
     def stage(self) -> Stage:
@@ -147,8 +158,7 @@ class AllReduceRun:
     @property
     def evaluation_due(self) -> bool:
         """Whether the epoch in progress is one of those after which the job evaluates."""
-        done = self.state.epoch + 1
-        return done % self._plan.job.evaluate_epochs == 0 or done == self._plan.epochs
+        return self._plan.evaluates_after(self.state.epoch)
 
     def keep(self, name: str, thing: Any) -> None:
         """Put a thing into checkpoints; on a resumed run its state is loaded at once."""
@@ -182,6 +192,7 @@ class AllReduceRun:
     ) -> dict[str, float]:
         """Mean of each value over a held-out set, of which every worker takes its share."""
         started = time.perf_counter()
+        self._merge_buffers()
         walk = self._sharing.walk
         sums, count, stopped = self._setup.evaluated(
             model,
@@ -228,6 +239,7 @@ class AllReduceRun:
         if tally.stop:
             self._stop_now()
         if tally.checkpoint:
+            self._merge_buffers()
             self._checkpoint("last")
 
     def _even_out(self) -> None:
@@ -265,8 +277,8 @@ class AllReduceRun:
     def _wishes(self) -> Wishes:
         """What this worker tells the others at the step in progress."""
         most = self._plan.job.goal.deadline
-        time_is_up = self.rank == 0 and most is not None and self._recorder.wall_seconds > most
-        compared = self.world_size > 1 and self.state.step % DRIFT_STEPS == 0
+        time_is_up = self.rank == 0 and most is not None and self._elapsed > most
+        compared = self._group.size > 1 and self.state.step % DRIFT_STEPS == 0
         return Wishes(
             stop=self._setup.stop.number > 0 or time_is_up,
             checkpoint=self._keeper.due(self.state.steps + 1),
@@ -297,10 +309,9 @@ class AllReduceRun:
             self._batches.end()
         self._sharing.end_epoch()
         self._batches = None
-        own = meter.worker_time(self._group.places[self.rank], meter.shares[-1][1][self.rank])
-        workers = self._group.gather(own)
-        record = meter.record(self.stage, workers, self.noise_scale)
+        record = meter.record(self.stage, self._worker_times(), self.noise_scale)
         self._recorder.epochs.append(record)  # before the checkpoint, which must know of it
+        self._merge_buffers()
         state.epoch, state.step = state.epoch + 1, 0
         new_plan = self._save_if_due()
         self._recorder.epoch(record.model_copy(update={"checkpoint_seconds": meter.checkpoint}))
@@ -314,11 +325,8 @@ class AllReduceRun:
             Whether another plan is to be followed from here on.
         """
         meter, state = self.state.meter, self.state
-        if meter.scores:
-            score = next(iter(meter.scores.values())) / meter.score_count
-            if score > state.best_score:
-                state.best_score = score
-                self._checkpoint("best")
+        if meter.scores and state.note_score(meter.scores, meter.score_count):
+            self._checkpoint("best")
         wishes = self._group.gather(
             (
                 self._keeper.due(state.steps) or self._over,
@@ -355,15 +363,31 @@ class AllReduceRun:
     def _stop_now(self) -> None:
         """All workers together: save and leave."""
         number = max(self._group.gather(self._setup.stop.number))
+        self._merge_buffers()
         self._checkpoint("last")
         self._keeper.settle()
-        where = f"epoch {self.state.epoch + 1}, step {self.state.step}"
-        if number:
-            raise Interrupted(number, f"stopped by signal {number} at {where}")
-        raise DeadlineReached(
-            f"goal.deadline={self._plan.job.goal.deadline:g} s was reached at {where}; to go on, "
-            "resume with a later one"
-        )
+        where = f"at epoch {self.state.epoch + 1}, {self._position}"
+        raise stopped(number, self._plan.job.goal.deadline, where)
+
+    # ---------------------------------------------------------- what differs for simulated workers
+
+    @property
+    def _elapsed(self) -> float:
+        """Seconds of the run so far, which ``goal.deadline`` bounds."""
+        return self._recorder.wall_seconds
+
+    @property
+    def _position(self) -> str:
+        """Where in its epoch the run is, in words."""
+        return f"step {self.state.step}"
+
+    def _worker_times(self) -> list[WorkerTime]:
+        """Where each worker's time of the epoch went."""
+        place, sizes = self._group.places[self.rank], self.state.meter.shares[-1][1]
+        return self._group.gather(self.state.meter.worker_time(place, sizes[self.rank]))
+
+    def _merge_buffers(self) -> None:
+        """Before an evaluation or a checkpoint; each process has a model of its own here."""
 
     def _check_workers(self, *, goes_on: bool) -> None:
         """A run may go on with other workers than it began with; it begins as planned."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from batchwright.algorithms.continuing import why_not
 from batchwright.algorithms.splicing import spliced
-from batchwright.errors import FileError, PlanError
+from batchwright.errors import FileError, PlanError, one_line
 from batchwright.records import Plan
-from batchwright.records.documents import one_line, read_record, write_record
+from batchwright.records.documents import read_record, write_record
 from batchwright.records.service import KeptAdvice
 from batchwright.training.recorder import Recorder
 

@@ -41,7 +41,7 @@ class Setup:
         optimizer: Of its parameters.
         feed: Makes the training batches.
         settings: Sets network and feed to a row of the plan.
-        group: The workers that one launcher started.
+        group: The processes that one launcher started.
         stop: Whether a signal asks to stop.
         folder: The run folder; ``None`` keeps nothing.
         resume: Whether to go on from it.
@@ -131,8 +131,8 @@ class Setup:
             metric: As for `Session.evaluate`.
             forward: f(model, batch) runs the model.
             batch_size: Samples in one forward pass.
-            group: The workers that evaluate.
-            shares: Of these, in rank order.
+            group: The processes that evaluate.
+            shares: Of the workers, in rank order; one process may be all of them.
             order: Of the epoch's training samples; ``None``: there is no epoch.
             epoch: Zero-based.
             between_epochs: Whether the training feed has nothing else under way.
@@ -148,7 +148,7 @@ class Setup:
                 resolution=None,
                 forward=forward,
                 autocast=self.autocast,
-                shares=shares,
+                shares=shares if group.size > 1 else (1,),
                 fitting=self.fitting,
             )
 
@@ -173,7 +173,7 @@ class Setup:
                 order,
                 epoch=epoch,
                 shares=shares,
-                rank=group.rank,
+                ranks=(group.rank,) if group.size > 1 else range(len(shares)),
                 between_epochs=between_epochs,
                 fitting=self.fitting,
             ),

@@ -35,16 +35,14 @@ from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.problems import described, printable
 from batchwright.storage.locks import WAIT_SECONDS, Lock, take
 from batchwright.training.all_reduce_run import AllReduceRun
-from batchwright.training.batches.feeding import (
-    Batch,
-    DatasetFeed,
-    Feed,
-    FileFeed,
-    ImagePart,
-    PipelineFeed,
-)
+from batchwright.training.batches.feeding import Batch, Feed, ImagePart, feed_of
 from batchwright.training.batches.stage_settings import StageSettings
-from batchwright.training.evaluate.evaluation import Forward, Metric, outputs_and_labels
+from batchwright.training.evaluate.evaluation import (
+    Forward,
+    Metric,
+    evaluation_batch,
+    outputs_and_labels,
+)
 from batchwright.training.parameter_server.server_run import ServerRun
 from batchwright.training.running import Run, Setup
 from batchwright.training.signals import StopRequest
@@ -146,7 +144,6 @@ class Session:
             "loaders": self._planned_loaders if loaders is None else loaders,
         }
         self._sides = [stage.resolution for stage in self.plan.stages]
-        self._top = max(self.plan.stages, key=lambda stage: stage.resolution)
         self._held_out: tuple[Images, Feed] | None = None
         self._companion: ReporterProcess | None = None
         self._lock: Lock | None = None
@@ -394,7 +391,7 @@ class Session:
             self._held_out_feed(dataset),
             metric,
             forward,
-            batch_size or max(256, self._top.micro_batch_size),
+            batch_size or evaluation_batch(self.plan),
         )
 
     def __repr__(self) -> str:
@@ -488,17 +485,8 @@ class Session:
         return self._held_out[1]
 
     def _feed_of(self, dataset: Images) -> Feed:
-        if isinstance(dataset, ImagePipeline):
-            return PipelineFeed(dataset)
-        if isinstance(dataset, FilePipeline):
-            return FileFeed(dataset)
-        return DatasetFeed(
-            dataset,
-            device=self.device,
-            seed=self.plan.job.seed,
-            sides=self._sides,
-            **self._loading,  # type: ignore[arg-type] # four keywords of this very call
-        )
+        seed = self.plan.job.seed
+        return feed_of(dataset, self.device, seed=seed, sides=self._sides, **self._loading)
 
     def _check_data(self) -> None:
         planned, found = self.plan.data.train_samples, len(self._feed)

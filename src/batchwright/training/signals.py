@@ -11,6 +11,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from batchwright.errors import DeadlineReached, Interrupted
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -39,3 +41,18 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.number = self.number or number
+
+
+def stopped(number: int, deadline: float | None, where: str) -> Interrupted:
+    """What a run ends with that was stopped by a signal or, where ``number`` is 0, by its job.
+
+    Args:
+        number: The signal.
+        deadline: The job's ``goal.deadline``, in seconds.
+        where: How far the run is, in words.
+    """
+    if number:
+        return Interrupted(number, f"stopped by signal {number} {where}")
+    return DeadlineReached(
+        f"goal.deadline={deadline:g} s was reached {where}; to go on, resume with a later one"
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from batchwright.errors import PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.validation import planning_job
+from batchwright.prediction.contradictions import Key, key_of
 from batchwright.records import (
     Check,
     CheckPoint,
@@ -15,18 +16,13 @@ from batchwright.records import (
     Estimate,
     HeldOut,
     Job,
-    MemoryPoint,
-    OutOfMemory,
     Plan,
     Profile,
     RoundCheck,
-    StepTime,
 )
 
 if TYPE_CHECKING:
     from batchwright.probing.probe import Measured
-
-Key = tuple[int, int, int]  # workers, resolution, local batch
 
 _PREDICTED = ("workers", "resolution", "local_batch_size", "step_seconds", "peak_bytes")
 
@@ -48,7 +44,7 @@ def own_steps(plan: Plan) -> tuple[HeldOut, ...]:
             planned = (stage.workers, stage.resolution, stage.global_batch_size)
             if same == planned and not one.assumed:
                 point = HeldOut(**{name: getattr(one, name) for name in _PREDICTED})
-                found.setdefault(_key(point), point)
+                found.setdefault(key_of(point), point)
     return tuple(found.values())
 
 
@@ -72,8 +68,8 @@ def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
             "measured here say nothing: plan with launch=local, and check that plan"
         )
     own = own_steps(plan)
-    known = {_key(point) for point in own}
-    held_out = [point for point in plan.held_out if _key(point) not in known]
+    known = {key_of(point) for point in own}
+    held_out = [point for point in plan.held_out if key_of(point) not in known]
     if not (own or held_out):
         raise PlanError(
             "the plan predicts no step between two measured ones, so nothing can be checked: "
@@ -82,7 +78,7 @@ def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
     if count < 1:
         raise PlanError(f"points={count}: give 1 or more")
     groups: dict[tuple[int, int], list[HeldOut]] = {}
-    for point in sorted(held_out, key=_key):
+    for point in sorted(held_out, key=key_of):
         groups.setdefault((point.workers, point.resolution), []).append(point)
     quotas = dict.fromkeys(groups, 0)
     for _ in range(min(count - len(own), len(held_out))):
@@ -103,10 +99,6 @@ def _evenly(count: int, wanted: int) -> list[int]:
     ([2], [1, 3], [1, 3, 5])
     """
     return [int((2 * index + 1) * count / (2 * wanted)) for index in range(wanted)]
-
-
-def _key(point: HeldOut | StepTime | MemoryPoint | OutOfMemory) -> Key:
-    return point.workers, point.resolution, point.local_batch_size
 
 
 def compare(
@@ -134,11 +126,17 @@ def compare(
     """
     sources = [one for one in (apart, measured) if one is not None]
     if profile is not None and measured is not None:
-        profile = _widened(profile, measured)
-    own = {_key(point) for point in own_steps(plan)}
+        profile = with_points(
+            profile,
+            cluster=_named_as(profile, measured.cluster),
+            steps=measured.steps,
+            memory=measured.memory,
+            out_of_memory=measured.out_of_memory,
+        )
+    own = {key_of(point) for point in own_steps(plan)}
     return Check(
         points=tuple(
-            one.model_copy(update={"planned": _key(point) in own})
+            one.model_copy(update={"planned": key_of(point) in own})
             for point in points
             for source in sources
             for one in _compared(plan.network.name, point, source)
@@ -152,8 +150,8 @@ def compare(
 
 
 def _compared(network: str, point: HeldOut, measured: Measured) -> Iterator[CheckPoint]:
-    step = next((one for one in measured.steps if _key(one) == _key(point)), None)
-    bytes_ = next((one for one in measured.memory if _key(one) == _key(point)), None)
+    step = next((one for one in measured.steps if key_of(one) == key_of(point)), None)
+    bytes_ = next((one for one in measured.memory if key_of(one) == key_of(point)), None)
     if step is not None:
         visits = step.visits or (step.step_seconds,)
         yield _point(network, point, "step_seconds", step.step_seconds, visits)
@@ -182,17 +180,6 @@ def _point(
         high=predicted.high,
         measured=measured,
         visits=visits,
-    )
-
-
-def _widened(profile: Profile, measured: Measured) -> Profile:
-    """The profile with what a check measured."""
-    return with_points(
-        profile,
-        cluster=_named_as(profile, measured.cluster),
-        steps=measured.steps,
-        memory=measured.memory,
-        out_of_memory=measured.out_of_memory,
     )
 
 

@@ -49,28 +49,32 @@ def examine(version: str) -> list[Finding]:
     device = resolve_device("auto")
     workers = default_workers(device.type)
     cores = usable_cores()
+    few = ""
+    if device.type == "cpu" and cores < workers:
+        few = f"{workers} workers on {cores} core(s) take turns: set workers={cores}"
+    faster = "bfloat16 where it is faster, else " if computes_in_bfloat16(device) else ""
+    asked = os.environ.get("OMP_NUM_THREADS")
+    threads = f"OMP_NUM_THREADS={asked}" if asked else "cores divided among the workers"
     return [
         Finding("batchwright", version),
-        Finding("python", f"{platform.python_version()} on {platform.system()}", _system()),
+        Finding(
+            "python",
+            f"{platform.python_version()} on {platform.system()}",
+            "" if sys.platform == "linux" else "only Linux is tested; on Windows use WSL 2",
+        ),
         Finding("torch", str(torch.__version__)),
         *(Finding(name, importlib.metadata.version(name)) for name in _PACKAGES),
         Finding("device", _device(device)),
-        Finding("cores", f"{cores} usable", _few_cores(cores, workers, device)),
-        Finding("threads", _threads()),
+        Finding("cores", f"{cores} usable", few),
+        Finding("threads", threads),
         Finding("workers", f"{workers} by default"),
         _load(),
-        Finding("precision", _precision(computes_in_bfloat16(device))),
+        Finding("precision", f"{faster}float32"),
         Finding("memory", f"{free_memory(device, workers) / 2**30:.1f} GiB for each worker"),
         Finding("allocator", prepare_process(torch.get_num_threads())),
         _collectives(),
         _shared_memory(),
     ]
-
-
-def _system() -> str:
-    if sys.platform == "linux":
-        return ""
-    return "only Linux is tested; on Windows use WSL 2"
 
 
 def _device(device: object) -> str:
@@ -80,12 +84,6 @@ def _device(device: object) -> str:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{len(names)} GPU: {', '.join(sorted(set(names)))}"
     return f"CPU, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _few_cores(cores: int, workers: int, device: object) -> str:
-    if str(device) == "cpu" and cores < workers:
-        return f"{workers} workers on {cores} core(s) take turns: set workers={cores}"
-    return ""
 
 
 def _load() -> Finding:
@@ -101,15 +99,6 @@ def _load() -> Finding:
     seen = " and ".join(disturbances(load))
     # No problem of the machine's, which would end the command with an error: it passes.
     return Finding("load", f"busy: {seen}; a probe would measure that, too" if seen else "quiet")
-
-
-def _precision(bfloat16: bool) -> str:
-    return "bfloat16 where it is faster, else float32" if bfloat16 else "float32"
-
-
-def _threads() -> str:
-    asked = os.environ.get("OMP_NUM_THREADS")
-    return f"OMP_NUM_THREADS={asked}" if asked else "cores divided among the workers"
 
 
 def _collectives() -> Finding:

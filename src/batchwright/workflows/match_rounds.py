@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from batchwright.algorithms.measured_pairs import expected_ratio
 from batchwright.errors import PlanError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
-from batchwright.records import Job, PairTime, Plan, Profile, Reason, RoundCheck, Stage
+from batchwright.records import PairTime, Plan, Profile, Reason, RoundCheck, Stage
 from batchwright.records.text.formatting import counted, number, percent
 from batchwright.reporting.text.progress import steps
 from batchwright.storage.files import make_folder
@@ -96,12 +96,6 @@ def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
 
     make_folder(folder)
     counts = {plan.workers, *(count for count in counts_of(plan.job) if count > 1)}
-    with steps() as show, pair_measurer(_budgeted(plan), counts, folder, progress=show) as measure:
-        yield measure
-
-
-def _budgeted(plan: Plan) -> Job:
-    """The plan's job with the seconds that a probe of this training may take."""
     training = sum(
         stage.epochs * stage.predicted_epoch_seconds.value
         for stage in plan.stages
@@ -109,7 +103,9 @@ def _budgeted(plan: Plan) -> Job:
     )
     settings = plan.job.probe
     budget = settings.model_copy(update={"budget": settings.budget_for(training)})
-    return plan.job.model_copy(update={"probe": budget})
+    job = plan.job.model_copy(update={"probe": budget})  # as a probe of this training has
+    with steps() as show, pair_measurer(job, counts, folder, progress=show) as measure:
+        yield measure
 
 
 def _groups(plan: Plan, stage: Stage) -> tuple[int, int]:
@@ -175,8 +171,9 @@ def settle(
     while pairs := pairs_of(plan):
         profile = with_points(profile, cluster=profile.cluster, pairs=measure(pairs))
         tried.append(plan)
-        known = _well_known(plan, profile)
-        if (known and _worst(plan, profile) <= AGREEMENT) or len(tried) == MOST_TIMES:
+        rounds = round_checks(plan, profile.pairs)
+        known = all(ratio_error(one.pair.ratios) <= WELL_KNOWN_RATIO for one in rounds)
+        if (known and worst_difference(rounds) <= AGREEMENT) or len(tried) == MOST_TIMES:
             break
         try:
             new = again(profile)
@@ -199,10 +196,6 @@ def settle(
     return Settled(told, profile, rounds, len(tried))
 
 
-def _worst(plan: Plan, profile: Profile) -> float:
-    return worst_difference(round_checks(plan, profile.pairs))
-
-
 def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
     """The largest difference between the groups' rounds by all pairs together, as a share.
 
@@ -223,11 +216,6 @@ def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
 def worst_difference(rounds: Sequence[RoundCheck]) -> float:
     """The largest difference between the groups' rounds, as a share, whichever is longer."""
     return max(abs(one.difference) for one in rounds)
-
-
-def _well_known(plan: Plan, profile: Profile) -> bool:
-    rounds = round_checks(plan, profile.pairs)
-    return all(ratio_error(one.pair.ratios) <= WELL_KNOWN_RATIO for one in rounds)
 
 
 def _table(plan: Plan) -> list[tuple[object, ...]]:

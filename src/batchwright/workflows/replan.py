@@ -25,7 +25,6 @@ from batchwright.records import (
     RunSummary,
     Stage,
     StepTime,
-    UpdateTime,
 )
 from batchwright.workflows.check_plan import open_again, with_points
 
@@ -81,7 +80,13 @@ def refit(summary: RunSummary) -> Refit | None:
     fitted = with_points(profile, steps=(_step_of(summary, profile, stage, predicted),))
     refitted = epoch_seconds(fitted, plan, stage)
     if not refitted.low <= measured <= refitted.high:
-        level = at_level_of(_times_of(summary), profile, plan, stage)
+        times = []
+        for epoch in _settled(summary):
+            seconds = epoch.training_seconds
+            computed = [w.input_seconds + w.compute_seconds for w in epoch.workers]
+            longest = max(computed, default=0.0) or seconds
+            times.append(EpochTime(seconds, min(seconds, longest)))
+        level = at_level_of(times, profile, plan, stage)
         if level is not None:
             fitted = level.profile
             refitted = epoch_seconds(fitted, plan, stage)
@@ -135,15 +140,6 @@ def _settled(summary: RunSummary) -> list[EpochRecord]:
     return whole[1:] or whole
 
 
-def _times_of(summary: RunSummary) -> list[EpochTime]:
-    times = []
-    for epoch in _settled(summary):
-        seconds = epoch.training_seconds
-        longest = max((w.input_seconds + w.compute_seconds for w in epoch.workers), default=0.0)
-        times.append(EpochTime(seconds, min(seconds, longest or seconds)))
-    return times
-
-
 def at_level_of(
     epochs: Sequence[EpochTime], profile: Profile, plan: Plan, stage: Stage
 ) -> Level | None:
@@ -182,14 +178,12 @@ def at_level_of(
         share = median(min(1.0, one.computing_seconds / one.seconds) for one in epochs)
         times, longer = share * now / computing, (1 - share) * now - max(0.0, whole - computing)
     steps = tuple(_moved(point, times, longer) for point in profile.steps)
-    updates = tuple(_slower(one, times) for one in profile.updates)
+    updates = tuple(
+        one.model_copy(update={k: times * getattr(one, k) for k in ("seconds", "low", "high")})
+        for one in profile.updates
+    )
     moved = profile.model_copy(update={"steps": steps, "updates": updates})
     return Level(times, longer, moved)
-
-
-def _slower(update: UpdateTime, times: float) -> UpdateTime:
-    found = {key: times * getattr(update, key) for key in ("seconds", "low", "high")}
-    return update.model_copy(update=found)
 
 
 def _moved(point: StepTime, times: float, longer: float) -> StepTime:

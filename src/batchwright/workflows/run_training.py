@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.distributed.launch import run_workers
 from batchwright.distributed.launch_with_server import run_with_server
-from batchwright.errors import BatchwrightError, NewPlan, PlanError
+from batchwright.errors import BatchwrightError, NewPlan, PlanError, one_line
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.schedule import rate_schedule
 from batchwright.planning.validation import least_local
 from batchwright.records import Job, Plan, Profile, RunSummary
-from batchwright.records.documents import one_line, read_record, write_record
+from batchwright.records.documents import read_record, write_record
 from batchwright.records.run_folder import read_summary, telling_how_to_resume
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.schedule_words import start_lines

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import ArgumentError, FileError, JobError
-from batchwright.planning.methods.multi_stage import cycle_batches
 from batchwright.planning.planner import make_plan, plan_without_profile, planning_job
+from batchwright.planning.resolution import cycle_batches
 from batchwright.records import DataFacts, Job, Plan, Profile, RunSummary
 from batchwright.records.documents import change_job, read_one_of, texts_of
 from batchwright.records.text.problems import described
@@ -82,7 +82,7 @@ def _plan_of_job(job: Job) -> Plan:
 
 def _check_batch(job: Job, data: DataFacts) -> None:
     """The rate hangs on the batch, which `plan` chooses from measurements."""
-    given = job.global_batch != "auto" or cycle_batches(job, data)[0] is not None
+    given = job.global_batch != "auto" or cycle_batches(job, data) is not None
     if given or (job.method_spec.served and job.dual.large_batches != "auto"):
         return
     raise JobError(

@@ -53,10 +53,9 @@ from batchwright.records.text.formatting import counted
 from batchwright.records.text.load_text import busy_warning
 from batchwright.records.text.problems import described
 from batchwright.reporting.data.comparison import RunComparison, compared
-from batchwright.reporting.figures.comparison_figure import write_comparison_figure
-from batchwright.reporting.figures.figures import write_figures
 from batchwright.reporting.pages.page import write_page
 from batchwright.reporting.pages.page_comparison import write_comparison_page
+from batchwright.reporting.render.figures import write_comparison_figure, write_figures
 from batchwright.reporting.text.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.check_plan import (
@@ -177,7 +176,7 @@ def check(
         points: How many steps to measure, at most, the plan's own among them; unset: all that it
             predicts.
         overrides: ``key=value`` texts, as on the command line.
-        keys: Job keys to change, as for `train`.
+        keys: Job keys to change; only those that `train` takes.
 
     Returns:
         Predicted and measured, point by point.

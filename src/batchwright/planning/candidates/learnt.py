@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
-from batchwright.planning.validation import sides
+from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
 from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Profile
 from batchwright.records.registries.optimizers import AUTO

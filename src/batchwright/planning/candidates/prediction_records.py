@@ -1,4 +1,4 @@
-"""Records for what is kept: predictions of candidates, and of points that were not measured."""
+"""What is predicted: records of candidates and of points that were not measured, and reasons."""
 
 from __future__ import annotations
 
@@ -6,17 +6,51 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import isfinite, sqrt
 
-from batchwright.planning.candidates.choice import FAR, Choice, Progress, frontier
+from batchwright.planning.candidates.choice import Choice
+from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.local_batches import largest_shares
-from batchwright.planning.candidates.table import Row, Table
+from batchwright.planning.candidates.objectives import pareto
+from batchwright.planning.candidates.progress import FAR, Progress
+from batchwright.planning.candidates.table import Row, Table, mebibytes
 from batchwright.planning.candidates.worker_types import WorkerType
+from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import product
 from batchwright.prediction.cost import train_cost
-from batchwright.records import Estimate, HeldOut, Prediction
+from batchwright.records import Estimate, Goal, HeldOut, Job, Prediction, Reason, Source, Stage
+from batchwright.records.text.formatting import counted, size
 
 MOST_SHOWN = 200
 """More candidates than this are not listed one by one."""
+
+FAR_OFF = 2.0
+"""Times the largest or smallest measured batch from which on a prediction is far from it."""
+
+_ASSUMED: Source = "assumed"
+_PREDICTED: Source = "predicted"
+_FEW_WORKERS = 8  # up to so many local batches are listed one by one
+
+
+def frontier(rows: Sequence[Row]) -> set[Row]:
+    """Rows within the limits that none of the same resolution beats in time, cost and accuracy.
+
+    Under `target-accuracy` these are time and cost to the target, and accuracy does not count.
+    """
+    found: set[Row] = set()
+    for side in {row.resolution for row in rows}:
+        allowed = [
+            row
+            for row in rows
+            if row.resolution == side and not row.misses and isfinite(row.seconds)
+        ]
+        indices = pareto([(row.seconds, row.expense, _wrong(row)) for row in allowed])
+        found |= {allowed[index] for index in indices}
+    return found
+
+
+def _wrong(row: Row) -> float:
+    """Share of held-out images that it gets wrong in the end, where that is known and counts."""
+    return 0.0 if row.accuracy is None or row.target_seconds is not None else 1 - row.accuracy
 
 
 def kept_rows(rows: Sequence[Row], bends: Sequence[KneeFit], choice: Choice) -> list[Row]:
@@ -171,3 +205,156 @@ def _held_out(kind: WorkerType, workers: int, side: int, batch: int) -> HeldOut:
         peak_bytes=kind.memory.predict(side, batch, workers=workers),
         resident_bytes=kind.memory.resident(side, batch, workers=workers),
     )
+
+
+# -------------------------------------------------------------------------------------- in words
+
+
+def prediction_reasons(
+    job: Job, row: Row, found: Prediction, stage: Stage
+) -> tuple[Reason, tuple[Reason, ...], Reason]:
+    """Of the chosen row: its local batches, its memory and its time.
+
+    Args:
+        job: As given.
+        row: What was chosen.
+        found: Its record.
+        stage: The row of the plan that it became.
+    """
+    return (
+        _local_batches(stage, row.mix, row.totals),
+        _memory(row, found, job.goal),
+        _epoch_time(row, found),
+    )
+
+
+def _local_batches(stage: Stage, mix: ClusterOption, totals: Sequence[int]) -> Reason:
+    """Equal shares, or equal times, in one go or accumulated."""
+    shares, source = "Equal shares", _ASSUMED
+    if len(mix.members) > 1:
+        shares = "Shares with which all kinds take equal time, within the memory of each"
+        source = _PREDICTED
+    how = "one pass"
+    if stage.accumulation_steps > 1:
+        how = (
+            f"{stage.accumulation_steps} passes of at most {stage.micro_batch_size} images "
+            "whose gradients are added up"
+        )
+    parts = zip(mix.members, largest_shares(mix, totals), strict=True)
+    value = " + ".join(f"{count} x {share}" for (_, count), share in parts)
+    if mix.workers <= _FEW_WORKERS:
+        value = "+".join(map(str, stage.local_batch_sizes))
+    return Chosen(f"{value} samples", f"{shares}, each in {how}.", source).reason("local batches")
+
+
+def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
+    """The predicted peak against the limit, and the largest batch under it."""
+    kind, _ = row.mix.members[0]
+    whose = "goal.memory" if goal.memory else "what the device has free for one worker"
+    why = (
+        f"At most {mebibytes(found.peak_bytes.high)} predicted for {found.micro_batch_size} "
+        f"images at once; the limit is {mebibytes(kind.limit)}, {whose}."
+    )
+    peak = Chosen(
+        f"{mebibytes(found.peak_bytes.value)} per worker",
+        " ".join([why, *map(_sentence, kind.memory.notes)]),
+        _PREDICTED,
+    )
+    largest = [
+        f"{kind.largest(row.mix.workers, row.resolution)}"
+        + (f" ({kind.name})" if len(row.mix.members) > 1 else "")
+        for kind, _ in row.mix.members
+    ]
+    why = (
+        "Up to there the upper end of the predicted peak stays within the limit, or it is all the "
+        f"data; an image takes {size(kind.memory.bytes_per_sample(row.resolution))}."
+    )
+    most = Chosen(f"{', '.join(largest)} samples", why, _PREDICTED)
+    return peak.reason("memory"), most.reason("largest local batch")
+
+
+def _epoch_time(row: Row, found: Prediction) -> Reason:
+    """How the time was predicted, and how well that describes the measurements."""
+    texts = [_described(row, index) for index in range(len(row.mix.members))]
+    if found.extrapolated:
+        texts.append("Batch, resolution or workers lie outside what was measured.")
+    one = found.epoch_seconds
+    value = f"{one.value:.3g} s ({one.low:.3g} to {one.high:.3g})"
+    source = _ASSUMED if found.assumed else _PREDICTED
+    return Chosen(value, " ".join(texts), source).reason("epoch time")
+
+
+def _described(row: Row, index: int) -> str:
+    kind, _ = row.mix.members[index]
+    whose = f"{kind.name}: " if len(row.mix.members) > 1 else ""
+    counts = [n for n in kind.measured if n <= row.mix.workers] or [kind.measured[0]]
+    side = min(
+        kind.times.resolutions(counts[-1]), key=lambda side: (abs(side - row.resolution), side)
+    )
+    curve = kind.times.curve(counts[-1], side)
+    measured = f"the {len(curve.batches)} measured batches"
+    worst = f"{curve.line.largest_residual:.0%} away from one of them"
+    how = (
+        f"{whose}read off between {measured}, since no straight line fits them: the best one is "
+        f"{worst}"
+    )
+    if curve.linear:
+        how = (
+            f"{whose}by the straight line that fits {measured} best; at its worst it is {worst}, "
+            "which the interval allows for"
+        )
+    return " ".join(map(_sentence, filter(None, [how, curve.caveat, *kind.times.notes])))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def extrapolations(mix: ClusterOption, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+    """Which of a plan's steps are far larger or smaller than any that was measured there.
+
+    Numbers of workers and resolutions that were not measured at all are told of elsewhere.
+    """
+    found: dict[tuple[int, str], Reason] = {}
+    for stage in stages:
+        first = 0
+        for kind, count in mix.members:
+            sizes = stage.local_batch_sizes[first : first + count]
+            first += count
+            measured = [
+                point.local_batch_size
+                for point in kind.profile.steps
+                if (point.workers, point.resolution) == (mix.workers, stage.resolution)
+            ]
+            most, least = (min(end(sizes), stage.micro_batch_size) for end in (max, min))
+            if measured and most >= FAR_OFF * max(measured):
+                size, bound = most, f"at most {max(measured)}"
+            elif measured and least <= min(measured) / FAR_OFF:
+                size, bound = least, f"at least {min(measured)}"
+            else:
+                continue
+            why = (
+                f"Far from what was measured there, {bound} with {counted(mix.workers, 'worker')}: "
+                "its time, and what is chosen by it, may be far off. Probe with a larger "
+                "probe.budget."
+            )
+            value = f"{counted(size, 'image')} at once on a worker, at {stage.resolution} px"
+            chosen = Chosen(value, why, _PREDICTED)
+            found[stage.resolution, kind.name] = chosen.reason("extrapolation")
+    return tuple(found.values())
+
+
+def training_time(job: Job, found: Prediction) -> Reason:
+    """The whole training and what it costs, against the limits."""
+    time, cost = found.train_seconds, found.cost
+    value = "" if time is None else f"{time.value:.3g} s ({time.low:.3g} to {time.high:.3g})"
+    why = f"{counted(job.epochs, 'epoch')}, and the evaluations among them."
+    if job.goal.deadline is not None:
+        why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
+    if cost is not None:
+        value += f", cost {cost.value:.3g} ({cost.low:.3g} to {cost.high:.3g})"
+    else:
+        why += " No price was given, so no cost."
+    if job.goal.max_cost is not None:
+        why += f" goal.max_cost={job.goal.max_cost:g} holds for the upper end."
+    return Chosen(value, why, _PREDICTED).reason("training time")

@@ -16,7 +16,8 @@ from batchwright.planning.candidates.grid import totals_to_compare
 from batchwright.planning.candidates.local_batches import largest_shares, split
 from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer, extra_seconds
 from batchwright.planning.candidates.worker_types import WorkerType
-from batchwright.planning.validation import check_batch, sides
+from batchwright.planning.resolution import sides
+from batchwright.planning.validation import check_batch
 from batchwright.records import DataFacts, Estimate, Job, OptimizerName
 
 SECONDS_PER_HOUR = 3600

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from batchwright.errors import PlanError
 from batchwright.planning.gradient_scaling import StepSplit, small_parts, step_split_of
 from batchwright.planning.merging import kind_of
-from batchwright.planning.validation import check_micro_batches, least_local, sides
+from batchwright.planning.resolution import sides
+from batchwright.planning.validation import check_micro_batches, least_local
 from batchwright.prediction.fit import Line
 from batchwright.prediction.memory import MemoryModel, fit_memory
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time

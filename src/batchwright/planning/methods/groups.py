@@ -25,6 +25,10 @@ from batchwright.algorithms.measured_pairs import solved_line
 from batchwright.errors import PlanError
 from batchwright.records import PairTime
 
+LEAST_FIXED = 0.01
+"""Share of a measured step that counts as fixed at least. On a busy machine a fit may leave none,
+and the run would be refused after it was probed; pairs measured side by side correct it."""
+
 _TURNS = 30  # of chord and pair; they settle in two or three
 _NOTHING = 1e-9  # of a step: what rounding leaves where there is no fixed time
 _SAME_LARGE = 0.1  # a measured pair counts if its large batch is that near, as a share
@@ -54,9 +58,14 @@ class Pace:
     least_fixed: float = 0.0
 
     @property
+    def overheads(self) -> list[float]:
+        """Fixed time of a step on each worker, relative to a usual one's."""
+        return [worker.overhead for worker in self.workers]
+
+    @property
     def unlike(self) -> bool:
-        """Whether the fixed time of a step differs from worker to worker."""
-        return len({worker.overhead for worker in self.workers}) > 1
+        """Whether it differs from worker to worker."""
+        return len(set(self.overheads)) > 1
 
     def chord(self, side: int, batch: int, large: int) -> tuple[float, float]:
         """Seconds per sample and fixed ones, by the steps of two batches, at a resolution."""

@@ -1,7 +1,7 @@
-"""Plans of several rows or two groups of workers: the choice for `plain` becomes theirs.
+"""Plans of several rows or two groups of workers, laid out in one way whatever tells the times.
 
-The cluster and the batch at the highest resolution are chosen as for `plain`; what is added is laid
-out by `rows`, timed by `pacing`, and explained by `cycle_reasons` and `group_reasons`.
+The cluster and the batch at the highest resolution are chosen as for `plain`; what is added is
+timed by `time_models`.
 """
 
 from __future__ import annotations
@@ -9,313 +9,279 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchwright.algorithms.learning_rate import make_rule
+from batchwright.algorithms.dual_batch import PAPER
+from batchwright.algorithms.rebalancing import DEAD_BAND
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.choice import Choice, Progress
-from batchwright.planning.candidates.local_batches import largest_shares, local_batches, split
-from batchwright.planning.candidates.optimizer import chosen_optimizer
-from batchwright.planning.candidates.prediction_records import prediction
-from batchwright.planning.candidates.table import SECONDS_PER_HOUR, Table
-from batchwright.planning.methods.round_times import measured_pace
-from batchwright.planning.methods.rows import (
+from batchwright.planning.candidates.table import SECONDS_PER_HOUR, mebibytes
+from batchwright.planning.chosen import Chosen
+from batchwright.planning.learning_rates import rate_at_top
+from batchwright.planning.methods.time_models import Measured, Stated
+from batchwright.planning.methods.two_groups import (
     Level,
-    laid_out,
+    group_reasons,
     large_batches_of,
     served_in_time,
     served_level,
 )
-from batchwright.planning.methods.simulated import usual_times
-from batchwright.planning.reasons import cycle_reasons, explanations, group_reasons, reasons
 from batchwright.planning.resolution import (
     Schedule,
-    per_resolution,
-    preset_of,
+    cycle_batches,
+    resolution_reason,
     schedule_of,
+    sides,
 )
-from batchwright.planning.validation import sides
+from batchwright.planning.validation import check_goal
 from batchwright.records import (
     DataFacts,
+    Estimate,
     Job,
     LearningRateRule,
-    NetworkFacts,
-    Prediction,
     Reason,
     ServerRule,
+    Source,
     Stage,
 )
 
-_MOST_SAMPLES = 2**24  # where the memory alone is asked
+YE = "Ye et al. 2020, arXiv 2007.11831"
 
 
 @dataclass(frozen=True)
-class Composed:
+class Layout:
     """What a plan is made of.
 
     Attributes:
         stages: The table.
         rule: The learning rate.
-        server: Of the parameter server; `None` without.
         reasons: For what was added to the choice.
+        server: Of the parameter server; `None` without.
     """
 
     stages: tuple[Stage, ...]
     rule: LearningRateRule
-    server: ServerRule | None
-    reasons: tuple[Reason, ...]
+    reasons: tuple[Reason, ...] = ()
+    server: ServerRule | None = None
 
 
 def searched(job: Job, data: DataFacts) -> Job:
     """The job whose cluster and batch are chosen as for `plain`, at a batch given for the top."""
-    if job.method_spec.same_steps:
-        return job
     if job.method_spec.cycles:
         schedule_of(job)  # refuses what cannot be laid out, before anything is searched
-    batches, _ = cycle_batches(job, data)
-    if batches is None:
-        return job
-    return job.model_copy(update={"global_batch": batches[-1]})
+    batches = cycle_batches(job, data)
+    return job if batches is None else job.model_copy(update={"global_batch": batches.value[-1]})
 
 
-def cycle_batches(job: Job, data: DataFacts) -> tuple[tuple[int, ...] | None, str]:
-    """The global batch at each resolution of `cyclic`, and where it comes from.
-
-    Returns:
-        `None` where the chosen one holds at all.
-
-    Raises:
-        PlanError: They contradict the global batch or the number of resolutions.
-    """
-    if not job.method_spec.takes("cycle.batches"):
-        return None, ""
-    given, preset = job.cycle.batches, preset_of(job)
-    if given != "auto":
-        batches = per_resolution("cycle.batches", given, sides(job))
-        if job.global_batch not in ("auto", batches[-1]):
-            raise PlanError(
-                f"cycle.batches={','.join(map(str, given))} says {batches[-1]} at {sides(job)[-1]} "
-                f"px, global_batch={job.global_batch} another: give one of them"
-            )
-        return batches, "asked"
-    fits = preset is not None and (
-        sides(job) == preset.resolutions
-        and max(preset.batches) <= data.train_samples // job.goal.least_steps
-    )
-    if preset is not None and fits and job.global_batch == "auto":
-        return preset.batches, "published"
-    return None, ""
-
-
-def rate_rule(job: Job, batch: int, network: NetworkFacts) -> LearningRateRule:
-    """The rate at a batch; a cycle's stages stand in the table, so nothing decays it but they.
+def laid_out(
+    job: Job, rule: LearningRateRule, levels: Sequence[Level], schedule: Schedule | None = None
+) -> tuple[Stage, ...]:
+    """The table: each sub-stage of the schedule with what holds at its resolution.
 
     Args:
         job: Resolved.
-        batch: Samples in a step: over all workers, or of one under a parameter server.
-        network: Its normalization matters to Muon's default rate.
-
-    Raises:
-        JobError: The warm-up asked for is longer than the training.
+        rule: Its peak is the first stage's rate.
+        levels: For each resolution of the schedule, low to high; one without a schedule.
+        schedule: Stages and resolutions; `None`: one row over all epochs.
     """
-    preset = preset_of(job)
-    if preset is not None and job.learning_rate == "auto":
-        job = job.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
-    if job.method_spec.cycles:
-        job = job.model_copy(update={"decay": "none"})
-    update = chosen_optimizer(job, batch)
-    return make_rule(job, batch, job.epochs, update, batch_norm=network.batch_norm)
+    usual = {"dropout": job.dropout, "augmentation": job.augmentation}
+    if schedule is None:
+        (level,) = levels
+        return (Stage(epochs=job.epochs, learning_rate=rule.peak, **usual, **level),)
+    return tuple(
+        Stage(
+            epochs=part.epochs,
+            learning_rate=rule.peak * schedule.rates[part.rate_stage],
+            augmentation_strength=schedule.strengths[part.level],
+            rate_stage=part.rate_stage,
+            **(usual | {"dropout": schedule.dropouts[part.level]}),
+            **levels[part.level],
+        )
+        for part in schedule.parts
+    )
 
 
-def compose(
-    job: Job, table: Table, choice: Choice, chosen: Prediction, progress: Progress
-) -> Composed:
-    """The plan's table from the choice for `plain`.
+def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = ()) -> Layout:
+    """The plan's table.
 
     Args:
         job: Resolved, its workers settled.
-        table: What candidates were compared by.
-        choice: What was chosen.
-        chosen: Its record.
-        progress: What a batch means for progress.
+        times: What a step takes, and what was chosen for `plain`.
+        optimizer: Reason for it, where that stands beside the rate's.
 
     Raises:
         PlanError: No pair of batches exists, stages do not add up, or a limit is missed.
     """
     schedule = schedule_of(job) if job.method_spec.cycles else None
-    made = _served(job, table, choice, schedule) if job.method_spec.served else None
-    if made is None:
-        assert schedule is not None  # noqa: S101 - cyclic, as it has no server
-        made = _cycled(job, table, choice, chosen, progress, schedule)
-    other = table.evaluating(choice.row.mix, choice.row.epochs)
-    check_limits(job, made.stages, other, choice.row.mix.hourly)
-    scheduled: tuple[Reason, ...] = ()
-    if schedule is not None:
-        scheduled = (
-            *cycle_reasons.preset(job, schedule, table.data),
-            cycle_reasons.resolutions(job, schedule, table.data),
-            cycle_reasons.stages(job, schedule),
-            *cycle_reasons.dropouts(schedule),
-        )
+    if job.method_spec.served:
+        made = _served(job, times, schedule, optimizer)
+        check_goal(job)
     else:
-        scheduled = (reasons.resolution(max(sides(job)), table.data),)
-    return Composed(
-        made.stages,
-        made.rule,
-        made.server,
-        (
-            cycle_reasons.method(job),
-            *scheduled,
-            *made.reasons,
-            *cycle_reasons.training_time(job, made.stages, other),
-            *cycle_reasons.link(job),
-        ),
+        assert schedule is not None  # noqa: S101 - cyclic, as it has no server
+        made = _cycled(job, times, schedule, optimizer)
+    total = _total_seconds(made.stages, times.other_seconds)
+    _check_limits(job, total.high, times.hourly)
+    scheduled: tuple[Reason, ...] = (resolution_reason(max(sides(job)), times.data),)
+    if schedule is not None:
+        scheduled = schedule.reasons(job, times.data)
+    found = (
+        *method_reason(job),
+        *scheduled,
+        *made.reasons,
+        *_training_time(job, made.stages, total),
+        *link_reason(job),
     )
+    return Layout(made.stages, made.rule, found, made.server)
 
 
 def _cycled(
-    job: Job,
-    table: Table,
-    choice: Choice,
-    chosen: Prediction,
-    progress: Progress,
-    schedule: Schedule,
-) -> Composed:
+    job: Job, times: Measured | Stated, schedule: Schedule, optimizer: tuple[Reason, ...]
+) -> Layout:
     """All workers alike, resolution by resolution."""
-    row = choice.row
-    given, source = cycle_batches(job, table.data)
-    batches = given or (row.batch,) * len(schedule.resolutions)
-    levels = [
-        _level(job, table, choice, progress, side, batch)
-        for side, batch in zip(schedule.resolutions, batches, strict=True)
-    ]
-    rule = rate_rule(job, batches[-1], row.mix.members[0][0].profile.network)
+    resolutions = schedule.resolutions
+    batches = cycle_batches(job, times.data) or Chosen(
+        (times.batch,) * len(resolutions),
+        "The same at all: the one chosen at the highest.",
+        "assumed",
+    )
+    levels = [times.level(*each) for each in zip(resolutions, batches.value, strict=True)]
+    rule, rates = rate_at_top(job, batches.value[-1], times.network)
     stages = laid_out(job, rule, levels, schedule)
-    found = (
-        explanations.local_batches(stages[-1], row.mix, row.totals),
-        cycle_reasons.cycle_batches(batches, schedule.resolutions, source),
-        *explanations.memory(row, chosen, job.goal),
-        explanations.epoch_time(row, chosen),
-        *cycle_reasons.rate(job, rule, batches[-1], schedule),
-    )
-    return Composed(stages, rule, None, found)
+    of_batch, of_time = times.batch_reasons(stages[-1])
+    values = [f"{n} at {side} px" for n, side in zip(batches.value, resolutions, strict=True)]
+    each = batches.reason("batch at each resolution", ", ".join(values))
+    return Layout(stages, rule, (*of_batch, each, *of_time, *optimizer, *rates))
 
 
-def _level(
-    job: Job, table: Table, choice: Choice, progress: Progress, side: int, batch: int
-) -> Level:
-    mix = choice.row.mix
-    totals = choice.row.totals if batch == choice.row.batch else split(mix, side, batch)
-    if totals is None or batch > table.data.train_samples:
-        raise PlanError(
-            f"cycle.batches has {batch} at {side} px: {mix.workers} worker(s) need {mix.least} to "
-            f"{table.data.train_samples} samples"
-        )
-    found = prediction(
-        table, table.row(mix, side, totals, asked=True), progress, named=False, edge=False
-    )
-    kind, _ = mix.members[0]
-    largest = max(largest_shares(mix, totals))
-    return {
-        "resolution": side,
-        "local_batch_sizes": local_batches(mix, totals),
-        "micro_batch_size": found.micro_batch_size,
-        "predicted_epoch_seconds": found.epoch_seconds,
-        "predicted_bytes": found.peak_bytes,
-        **usual_times(job, kind.chord(mix.workers, side, largest), largest),
-    }
-
-
-def _served(job: Job, table: Table, choice: Choice, schedule: Schedule | None) -> Composed:
+def _served(
+    job: Job, times: Measured | Stated, schedule: Schedule | None, optimizer: tuple[Reason, ...]
+) -> Layout:
     """Two groups at each resolution."""
-    row, samples = choice.row, table.data.train_samples
-    mix, workers = row.mix, row.mix.workers
-    kind = mix.members[0][0]
+    samples = times.data.train_samples
     levels = sides(job) if schedule is not None else (max(sides(job)),)
-    plain = max(largest_shares(mix, row.totals))
-    large, source = large_batches_of(
-        job,
-        levels,
-        plain,
-        samples / workers,
-        lambda side: kind.memory.largest_batch(side, kind.limit, _MOST_SAMPLES, workers=workers),
-    )
-    pace = measured_pace(mix, job, large[-1])
-    other = table.evaluating(mix, choice.row.epochs)
+    top = times.large_batch()
+    large = large_batches_of(job, levels, top, samples / times.workers, times.fitting)
+    pace = times.pace(large.value[-1])
     found = served_in_time(
         job,
         pace,
-        workers,
         sides=levels,
         large_batches=large,
         samples=samples,
         epochs=(job.epochs,) if schedule is None else schedule.epochs_of_levels,
-        other_seconds=other,
+        other_seconds=times.other_seconds,
     )
-    rows: list[Level] = []
-    for side, groups, batch in zip(levels, found.groups, large, strict=True):
-        most = max(groups.local_batch_sizes)  # without large-batch workers the small one
-        micro = kind.parts(workers, side, most)[0]
-        if kind.parting is not None:  # the small batch may want parts too
-            wanted = kind.parting.most_at_once(groups.local_batch_sizes, kind.least)
-            micro = min(micro, wanted)
-        rows.append(
-            served_level(
-                groups,
-                found.rule,
-                side,
-                micro_batch=micro,
-                ends=pace.spread(side, batch),
-                # Each steps for itself, without buffers to exchange gradients.
-                peak=kind.memory.predict(side, micro, workers=1, accumulates=micro < most),
-            )
-        )
-    rule = rate_rule(job, large[-1], kind.profile.network)
+    rows = []
+    for side, groups, batch in zip(levels, found.groups, large.value, strict=True):
+        micro = times.micro_batch(side, groups.local_batch_sizes)
+        # Without large-batch workers the largest is the small one.
+        peak = times.peak(side, micro, max(groups.local_batch_sizes))
+        ends = pace.spread(side, batch)
+        rows.append(served_level(groups, found.rule, side, micro_batch=micro, ends=ends, peak=peak))
+    rule, rates = rate_at_top(job, large.value[-1], times.network)
     stages = laid_out(job, rule, rows, schedule)
-    return Composed(
-        stages,
-        rule,
-        found.rule,
-        (
-            *group_reasons.groups(
-                job, found, pace, levels, samples=samples, large_source=source, measured=True
-            ),
-            *cycle_reasons.memory(stages, kind.limit),
-            *cycle_reasons.round_time(job, stages),
-            *cycle_reasons.rate(job, rule, large[-1], schedule),
-        ),
+    why = (
+        *group_reasons(found, pace, levels, samples=samples, measured=times.measured),
+        *_memory(stages, times.limit),
+        *_round_time(job, stages),
+        *optimizer,
+        *rates,
     )
+    return Layout(stages, rule, why, found.rule)
 
 
-def check_limits(
-    job: Job, stages: Sequence[Stage], other_seconds: float, hourly: float | None
-) -> None:
-    """Refuse rows that together miss a deadline or cost, as they may where `plain` keeps both.
+def _total_seconds(stages: Sequence[Stage], other: float) -> Estimate:
+    """Of the whole training, with ``other`` seconds besides the rows'; those predicted count."""
+    rows = [(stage.epochs, stage.predicted_epoch_seconds) for stage in stages]
+    ends = {
+        end: other + sum(n * getattr(one, end) for n, one in rows if one is not None)
+        for end in ("value", "low", "high")
+    }
+    return Estimate(**ends)
 
-    Args:
-        job: Resolved.
-        stages: The rows.
-        other_seconds: Of the whole training, besides theirs.
-        hourly: Price of all workers for an hour; `None`: not known.
 
-    Raises:
-        PlanError: They do.
-    """
-    high = other_seconds + sum(
-        stage.epochs * stage.predicted_epoch_seconds.high
-        for stage in stages
-        if stage.predicted_epoch_seconds is not None
-    )
+def _check_limits(job: Job, high: float, hourly: float | None) -> None:
+    """Refuse rows that together miss a deadline or cost, as they may where `plain` keeps both."""
     advice = "train fewer epochs"
     if job.method_spec.served:
         advice += ", or leave dual.extra_time to the plan"
-    deadline, most = job.goal.deadline, job.goal.max_cost
-    if deadline is not None and high > deadline:
-        raise PlanError(
-            f"method={job.method} may take {high:.4g} s, goal.deadline={deadline:g}: raise "
-            f"goal.deadline, {advice}"
-        )
-    cost = 0.0 if hourly is None else hourly * high / SECONDS_PER_HOUR
-    if most is not None and cost > most:
-        raise PlanError(
-            f"method={job.method} may cost {cost:.4g}, goal.max_cost={most:g}: raise "
-            f"goal.max_cost, {advice}"
-        )
+    for limit, verb, value, unit in (
+        ("deadline", "take", high, " s"),
+        ("max_cost", "cost", (hourly or 0.0) * high / SECONDS_PER_HOUR, ""),
+    ):
+        most = getattr(job.goal, limit)
+        if most is not None and value > most:
+            raise PlanError(
+                f"method={job.method} may {verb} {value:.4g}{unit}, goal.{limit}={most:g}: raise "
+                f"goal.{limit}, {advice}"
+            )
+
+
+# -------------------------------------------------------------------------------------- in words
+
+
+def method_reason(job: Job) -> tuple[Reason, ...]:
+    """What the method does; nothing to say of `plain`."""
+    if job.method_spec.why:
+        why = f"Asked for. {job.method_spec.why}"
+        return (Chosen(job.method, why, "published", PAPER).reason("method"),)
+    if not job.method_spec.follows_speed:
+        return ()
+    when = "at the end of each epoch"
+    if job.rebalance_steps:
+        when = f"every {job.rebalance_steps} steps and {when}"
+    why = (
+        f"Asked for. Local batches are where it starts: {when} each worker's share is made to "
+        f"follow its measured speed, if any would change by more than {DEAD_BAND:.0%}; the global "
+        "batch stays."
+    )
+    return (Chosen(job.method, why, "published", YE).reason("method"),)
+
+
+def link_reason(job: Job) -> tuple[Reason, ...]:
+    """The network of a virtual cluster."""
+    if not job.launcher.simulated or job.link.latency is None or job.link.bandwidth is None:
+        return ()
+    value = f"{1e3 * job.link.latency:g} ms and {job.link.bandwidth / 1e6:g} MB/s"
+    why = (
+        "Of the virtual cluster, whose times are simulated; unless link.latency and "
+        "link.bandwidth say otherwise, Ethernet of 1 Gb/s as in the dual-batch paper."
+    )
+    return (Chosen(value, why, "assumed").reason("link"),)
+
+
+def _training_time(job: Job, stages: Sequence[Stage], total: Estimate) -> tuple[Reason, ...]:
+    """The whole training over all rows; nothing where nothing is predicted."""
+    if any(stage.predicted_epoch_seconds is None for stage in stages):
+        return ()
+    simulated = " of the simulated clock" if job.launcher.simulated else ""
+    why = f"{sum(stage.epochs for stage in stages)} epochs, and the evaluations among them."
+    if job.goal.deadline is not None:
+        why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
+    value = f"{total.value:.3g} s{simulated} ({total.low:.3g} to {total.high:.3g})"
+    return (Chosen(value, why, "predicted").reason("training time"),)
+
+
+def _round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+    """A round at the highest resolution."""
+    top = max(stages, key=lambda stage: stage.resolution)
+    one = top.predicted_epoch_seconds
+    if one is None:
+        return ()
+    value = f"{one.value:.3g} s ({one.low:.3g} to {one.high:.3g})"
+    why = (
+        f"At {top.resolution} px, until the last worker has ended its samples, the exchange with "
+        "the server included."
+    )
+    source: Source = "assumed" if job.launcher.simulated else "predicted"
+    return (Chosen(value, why, source).reason("round time"),)
+
+
+def _memory(stages: Sequence[Stage], limit: int) -> tuple[Reason, ...]:
+    """The largest predicted peak of a worker against the limit."""
+    peaks = [stage.predicted_bytes for stage in stages if stage.predicted_bytes is not None]
+    if not peaks:
+        return ()
+    peak = max(peaks, key=lambda one: one.high)
+    why = (
+        f"At most {mebibytes(peak.high)} predicted, on a large-batch worker; the limit is "
+        f"{mebibytes(limit)}."
+    )
+    return (Chosen(f"{mebibytes(peak.value)} per worker", why, "predicted").reason("memory"),)

@@ -51,10 +51,9 @@ from batchwright.prediction.accuracy.trainings import (
     above_guessing,
     with_guessing,
 )
+from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
 from batchwright.records.registries.optimizers import SGD
-
-Z_975 = 1.96
 
 REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 """Training after which the level is read; around it tasks and optimizers are compared."""
@@ -303,7 +302,6 @@ class LearningModel:
         return shared**2 / (self._variance(row) + noise)
 
     def _variance(self, by_parameters: np.ndarray) -> float:
-        """Of what has these derivatives by the parameters."""
         return max(0.0, float(by_parameters @ self._covariance @ by_parameters))
 
     def apart(self, one: Candidate, other: Candidate) -> tuple[float, float]:
@@ -340,7 +338,6 @@ class LearningModel:
         return sqrt(self._variance(row) + self._seed**2 + _bent(samples, longest) ** 2)
 
     def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
-        """Logit u, and its derivatives by the parameters."""
         return _logit(self._mean, self._names, candidate)
 
     def _share(self, logit: float) -> float:

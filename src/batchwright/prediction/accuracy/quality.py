@@ -39,6 +39,7 @@ from batchwright.prediction.accuracy.outcomes import (
     smoothed,
 )
 from batchwright.prediction.fit import (
+    Z_975,
     Line,
     fit_line,
     interval_in_ratio,
@@ -75,7 +76,6 @@ _POWER = {"linear": 1.0, "sqrt": 0.5, "gain": 1.0, "none": 0.0}  # a gain is lin
 _FAR_BETTER = 0.5
 _LEAST_DEGREES = 4  # fewer show too little of the scatter between runs
 _STEEPEST = 2  # power of the epochs that an error falls with at most, assumed; it ends an interval
-_Z_975 = 1.96
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _Law:
         if self.line.degrees >= _LEAST_DEGREES and self.line.relative_error is not None:
             scatter = hypot(self.line.relative_error, FORM_ERROR)
             return scatter, student_t_975(self.line.degrees)
-        return max(RUN_ERROR, self.line.relative_error or 0.0), _Z_975
+        return max(RUN_ERROR, self.line.relative_error or 0.0), Z_975
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class ProgressModel:
             return None
         reference, epochs, error = self._reference
         ratio = self._epochs_ratio(reference, batch)
-        return None if ratio is None else product(ratio, interval_in_ratio(epochs, _Z_975 * error))
+        return None if ratio is None else product(ratio, interval_in_ratio(epochs, Z_975 * error))
 
     def relative_epochs(self, batch: int) -> Estimate | None:
         """Epochs with ``batch`` over those with the base batch, at the rate that the rule gives.
@@ -168,7 +168,7 @@ class ProgressModel:
         """
         if self._law is None or batch == other:
             return self._epochs_ratio(other, batch)
-        error = _Z_975 * self._law.ratio_error(batch, other)
+        error = Z_975 * self._law.ratio_error(batch, other)
         return interval_in_ratio(self._law.at(batch) / self._law.at(other), error)
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
@@ -191,7 +191,7 @@ class ProgressModel:
             ends.append(1 - (1 - max(ends)) * (length / places[1]) ** _STEEPEST)
         scatter = fmean(scatter_of(run.curve, c) for run, c in zip(runs, curves, strict=True))
         seeds = max(SEED_ERROR, stdev(values) if len(values) > 1 else 0.0)
-        off = _Z_975 * hypot(scatter, seeds * sqrt(1 + 1 / len(values)))
+        off = Z_975 * hypot(scatter, seeds * sqrt(1 + 1 / len(values)))
         return Estimate(
             value=value,
             low=max(0.0, min(value, *ends) - off),
@@ -228,15 +228,6 @@ class ProgressModel:
         alike = (first.batch, first.length)
         return [run for run in self._runs if (run.batch, run.length) == alike], ratio
 
-    def _worth(self, base: int, batch: int) -> Estimate | None:
-        if base == batch:
-            return Estimate(value=1, low=1, high=1)
-        scale = self.noise_scale
-        if scale is None:
-            return None
-        value, *ends = ((s + base) / (s + batch) for s in (scale.value, scale.low, scale.high))
-        return Estimate(value=value, low=min(ends), high=max(ends))
-
     def _epochs_ratio(self, base: int, batch: int) -> Estimate | None:
         """Epochs with ``batch`` over epochs with ``base`` for the same progress."""
         if base == batch:
@@ -245,18 +236,18 @@ class ProgressModel:
             error = hypot(self._law.error(base), self._law.error(batch))
             return interval_in_ratio(self._law.at(batch) / self._law.at(base), error)
         smaller, larger = min(base, batch), max(base, batch)
-        worth = self._worth(smaller, larger)
-        if worth is None and _POWER[self.scaling] == 1:
+        scale, power = self.noise_scale, _POWER[self.scaling]
+        if scale is None and power == 1:
             return None
-        power = _POWER[self.scaling]
+        worths = [1.0, 1.0, 1.0]  # of a sample in the larger batch, the highest before the lowest
+        if scale is not None:
+            known = (scale.value, scale.high, scale.low)
+            worths = [(phi + smaller) / (phi + larger) for phi in known]
         growth, least = larger / smaller, (larger / smaller) ** (1 - power)
         # Epochs grow by the larger batch's B / g, and never by more than the batch does.
-        ends = [
-            min(growth, max(least, 1 / share))
-            for share in ((worth.value, worth.high, worth.low) if worth else (1.0, 1.0, 1.0))
-        ]
+        ends = [min(growth, max(least, 1 / worth)) for worth in worths]
         value, low, high = ends if batch == larger else (1 / ends[0], 1 / ends[2], 1 / ends[1])
-        doubt = interval_in_ratio(1.0, _Z_975 * LAW_ERROR * log2(growth))
+        doubt = interval_in_ratio(1.0, Z_975 * LAW_ERROR * log2(growth))
         return product(Estimate(value=value, low=low, high=high), doubt)
 
 
@@ -299,13 +290,13 @@ def _noise_scale(noise: GradientNoise | None, runs: Sequence[Run]) -> tuple[Esti
     logs = [log(run.noise_scale) for run in runs if run.noise_scale]
     if logs:
         spread = stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else 0.0
-        estimate = interval_in_ratio(exp(fmean(logs)), _Z_975 * max(spread, RUN_ERROR))
+        estimate = interval_in_ratio(exp(fmean(logs)), Z_975 * max(spread, RUN_ERROR))
         return estimate, "noise scale: geometric mean along the runs given"
     if noise is None or noise.noise_scale is None:
         return None, "noise scale: not known; the worth of a larger batch is not predicted"
     error = hypot(PROBE_NOISE_ERROR, noise.relative_error or 0.0)
     return (
-        interval_in_ratio(noise.noise_scale, _Z_975 * error),
+        interval_in_ratio(noise.noise_scale, Z_975 * error),
         "noise scale: from the first steps; it grows during training, so large batches are "
         "worth more than predicted",
     )

@@ -14,9 +14,9 @@ from batchwright.prediction.accuracy.learning import Normal
 
 AT_PEAK = Normal(0.0, 0.3)
 """By how much the logit is below the law at the peak of the rate: mean, and spread over tasks,
-optimizers and batches (`benchmarks.epoch_curves`; docs/log.md). Noise of a high rate costs about
-as much as the short training loses by its few steps at a low one, here a little less and there a
-little more, so what is left is the spread."""
+optimizers and batches (`benchmarks.planning.epoch_curves`; docs/log.md). Noise of a high rate costs
+about as much as the short training loses by its few steps at a low one, here a little less and
+there a little more, so what is left is the spread."""
 
 
 def falls_short(factor: float, last: float) -> Normal:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchwright.distributed.group import Group
 from batchwright.prediction.noise_scale import estimate
 from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench
 from batchwright.probing.measure.step_time import finish_loading
@@ -84,7 +83,7 @@ def _measured(
     began, time, late = now(bench.device), _MOST_TIME * seconds, 0
     rows: list[Tensor] = []
     noise: GradientNoise | None = None
-    each = _least(group)
+    each = -(-_LEAST // group.size)  # of each worker
     for first in range(0, len(parts), each):
         sketches: list[Tensor] = []
         for _ in parts[first : first + each]:
@@ -172,11 +171,6 @@ def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, secon
             return done * step
         bench.step(batches.__next__)
     return steps * step
-
-
-def _least(group: Group) -> int:
-    """The share of `_LEAST` of each worker."""
-    return -(-_LEAST // group.size)
 
 
 def _random_signs(bench: Bench) -> Tensor:

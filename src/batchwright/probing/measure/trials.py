@@ -132,17 +132,7 @@ class _Course:
 
     The epochs' orders lie behind each other, and a step may reach from one into the next: the trial
     is an epoch of its own, whatever the length of the data. A step's images are changed at random
-    as in the epoch in which it begins.
-
-    Args:
-        bench: Its group shares each step: as evenly as can be.
-        images: Indices of those to train on.
-        sizes: Samples of each step, over all workers.
-        command: Its resolution and micro-batches.
-        least: Fewest samples that a worker can train on.
-
-    Attributes:
-        samples: In all.
+    as in the epoch in which it begins. The bench's group shares each step as evenly as can be.
     """
 
     def __init__(
@@ -243,11 +233,7 @@ def _judge(
 ) -> tuple[float, float] | None:
     """Accuracy and mean loss, each worker on its share; `None` if it does not fit on some worker.
 
-    Args:
-        bench: Its network is judged.
-        held: Indices of the images.
-        command: As for `run_trial`.
-        fits: Whether all has fitted on this worker until now.
+    ``held`` are indices of images; ``fits`` says whether all has fitted here until now.
     """
     group, network = bench.group, bench.network
     first, last = Step(0, tuple(apportion([1.0] * group.size, len(held)))).span(group.rank)

@@ -15,7 +15,6 @@ from batchwright.records.plan_fields import (
     Knee,
     PlanFields,
     Prediction,
-    Reason,
     ServerRule,
 )
 from batchwright.records.text.formatting import (
@@ -270,8 +269,9 @@ def _reason_lines(plan: PlanFields, width: int | None) -> list[str]:
         lines += _hanging(told, width, 2)
         text = min(WIDTH, width or WIDTH)
         lines += wrap(reason.why, text, initial_indent=6 * " ", subsequent_indent=6 * " ")
-        for one in _alternative_lines(reason):
-            lines += _hanging(one, width, 6)
+        wide = min(max((len(one.value) for one in reason.alternatives), default=0), 40)
+        for one in reason.alternatives:
+            lines += _hanging(f"or {one.value:<{wide}}  {one.loss}", width, 6)
     return lines
 
 
@@ -281,11 +281,6 @@ def _hanging(text: str, width: int | None, indent: int) -> list[str]:
     if width is None or len(line) <= width:
         return [line]
     return wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 4))
-
-
-def _alternative_lines(reason: Reason) -> list[str]:
-    width = min(max((len(one.value) for one in reason.alternatives), default=0), 40)
-    return [f"or {one.value:<{width}}  {one.loss}" for one in reason.alternatives]
 
 
 def _knee_lines(plan: PlanFields, width: int | None) -> list[str]:

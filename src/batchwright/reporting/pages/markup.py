@@ -10,9 +10,9 @@ from importlib.metadata import version
 
 from batchwright.records.text.formatting import number
 from batchwright.records.text.problems import printable
-from batchwright.reporting.data.axes import Axis
-from batchwright.reporting.pages.charts import Band, Series, swatch, xy_chart
+from batchwright.reporting.charts.chart import Chart, Lanes
 from batchwright.reporting.pages.style import STYLE
+from batchwright.reporting.render import svg
 
 
 def safe(text: str) -> str:
@@ -64,6 +64,12 @@ def pair(left: str, right: str) -> str:
     return f'<div class="pair">{left}{right}</div>'
 
 
+def pairs(parts: Sequence[str]) -> str:
+    """Any number of things, two and two side by side."""
+    even = [*parts, *[""] * (len(parts) % 2)]
+    return "".join(pair(*even[at : at + 2]) for at in range(0, len(even), 2))
+
+
 def table(caption: str, head: Sequence[str] | None, rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls sideways where it does not fit; each row's first cell heads it.
 
@@ -87,30 +93,13 @@ def table(caption: str, head: Sequence[str] | None, rows: Iterable[Sequence[str]
     )
 
 
-def xy_figure(
-    title: str, x: Axis, y: Axis, series: Sequence[Series], bands: Sequence[Band], numbers: str
-) -> str:
-    """A chart over two axes with its legend and, behind it, the table ``numbers``."""
-    drawn = [one for one in series if one.points]
-    entries = {one.name: swatch(one.style, one.marker) for one in drawn}
-    entries |= {band.name: swatch(band.style, "band") for band in bands}
-    return figure(
-        title, legend(list(entries.items())), xy_chart(title, x, y, drawn, bands), numbers
-    )
-
-
-def figure(title: str, names: str, svg: str, numbers: str) -> str:
-    """A chart with its legend ``names`` and, behind it, the table ``numbers``."""
+def figure(chart: Chart | Lanes, numbers: str) -> str:
+    """A chart with its legend and, behind it, the table ``numbers``."""
+    items = "".join(f"<li>{mark}{safe(name)}</li>" for name, mark in svg.legend(chart))
     return (
-        f"<figure><figcaption>{safe(title)}</figcaption>{names}{svg}"
-        f"<details><summary>The numbers</summary>{numbers}</details></figure>"
+        f'<figure><figcaption>{safe(chart.title)}</figcaption><ul class="legend">{items}</ul>'
+        f"{svg.drawn(chart)}<details><summary>The numbers</summary>{numbers}</details></figure>"
     )
-
-
-def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Names with their marks: (name, swatch)."""
-    items = "".join(f"<li>{mark}{safe(name)}</li>" for name, mark in entries)
-    return f'<ul class="legend">{items}</ul>'
 
 
 def or_dash(value: float | None) -> str:

@@ -43,9 +43,8 @@ from batchwright.reporting.pages.page_charts import (
     worker_chart,
 )
 from batchwright.reporting.pages.page_facts import environment_part, job_part
-from batchwright.reporting.pages.page_plan import choice_charts
+from batchwright.reporting.pages.page_plan import choice_charts, stages_part
 from batchwright.reporting.pages.page_rounds import rounds_part
-from batchwright.reporting.pages.page_stages import stages_part
 from batchwright.reporting.pages.page_workers import workers_charts
 from batchwright.storage.files import make_folder, write_whole
 
@@ -208,8 +207,7 @@ def accuracy_part(summary: RunSummary) -> str:
     if not summary.epochs:
         return "<p>No epoch was finished.</p>"
     last, best = last_evaluated(summary), summary.best_epoch
-    charts = markup.pair(*learning_charts(summary))
-    return charts + (
+    return learning_charts(summary) + (
         f"<p>Last evaluated epoch: <strong>{markup.safe(accuracy(last))}</strong>. "
         f"Best: <strong>{markup.safe(accuracy(best))}</strong>"
         + (f" in epoch {best.epoch + 1}" if best else "")

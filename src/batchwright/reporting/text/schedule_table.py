@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.records import RateSchedule, SchedulePoint
 from batchwright.records.text.formatting import local_batches
-from batchwright.reporting.data.axes import evenly
+from batchwright.reporting.charts.chart import evenly
 from batchwright.reporting.data.schedule_words import fact_rows
 from batchwright.reporting.text.terminal import add, new_facts, new_table, stacked
 

@@ -1,37 +1,39 @@
-"""Jobs: submitted and approved by people, carried out by agents."""
+"""Jobs: submitted and approved by people, carried out by agents, which ask for something to do."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from batchwright.records import Job, Plan, Profile, Record
 from batchwright.records.base import record_text
 from batchwright.records.documents import change_job
 from batchwright.records.service import (
+    AgentInfo,
+    AgentIntroduction,
     Identifier,
     JobInfo,
     JobOrders,
     JobProgress,
     JobState,
     JobSubmission,
+    Lease,
+    Name,
 )
-from batchwright.service.access import need, own, store_of
-from batchwright.service.caller import Caller
-from batchwright.service.problems import Conflict, NotFound
+from batchwright.service.access import Reader, Reporter, Stored, Submitter, own
+from batchwright.service.problems import Conflict, NotFound, Refused
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+agents_router = APIRouter(prefix="/v1/agents", tags=["agents"])
 
 JobId = Annotated[Identifier, Path(description="The job.")]
-Reader = Annotated[Caller, need("read")]
-Submitter = Annotated[Caller, need("submit")]
+AgentName = Annotated[Name, Path(description="The agent's name.")]
 
 
 @router.post("", status_code=201)
-def submit_job(request: Request, caller: Submitter, submission: JobSubmission) -> JobInfo:
+def submit_job(store: Stored, caller: Submitter, submission: JobSubmission) -> JobInfo:
     """Queue a job. Its keys are checked here; data and network are looked at by its agent."""
-    store = store_of(request)
     job = change_job(Job(), submission.job)
     told = store.jobs.submit(submission.name, job, auto=submission.auto, owner=caller.name)
     store.audit.note(caller.name, "job.submit", told.id, submission.name)
@@ -40,7 +42,7 @@ def submit_job(request: Request, caller: Submitter, submission: JobSubmission) -
 
 @router.get("")
 def list_jobs(
-    request: Request,
+    store: Stored,
     _caller: Reader,
     limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
     before: Annotated[
@@ -49,13 +51,13 @@ def list_jobs(
     state: Annotated[JobState | None, Query(description="Only those in this state.")] = None,
 ) -> list[JobInfo]:
     """Jobs, those submitted last first."""
-    return store_of(request).jobs.list(limit, before, state)
+    return store.jobs.list(limit, before, state)
 
 
 @router.get("/{job}")
-def get_job(request: Request, _caller: Reader, job: JobId) -> JobInfo:
+def get_job(store: Stored, _caller: Reader, job: JobId) -> JobInfo:
     """A job and where it stands."""
-    return store_of(request).jobs.get(job)
+    return store.jobs.get(job)
 
 
 @router.get(
@@ -63,9 +65,9 @@ def get_job(request: Request, _caller: Reader, job: JobId) -> JobInfo:
     response_model=None,
     responses={200: {"model": Profile, "description": "The profile."}},
 )
-def get_profile(request: Request, _caller: Reader, job: JobId) -> Response:
+def get_profile(store: Stored, _caller: Reader, job: JobId) -> Response:
     """What was measured for a job, as the file that `batchwright probe` writes."""
-    return _file(store_of(request).jobs.profile(job), "profile")
+    return _file(store.jobs.profile(job), "profile")
 
 
 @router.get(
@@ -73,15 +75,14 @@ def get_profile(request: Request, _caller: Reader, job: JobId) -> Response:
     response_model=None,
     responses={200: {"model": Plan, "description": "The plan."}},
 )
-def get_plan(request: Request, _caller: Reader, job: JobId) -> Response:
+def get_plan(store: Stored, _caller: Reader, job: JobId) -> Response:
     """The plan of a job, as the file that `batchwright plan` writes."""
-    return _file(store_of(request).jobs.plan(job), "plan")
+    return _file(store.jobs.plan(job), "plan")
 
 
 @router.post("/{job}/approve")
-def approve_job(request: Request, caller: Submitter, job: JobId) -> JobInfo:
+def approve_job(store: Stored, caller: Submitter, job: JobId) -> JobInfo:
     """Let a job be trained by the plan that waits."""
-    store = store_of(request)
     own(caller, store.jobs.owner(job))
     told = store.jobs.approve(job)
     store.audit.note(caller.name, "job.approve", job)
@@ -89,9 +90,8 @@ def approve_job(request: Request, caller: Submitter, job: JobId) -> JobInfo:
 
 
 @router.post("/{job}/cancel")
-def cancel_job(request: Request, caller: Submitter, job: JobId) -> JobInfo:
+def cancel_job(store: Stored, caller: Submitter, job: JobId) -> JobInfo:
     """End a job; an agent that works on it is told to stop."""
-    store = store_of(request)
     own(caller, store.jobs.owner(job))
     told = store.jobs.cancel(job)
     store.audit.note(caller.name, "job.cancel", job)
@@ -100,16 +100,12 @@ def cancel_job(request: Request, caller: Submitter, job: JobId) -> JobInfo:
 
 @router.post("/{job}/progress")
 def report_progress(
-    request: Request,
-    caller: Annotated[Caller, need("report")],
-    job: JobId,
-    progress: JobProgress,
+    store: Stored, caller: Reporter, job: JobId, progress: JobProgress
 ) -> JobOrders:
     """Tell of a job that an agent works on; with the lease's key alone it is a heartbeat.
 
     409 means that the lease was lost: another agent may have the job by now.
     """
-    store = store_of(request)
     agent = store.jobs.get(job).agent
     if agent is not None and not caller.owns(store.agents.owner(agent)):
         # Most likely it was the caller's until its agent fell silent: 403 would not tell it so.
@@ -124,3 +120,39 @@ def _file(record: Record | None, what: str) -> Response:
     if record is None:
         raise NotFound(f"this job has no {what} yet")
     return Response(record_text(record), media_type="application/json")
+
+
+@agents_router.get("")
+def list_agents(store: Stored, _caller: Reader) -> list[AgentInfo]:
+    """All agents, by name."""
+    return store.agents.list()
+
+
+@agents_router.put("/{agent}")
+def introduce_agent(
+    store: Stored, caller: Reporter, agent: AgentName, introduction: AgentIntroduction
+) -> AgentInfo:
+    """Tell that an agent is there, and what it carries out. Its name belongs to this token."""
+    if introduction.name != agent:
+        raise Refused("the name in the address and the one in the body differ: send the same")
+    told = store.agents.introduce(introduction, caller.name)
+    store.audit.note(caller.name, "agent.introduce", agent, ", ".join(introduction.allow))
+    return told
+
+
+@agents_router.post(
+    "/{agent}/lease",
+    response_model=None,
+    responses={
+        200: {"model": Lease, "description": "Something to do."},
+        204: {"description": "Nothing to do: ask again in a second or two."},
+    },
+)
+def lease_job(store: Stored, caller: Reporter, agent: AgentName) -> Response:
+    """Ask for something to do. Of several agents that ask, one gets a job."""
+    own(caller, store.agents.owner(agent))
+    lease = store.jobs.lease(agent)
+    if lease is None:
+        return Response(status_code=204)
+    store.audit.note(caller.name, "job.lease", lease.job.id, agent)
+    return Response(lease.model_dump_json(), media_type="application/json")

@@ -1,24 +1,75 @@
-"""Plans on demand: profiles and a goal in, a plan with its reasons out."""
+"""Plans on demand: profiles and a goal in, a plan with its reasons out; and profiles that are kept
+to plan from.
+"""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
 
-from batchwright.records import Plan
-from batchwright.records.base import record_text
-from batchwright.records.service import PlanRequest
-from batchwright.service.access import need
+from fastapi import APIRouter, Path, Query, Response
+
+from batchwright.records import Plan, Profile, Record
+from batchwright.records.base import NonNegative, record_text
+from batchwright.records.service import Identifier, Name, PlanRequest
+from batchwright.service.access import Reader, Stored, Submitter, own
 from batchwright.service.plan_answers import planned
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
+profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+
+ProfileId = Annotated[Identifier, Path(description="The profile.")]
 
 
-@router.post(
-    "",
-    dependencies=[need("read")],
-    response_model=None,
-    responses={200: {"model": Plan, "description": "The plan."}},
-)
-def make_plan(request: PlanRequest) -> Response:
+class NewProfile(Record):
+    """A profile to keep."""
+
+    name: Name
+    profile: Profile
+
+
+class StoredProfile(Record):
+    """A profile that is kept, without what is in it."""
+
+    id: Identifier
+    name: str
+    created: NonNegative
+
+
+@router.post("", response_model=None, responses={200: {"model": Plan, "description": "The plan."}})
+def make_plan(_caller: Reader, request: PlanRequest) -> Response:
     """Plan. The answer is byte for byte the file that `batchwright plan` writes."""
     return Response(record_text(planned(request)), media_type="application/json")
+
+
+@profiles_router.post("", status_code=201)
+def add_profile(store: Stored, caller: Submitter, new: NewProfile) -> StoredProfile:
+    """Keep a profile; it belongs to this token."""
+    identifier = store.profiles.add(new.name, new.profile, caller.name)
+    store.audit.note(caller.name, "profile.add", identifier, new.name)
+    return StoredProfile(id=identifier, name=new.name, created=store.clock())
+
+
+@profiles_router.get("")
+def list_profiles(
+    store: Stored,
+    _caller: Reader,
+    limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 100,
+) -> list[StoredProfile]:
+    """Kept profiles, newest first."""
+    found = store.profiles.list(limit)
+    return [StoredProfile(id=one.id, name=one.name, created=one.created) for one in found]
+
+
+@profiles_router.get("/{profile}")
+def get_profile(store: Stored, _caller: Reader, profile: ProfileId) -> Profile:
+    """A kept profile."""
+    return store.profiles.get(profile)
+
+
+@profiles_router.delete("/{profile}", status_code=204)
+def delete_profile(store: Stored, caller: Submitter, profile: ProfileId) -> Response:
+    """Delete a kept profile; plans that came of it stay."""
+    own(caller, store.profiles.owner(profile))
+    store.profiles.delete(profile)
+    store.audit.note(caller.name, "profile.delete", profile)
+    return Response(status_code=204)

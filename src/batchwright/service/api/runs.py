@@ -1,4 +1,6 @@
-"""Runs: introduced and ended by whoever carries them out, read by everybody else."""
+"""Runs: introduced and ended by whoever carries them out, read by everybody else; and advice to
+them, taken by those that were started with --follow-advice.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records.service import (
+    Advice,
+    AdviceTaken,
     Identifier,
     RecordsTaken,
     RunEnd,
@@ -15,22 +19,21 @@ from batchwright.records.service import (
     RunIntroduction,
     RunState,
 )
-from batchwright.service.access import need, own, store_of
+from batchwright.service.access import Reader, Reporter, Stored, need, own
 from batchwright.service.caller import Caller
 from batchwright.service.problems import NotFound
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
+advice_router = APIRouter(prefix="/v1/runs/{run}/advice", tags=["advice"])
 
 RunId = Annotated[
     Identifier, Path(description="The run: a UUID that whoever carries it out has chosen.")
 ]
-Reader = Annotated[Caller, need("read")]
-Reporter = Annotated[Caller, need("report")]
 
 
 @router.get("")
 def list_runs(
-    request: Request,
+    store: Stored,
     _caller: Reader,
     limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
     before: Annotated[
@@ -47,38 +50,35 @@ def list_runs(
     ] = "",
 ) -> list[RunInfo]:
     """Runs, those introduced last first."""
-    return store_of(request).runs.list(limit, before, state, query)
+    return store.runs.list(limit, before, state, query)
 
 
 @router.put("/{run}")
 def introduce_run(
-    request: Request, caller: Reporter, run: RunId, introduction: RunIntroduction
+    store: Stored, caller: Reporter, run: RunId, introduction: RunIntroduction
 ) -> RunInfo:
     """Introduce a run, or tell that one which had stopped goes on. It belongs to this token."""
-    store = store_of(request)
     told = store.runs.introduce(run, introduction, caller.name)
     store.audit.note(caller.name, "run.introduce", run, introduction.name)
     return told
 
 
 @router.get("/{run}")
-def get_run(request: Request, _caller: Reader, run: RunId) -> RunInfo:
+def get_run(store: Stored, _caller: Reader, run: RunId) -> RunInfo:
     """A run, without its records."""
-    return store_of(request).runs.get(run)
+    return store.runs.get(run)
 
 
 @router.put("/{run}/alive")
-def alive(request: Request, caller: Reporter, run: RunId) -> RecordsTaken:
+def alive(store: Stored, caller: Reporter, run: RunId) -> RecordsTaken:
     """Tell that a run goes on while it has nothing to report."""
-    store = store_of(request)
     own(caller, store.runs.owner(run))
     return store.runs.alive(run)
 
 
 @router.put("/{run}/end")
-def end_run(request: Request, caller: Reporter, run: RunId, end: RunEnd) -> RunInfo:
+def end_run(store: Stored, caller: Reporter, run: RunId, end: RunEnd) -> RunInfo:
     """Tell how a run ended."""
-    store = store_of(request)
     own(caller, store.runs.owner(run))
     told = store.runs.end(run, end)
     store.audit.note(caller.name, "run.end", run, end.outcome)
@@ -86,9 +86,8 @@ def end_run(request: Request, caller: Reporter, run: RunId, end: RunEnd) -> RunI
 
 
 @router.delete("/{run}", status_code=204)
-def delete_run(request: Request, caller: Reporter, run: RunId) -> Response:
+def delete_run(request: Request, store: Stored, caller: Reporter, run: RunId) -> Response:
     """Delete a run with its records and advice: nobody finds it any more when this answers."""
-    store = store_of(request)
     own(caller, store.runs.owner(run))
     store.runs.delete(run)
     request.app.state.remover.soon()
@@ -97,24 +96,49 @@ def delete_run(request: Request, caller: Reporter, run: RunId) -> Response:
 
 
 @router.get("/{run}/plan")
-def get_plan(request: Request, _caller: Reader, run: RunId) -> Plan:
+def get_plan(store: Stored, _caller: Reader, run: RunId) -> Plan:
     """The plan that a run follows now."""
-    return store_of(request).runs.plan(run)
+    return store.runs.plan(run)
 
 
 @router.get("/{run}/profile")
-def get_profile(request: Request, _caller: Reader, run: RunId) -> Profile:
+def get_profile(store: Stored, _caller: Reader, run: RunId) -> Profile:
     """What a run's plan was made from."""
-    found = store_of(request).runs.profile(run)
+    found = store.runs.profile(run)
     if found is None:
         raise NotFound("this run was introduced without a profile")
     return found
 
 
 @router.get("/{run}/summary")
-def get_summary(request: Request, _caller: Reader, run: RunId) -> RunSummary:
+def get_summary(store: Stored, _caller: Reader, run: RunId) -> RunSummary:
     """The summary of a finished run."""
-    found = store_of(request).runs.summary(run)
+    found = store.runs.summary(run)
     if found is None:
         raise NotFound("this run has no summary: it has not finished")
     return found
+
+
+@advice_router.get("")
+def list_advice(
+    store: Stored, caller: Annotated[Caller, need("read", "report")], run: RunId
+) -> list[Advice]:
+    """All advice to a run, the oldest first. Whoever reports the run may read it, too."""
+    if not caller.may("read"):
+        own(caller, store.runs.owner(run))
+    return store.advice.list(run)
+
+
+@advice_router.put("/{number}/taken")
+def take_advice(
+    store: Stored,
+    caller: Reporter,
+    run: RunId,
+    number: Annotated[int, Path(ge=1, le=2**31 - 1, description="Of the advice.")],
+    taken: AdviceTaken,
+) -> Advice:
+    """Tell that a run follows an advice from an epoch on."""
+    own(caller, store.runs.owner(run))
+    told = store.advice.taken(run, number, taken.epoch)
+    store.audit.note(caller.name, "advice.take", run, f"{number}, from epoch {taken.epoch + 1}")
+    return told

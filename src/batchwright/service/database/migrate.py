@@ -1,7 +1,8 @@
 """The schema brought up to date when the service starts.
 
-Whoever starts first does it, in one transaction and under a lock, so that several may start at the
-same time and a migration that fails leaves everything as it was.
+An empty database gets the tables as they are now, an older one what was changed since. Whoever
+starts first does it, in one transaction and under a lock, so that several may start at the same
+time and a migration that fails leaves everything as it was.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from sqlalchemy import Connection, inspect, text
 
 from batchwright.errors import BatchwrightError
 from batchwright.service.database.engine import Database
+from batchwright.service.database.tables import metadata
 
 HEAD = "0002"
 """The newest revision in `migrations.versions`; known here so that a start without anything to do
@@ -50,8 +52,12 @@ def _upgrade(connection: Connection, found: str | None) -> None:
     config = Config()
     config.set_main_option("script_location", "batchwright.service.database:migrations")
     config.attributes["connection"] = connection
+    if found is None:
+        metadata.create_all(connection)
+        command.stamp(config, HEAD)
+        return
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if found is not None and found not in known:
+    if found not in known:
         raise BatchwrightError(
             f"the database is of a newer Batchwright (revision {found}); install that, or name "
             "another with --database"

@@ -65,8 +65,7 @@ class Identify:
             if token:
                 caller = await run_in_threadpool(self._store.tokens.find, token)
             elif len(session) <= LONGEST_SECRET:
-                found = await run_in_threadpool(self._store.sign_in.find, session)
-                visitor = found.caller if found else None
+                visitor = await run_in_threadpool(self._store.sign_in.find, session)
         key = f"token {caller.name}" if caller else address
         if not self._rates.take(key):
             await self._refuse(scope, receive, send, key)

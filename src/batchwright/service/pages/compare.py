@@ -6,12 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from batchwright.errors import FileError
+from batchwright.errors import FileError, one_line
 from batchwright.records import RunSummary
-from batchwright.records.documents import one_line
 from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.comparison import compared
-from batchwright.reporting.live.live_page import Part
+from batchwright.reporting.pages.live_page import Part
 from batchwright.reporting.pages.page_comparison import clock_note, comparison_parts
 from batchwright.service.access import need_page, store_of
 from batchwright.service.caller import Caller

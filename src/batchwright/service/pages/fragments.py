@@ -15,7 +15,7 @@ from importlib.metadata import version
 from fastapi import Request, Response
 from markupsafe import Markup
 
-from batchwright.reporting.live.live_page import Part
+from batchwright.reporting.pages.live_page import Part
 from batchwright.service.pages.rendering import drawn
 
 

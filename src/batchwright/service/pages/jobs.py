@@ -12,7 +12,7 @@ from batchwright.records.documents import job_yaml
 from batchwright.records.service import AgentInfo, Identifier, JobInfo, JobState, RunInfo
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
-from batchwright.reporting.live.live_page import Part, plan_parts
+from batchwright.reporting.pages.live_page import Part, plan_parts
 from batchwright.service.access import check_form, csrf_of, need_page, own, settings_of, store_of
 from batchwright.service.caller import Caller
 from batchwright.service.pages.fragments import digest_of, live_parts, tagged, unchanged

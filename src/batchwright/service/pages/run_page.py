@@ -10,7 +10,7 @@ from batchwright.planning.schedule import rate_schedule
 from batchwright.records import RunSummary
 from batchwright.records.service import Advice, RunInfo
 from batchwright.reporting.data.live_run import RunLines
-from batchwright.reporting.live.live_page import (
+from batchwright.reporting.pages.live_page import (
     Part,
     RunStory,
     happened,

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.records.service import Identifier, RunInfo, RunState
 from batchwright.records.text.formatting import counted
-from batchwright.reporting.live.live_page import Part
+from batchwright.reporting.pages.live_page import Part
 from batchwright.service.access import csrf_of, need_page, store_of
 from batchwright.service.caller import Caller
 from batchwright.service.pages.fragments import digest_of, live_parts, tagged, unchanged

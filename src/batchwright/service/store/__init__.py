@@ -4,6 +4,102 @@ Each part of the store speaks for one table or two. Nothing here knows of HTTP o
 cannot be done is told as a `problems.ServiceProblem`.
 """
 
-from batchwright.service.store.store import Clock, Store
+from __future__ import annotations
 
-__all__ = ["Clock", "Store"]
+import time
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from batchwright.errors import BatchwrightError
+from batchwright.service.database.engine import Database, open_engine, shown
+from batchwright.service.database.migrate import HEAD, migrate, revision
+from batchwright.service.settings import DAY, Settings
+from batchwright.service.store.advice import AdviceStore
+from batchwright.service.store.agents import Agents
+from batchwright.service.store.audit import Audit
+from batchwright.service.store.jobs import Jobs
+from batchwright.service.store.part import Clock
+from batchwright.service.store.profiles import Profiles
+from batchwright.service.store.records import Records
+from batchwright.service.store.runs import Runs
+from batchwright.service.store.sign_in import SignIn
+from batchwright.service.store.tokens import Tokens
+
+__all__ = ["Store"]
+
+
+class Store:
+    """What the service keeps. Safe to use from several threads; several processes may share a
+    database.
+
+    Args:
+        engine: From `open_engine`; its schema is up to date.
+        settings: Limits and delays.
+        clock: Unix time in seconds; tests set it.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, clock: Clock = time.time) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.database = Database(engine)
+        common = (self.database, settings, clock)
+        self.tokens = Tokens(*common)
+        self.sign_in = SignIn(*common)
+        self.runs = Runs(*common)
+        self.records = Records(*common)
+        self.advice = AdviceStore(*common)
+        self.jobs = Jobs(*common)
+        self.agents = Agents(*common)
+        self.profiles = Profiles(*common)
+        self.audit = Audit(*common)
+
+    @classmethod
+    def open(cls, settings: Settings, clock: Clock = time.time) -> Store:
+        """The store of ``settings.database``, its schema brought up to date.
+
+        Raises:
+            BatchwrightError: It cannot be reached, or is of a newer version.
+        """
+        engine = open_engine(settings.database)
+        try:
+            migrate(Database(engine))
+        except SQLAlchemyError as error:
+            engine.dispose()
+            told = str(getattr(error, "orig", error) or error).strip().splitlines()
+            raise BatchwrightError(
+                f"cannot open the database {shown(settings.database)}: {told[0]}; "
+                "is it running, and may you write to it?"
+            ) from None
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine, settings, clock)
+
+    def check(self) -> None:
+        """Nothing, if the database answers and is of this version.
+
+        Raises:
+            BatchwrightError: It is of another version.
+            SQLAlchemyError: It does not answer.
+        """
+        with self.database.reading() as connection:
+            connection.execute(text("SELECT 1"))
+            found = revision(connection)
+        if found != HEAD:
+            raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
+
+    def tidy(self) -> list[str]:
+        """Delete what `Settings` says is too old; returns the runs' identifiers."""
+        self.sign_in.forget_expired()
+        self.runs.forget_deleted()
+        if self.settings.retention_days is None:
+            return []
+        before = self.clock() - self.settings.retention_days * DAY
+        for part in (self.jobs, self.profiles, self.audit):
+            part.delete_old(before)
+        return self.runs.delete_old(before)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.database.close()

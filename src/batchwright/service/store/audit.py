@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from sqlalchemy import delete, insert, select
 
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import audit
-from batchwright.service.settings import DAY, Settings
-from batchwright.service.store.clock import Clock
+from batchwright.service.store.part import Part
 
 
 class AuditEntry(NamedTuple):
@@ -25,13 +23,8 @@ class AuditEntry(NamedTuple):
     detail: str
 
 
-class Audit:
+class Audit(Part):
     """The table of writes; nothing changes its rows, and time alone deletes them."""
-
-    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
-        self._database = database
-        self._settings = settings
-        self._clock = clock
 
     def note(self, who: str, action: str, subject: str, detail: str = "") -> None:
         """Add a row.
@@ -42,27 +35,15 @@ class Audit:
             subject: What it was done to, such as a run's identifier.
             detail: For people.
         """
-        with self._database.writing() as connection:
-            connection.execute(
-                insert(audit).values(
-                    at=self._clock(),
-                    who=who,
-                    action=action,
-                    subject=subject[:120],
-                    detail=detail[:2000].replace("\x00", ""),
-                )
-            )
+        told = {"subject": subject[:120], "detail": detail[:2000].replace("\x00", "")}
+        self._write(insert(audit).values(at=self._clock(), who=who, action=action, **told))
 
-    def delete_old(self) -> None:
-        """Delete rows older than `Settings.retention_days`."""
-        days = self._settings.retention_days
-        if days is None:
-            return
-        with self._database.writing() as connection:
-            connection.execute(delete(audit).where(audit.c.at < self._clock() - days * DAY))
+    def delete_old(self, before: float) -> None:
+        """Delete rows from before a moment."""
+        self._write(delete(audit).where(audit.c.at < before))
 
     def list(self, limit: int = 100) -> list[AuditEntry]:
         """The newest rows, newest first."""
-        with self._database.reading() as connection:
-            rows = connection.execute(select(audit).order_by(audit.c.id.desc()).limit(limit)).all()
-        return [AuditEntry(row.at, row.who, row.action, row.subject, row.detail) for row in rows]
+        wanted = select(*(audit.c[name] for name in AuditEntry._fields))
+        rows = self._read(wanted.order_by(audit.c.id.desc()).limit(limit))
+        return [AuditEntry._make(row) for row in rows]

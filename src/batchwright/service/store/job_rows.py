@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, and_, func, or_, select
 
-from batchwright.records import Plan, Profile, Record
 from batchwright.records.service import JobInfo
 from batchwright.service.database.tables import jobs
 from batchwright.service.job_states import Standing
-from batchwright.service.problems import NotFound
+from batchwright.service.store.part import missing
 
-DOCUMENTS: dict[str, type[Record]] = {"profile": Profile, "plan": Plan}
+DOCUMENTS = ("profile", "plan")
 """Columns that hold a whole document; they are read only where they are asked for."""
 
 SHOWN = [
@@ -23,6 +22,9 @@ SHOWN = [
     jobs.c.plan.is_not(None).label("has_plan"),
 ]
 """The other columns, and whether there are documents."""
+
+_COLUMNS = {"key": "lease_key", "expires": "lease_expires"}
+"""Of what has another name in a `Standing`."""
 
 _FREE = and_(
     jobs.c.lease_expires.is_(None),
@@ -41,18 +43,11 @@ def job_row(connection: Connection, identifier: str, *, lock: bool = False) -> R
         NotFound: There is no such job.
     """
     wanted = select(*SHOWN).where(jobs.c.id == identifier)
-    if lock:
-        wanted = wanted.with_for_update()
-    row = connection.execute(wanted).mappings().one_or_none()
+    found = connection.execute(wanted.with_for_update() if lock else wanted)
+    row = found.mappings().one_or_none()
     if row is None:
-        raise missing_job(identifier)
+        raise missing("job", identifier)
     return row
-
-
-def locked_row(connection: Connection, identifier: str) -> RowMapping | None:
-    """A job's row, locked; `None` if somebody else changes it just now."""
-    wanted = select(*SHOWN).where(jobs.c.id == identifier).with_for_update(skip_locked=True)
-    return connection.execute(wanted).mappings().one_or_none()
 
 
 def held_rows(connection: Connection, which: Any, *, skip: bool = False) -> list[RowMapping]:
@@ -79,51 +74,17 @@ def waiting_jobs(agent: str) -> Select[Any]:
 
 def standing_of(row: RowMapping) -> Standing:
     """Where a job stands."""
-    return Standing(
-        state=row["state"],
-        auto=row["auto"],
-        approved=row["approved"],
-        cancelling=row["cancelling"],
-        has_plan=row["has_plan"],
-        agent=row["agent"],
-        key=row["lease_key"],
-        expires=row["lease_expires"],
-        attempts=row["attempts"],
-        lost=row["lost"],
-        error=row["error"],
-    )
+    return Standing(**{one.name: row[_COLUMNS.get(one.name, one.name)] for one in fields(Standing)})
 
 
 def columns_of(job: Standing) -> dict[str, Any]:
     """A standing as columns; whether there is a plan, the plan itself says."""
-    names = {"key": "lease_key", "expires": "lease_expires"}
-    return {
-        names.get(name, name): value for name, value in asdict(job).items() if name != "has_plan"
-    }
+    told = {_COLUMNS.get(name, name): value for name, value in asdict(job).items()}
+    del told["has_plan"]
+    return told
 
 
 def info_of(row: RowMapping, waiting: str | None = None) -> JobInfo:
     """A job as it is told; ``waiting`` says why nobody has it."""
-    return JobInfo(
-        id=row["id"],
-        name=row["name"],
-        state=row["state"],
-        auto=row["auto"],
-        approved=row["approved"],
-        created=row["created"],
-        changed=row["changed"],
-        job=json.loads(row["job"]),
-        run=row["run_id"],
-        agent=row["agent"],
-        attempts=row["attempts"],
-        cancelling=row["cancelling"],
-        error=row["error"],
-        has_profile=row["has_profile"],
-        has_plan=row["has_plan"],
-        waiting=waiting,
-    )
-
-
-def missing_job(identifier: str) -> NotFound:
-    """What is raised where there is no such job."""
-    return NotFound(f"there is no job {identifier[:36]}")
+    changed = {"job": json.loads(row["job"]), "run": row["run_id"], "waiting": waiting}
+    return JobInfo(**{name: row[name] for name in JobInfo.model_fields.keys() - changed}, **changed)

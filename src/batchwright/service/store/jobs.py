@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, select, tuple_, update
 
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.agent_rules import DEFAULTS
@@ -23,9 +23,9 @@ from batchwright.service import job_states
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs
 from batchwright.service.job_states import ENDED, Standing
-from batchwright.service.problems import Conflict, NotFound, Refused, TooMany
-from batchwright.service.settings import DAY, Settings
-from batchwright.service.store.clock import Clock
+from batchwright.service.problems import Conflict, Refused, TooMany
+from batchwright.service.settings import Settings
+from batchwright.service.store.agents import missing_agent
 from batchwright.service.store.job_rows import (
     DOCUMENTS,
     SHOWN,
@@ -33,23 +33,20 @@ from batchwright.service.store.job_rows import (
     held_rows,
     info_of,
     job_row,
-    locked_row,
-    missing_job,
     standing_of,
 )
 from batchwright.service.store.matching import Matching
+from batchwright.service.store.part import Clock, Part, count, opened
 
 NOTED_SHARE = 1 / 6
 """Of a lease: who asks for work and gets none is noted to be there again after so long only."""
 
 
-class Jobs:
+class Jobs(Part):
     """The table of jobs."""
 
     def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
-        self._database = database
-        self._settings = settings
-        self._clock = clock
+        super().__init__(database, settings, clock)
         self._matching = Matching(settings, clock)
 
     # ------------------------------------------------------------------------------------ users
@@ -70,8 +67,7 @@ class Jobs:
         most = self._settings.limits.open_jobs
         self.settle()
         with self._database.writing() as connection:
-            wanted = select(func.count()).select_from(jobs).where(jobs.c.state.not_in(ENDED))
-            if (connection.execute(wanted).scalar() or 0) >= most:
+            if count(connection, jobs, jobs.c.state.not_in(ENDED)) >= most:
                 raise TooMany(
                     f"{most} jobs have not ended: wait for some of them, or cancel some", 60.0
                 )
@@ -90,11 +86,7 @@ class Jobs:
             return info_of(row, self._matching.waits_for(connection, row))
 
     def get(self, identifier: str) -> JobInfo:
-        """A job.
-
-        Raises:
-            NotFound: There is no such job.
-        """
+        """A job."""
         self.settle()
         with self._database.reading() as connection:
             row = job_row(connection, identifier)
@@ -120,42 +112,27 @@ class Jobs:
         with self._database.reading() as connection:
             if before is not None:
                 created = job_row(connection, before)["created"]
-                later = and_(jobs.c.created == created, jobs.c.id < before)
-                wanted = wanted.where(or_(jobs.c.created < created, later))
+                last = tuple_(created, before)
+                wanted = wanted.where(tuple_(jobs.c.created, jobs.c.id) < last)
             rows = connection.execute(wanted).mappings().all()
         return [info_of(row) for row in rows]
 
     def owner(self, identifier: str) -> str:
-        """Name of the token that submitted a job.
-
-        Raises:
-            NotFound: There is no such job.
-        """
-        return str(self._column(identifier, "owner"))
+        """Name of the token that submitted a job."""
+        return str(self._value(jobs.c.owner, identifier))
 
     def profile(self, identifier: str) -> Profile | None:
-        """What was measured for a job, if anything.
-
-        Raises:
-            NotFound: There is no such job.
-        """
-        text = self._column(identifier, "profile")
-        return None if text is None else Profile.model_validate_json(text)
+        """What was measured for a job, if anything."""
+        return opened(Profile, self._value(jobs.c.profile, identifier))
 
     def plan(self, identifier: str) -> Plan | None:
-        """The plan of a job, if there is one.
-
-        Raises:
-            NotFound: There is no such job.
-        """
-        text = self._column(identifier, "plan")
-        return None if text is None else Plan.model_validate_json(text)
+        """The plan of a job, if there is one."""
+        return opened(Plan, self._value(jobs.c.plan, identifier))
 
     def approve(self, identifier: str) -> JobInfo:
         """Let a job's plan be followed; again changes nothing.
 
         Raises:
-            NotFound: There is no such job.
             Conflict: No plan of it waits.
         """
         return info_of(self._change(identifier, job_states.approve))
@@ -164,7 +141,6 @@ class Jobs:
         """End a job, or have its agent end it; again changes nothing.
 
         Raises:
-            NotFound: There is no such job.
             Conflict: It has ended otherwise.
         """
         return info_of(self._change(identifier, job_states.cancel))
@@ -196,7 +172,7 @@ class Jobs:
                 .returning(agents.c.allow)
             ).scalar()
             if allow is None:
-                raise NotFound(f"no agent {printable(agent)} has introduced itself")
+                raise missing_agent(agent)
             for row in held_rows(connection, jobs.c.agent == agent):
                 self._store(connection, row, job_states.lose(standing_of(row)))
             key = str(uuid.uuid4())
@@ -210,7 +186,6 @@ class Jobs:
         """Take in what an agent says of its job; this also says that it is there.
 
         Raises:
-            NotFound: There is no such job.
             Conflict: The agent does not have it any more, or it does not go that way.
             Refused: Its profile or plan is of another job.
         """
@@ -237,10 +212,8 @@ class Jobs:
         row = self._change(identifier, step, **documents)
         job = standing_of(row)
         if row["agent"] is not None:
-            with self._database.writing() as connection:
-                connection.execute(
-                    update(agents).where(agents.c.name == row["agent"]).values(seen=self._clock())
-                )
+            its_row = agents.c.name == row["agent"]
+            self._write(update(agents).where(its_row).values(seen=self._clock()))
         return JobOrders(state=job.state, stop=job.cancelling)
 
     # ------------------------------------------------------------------------------------ clock
@@ -248,9 +221,8 @@ class Jobs:
     def settle(self) -> None:
         """Take the jobs back of agents that have been silent for too long."""
         late = jobs.c.lease_expires <= self._clock()
-        with self._database.reading() as connection:
-            if connection.execute(select(jobs.c.id).where(late).limit(1)).first() is None:
-                return
+        if not self._read(select(jobs.c.id).where(late).limit(1)):
+            return
         with self._database.writing() as connection:
             for row in held_rows(connection, late, skip=True):
                 self._store(connection, row, job_states.lose(standing_of(row)))
@@ -260,22 +232,12 @@ class Jobs:
 
         For a service that starts: while it was away nobody could tell it that they are there.
         """
-        now = self._clock()
-        with self._database.writing() as connection:
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.lease_expires.is_not(None))
-                .values(lease_expires=now + self._settings.lease_seconds)
-            )
+        held = update(jobs).where(jobs.c.lease_expires.is_not(None))
+        self._write(held.values(lease_expires=self._clock() + self._settings.lease_seconds))
 
-    def delete_old(self) -> None:
-        """Delete jobs that ended longer ago than `Settings.retention_days`."""
-        days = self._settings.retention_days
-        if days is None:
-            return
-        old = and_(jobs.c.state.in_(ENDED), jobs.c.changed < self._clock() - days * DAY)
-        with self._database.writing() as connection:
-            connection.execute(delete(jobs).where(old))
+    def delete_old(self, before: float) -> None:
+        """Delete jobs that ended before a moment."""
+        self._write(delete(jobs).where(jobs.c.state.in_(ENDED), jobs.c.changed < before))
 
     # ---------------------------------------------------------------------------------- storing
 
@@ -322,7 +284,7 @@ class Jobs:
         documents = [one for one in (progress.profile, progress.plan) if one is not None]
         if not documents:
             return
-        submitted = json.loads(self._column(identifier, "job"))
+        submitted = json.loads(self._value(jobs.c.job, identifier))
         for document, key in product(documents, DEFAULTS):
             if getattr(document.job, key) != submitted[key]:
                 raise Refused(
@@ -332,23 +294,20 @@ class Jobs:
 
     def _lease(self, connection: Connection, identifier: str, agent: str, key: str) -> Lease | None:
         """The job, if nobody else has just got it."""
-        row = locked_row(connection, identifier)
+        wanted = select(*SHOWN, jobs.c.profile, jobs.c.plan).where(jobs.c.id == identifier)
+        free = connection.execute(wanted.with_for_update(skip_locked=True))
+        row = free.mappings().one_or_none()
         if row is None or not (job := standing_of(row)).leasable:
             return None
         seconds = self._settings.lease_seconds
         expires = self._clock() + seconds
         self._store(connection, row, job_states.lease(job, agent=agent, key=key, expires=expires))
-        texts = (
-            connection.execute(select(jobs.c.profile, jobs.c.plan).where(jobs.c.id == identifier))
-            .mappings()
-            .one()
-        )
-        documents: dict[str, Any] = {
-            name: None if texts[name] is None else model.model_validate_json(texts[name])
-            for name, model in DOCUMENTS.items()
-        }
         return Lease(
-            key=key, seconds=seconds, job=info_of(job_row(connection, identifier)), **documents
+            key=key,
+            seconds=seconds,
+            job=info_of(job_row(connection, identifier)),
+            profile=opened(Profile, row["profile"]),
+            plan=opened(Plan, row["plan"]),
         )
 
     def _has_nothing_for(self, agent: str) -> bool:
@@ -362,17 +321,10 @@ class Jobs:
                 select(agents.c.allow, agents.c.seen).where(agents.c.name == agent)
             ).one_or_none()
             if known is None:
-                raise NotFound(f"no agent {printable(agent)} has introduced itself")
+                raise missing_agent(agent)
             if self._clock() - known.seen >= self._settings.lease_seconds * NOTED_SHARE:
                 return False
             held = select(jobs.c.id).where(jobs.c.agent == agent, jobs.c.lease_expires.is_not(None))
             if connection.execute(held.limit(1)).first() is not None:
                 return False
             return next(self._matching.fitting(connection, agent, known.allow), None) is None
-
-    def _column(self, identifier: str, name: str) -> Any:
-        with self._database.reading() as connection:
-            row = connection.execute(select(jobs.c[name]).where(jobs.c.id == identifier)).first()
-        if row is None:
-            raise missing_job(identifier)
-        return row[0]

@@ -12,8 +12,8 @@ from batchwright.records import Job
 from batchwright.records.agent_rules import DEFAULTS, Rules, refusal, rules_of
 from batchwright.service.database.tables import agents, jobs
 from batchwright.service.settings import Settings
-from batchwright.service.store.clock import Clock
 from batchwright.service.store.job_rows import standing_of, waiting_jobs
+from batchwright.service.store.part import Clock
 
 _LONGEST_KNOWN = 8000
 """Characters of a job that is kept in memory for agents that ask; most have some 2,000."""
@@ -78,14 +78,10 @@ def _rules(texts: str) -> Rules:
 
 def _asked(text: str) -> Job:
     """What rules look at of a job, from what is stored, which never changes."""
-    return _known_job(text) if len(text) <= _LONGEST_KNOWN else _job_of(text)
+    return _job_of(text) if len(text) <= _LONGEST_KNOWN else _job_of.__wrapped__(text)
 
 
 @lru_cache(maxsize=1000)
-def _known_job(text: str) -> Job:
-    return _job_of(text)
-
-
 def _job_of(text: str) -> Job:
     values = json.loads(text)  # checked when it was submitted
     return Job.model_construct(**{key: values[key] for key in DEFAULTS})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    Column,
     Connection,
     RowMapping,
     and_,
@@ -15,6 +16,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    tuple_,
     update,
 )
 
@@ -26,11 +28,10 @@ from batchwright.records.service import (
     RunIntroduction,
     RunState,
 )
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import DELETED, EXPIRED, GONE, THERE, advice, records, runs
-from batchwright.service.problems import Conflict, NotFound, Unavailable
-from batchwright.service.settings import DAY, Settings
-from batchwright.service.store.clock import Clock
+from batchwright.service.problems import Conflict, Unavailable
+from batchwright.service.settings import DAY
+from batchwright.service.store.part import Part, count, missing, opened
 
 REMOVED_AT_ONCE = 5000
 """Records in one transaction when a run is removed, so that others can write in between."""
@@ -55,13 +56,8 @@ _SHOWN = [
 ]
 
 
-class Runs:
+class Runs(Part):
     """The table of runs."""
-
-    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
-        self._database = database
-        self._settings = settings
-        self._clock = clock
 
     def introduce(
         self, identifier: str, introduction: RunIntroduction, owner: str, *, demo: bool = False
@@ -100,7 +96,10 @@ class Runs:
             found = _row(connection, identifier, lock=True)
             _refuse_gone(found)
             if found is None:
-                self._refuse_too_many(connection)
+                most = self._settings.limits.runs
+                # The second count looks at each row, which takes long.
+                if count(connection, runs) >= most and count(connection, runs, THERE) >= most:
+                    raise Conflict(f"this service keeps {most} runs at most: delete some first")
                 connection.execute(
                     insert(runs).values(
                         id=identifier,
@@ -126,11 +125,7 @@ class Runs:
             return self._info(_wanted(connection, identifier))
 
     def alive(self, identifier: str) -> RecordsTaken:
-        """Hear of a run that has nothing to say; what it would be told with its records.
-
-        Raises:
-            NotFound: There is no such run.
-        """
+        """Hear of a run that has nothing to say; what it would be told with its records."""
         with self._database.writing() as connection:
             row = connection.execute(
                 update(runs)
@@ -139,15 +134,11 @@ class Runs:
                 .returning(runs.c.next_sequence, runs.c.advice)
             ).one_or_none()
         if row is None:
-            raise _missing(identifier)
+            raise missing("run", identifier)
         return RecordsTaken(next=row.next_sequence, advice=row.advice)
 
     def end(self, identifier: str, end: RunEnd) -> RunInfo:
-        """Note how a run ended.
-
-        Raises:
-            NotFound: There is no such run.
-        """
+        """Note how a run ended."""
         values: dict[str, Any] = {
             "outcome": end.outcome,
             "error": end.error,
@@ -158,15 +149,11 @@ class Runs:
         with self._database.writing() as connection:
             mine = (runs.c.id == identifier, THERE)
             if not connection.execute(update(runs).where(*mine).values(**values)).rowcount:
-                raise _missing(identifier)
+                raise missing("run", identifier)
             return self._info(_wanted(connection, identifier))
 
     def get(self, identifier: str) -> RunInfo:
-        """A run.
-
-        Raises:
-            NotFound: There is no such run.
-        """
+        """A run."""
         with self._database.reading() as connection:
             return self._info(_wanted(connection, identifier))
 
@@ -205,96 +192,51 @@ class Runs:
         with self._database.reading() as connection:
             if before is not None:
                 last = _wanted(connection, before)
-                wanted = wanted.where(
-                    or_(
-                        runs.c.created < last["created"],
-                        and_(runs.c.created == last["created"], runs.c.id < before),
-                    )
-                )
+                place = tuple_(last["created"], before)
+                wanted = wanted.where(tuple_(runs.c.created, runs.c.id) < place)
             rows = connection.execute(wanted).mappings().all()
         return [self._info(row) for row in rows]
 
     def owner(self, identifier: str) -> str:
-        """Name of the token that a run belongs to.
-
-        Raises:
-            NotFound: There is no such run.
-        """
-        return str(self._column(identifier, "owner"))
+        """Name of the token that a run belongs to."""
+        return str(self._of(runs.c.owner, identifier))
 
     def plan(self, identifier: str) -> Plan:
-        """The plan that a run follows now.
-
-        Raises:
-            NotFound: There is no such run.
-        """
-        return Plan.model_validate_json(self._column(identifier, "plan"))
+        """The plan that a run follows now."""
+        return Plan.model_validate_json(self._of(runs.c.plan, identifier))
 
     def profile(self, identifier: str) -> Profile | None:
-        """What a run's plan was made from, if that was sent.
-
-        Raises:
-            NotFound: There is no such run.
-        """
-        text = self._column(identifier, "profile")
-        return None if text is None else Profile.model_validate_json(text)
+        """What a run's plan was made from, if that was sent."""
+        return opened(Profile, self._of(runs.c.profile, identifier))
 
     def summary(self, identifier: str) -> RunSummary | None:
-        """The summary of a run that has finished and sent it.
-
-        Raises:
-            NotFound: There is no such run.
-        """
-        text = self._column(identifier, "summary")
-        return None if text is None else RunSummary.model_validate_json(text)
+        """The summary of a run that has finished and sent it."""
+        return opened(RunSummary, self._of(runs.c.summary, identifier))
 
     def delete(self, identifier: str) -> None:
-        """Have nobody find a run any more; `remove_some` removes its records and advice.
-
-        Raises:
-            NotFound: There is no such run.
-        """
+        """Have nobody find a run any more; `remove_some` removes its records and advice."""
         # The example that comes with the service may be loaded again.
         outcome = case((runs.c.demo, EXPIRED), else_=DELETED)
+        there = update(runs).where(runs.c.id == identifier, THERE)
+        if not self._write(there.values(outcome=outcome, changed=self._clock())):
+            raise missing("run", identifier)
+
+    def delete_old(self, before: float) -> Identifiers:
+        """As `delete`, runs that were last heard of before a moment, and tell which."""
+        old = update(runs).where(runs.c.changed < before, runs.c.demo.is_(False), THERE)
         with self._database.writing() as connection:
-            done = connection.execute(
-                update(runs)
-                .where(runs.c.id == identifier, THERE)
-                .values(outcome=outcome, changed=self._clock())
-            )
-            if not done.rowcount:
-                raise _missing(identifier)
+            gone = connection.execute(old.values(outcome=EXPIRED).returning(runs.c.id))
+            return list(gone.scalars())
 
-    def delete_old(self) -> Identifiers:
-        """As `delete`, ended runs that `Settings.retention_days` says to, and those silent for as
-        long; and forget those that somebody deleted long ago.
-
-        Returns:
-            Identifiers of the runs that were too old.
-        """
+    def forget_deleted(self) -> None:
+        """Forget that there were the runs that somebody deleted long ago."""
         forgotten = self._clock() - REMEMBERED_SECONDS
-        with self._database.writing() as connection:
-            connection.execute(delete(runs).where(_EMPTIED, runs.c.changed < forgotten))
-        days = self._settings.retention_days
-        if days is None:
-            return []
-        limit = self._clock() - days * 24 * 3600
-        with self._database.writing() as connection:
-            old = connection.execute(
-                update(runs)
-                .where(runs.c.changed < limit, runs.c.demo.is_(False), THERE)
-                .values(outcome=EXPIRED)
-                .returning(runs.c.id)
-            ).scalars()
-            return list(old)
+        self._write(delete(runs).where(_EMPTIED, runs.c.changed < forgotten))
 
     def to_remove(self) -> Identifiers:
         """Runs that nobody finds any more and of which there is still something."""
-        with self._database.reading() as connection:
-            found = connection.execute(
-                select(runs.c.id).where(runs.c.outcome.in_(GONE), not_(_EMPTIED))
-            ).scalars()
-            return list(found)
+        found = self._read(select(runs.c.id).where(runs.c.outcome.in_(GONE), not_(_EMPTIED)))
+        return [row.id for row in found]
 
     def remove_some(self, identifier: str) -> bool:
         """Remove some of what such a run held, in a short transaction; returns whether there may be
@@ -327,45 +269,15 @@ class Runs:
                 connection.execute(update(runs).where(runs.c.id == identifier).values(**_NOTHING))
             return False
 
-    def _refuse_too_many(self, connection: Connection) -> None:
-        most, count = self._settings.limits.runs, select(func.count()).select_from(runs)
-        if (connection.execute(count).scalar() or 0) < most:
-            return  # a look at each row would take long
-        if (connection.execute(count.where(THERE)).scalar() or 0) >= most:
-            raise Conflict(f"this service keeps {most} runs at most: delete some first")
-
-    def _column(self, identifier: str, name: str) -> Any:
-        wanted = select(runs.c[name]).where(runs.c.id == identifier, THERE)
-        with self._database.reading() as connection:
-            row = connection.execute(wanted).first()
-        if row is None:
-            raise _missing(identifier)
-        return row[0]
+    def _of(self, column: Column[Any], identifier: str) -> Any:
+        return self._value(column, identifier, THERE)
 
     def _info(self, row: RowMapping) -> RunInfo:
         state: RunState = row["outcome"] or "running"
         if state == "running" and self._clock() - row["changed"] > self._settings.silent_seconds:
             state = "silent"
-        return RunInfo(
-            id=row["id"],
-            name=row["name"],
-            state=state,
-            created=row["created"],
-            changed=row["changed"],
-            records=row["next_sequence"],
-            epochs=row["epochs"],
-            epochs_done=row["epochs_done"],
-            top1=row["top1"],
-            method=row["method"],
-            workers=row["workers"],
-            global_batch_size=row["global_batch_size"],
-            network=row["network"],
-            data=row["data"],
-            follows_advice=row["follows_advice"],
-            demo=row["demo"],
-            job=row["job_id"],
-            error=row["error"],
-        )
+        told = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
+        return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - told}, **told)
 
 
 def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping | None:
@@ -379,12 +291,8 @@ def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowM
 def _wanted(connection: Connection, identifier: str) -> RowMapping:
     row = _row(connection, identifier)
     if row is None or row["outcome"] in GONE:
-        raise _missing(identifier)
+        raise missing("run", identifier)
     return row
-
-
-def _missing(identifier: str) -> NotFound:
-    return NotFound(f"there is no run {identifier[:36]}")
 
 
 def _refuse_gone(found: RowMapping | None) -> None:

@@ -1,22 +1,24 @@
-"""Tokens of programs: created and revoked by an operator, found by what a client sends."""
+"""Tokens of programs: created and revoked by an operator, found by what a client sends. And what
+they share with browsers' sessions: secrets, of which a hash is stored, and scopes.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import insert, or_, select, update
 
-from batchwright.records.service import Name
+from batchwright.records.service import Name, Scope
 from batchwright.service.caller import Caller
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import tokens
 from batchwright.service.problems import Conflict, NotFound, Refused
-from batchwright.service.settings import Settings
-from batchwright.service.store.clock import Clock
-from batchwright.service.store.secrets import hash_of, new_secret, scope_words
+from batchwright.service.store.part import Part
 
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "bw_"  # so that a token is recognized where it should not be, such as in a repository
 USED_SECONDS = 60.0
 """How exactly it is known when a token was last used; each request would be a write else."""
@@ -35,12 +37,8 @@ class TokenInfo(NamedTuple):
     revoked: float | None
 
 
-class Tokens:
+class Tokens(Part):
     """The table of tokens."""
-
-    def __init__(self, database: Database, _settings: Settings, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
 
     def create(self, name: str, scopes: Iterable[str]) -> str:
         """A new token; what it owned before it was revoked, if it was, it owns again.
@@ -86,46 +84,51 @@ class Tokens:
         Raises:
             NotFound: There is none of that name, or it was revoked before.
         """
-        with self._database.writing() as connection:
-            done = connection.execute(
-                update(tokens)
-                .where(tokens.c.name == name, tokens.c.revoked.is_(None))
-                .values(revoked=self._clock())
-            )
-            if not done.rowcount:
-                raise NotFound(f"there is no token {name!r}; `batchwright token list` names them")
+        valid = (tokens.c.name == name, tokens.c.revoked.is_(None))
+        if not self._write(update(tokens).where(*valid).values(revoked=self._clock())):
+            raise NotFound(f"there is no token {name!r}; `batchwright token list` names them")
 
     def list(self) -> list[TokenInfo]:
         """All tokens, revoked ones too, by name."""
-        with self._database.reading() as connection:
-            rows = connection.execute(select(tokens).order_by(tokens.c.name)).all()
         return [
             TokenInfo(row.name, tuple(row.scopes.split()), row.created, row.used, row.revoked)
-            for row in rows
+            for row in self._read(select(tokens).order_by(tokens.c.name))
         ]
 
     def find(self, secret: str) -> Caller | None:
         """Who holds ``secret``; `None` if nobody does, or the token was revoked."""
         now = self._clock()
-        with self._database.reading() as connection:
-            row = connection.execute(
-                select(tokens.c.id, tokens.c.name, tokens.c.scopes, tokens.c.used).where(
-                    tokens.c.hash == hash_of(secret), tokens.c.revoked.is_(None)
-                )
-            ).one_or_none()
-        if row is None:
+        valid = (tokens.c.hash == hash_of(secret), tokens.c.revoked.is_(None))
+        found = self._read(select(tokens).where(*valid))
+        if not found:
             return None
+        row = found[0]
         if row.used is None or now - row.used >= USED_SECONDS:
-            self._note_use(row.id, now)
+            stale = or_(tokens.c.used.is_(None), tokens.c.used <= now - USED_SECONDS)
+            self._write(update(tokens).where(tokens.c.id == row.id, stale).values(used=now))
         return Caller(row.name, frozenset(row.scopes.split()))
 
-    def _note_use(self, number: int, now: float) -> None:
-        with self._database.writing() as connection:
-            connection.execute(
-                update(tokens)
-                .where(
-                    tokens.c.id == number,
-                    or_(tokens.c.used.is_(None), tokens.c.used <= now - USED_SECONDS),
-                )
-                .values(used=now)
-            )
+
+def new_secret(prefix: str = "") -> str:
+    """256 random bits, as 43 characters that need no quoting."""
+    return prefix + secrets.token_urlsafe(32)
+
+
+def hash_of(secret: str) -> str:
+    """What is stored: SHA-256, in hex. The secret is long and random; there is nothing to guess."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def scope_words(scopes: Iterable[str]) -> str:
+    """Scopes as they are stored, each once and in order.
+
+    Raises:
+        Refused: One is unknown, or there is none.
+    """
+    given = set(scopes)
+    unknown = sorted(given - set(SCOPES))
+    if unknown:
+        raise Refused(f"unknown scope {unknown[0]!r}: known are {', '.join(SCOPES)}")
+    if not given:
+        raise Refused(f"a token without scopes may do nothing: give some of {', '.join(SCOPES)}")
+    return " ".join(scope for scope in SCOPES if scope in given)

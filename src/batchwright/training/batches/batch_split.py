@@ -107,7 +107,7 @@ class Sharing:
             step_sizes(self._samples - done, sum(sizes), workers=len(sizes), least=self.least),
             Shares(state.step, sizes, self.micro_batch_size),
             start=done,
-            rank=self._group.rank,
+            ranks=self._group.here,
             least=self.least,
         )
         if self._balancer is not None and sizes != self._told:

@@ -1,4 +1,4 @@
-"""The steps of one epoch on one worker: which samples, cut into which micro-batches.
+"""The steps of one epoch in one process: which samples, cut into which micro-batches.
 
 The feed asks ahead of the training, because loader processes prefetch. So shares change from a step
 on that no worker's feed has asked for yet, and until then everything stays as it was handed out.
@@ -39,7 +39,7 @@ class EpochSteps:
         sizes: Samples of each step that is left, over all workers.
         shares: At the first of these.
         start: Position of its first sample in the order; 0 at the start of an epoch.
-        rank: This worker.
+        ranks: The workers of this process: one, or all that are simulated.
         least: Fewest samples that a worker can train on.
 
     Attributes:
@@ -55,7 +55,7 @@ class EpochSteps:
         shares: Shares,
         *,
         start: int,
-        rank: int,
+        ranks: Sequence[int],
         least: int,
     ) -> None:
         self.taken = shares.first - 1
@@ -63,7 +63,7 @@ class EpochSteps:
         self.order, self._sizes = order, sizes
         self._starts = list(accumulate(sizes, initial=start))
         self._first = shares.first
-        self._rank, self._least = rank, least
+        self._ranks, self._least = ranks, least
 
     def __len__(self) -> int:
         """Steps of the epoch, those before the first that is left included."""
@@ -91,18 +91,21 @@ class EpochSteps:
             sizes = tuple(apportion(sizes, wanted, least=least))
         return Step(self._starts[index - self._first], sizes)
 
-    def parts(self, index: int) -> list[Tensor]:
-        """Indices of this worker's micro-batches at a step; none if it has no samples there."""
+    def parts(self, index: int) -> list[tuple[int, Tensor]]:
+        """(rank, indices) of each of this process's micro-batches at a step, in rank order."""
         return self.cut(self.step(index), self.shares_at(index).micro_batch_size)
 
-    def cut(self, step: Step, micro_batch_size: int) -> list[Tensor]:
-        """The same for micro-batches of another size."""
-        first, last = step.span(self._rank)
-        sizes = micro_batches(last - first, micro_batch_size, self._least)
-        return list(self.order[first:last].split(sizes)) if sizes else []
+    def cut(self, step: Step, micro_batch_size: int) -> list[tuple[int, Tensor]]:
+        """`parts` of a step with micro-batches of another size."""
+        found: list[tuple[int, Tensor]] = []
+        for rank in self._ranks:
+            first, last = step.span(rank)
+            if sizes := micro_batches(last - first, micro_batch_size, self._least):
+                found += [(rank, part) for part in self.order[first:last].split(sizes)]
+        return found
 
     def ahead(self) -> Iterator[Tensor]:
         """Micro-batches for the feed, which may ask for them long before they are trained on."""
         for index in range(self._first, len(self)):
             self.taken = index
-            yield from self.parts(index)
+            yield from (part for _, part in self.parts(index))

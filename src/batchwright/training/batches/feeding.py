@@ -66,6 +66,17 @@ class Feed(Protocol):
         """Let go of loader processes of its own; nothing can be fetched any more."""
 
 
+def feed_of(
+    dataset: Dataset[Any] | ImagePipeline | FilePipeline, device: torch.device, **how: Any
+) -> Feed:
+    """What feeds from a pipeline of ours or a user's data set; ``how`` is for `DatasetFeed`."""
+    if isinstance(dataset, ImagePipeline):
+        return PipelineFeed(dataset)
+    if isinstance(dataset, FilePipeline):
+        return FileFeed(dataset)
+    return DatasetFeed(dataset, device=device, **how)
+
+
 class PipelineFeed:
     """Batches made on the device by an `ImagePipeline`."""
 

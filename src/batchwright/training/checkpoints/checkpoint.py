@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from batchwright.errors import FileError
+from batchwright.records import Plan
 from batchwright.training.checkpoints.saved_values import from_plain, to_plain
 from batchwright.workload.task import load_tensors
 
@@ -64,6 +66,16 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def about_network(plan: Plan, description: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of its network to whoever uses it: its input, classes and plan."""
+    return {
+        "network": plan.network.name,
+        "classes": list(plan.data.classes),
+        "input": dict(description),
+        "plan": plan.model_dump_json(),
+    }
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
+from batchwright.training.recorder import Recorder
 
 LAST, PREVIOUS = "last", "previous"
 
@@ -26,6 +28,14 @@ class Found:
     path: Path
     content: dict[str, Any]
     problems: list[str]
+
+    def tell_problems(self, recorder: Recorder, where: str) -> None:
+        """Tell whoever reads the records, or watches, what this one stands in for, if it does."""
+        if self.problems:
+            text = f"{'; '.join(self.problems)}; {self.path} is used instead: {where}"
+            recorder.note(text)
+            if recorder.folder is not None:  # only the run's writer has one
+                print(f"batchwright: {text}", file=sys.stderr)  # noqa: T201 - no other channel here
 
 
 def find_checkpoint(folder: Path, group: Group) -> Found | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from batchwright.training.batches.randomness import (
     restore_random_states,
     seed_worker,
 )
-from batchwright.training.checkpoints.checkpoint_lookup import LAST, find_checkpoint
+from batchwright.training.checkpoints.checkpoint import about_network
+from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.checkpoints.saved_values import copied, refuse_unsaveable, to_plain
 from batchwright.training.evaluate.evaluation import merged_batch_norm
@@ -73,6 +74,12 @@ class RunState:
     def stage(self, plan: Plan) -> Stage:
         """The plan's row that the epoch in progress belongs to."""
         return plan.stages[plan.stage_of(min(self.epoch, plan.epochs - 1))]
+
+    def note_score(self, sums: Mapping[str, float], count: int) -> bool:
+        """Whether the first mean of an evaluation is the highest so far, which is noted."""
+        score = next(iter(sums.values())) / count
+        best, self.best_score = self.best_score, max(self.best_score, score)
+        return score > best
 
     def values(self) -> dict[str, Any]:
         """Plain values for a checkpoint; the meter is each worker's own and not among them."""
@@ -129,8 +136,7 @@ class CheckpointManager:
         self._recorder, self._description = recorder, description
         self._things: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # states of things that nobody has kept yet
-        self._writer = Writer(folder / "checkpoints") if folder is not None else None
-        self._saved_at, self._saved_steps = time.perf_counter(), 0
+        self._writer = Writer(folder / "checkpoints", plan.job) if folder is not None else None
 
     def prepare(self, *, may_exist: bool) -> None:
         """Make the folder. Rank 0 does it; all learn the outcome before anybody goes on.
@@ -170,20 +176,8 @@ class CheckpointManager:
     # ------------------------------------------------------------------------------------ writing
 
     def due(self, steps: int) -> bool:
-        """Whether the job's seconds or steps between checkpoints have passed since ``last``.
-
-        Rank 0 answers, by its clock; the others say no. Nothing is due while ``last`` is still
-        being written: a disk that cannot follow makes checkpoints rarer, not steps slower.
-
-        Args:
-            steps: Steps since the start of the run.
-        """
-        if self._writer is None or self._group.rank != 0 or self._writer.has(LAST):
-            return False
-        job = self._plan.job
-        if job.checkpoint_steps and steps - self._saved_steps >= job.checkpoint_steps:
-            return True
-        return time.perf_counter() - self._saved_at > job.checkpoint_seconds
+        """Whether ``last`` is to be written, as `Writer.due`; rank 0 answers, the others say no."""
+        return self._writer is not None and self._group.rank == 0 and self._writer.due(steps)
 
     def save(self, name: str, state: RunState, share: float) -> float:
         """Have ``checkpoints/name.pt`` written; returns the seconds that training waited.
@@ -211,10 +205,7 @@ class CheckpointManager:
             content = {
                 "model": model,
                 "optimizer": to_plain(self._optimizer.state_dict(), _OPTIMIZER),
-                "network": self._plan.network.name,
-                "classes": list(self._plan.data.classes),
-                "input": self._description,
-                "plan": self._plan.model_dump_json(),
+                **about_network(self._plan, self._description),
                 "state": state.values(),
                 "kept": {
                     key: to_plain(thing.state_dict(), _kept(key))
@@ -224,10 +215,7 @@ class CheckpointManager:
                 "workers": workers,
             }
             self._writer.put(name, content)
-        now = time.perf_counter()
-        if name == LAST:  # only this one is resumed from
-            self._saved_at, self._saved_steps = now, state.steps
-        return now - started
+        return time.perf_counter() - started
 
     def check(self) -> None:
         """Raise what went wrong with a write that has ended; costs next to nothing.
@@ -286,7 +274,7 @@ class CheckpointManager:
             FileError: Neither ``last.pt`` nor ``previous.pt`` can be read.
             PlanError: It was written under another plan.
         """
-        if self._folder is None:
+        if self._folder is None or self._writer is None:
             return False
         found = find_checkpoint(self._folder / "checkpoints", self._group)
         if found is None:
@@ -300,13 +288,12 @@ class CheckpointManager:
         meter = self._restore_worker(content["workers"], content["state"]["steps"])
         state.restore(content["state"], meter)
         self._waiting = dict(content["kept"])
-        self._saved_steps = state.steps
+        self._writer.saved_steps = state.steps
         where = f"resumed at epoch {state.epoch + 1} after {state.step} step(s) of it"
         if len(content["workers"]) != self._group.size:
             where += f", with {self._group.size} worker(s) in place of {len(content['workers'])}"
         self._recorder.restore(content["run"], where)
-        if found.problems:
-            self._say(f"{'; '.join(found.problems)}; {found.path} is used instead: {where}")
+        found.tell_problems(self._recorder, where)
         return True
 
     def _restore_worker(self, workers: list[dict[str, Any]], steps: int) -> EpochMeter:
@@ -323,12 +310,6 @@ class CheckpointManager:
             seed_worker(self._plan.job.seed, steps, rank)
         meter = EpochMeter(**own["meter"])
         return meter if same or rank == 0 else meter.for_a_newcomer()
-
-    def _say(self, text: str) -> None:
-        """To whoever reads the records, and to whoever watches."""
-        self._recorder.note(text)
-        if self._group.rank == 0:
-            print(f"batchwright: {text}", file=sys.stderr)  # noqa: T201 - a worker has no other channel
 
     def _refuse_other_plan(self, path: Path, text: str, epochs: int) -> None:
         """The job may differ: what may change in it after planning is the caller's to say."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from batchwright.records import Job
 from batchwright.training.checkpoints.checkpoint import save_checkpoint
 from batchwright.training.checkpoints.checkpoint_lookup import LAST, PREVIOUS
 
@@ -15,25 +17,41 @@ class Writer:
     """A thread that writes the newest checkpoint of each name.
 
     One that still waits for the disk when a newer one of its name comes is not written any more,
-    so at most one of each name waits, beside the one that is being written. ``last``, which is
-    resumed from, goes before others.
+    so at most one of each name waits, beside the one that is being written.
 
     Args:
         folder: Where they go. What was ``last.pt`` becomes ``previous.pt``.
+        job: Says how often ``last`` is due.
+        first: The name that goes before others where several wait.
+
+    Attributes:
+        saved_steps: Steps of the run at its last ``last``.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, job: Job, first: str = LAST) -> None:
+        self._folder, self._job, self._first = folder, job, first
+        self._saved_at, self.saved_steps = time.perf_counter(), 0
         self._lock = Lock()
         self._waiting: dict[str, dict[str, Any]] = {}
         self._at_work = ""  # name of what is being written
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._jobs: list[Future[None]] = []
 
-    def has(self, name: str) -> bool:
-        """Whether one of that name waits or is being written."""
+    def due(self, steps: int) -> bool:
+        """Whether the job's seconds or steps between checkpoints have passed since ``last``.
+
+        Nothing is due while ``last`` is still being written: a disk that cannot follow makes
+        checkpoints rarer, not steps slower.
+
+        Args:
+            steps: Steps since the start of the run.
+        """
         with self._lock:
-            return name in self._waiting or name == self._at_work
+            if LAST in self._waiting or self._at_work == LAST:
+                return False
+        every = self._job.checkpoint_steps
+        by_steps = every is not None and steps - self.saved_steps >= every
+        return by_steps or time.perf_counter() - self._saved_at > self._job.checkpoint_seconds
 
     def forget(self, name: str) -> None:
         """Let go of one that waits, before a newer one is put together: memory may be short."""
@@ -45,6 +63,8 @@ class Writer:
         with self._lock:
             self._waiting[name] = content
         self._jobs.append(self._thread.submit(self._write_one))
+        if name == LAST:  # only this one is resumed from
+            self._saved_at, self.saved_steps = time.perf_counter(), content["state"]["steps"]
 
     def check(self) -> None:
         """Raise what went wrong with a write that has ended.
@@ -57,8 +77,8 @@ class Writer:
         for job in ended:
             job.result()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait at most so long; whether everything is written.
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait at most so long, or as long as it takes; whether everything is written.
 
         Raises:
             FileError: As for `check`.
@@ -73,7 +93,7 @@ class Writer:
 
     def _write_one(self) -> None:
         with self._lock:
-            name = LAST if LAST in self._waiting else next(iter(self._waiting), "")
+            name = self._first if self._first in self._waiting else next(iter(self._waiting), "")
             content = self._waiting.pop(name, None)
             self._at_work = name
         if content is None:  # a newer one took its place, and is written already

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError, PlanError
 from batchwright.records import Plan
-from batchwright.training.checkpoints.checkpoint import save_checkpoint
-from batchwright.training.checkpoints.checkpoint_lookup import LAST, PREVIOUS, find_checkpoint
+from batchwright.training.checkpoints.checkpoint import about_network
+from batchwright.training.checkpoints.checkpoint_lookup import LAST, find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import folder_problem
+from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.parameter_server.merging import Weights, as_state_dict
 from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
 from batchwright.training.recorder import Recorder
@@ -40,15 +38,10 @@ class ServerCheckpoints:
     def __init__(
         self, folder: Path | None, plan: Plan, coordinator: ServerCoordinator, recorder: Recorder
     ) -> None:
-        self._folder, self._plan, self._coordinator, self._recorder = (
-            folder,
-            plan,
-            coordinator,
-            recorder,
-        )
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
-        self._under_way: list[tuple[str, Future[None]]] = []  # in the order of writing
-        self._saved_at, self._saved_steps = time.perf_counter(), 0
+        self._folder, self._plan, self._coordinator = folder, plan, coordinator
+        self._recorder, self._writer = recorder, None
+        if folder is not None:  # a best model before the checkpoint that says what its score is
+            self._writer = Writer(folder / "checkpoints", plan.job, first=_BEST)
 
     def prepare(self, *, resume: bool) -> None:
         """Make the folder, and go on from the last checkpoint in it if there is one.
@@ -57,7 +50,7 @@ class ServerCheckpoints:
             FileError: It holds a run already, cannot be made, or no checkpoint in it can be read.
             PlanError: The checkpoint is of another plan.
         """
-        if self._folder is None:
+        if self._folder is None or self._writer is None:
             return
         problem = folder_problem(self._folder, may_exist=resume)
         if problem:
@@ -76,11 +69,8 @@ class ServerCheckpoints:
         )
         self._recorder.restore(content["run"], where)
         self._coordinator.restore(content["server"], state["steps"], state["best_score"])
-        self._saved_steps = state["steps"]
-        if found.problems:
-            text = f"{'; '.join(found.problems)}; {found.path} is used instead: {where}"
-            self._recorder.note(text)
-            print(f"batchwright: {text}", file=sys.stderr)  # noqa: T201 - no other channel here
+        self._writer.saved_steps = state["steps"]
+        found.tell_problems(self._recorder, where)
 
     def refuse_other_plan(self, path: str, text: str) -> None:
         """Raise `PlanError` if a plan, as JSON text, differs in more than its job."""
@@ -91,10 +81,7 @@ class ServerCheckpoints:
     def save_if_due(self) -> None:
         """Write ``last`` where the job's seconds or steps between checkpoints have passed."""
         _, _, steps = self._coordinator.progress
-        most = self._plan.job.checkpoint_steps
-        by_steps = most is not None and steps - self._saved_steps >= most
-        by_clock = time.perf_counter() - self._saved_at > self._plan.job.checkpoint_seconds
-        if (by_steps or by_clock) and not self._is_writing(LAST):
+        if self._writer is not None and self._writer.due(steps):
             self.save_last()
 
     def save_last(self) -> None:
@@ -105,28 +92,25 @@ class ServerCheckpoints:
         with self._coordinator.lock:
             server = self._coordinator.server
             if server is not None:
-                self._take_best()
+                self.save_best()
                 self._save(LAST, server.weights)
 
     def save_best(self) -> None:
-        """Have ``best.pt`` written if there is a new best model.
-
-        While an earlier one is being written, it stays where it is until the next call; a better
-        one may replace it there.
-        """
+        """Have ``best.pt`` written if there is a new best model."""
         with self._coordinator.lock:
-            if not self._is_writing(_BEST):
-                self._take_best()
+            best = self._coordinator.take_best()
+            if best is not None:
+                self._save(_BEST, best)
 
     def check(self) -> None:
         """Raise `FileError` if a write that has ended went wrong."""
-        while self._under_way and self._under_way[0][1].done():
-            self._under_way.pop(0)[1].result()
+        if self._writer is not None:
+            self._writer.check()
 
     def settle(self) -> None:
         """Wait until everything is written; `FileError` if that went wrong."""
-        while self._under_way:
-            self._under_way.pop(0)[1].result()
+        if self._writer is not None:
+            self._writer.wait()
 
     def finish(self) -> None:
         """Write the last checkpoint, and wait until that and everything else is written."""
@@ -136,28 +120,18 @@ class ServerCheckpoints:
 
     def close(self) -> None:
         """Let what is being written be finished."""
-        self._writer.shutdown()
-
-    def _is_writing(self, name: str) -> bool:
-        return any(one == name and not write.done() for one, write in self._under_way)
-
-    def _take_best(self) -> None:
-        best = self._coordinator.take_best()
-        if best is not None:
-            self._save(_BEST, best)
+        if self._writer is not None:
+            self._writer.close()
 
     def _save(self, name: str, weights: Weights) -> None:
-        if self._folder is None:
+        if self._writer is None:
             return
         started = time.perf_counter()
         coordinator, (epochs, samples, steps) = self._coordinator, self._coordinator.progress
         content = {
             "model": as_state_dict(weights, coordinator.entries),
             "optimizer": {},
-            "network": self._plan.network.name,
-            "classes": list(self._plan.data.classes),
-            "input": dict(coordinator.description),
-            "plan": self._plan.model_dump_json(),
+            **about_network(self._plan, coordinator.description),
             "state": {
                 "epoch": epochs,
                 "step": 0,
@@ -170,14 +144,5 @@ class ServerCheckpoints:
             "workers": [],
             "server": coordinator.values() if name == LAST else {},
         }
-        self._under_way.append((name, self._writer.submit(self._write, name, content)))
-        now = time.perf_counter()
-        coordinator.book.saved(now - started)
-        if name == LAST:
-            self._saved_at, self._saved_steps = now, steps
-
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        assert self._folder is not None  # noqa: S101 - else nothing is saved
-        checkpoints = self._folder / "checkpoints"
-        former = checkpoints / f"{PREVIOUS}.pt" if name == LAST else None
-        save_checkpoint(checkpoints / f"{name}.pt", content, former=former)
+        self._writer.put(name, content)
+        coordinator.book.saved(time.perf_counter() - started)

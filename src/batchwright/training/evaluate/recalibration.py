@@ -33,11 +33,11 @@ def calibrating_batches(
     *,
     epoch: int,
     shares: Sequence[int],
-    rank: int,
+    ranks: Sequence[int],
     between_epochs: bool,
     fitting: Fitting,
 ) -> Iterator[tuple[int, Any]]:
-    """A worker's part of the training batches that ``cycle.recalibrate`` asks for.
+    """This process's part of the training batches that ``cycle.recalibrate`` asks for.
 
     They are the first of the epoch's order, as large as at the plan's highest resolution and at
     that resolution, and look as they do in training.
@@ -48,7 +48,7 @@ def calibrating_batches(
         order: Of the epoch's samples, int64 (samples,).
         epoch: Zero-based.
         shares: Of the workers, in rank order.
-        rank: This worker.
+        ranks: The workers of this process.
         between_epochs: Whether the feed has nothing else under way.
         fitting: How many samples fit into a forward pass, as far as known.
 
@@ -58,13 +58,14 @@ def calibrating_batches(
     top = max(plan.stages, key=lambda stage: stage.resolution)
     wanted = order[: plan.job.cycle.recalibrate * top.global_batch_size]
     parts: list[Tensor] = []
-    start = 0
-    for batch in wanted.split(top.global_batch_size):
-        least = _LEAST if len(batch) >= _LEAST * len(shares) else 0
-        first, last = Step(start, tuple(apportion(shares, len(batch), least=least))).span(rank)
-        start += len(batch)
-        sizes = micro_batches(last - first, fitting.of(top.micro_batch_size), _LEAST)
-        parts += order[first:last].split(sizes) if last - first >= _LEAST else []
+    for rank in ranks:
+        start = 0
+        for batch in wanted.split(top.global_batch_size):
+            least = _LEAST if len(batch) >= _LEAST * len(shares) else 0
+            first, last = Step(start, tuple(apportion(shares, len(batch), least=least))).span(rank)
+            start += len(batch)
+            sizes = micro_batches(last - first, fitting.of(top.micro_batch_size), _LEAST)
+            parts += order[first:last].split(sizes) if last - first >= _LEAST else []
     if between_epochs:
         fetched: Iterable[Any] = feed.training(parts, epoch, top.resolution)
     else:

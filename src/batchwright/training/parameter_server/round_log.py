@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,16 @@ _FIELDS = {
 }
 
 
+@dataclass
+class _Ended:
+    """A round that has ended, of which something may not be known yet."""
+
+    record: RoundRecord
+    rate: float
+    committed: int
+    complete: bool = False
+
+
 @dataclass(frozen=True)
 class _Scores:
     """What an evaluation gave: sums over the held-out samples, their number, its seconds."""
@@ -48,7 +58,7 @@ class _Scores:
 
 
 class RoundLog:
-    """Takes in rounds as they end.
+    """Takes in rounds in the order in which they end.
 
     Rounds of several workers overlap, and one may begin in one epoch and end in the next. So an
     epoch's record covers the rounds from the end of the epoch before until its samples' worth is
@@ -88,6 +98,33 @@ class RoundLog:
         self._inherited: list[str] = []  # of an earlier version's checkpoint, which holds them
         self._stretches: list[tuple[int, int]] = []  # of the file, of earlier starts
         self._first: int | None = None  # where that of this start begins, once there is a round
+        self._pending: deque[_Ended] = deque()  # in the order in which they ended
+
+    def await_rest(self, record: RoundRecord, *, rate: float, committed: int) -> None:
+        """A round has ended; `add` takes it, once its worker has told what is missing of it.
+
+        Args:
+            record: As far as it is known.
+            rate: Learning rate of its last step.
+            committed: Samples of all rounds that have ended, this one included.
+        """
+        self._pending.append(_Ended(record, rate, committed))
+
+    def note(self, worker: int, **known: float) -> None:
+        """Fields of the record of a worker's last round are known."""
+        for one in self._pending:  # at most one of them is its, and not complete
+            if one.record.worker == worker and not one.complete:
+                one.record = one.record.model_copy(update=known)
+
+    def complete(self, worker: int | None = None, **known: float) -> None:
+        """All is known of a worker's last round, or of everybody's, that ever will be."""
+        if worker is not None:
+            self.note(worker, **known)
+        for one in self._pending:
+            one.complete = one.complete or worker in (None, one.record.worker)
+        while self._pending and self._pending[0].complete:
+            ended = self._pending.popleft()
+            self.add(ended.record, rate=ended.rate, committed=ended.committed)
 
     def add(
         self, record: RoundRecord, *, rate: float, committed: int, complete: bool = True
@@ -155,10 +192,17 @@ class RoundLog:
             ],
         }
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint, in an epoch that is no longer whole.
+    def pending(self) -> list[tuple[str, float, int]]:
+        """Plain values for a checkpoint: rounds that await something."""
+        return [(one.record.model_dump_json(), one.rate, one.committed) for one in self._pending]
 
-        The recorder has its epochs already: rounds are counted against them.
+    def restore(
+        self, values: Mapping[str, Any], pending: Iterable[tuple[str, float, int]] = ()
+    ) -> None:
+        """Go on from a checkpoint's `values`, in an epoch that is no longer whole.
+
+        The recorder has its epochs already: rounds are counted against them. What was `pending` is
+        added, as whoever knew more of it has gone.
         """
         self._inherited = list(values["rounds"])
         self._stretches = [(first, last) for first, last in values.get("stretches", ())]
@@ -178,6 +222,9 @@ class RoundLog:
             epoch: _Scores(sums, count, seconds)
             for epoch, sums, count, seconds in values.get("scores", ())
         }
+        for text, rate, committed in pending:
+            record = RoundRecord.model_validate_json(text)
+            self.add(record, rate=rate, committed=committed, complete=False)
 
     def _end_of_file(self) -> int:
         """Where the last whole line of metrics.jsonl ends, in bytes."""

@@ -95,7 +95,7 @@ class RoundSharing:
                 step_sizes(last - first, batch, workers=1, least=self.least),
                 Shares(0, (batch,), self.micro_batch_size),
                 start=first,
-                rank=0,
+                ranks=(0,),
                 least=self.least,
             )
             yield epoch, self._walk

@@ -13,10 +13,9 @@ from typing import Any
 
 from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, RoundRecord
-from batchwright.training.evaluate.evaluations import Evaluations
+from batchwright.training.parameter_server.evaluations import Evaluations
 from batchwright.training.parameter_server.merging import Entry, Weights, layout_difference
 from batchwright.training.parameter_server.parameter_server import ParameterServer
-from batchwright.training.parameter_server.pending_rounds import PendingRounds
 from batchwright.training.parameter_server.round_log import RoundLog
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.speed_estimate import SpeedEstimate
@@ -87,7 +86,6 @@ class ServerCoordinator:
         self._plan, self._recorder = plan, recorder
         self._samples = plan.data.train_samples
         self.book = RoundLog(recorder, plan, self._samples, [""] * plan.workers)
-        self._ended = PendingRounds(self.book)
         self._pace = SpeedEstimate()
         self._links: dict[int, Transport] = {}
         self._lost: dict[int, float] = {}  # since when, by the clock of this process
@@ -247,7 +245,7 @@ class ServerCoordinator:
             if found is not None:
                 for epoch in found.epochs:
                     self.book.scored(epoch, found.sums, found.count, found.seconds)
-            self._ended.complete(
+            self.book.complete(
                 rank, exchange_seconds=told["exchange"], evaluation_seconds=told["evaluation"]
             )
             if self._recorder.reached:  # those that wait for others are done, too
@@ -321,7 +319,7 @@ class ServerCoordinator:
     def close_book(self) -> None:
         """Enter all rounds that have ended, whatever is still missing of them."""
         with self.lock:
-            self._ended.complete_all()
+            self.book.complete()
 
     def values(self) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint."""
@@ -331,7 +329,7 @@ class ServerCoordinator:
                 **self.server.state_dict(),
                 "layout": [asdict(entry) for entry in self.entries],
                 "book": self.book.values(),
-                "entered": self._ended.values(),
+                "entered": self.book.pending(),
                 **self.evaluations.values(),
             }
 
@@ -345,8 +343,7 @@ class ServerCoordinator:
                 Weights(values["floats"], values["integers"]), self._plan, self._samples
             )
             self.server.load_state_dict(values)
-            self.book.restore(values["book"])
-            self._ended.restore(values["entered"])
+            self.book.restore(values["book"], values["entered"])
             self.evaluations.restore(values, best_score)
             self.steps = steps
 
@@ -404,7 +401,7 @@ class ServerCoordinator:
         self._asked.pop(rank, None)
         self._idle.pop(rank, None)
         self._answers.pop(rank, None)
-        self._ended.complete(rank)
+        self.book.complete(rank)
         self.evaluations.forget(rank)
 
     def _hand_out(self) -> None:
@@ -443,7 +440,7 @@ class ServerCoordinator:
         now = perf_counter()
         since = self._idle.pop(rank, now)  # from then on it did not wait for others, but was done
         waited = since - self._asked.pop(rank)
-        self._ended.note(rank, wait_seconds=waited)
+        self.book.note(rank, wait_seconds=waited)
         told = {
             "evaluate": self.evaluations.ask(rank, server.weights),
             "scores": self.evaluations.scores,
@@ -460,8 +457,7 @@ class ServerCoordinator:
     def _end_epoch(self, rank: int, epoch: int) -> None:
         """By a worker's push an epoch's worth of samples is done."""
         assert self.server is not None  # noqa: S101 - it has just taken that
-        every = self._plan.job.evaluate_epochs
-        if (epoch + 1) % every == 0 or epoch + 1 == self._plan.epochs:
+        if self._plan.evaluates_after(epoch):
             self.evaluations.want(epoch, rank)
         followed = self._plan.job.dual.shares == "measured" and len(self._pace.seconds) > 1
         if followed and not self.finished:
@@ -506,4 +502,5 @@ class ServerCoordinator:
             lead=lead,
             peak_bytes=told.get("peak") or None,
         )
-        self._ended.add(record, told["rate"], self.server.rounds.committed)
+        committed = self.server.rounds.committed
+        self.book.await_rest(record, rate=told["rate"], committed=committed)

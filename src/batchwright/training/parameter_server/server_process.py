@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from batchwright.distributed.processes import worker_main
-from batchwright.errors import BatchwrightError, DeadlineReached, Interrupted
+from batchwright.errors import BatchwrightError
 from batchwright.records import Plan
 from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoints
 from batchwright.training.parameter_server import strangers
@@ -36,7 +36,7 @@ from batchwright.training.parameter_server.server_coordinator import (
 )
 from batchwright.training.parameter_server.transport import BEAT_SECONDS, Message, Transport
 from batchwright.training.recorder import Recorder
-from batchwright.training.signals import StopRequest
+from batchwright.training.signals import StopRequest, stopped
 from batchwright.workload.host import prepare_process
 
 POLL_SECONDS = 0.1
@@ -123,12 +123,7 @@ class ServerProcess:
             return
         self._coordinator.stop(number)
         epochs, samples, _ = self._coordinator.progress
-        where = f"after {epochs} epoch(s), {samples} samples"
-        stop = Interrupted(number, f"stopped by signal {number} {where}")
-        if not number:
-            stop = DeadlineReached(
-                f"goal.deadline={most:g} s was reached {where}; to go on, resume with a later one"
-            )
+        stop = stopped(number, most, f"after {epochs} epoch(s), {samples} samples")
         self._keeper.finish()
         self._dismiss("stop", signal=number, message=str(stop))
         raise stop

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.distributed.rendezvous import own_address
 from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
@@ -23,17 +24,115 @@ from batchwright.training.batches.feeding import Batch, Feed
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.evaluate.evaluation import Forward, Metric
-from batchwright.training.parameter_server.merging import layout, pack, unpack
+from batchwright.training.parameter_server.merging import Weights, layout, pack, unpack
 from batchwright.training.parameter_server.round_split import RoundSharing
+from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.server_client import Pulled, ServerClient
 from batchwright.training.running import Setup
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
-from batchwright.training.step.micro_batches import MicroBatches, Once
+from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
 from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.stepper import Stepper, Wishes
 
 _LAST_SECONDS = 30.0  # for the server to end, after it has said farewell
+
+
+class RoundWorker:
+    """Takes the steps of one worker's rounds, in which it trains by itself.
+
+    Args:
+        setup: What is trained.
+        group: This worker alone.
+        turns: Around its steps.
+
+    Attributes:
+        state: Of its steps; the meter is that of the round.
+        clock: Books the time.
+        sharing: Cuts the round into steps.
+        reducer: Sums gradients over micro-batches.
+        stepper: Takes the steps.
+
+    Raises:
+        PlanError: What is trained is not all in the model.
+    """
+
+    def __init__(self, setup: Setup, group: Group, turns: Turns | None = None) -> None:
+        trained = setup.parameters
+        _refuse_strangers(setup.model, len(trained))
+        self._setup = setup
+        self.state, self.clock = RunState(), StepClock()
+        self.sharing = RoundSharing(
+            setup.plan,
+            self.state,
+            group.places[0],
+            samples=len(setup.feed),
+            least=setup.least,
+            weights=setup.sample_weights,
+        )
+        updater = setup.updater(trained)
+        self.reducer = Reducer(trained, group, per_tensor=updater.per_tensor)
+        self.stepper = Stepper(
+            setup.plan,
+            group,
+            self.state,
+            self.reducer,
+            updater,
+            Statistics(setup.model),
+            self.sharing,
+            self.clock,
+            Wishes,  # nobody else takes part in a step
+        )
+        self._passes = MicroBatches(
+            setup.feed,
+            self.stepper,
+            self.sharing,
+            self.state,
+            self.clock,
+            setup.peak_memory(self.state, self.clock, self.reducer),
+            turns=turns,
+        )
+
+    def take(self, weights: Weights, ticket: RoundAssignment | None) -> None:
+        """The merged model, and the round that begins from it; ``None``: there is none left."""
+        unpack(weights, self._setup.model)
+        assert self._setup.plan.server is not None  # noqa: S101 - or there were no rounds
+        if self._setup.plan.server.momentum == "reset":
+            self._setup.optimizer.state.clear()
+        self.sharing.ticket = None
+        if ticket is not None:
+            self.sharing.begin(ticket)
+            self.state.meter = EpochMeter(epoch=ticket.epoch)
+
+    def batches(self, after_step: Callable[[Step], None]) -> Iterator[Batch]:
+        """The round's micro-batches; ``after_step`` is called after each step."""
+        self._setup.settings.enter(self.sharing.stage)
+        for epoch, walk in self.sharing.walks():
+            resolution = self.sharing.stage.resolution
+            yield from self._passes.through(walk, epoch, resolution, after_step)
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        feed: Feed,
+        metric: Metric,
+        forward: Forward,
+        batch_size: int,
+        epoch: int,
+    ) -> tuple[dict[str, float], int, int]:
+        """What this worker alone finds for a model at the end of an epoch; see `evaluate`."""
+        return self._setup.evaluated(
+            model,
+            feed,
+            metric,
+            forward=forward,
+            batch_size=batch_size,
+            group=self._setup.group.alone(),
+            shares=(1,),
+            order=self.sharing.order(epoch),
+            epoch=epoch,
+            between_epochs=True,
+        )
 
 
 class ServerRun:
@@ -53,42 +152,10 @@ class ServerRun:
 
     def __init__(self, setup: Setup) -> None:
         self._setup, self._plan = setup, setup.plan
-        self._model, self._optimizer = setup.model, setup.optimizer
-        self._reset = self._plan.server is not None and self._plan.server.momentum == "reset"
-        trained = setup.parameters
-        _refuse_strangers(self._model, len(trained))
-        self._group = setup.group.alone()
-        self._state, self._clock = RunState(), StepClock()
-        self._sharing = RoundSharing(
-            self._plan,
-            self._state,
-            self._group.places[0],
-            samples=len(setup.feed),
-            least=setup.least,
-            weights=setup.sample_weights,
-        )
-        updater = setup.updater(trained)
-        self._reducer = Reducer(trained, self._group, per_tensor=updater.per_tensor)
-        self.stepper = Stepper(
-            self._plan,
-            self._group,
-            self._state,
-            self._reducer,
-            updater,
-            Statistics(setup.model),
-            self._sharing,
-            self._clock,
-            Wishes,  # nobody else takes part in a step
-        )
-        self._passes = MicroBatches(
-            setup.feed,
-            self.stepper,
-            self._sharing,
-            self._state,
-            self._clock,
-            setup.peak_memory(self._state, self._clock, self._reducer),
-            0,
-        )
+        self._model, self._group = setup.model, setup.group.alone()
+        self._worker = RoundWorker(setup, self._group)
+        self._state, self._clock = self._worker.state, self._worker.clock
+        self._sharing, self.stepper = self._worker.sharing, self._worker.stepper
         self._batches: Once | None = None
         self._pulled: Pulled | None = None
         self._unsettled: dict[str, Any] | None = None  # of an exchange before an evaluation
@@ -151,7 +218,6 @@ class ServerRun:
         self._take(replace(pulled, evaluate=None))
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket
-            self._setup.settings.enter(self.stage)
             self._batches = Once(self._round(), self.stepper, self._clock)
             yield ticket.epoch
             if self._sharing.ticket is ticket:
@@ -173,10 +239,7 @@ class ServerRun:
         yield from self._batches
 
     def _round(self) -> Generator[Batch, None, None]:
-        assert self._sharing.ticket is not None  # noqa: S101 - the round has begun
-        self._state.meter = EpochMeter(epoch=self._sharing.ticket.epoch)
-        for epoch, walk in self._sharing.walks():
-            yield from self._passes.through(walk, epoch, self.stage.resolution, self._after_step)
+        yield from self._worker.batches(self._after_step)
         self._exchange()
 
     def evaluate(
@@ -189,17 +252,8 @@ class ServerRun:
         if not self.evaluation_due:
             return dict(self._pulled.scores) if self._pulled is not None else {}
         started = time.perf_counter()
-        sums, count, stopped = self._setup.evaluated(
-            model,
-            feed,
-            metric,
-            forward=forward,
-            batch_size=batch_size,
-            group=self._group,
-            shares=(1,),
-            order=self._sharing.order(self._state.epoch),
-            epoch=self._state.epoch,
-            between_epochs=True,
+        sums, count, stopped = self._worker.evaluate(
+            model, feed, metric, forward, batch_size, self._state.epoch
         )
         if stopped:
             self._client.stop(self._setup.stop.number)
@@ -223,7 +277,7 @@ class ServerRun:
         if self._batches is not None:
             self._batches.close()
         self._client.close()
-        self._reducer.close()
+        self._worker.reducer.close()
         self._close_child()
 
     # ------------------------------------------------------------------------------------ exchanges
@@ -251,19 +305,13 @@ class ServerRun:
             },
         )
         self._take(pulled)
-        if self._reset:
-            self._optimizer.state.clear()
         self._unsettled = {"exchange": max(0.0, time.perf_counter() - started - pulled.away)}
         if pulled.evaluate is None:
             self._settle()
 
     def _take(self, pulled: Pulled) -> None:
-        unpack(pulled.weights, self._model)
+        self._worker.take(pulled.weights, pulled.ticket)
         self._pulled = pulled
-        if pulled.ticket is None:
-            self._sharing.ticket = None
-        else:
-            self._sharing.begin(pulled.ticket)
 
     def _settle(self) -> None:
         """Tell the server what the last exchange took, once it is known that no more will come."""

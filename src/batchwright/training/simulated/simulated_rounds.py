@@ -1,36 +1,49 @@
-"""Virtual workers and a parameter server: dual-batch and hybrid, in the true order of events.
+"""Simulated workers and a parameter server: dual-batch and hybrid, in the true order of events.
 
-A worker's round is trained when it begins, from the weights that it pulls then; what comes of it
-lies there until its push arrives, in simulated time. In between others push, pull and train.
+The steps are those of real workers, in the same loop; events in simulated time take the place of
+connections. A worker's round is trained when it begins, from the weights that it pulls then; what
+comes of it lies there until its push arrives. In between others push, pull and train.
 
     ask --> (wait until ready) --> pull, train --> door --> merge --> ask
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from batchwright.algorithms.simulated_clock import Events
-from batchwright.distributed.reducer import Reducer, Tally
-from batchwright.errors import TrainingError
+from torch import nn
+
+from batchwright.algorithms.simulated_clock import Cluster, Events, step_times
 from batchwright.records import RoundRecord
-from batchwright.training.batches.sampler import micro_batches, step_sizes
+from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.sampler import Step
+from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
+from batchwright.training.evaluate.evaluation import Forward, Metric
 from batchwright.training.parameter_server.merging import Weights, pack, unpack
 from batchwright.training.parameter_server.parameter_server import ParameterServer
 from batchwright.training.parameter_server.round_log import RoundLog
-from batchwright.training.parameter_server.rounds import RoundAssignment, segments
-from batchwright.training.simulated.simulated_run import VirtualRun
-from batchwright.training.simulated.simulated_workers import Randomness, VirtualGroup
-from batchwright.training.step.gradient_scaling import Adaptive, Learnt
-from batchwright.training.step.normalization import Statistics
-from batchwright.training.step.stepper import MOST_BAD_STEPS
-from batchwright.workload.host import is_out_of_memory
+from batchwright.training.parameter_server.rounds import RoundAssignment
+from batchwright.training.parameter_server.server_run import RoundWorker
+from batchwright.training.recorder import Recorder
+from batchwright.training.running import Setup
+from batchwright.training.signals import stopped
+from batchwright.training.simulated.simulated_workers import (
+    Randomness,
+    SimulatedGroup,
+    note_cluster,
+)
+from batchwright.training.step.micro_batches import Turns
+from batchwright.training.step.stepper import Stepper
 from batchwright.workload.task import build_optimizer
 
 SERVER = -1
 """Stands for the server among the workers; before all of them at the same time."""
+
+_LEARNT = ("noise", "tensors", "micro_limits")  # by a worker's steps, for its later rounds
 
 
 @dataclass
@@ -44,6 +57,7 @@ class _Round:
         merged: When its model was merged.
         steps: Updates asked for.
         skipped: Those left out because a gradient was not finite.
+        repeated: Steps done again because memory ran out.
         loss: Mean training loss; ``None`` if it is not finite.
         rate: Learning rate of the last step.
         lead: Rounds ahead of the slowest worker when it began.
@@ -58,76 +72,141 @@ class _Round:
     rate: float
     lead: int
     merged: float = 0.0
+    repeated: int = 0
 
 
-class VirtualRounds:
-    """Trains as a plan with a parameter server says.
+class SimulatedRounds(Turns):
+    """A run with a parameter server whose workers are all in this process.
 
     Args:
-        run: What it stands on; may be one that goes on.
+        setup: What is trained; its group is this process alone.
+
+    Attributes:
+        state: How far the run is.
+
+    Raises:
+        PlanError: Nothing says how long a step takes.
+        JobError: The job speaks of workers that are not there.
+        FileError: The run folder holds a run already, or cannot be written.
     """
 
-    def __init__(self, run: VirtualRun) -> None:
-        self._run, plan, workers = run, run.plan, run.plan.workers
-        self._network, job = run.task.network, plan.job
-        self._optimizers = [
-            run.task.optimizer,
-            *(
-                build_optimizer(self._network, job, plan.learning_rate.base, name=plan.update)
-                for _ in range(1, workers)
-            ),
+    def __init__(self, setup: Setup) -> None:
+        self._setup, self._plan, self._model = setup, setup.plan, setup.model
+        plan, device, count = setup.plan, setup.group.device, setup.plan.workers
+        self._cluster, self._times = Cluster(plan.job, count), step_times(plan)
+        setups = [setup]
+        for _ in range(1, count):
+            rate = plan.learning_rate.base
+            optimizer = build_optimizer(setup.model, plan.job, rate, name=plan.update)
+            setups.append(replace(setup, optimizer=optimizer))
+        self._workers = [
+            RoundWorker(one, SimulatedGroup(device, count, rank).alone(), self)
+            for rank, one in enumerate(setups)
         ]
-        self._updaters = [run.updater(optimizer) for optimizer in self._optimizers]
-        self._reducer = Reducer(
-            run.parameters, VirtualGroup(run.device, 1), per_tensor=self._updaters[0].per_tensor
+        self._optimizers = [one.optimizer for one in setups]
+        self._running = self._row = 0  # the worker and the plan's row of the round in progress
+        self._work = 0.0  # seconds of it, at the usual speed
+        self._scoring: int | None = None  # the epoch whose evaluation is due
+        self._best = False  # whether an evaluation since the last checkpoint was
+        self.state, self._recorder = RunState(), Recorder(setup.folder, plan)
+        self._keeper = CheckpointManager(
+            setup.folder,
+            plan,
+            setup.model,
+            setup.optimizer,
+            setup.group,
+            self._recorder,
+            setup.feed.description(),
         )
-        self._statistics = Statistics(self._network)
-        self._learnt = [Learnt() for _ in range(workers)]
-        self._randomness = Randomness(job.seed, workers, run.device)
-        weights = pack(self._network)
+        try:
+            self._keeper.prepare(may_exist=setup.resume)
+            if setup.resume:
+                self._keeper.restore(self.state)
+            note_cluster(self._recorder, count)
+        except BaseException:
+            self._keeper.close()
+            raise
+        self._randomness = Randomness(plan.job.seed, count, device)
+        weights, samples = pack(setup.model), len(setup.feed)
         self._size = weights.floats.numel() * weights.floats.element_size()
-        self._server = ParameterServer(weights, plan, run.samples)
-        self._link = run.cluster.server_link(self._size)
-        places = VirtualGroup(run.device, workers).places
-        self._book = RoundLog(run.recorder, plan, run.samples, places)
+        self._server = ParameterServer(weights, plan, samples)
+        self._link = self._cluster.server_link(self._size)
+        places = SimulatedGroup(device, count).places
+        self._book = RoundLog(self._recorder, plan, samples, places)
         self._events = Events()
-        for worker in range(workers):
-            self._events.add(0.0, worker, "ask")
+        for rank in range(count):
+            self._events.add(0.0, rank, "ask")
         self._now = 0.0
         self._waiting: set[int] = set()
         self._trained: dict[int, _Round] = {}  # of each worker, the last one
         self._pending: dict[int, Weights] = {}  # what is on its way to the server
         self._seconds: dict[int, tuple[int, float]] = {}  # row and seconds per sample, by worker
         self._booked = 0  # samples of the rounds that are in the records
-        self._bad_steps = 0
-        run.keeper.keep("virtual", self)
+        self._keeper.keep("virtual", self)
 
-    def train(self) -> None:
-        """From where the run is to its end."""
-        run = self._run
+    @property
+    def stepper(self) -> Stepper:
+        """Takes the steps of the worker whose round is in progress."""
+        return self._workers[self._running].stepper
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether an epoch has ended that is to be evaluated."""
+        return self._scoring is not None
+
+    def epochs(self) -> Iterator[int]:
+        """The rounds that are left, as their epochs, and epochs to evaluate, without batches."""
+        self._recorder.training_begins()
         while self._events:
             event = self._events.next()
             self._now = event.time
             if event.kind == "ask":
-                self._ask(event.worker)
+                yield from self._ask(event.worker)
             elif event.kind == "door":
                 self._events.add(self._link.receive(event.time), event.worker, "merge")
             elif event.kind == "merge":
                 self._merge(event.worker)
             else:
-                self._score()
-            if run.stop_wished(self._now) and self._events:
-                self._publish()
-                run.stop_if_asked(self._now)
+                yield from self._score()
+            if self._events:
+                self._stop_if_asked()
+
+    def batches(self) -> Iterator[Batch]:
+        """The micro-batches of the round in progress."""
+        if self._scoring is None:
+            yield from self._workers[self._running].batches(lambda _: None)
+
+    def evaluate(
+        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
+    ) -> None:
+        """Score the merged model, by one worker as real ones do, outside of the simulated time."""
+        assert self._scoring is not None  # noqa: S101 - it is due
+        started, epoch = time.perf_counter(), self._scoring
+        sums, count, stopping = self._workers[0].evaluate(
+            model, feed, metric, forward, batch_size, epoch
+        )
+        if stopping:
+            self._events.add(self._now, SERVER, "score")  # once more, after a resume
+            self._stop_if_asked()
+        self._book.scored(epoch, sums, count, time.perf_counter() - started)
+        self._best = self.state.note_score(sums, count) or self._best
+
+    def finish(self) -> None:
+        """Write the last checkpoint and the summary, which says that the seconds are simulated."""
         self._publish()
-        run.keeper.save("last", run.state, 1.0)
-        run.fields["rounds"] = tuple(self._book.rounds)
+        self._keeper.save("last", self.state, 1.0)
+        self._recorder.finish(simulated=True, rounds=tuple(self._book.rounds))
+        self._keeper.settle()
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._keeper.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""
         return {
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "learnt": [one.values() for one in self._learnt],
+            "learnt": [{key: one.state.values()[key] for key in _LEARNT} for one in self._workers],
             "random": self._randomness.state_dict(),
             "server": self._server.state_dict(),
             "link": self._link.state_dict(),
@@ -145,7 +224,8 @@ class VirtualRounds:
         """Go on from a checkpoint."""
         for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        self._learnt = [Learnt.from_values(values) for values in state["learnt"]]
+        for worker, learnt in zip(self._workers, state["learnt"], strict=True):
+            worker.state.restore(learnt, worker.state.meter)
         self._randomness.load_state_dict(state["random"])
         self._server.load_state_dict(state["server"])
         self._link.load_state_dict(state["link"])
@@ -162,44 +242,64 @@ class VirtualRounds:
 
     # ------------------------------------------------------------------------------------- events
 
-    def _ask(self, worker: int) -> None:
+    def _ask(self, rank: int) -> Iterator[int]:
         """A worker wants to go on: it pulls and trains, or has to wait."""
         server = self._server
-        if not server.ready(worker):
-            self._waiting.add(worker)
+        if not server.ready(rank):
+            self._waiting.add(rank)
             return
         merges = server.merges
-        ticket = None if self._run.recorder.reached else server.take(worker)
+        ticket = None if self._recorder.reached else server.take(rank)
         if ticket is None:
-            self._book_round(worker, pull=0.0)
+            self._book_round(rank, pull=0.0)
             self._look(merges)
             self._wake()
             return
         start = self._now
         if self._now > 0:  # at the start all have the weights
             start = self._link.send(self._now)
-            start += self._run.cluster.transfer_seconds(worker, self._size)
-        self._book_round(worker, pull=start - self._now)
-        self._begin(worker, ticket, start)
+            start += self._cluster.transfer_seconds(rank, self._size)
+        self._book_round(rank, pull=start - self._now)
+        yield from self._train(rank, ticket, start)
 
-    def _begin(self, worker: int, ticket: RoundAssignment, start: float) -> None:
+    def _train(self, rank: int, ticket: RoundAssignment, start: float) -> Iterator[int]:
         """Train a round; its push is under way as soon as the worker would be done."""
-        run, lead = self._run, self._server.rounds.lead(worker)
-        with self._randomness.of(worker):
-            work, trained = self._train(worker, ticket)
-        finish = run.cluster.workers[worker].finish(start, work)
-        self._pending[worker] = pack(self._network)
-        self._trained[worker] = _Round(ticket, start, finish, *trained, lead)
-        self._seconds[worker] = ticket.stage, (finish - start) / ticket.samples
-        arrival = finish + run.cluster.transfer_seconds(worker, self._size)
-        self._events.add(arrival, worker, "door")
+        lead, worker = self._server.rounds.lead(rank), self._workers[rank]
+        self._running, self._row, self._work = rank, ticket.stage, 0.0
+        worker.take(self._server.weights, ticket)
+        with self._randomness.of(rank):
+            yield ticket.epoch
+        finish = self._cluster.workers[rank].finish(start, self._work)
+        self._pending[rank] = pack(self._model)
+        meter = worker.state.meter
+        self._trained[rank] = _Round(
+            ticket,
+            start,
+            finish,
+            steps=meter.steps,
+            skipped=meter.skipped,
+            repeated=meter.repeated,
+            loss=meter.mean_loss,
+            rate=meter.rate,
+            lead=lead,
+        )
+        self._seconds[rank] = ticket.stage, (finish - start) / ticket.samples
+        arrival = finish + self._cluster.transfer_seconds(rank, self._size)
+        self._events.add(arrival, rank, "door")
+
+    @contextmanager
+    def attempt(self, step: Step) -> Iterator[None]:
+        """A step of the worker whose round is in progress takes its time."""
+        yield
+        overhead = self._cluster.workers[self._running].overhead
+        self._work += self._times[self._row].work(step.samples, overhead)
 
     def _merge(self, worker: int) -> None:
         """A worker's model is there."""
         server, merges = self._server, self._server.merges
         server.push(worker, self._pending.pop(worker))
         self._trained[worker].merged = self._now
-        self._run.state.steps += self._trained[worker].steps
+        self.state.steps += self._trained[worker].steps
         self._look(merges)
         self._waiting.add(worker)
         self._wake()
@@ -212,109 +312,36 @@ class VirtualRounds:
 
     def _look(self, merges: int) -> None:
         """Where the model has changed and an epoch's worth is in it, score it before all else."""
-        if self._server.merges > merges and self._server.rounds.epochs_done > self._run.state.epoch:
+        if self._server.merges > merges and self._server.rounds.epochs_done > self.state.epoch:
             self._events.add(self._now, SERVER, "score")
 
-    def _score(self) -> None:
-        """An epoch is done: score the merged model, share anew, keep a checkpoint."""
-        run, rounds, state = self._run, self._server.rounds, self._run.state
-        done, best = rounds.epochs_done, False
+    def _score(self) -> Iterator[int]:
+        """An epoch is done: have the merged model scored, share anew, keep a checkpoint."""
+        rounds, state, keeper = self._server.rounds, self.state, self._keeper
+        done, self._best = rounds.epochs_done, False
         self._publish()
-        for epoch in range(state.epoch, done):
-            if not run.evaluation_due(epoch):
-                continue
-            scores = run.evaluate(epoch, (1,))  # by one worker, as real ones do
-            if scores is None:  # a stop signal: once more, later
-                self._events.add(self._now, SERVER, "score")
-                return
-            self._book.scored(epoch, *scores)
-            best = run.is_best(*scores[:2]) or best
+        for epoch in filter(self._plan.evaluates_after, range(state.epoch, done)):
+            self._scoring = epoch
+            yield epoch
+        self._scoring = None
         state.epoch, state.samples_seen = done, rounds.committed
         if not rounds.finished:
             self._follow()
-        if best:
-            self._book.saved(run.keeper.save("best", state, 1.0))
-        if run.keeper.due(state.steps):
-            self._book.saved(run.keeper.save("last", state, 1.0))
+        if self._best:
+            self._book.saved(keeper.save("best", state, 1.0))
+        if keeper.due(state.steps):
+            self._book.saved(keeper.save("last", state, 1.0))
 
-    # ------------------------------------------------------------------------------------ training
-
-    def _train(
-        self, worker: int, ticket: RoundAssignment
-    ) -> tuple[float, tuple[int, int, float | None, float]]:
-        """Train a round from the server's weights; the network has what comes of it.
-
-        Returns:
-            Seconds of work, and (steps, skipped ones, mean loss, rate of the last step).
-        """
-        run = self._run
-        stage, times = run.plan.stages[ticket.stage], run.times[ticket.stage]
-        if run.plan.server is not None and run.plan.server.momentum == "reset":
-            self._optimizers[worker].state.clear()
-        run.settings.enter(stage)
-        unpack(self._server.weights, self._network)
-        work, loss, done, steps, skipped = 0.0, 0.0, 0, 0, 0
-        batch = stage.local_batch_sizes[worker]
-        for epoch, first, last in segments(ticket, run.samples):
-            sizes = step_sizes(last - first, batch, workers=1, least=run.least)
-            cut = [micro_batches(size, stage.micro_batch_size, run.least) for size in sizes]
-            parts = run.order(epoch)[first:last].split([size for one in cut for size in one])
-            fed = run.feed.training(list(parts), epoch, stage.resolution)
-            for size, micros in zip(sizes, cut, strict=True):
-                self._statistics.keep()
-                for left, samples in zip(range(len(micros), 0, -1), micros, strict=True):
-                    loss += self._backward(next(fed), samples, size) * samples
-                    if left > 1:
-                        self._reducer.take(samples / size)
-                seen = ticket.samples_seen(done)
-                skipped += not self._update(worker, ticket, seen, micros)
-                work += times.work(size, run.cluster.workers[worker].overhead)
-                done, steps = done + size, steps + 1
-        mean = loss / done
-        known = mean if mean - mean == 0 else None
-        return work, (steps, skipped, known, self._updaters[worker].rate)
-
-    def _backward(self, batch: Any, samples: int, size: int) -> float:
-        """A micro-batch's part of a step's gradient; returns its mean loss."""
-        images, labels = batch
-        try:
-            with self._run.cast():
-                value = self._run.task.mean_loss(images, labels)
-            (value * (samples / size)).backward()
-            return float(value.detach())
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise TrainingError(
-                f"not enough memory for {samples} samples at once: plan with micro_batch="
-                f"{max(1, samples // 2)} or less"
-            ) from error
-
-    def _update(
-        self, worker: int, ticket: RoundAssignment, samples_seen: float, micros: Sequence[int]
-    ) -> bool:
-        """A step of these micro-batches, of whose last the gradients are not summed yet.
-
-        Returns:
-            Whether the weights changed.
-        """
-        updater, plan, size = self._updaters[worker], self._run.plan, sum(micros)
-        tally = self._reducer.finish(Tally(weight=size, loss=0.0), micros[-1] / size)
-        norms = updater.rescale(tally, 1.0)
-        adaptive = Adaptive(plan, self._learnt[worker])
-        adaptation = adaptive.of_step(size)
-        adaptive.learn(tally, norms, batch=size)
-        updated = updater.apply(norms, samples_seen, plan.stages[ticket.stage], adaptation)
-        updater.clear()
-        self._statistics.end(updated=updated)
-        self._bad_steps = 0 if updated else self._bad_steps + 1
-        if self._bad_steps >= MOST_BAD_STEPS:
-            raise TrainingError(
-                f"gradients were infinite or not a number for {MOST_BAD_STEPS} steps in a row "
-                f"(epoch {ticket.epoch + 1}, worker {worker}): lower learning_rate, now "
-                f"{updater.rate:.3g}, or set clip_norm"
-            )
-        return updated
+    def _stop_if_asked(self) -> None:
+        """Leave, with a checkpoint, if a signal or the deadline in simulated time asks for it."""
+        deadline, number = self._plan.job.goal.deadline, self._setup.stop.number
+        if not number and (deadline is None or self._now <= deadline):
+            return
+        self._publish()
+        self._keeper.save("last", self.state, 1.0)
+        self._keeper.settle()
+        where = f"at epoch {self.state.epoch + 1}, {self._now:.6g} simulated seconds"
+        raise stopped(number, deadline, where)
 
     # ------------------------------------------------------------------------------------- records
 
@@ -324,7 +351,7 @@ class VirtualRounds:
             return
         one = self._trained.pop(worker)
         ticket = one.ticket
-        stage = self._run.plan.stages[ticket.stage]
+        stage = self._plan.stages[ticket.stage]
         self._booked += ticket.samples
         record = RoundRecord(
             worker=worker,
@@ -335,6 +362,7 @@ class VirtualRounds:
             samples=ticket.samples,
             steps=one.steps,
             skipped_steps=one.skipped,
+            repeated_steps=one.repeated,
             update_factor=ticket.factor,
             loss=one.loss,
             start=one.start,
@@ -347,7 +375,7 @@ class VirtualRounds:
 
     def _follow(self) -> None:
         """Make shares again by the simulated times, so that all end their rounds together."""
-        plan, rounds = self._run.plan, self._server.rounds
+        plan, rounds = self._plan, self._server.rounds
         latest = max(row for row, _ in self._seconds.values())
         seconds = {worker: one for worker, (row, one) in self._seconds.items() if row == latest}
         if plan.job.dual.shares != "measured" or len(seconds) < plan.workers:
@@ -355,8 +383,8 @@ class VirtualRounds:
         made = rounds.follow(seconds)
         if made is not None:
             listed = ", ".join(map(str, made))
-            self._run.recorder.note(f"samples per round, by measured speed: {listed}")
+            self._recorder.note(f"samples per round, by measured speed: {listed}")
 
     def _publish(self) -> None:
         """The network is the server's model, as evaluation and checkpoints want it."""
-        unpack(self._server.weights, self._network)
+        unpack(self._server.weights, self._model)

@@ -1,83 +1,73 @@
-"""Virtual workers that sum their gradients at each step: plain, dynamic-batch, cyclic.
+"""Simulated workers that sum their gradients at each step: plain, dynamic-batch, cyclic.
 
-The steps are those of real training, taken by the same `Stepper`: each worker's gradient is
-computed in its turn, with its own buffers and random numbers, and they are summed in rank order.
+The run is that of real training with another clock and reducer: each worker's gradient is computed
+in its turn, with its own buffers and random numbers, and they are summed in rank order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from batchwright.algorithms.simulated_clock import Cluster, step_times
+from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer, Tally, WorkerNote, summed
 from batchwright.records import WorkerTime
-from batchwright.training.batches.batch_split import Sharing
-from batchwright.training.batches.epoch_steps import EpochSteps
-from batchwright.training.batches.feeding import Batch
-from batchwright.training.batches.sampler import Step, micro_batches
-from batchwright.training.simulated.simulated_run import VirtualRun
-from batchwright.training.simulated.simulated_workers import Buffers, Randomness, VirtualGroup
+from batchwright.training.all_reduce_run import AllReduceRun
+from batchwright.training.batches.sampler import Step
+from batchwright.training.running import Setup
+from batchwright.training.simulated.simulated_workers import (
+    Buffers,
+    Randomness,
+    SimulatedGroup,
+    note_cluster,
+)
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
-from batchwright.training.step.normalization import Statistics
-from batchwright.training.step.stepper import Stepper, Wishes
+from batchwright.training.step.micro_batches import Turns
 
 
-class VirtualSteps:
-    """Trains as a plan without a parameter server says.
+class SimulatedAllReduce(AllReduceRun, Turns):
+    """A run without a server whose workers are all in this process.
 
     Args:
-        run: What it stands on; may be one that goes on.
+        setup: What is trained; its group is this process alone.
+
+    Raises:
+        PlanError: Nothing says how long a step takes.
+        JobError: The job speaks of workers that are not there.
+        FileError: The run folder holds a run already, or cannot be written.
     """
 
-    def __init__(self, run: VirtualRun) -> None:
-        self._run, plan, workers = run, run.plan, run.plan.workers
-        self._group = VirtualGroup(run.device, workers)
-        self._buffers = Buffers(run.task.network, workers)
-        self._randomness = Randomness(plan.job.seed, workers, run.device)
-        self._sharing = Sharing(
-            plan,
-            self._group,
-            run.state,
-            run.recorder,
-            samples=run.samples,
-            least=run.least,
-            weights=run.task.sample_weights,
-        )
-        updater = run.updater(run.task.optimizer)
-        self._reducer = Gatherer(run.parameters, workers, per_tensor=updater.per_tensor)
-        self._clock = SimulatedClock(workers)
-        self._stepper = Stepper(
-            plan,
-            self._group,
-            run.state,
-            self._reducer,
-            updater,
-            Statistics(run.task.network),
-            self._sharing,
-            self._clock,
-            Wishes,
-        )
-        size = sum(p.numel() * p.element_size() for p in run.parameters)
-        self._exchange_seconds = run.cluster.all_reduce_seconds(size)
-        run.keeper.keep("virtual", self)
+    _clock: SimulatedClock
+    _reducer: Gatherer
 
-    def train(self) -> None:
-        """From where the run is to its end."""
-        run, state = self._run, self._run.state
-        while not run.over:
-            if state.meter.epoch != state.epoch or not state.step:
-                state.meter = EpochMeter(epoch=state.epoch)
-                self._clock.new_epoch()
-            run.settings.enter(state.stage(run.plan))
-            self._sharing.begin_epoch()
-            self._steps()
-            self._evaluate()
-            self._end_epoch()
+    def __init__(self, setup: Setup) -> None:
+        plan, workers, device = setup.plan, setup.plan.workers, setup.group.device
+        self._cluster, self._times = Cluster(plan.job, workers), step_times(plan)
+        super().__init__(
+            setup,
+            workers=SimulatedGroup(device, workers),
+            clock=SimulatedClock(workers),
+            reducer=partial(Gatherer, workers=workers),
+            turns=self,
+        )
+        note_cluster(self._recorder, workers)
+        self._buffers = Buffers(setup.model, workers)
+        self._randomness = Randomness(plan.job.seed, workers, device)
+        size = sum(p.numel() * p.element_size() for p in self._reducer.parameters)
+        self._exchange_seconds = self._cluster.all_reduce_seconds(size)
+        self.keep("virtual", self)
+
+    def finish(self) -> None:
+        """Write the summary, which says that the seconds are simulated."""
+        self._recorder.finish(simulated=True)
+        self._keeper.settle()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""
@@ -93,127 +83,47 @@ class VirtualSteps:
         self._randomness.load_state_dict(state["random"])
         self._clock.load_state_dict(state["clock"])
 
-    # -------------------------------------------------------------------------------------- steps
-
-    def _steps(self) -> None:
-        run, state, walk = self._run, self._run.state, self._sharing.walk
-        assert walk is not None  # noqa: S101 - the epoch has begun
-        resolution = state.stage(run.plan).resolution
-        fed = run.feed.training(self._ahead(walk), state.epoch, resolution)
-        while state.step < len(walk):
-            step, index = walk.step(state.step), state.step
-            self._take(step, self._fed(fed, self._parts(walk, step, self._most_at(walk, index))))
-            while self._stepper.repeat:
-                most = self._sharing.micro_batch_size
-                self._take(step, self._cut(self._parts(walk, step, most)))
-            run.keeper.check()
-            notes = self._stepper.tally.notes
-            run.recorder.step(state.meter, len(walk), step.local_batch_sizes, notes)
-            if run.stop_wished(self._clock.now):
-                self._buffers.merge(self._sharing.local_batch_sizes)
-                run.stop_if_asked(self._clock.now)
-
-    def _take(self, step: Step, source: Iterator[tuple[int, int, Batch]]) -> None:
-        """One step of all workers, or an attempt; all of the source is taken in any case."""
-        run, stepper = self._run, self._stepper
-        times = run.times[run.plan.stage_of(run.state.epoch)]
+    @contextmanager
+    def attempt(self, step: Step) -> Iterator[None]:
+        """A step of all workers takes as long as the slowest of them, and the exchange."""
+        times, now = self._times[self._plan.stage_of(self.state.epoch)], self._clock.now
         self._clock.begin(
             [
-                worker.finish(self._clock.now, times.work(size, worker.overhead)) - self._clock.now
-                for worker, size in zip(run.cluster.workers, step.local_batch_sizes, strict=True)
+                worker.finish(now, times.work(size, worker.overhead)) - now
+                for worker, size in zip(self._cluster.workers, step.local_batch_sizes, strict=True)
             ],
             self._exchange_seconds,
         )
         self._reducer.begin(self._clock.computing)
-        stepper.repeat = False
-        left = list(step.local_batch_sizes)
-        last = max(rank for rank, size in enumerate(left) if size)
-        for rank, samples, (images, labels) in source:
-            if stepper.repeat:
-                continue  # memory ran out: the rest of the step is in vain
-            left[rank] -= samples
-            with self._buffers.of(rank), self._randomness.of(rank):
-                stepper.open(samples, step, last=rank == last and not left[rank])
-                stepper.step(partial(run.task.mean_loss, images, labels), None)
-            if not left[rank] and rank != last and not stepper.repeat:
-                self._reducer.collect()
-        self._clock.end(step.local_batch_sizes, counted=not stepper.repeat)
+        yield
+        self._clock.end(step.local_batch_sizes, counted=not self.stepper.repeat)
 
-    # ------------------------------------------------------------------------------ micro-batches
+    @contextmanager
+    def turn(self, rank: int, *, last: bool) -> Iterator[None]:
+        """A worker's own buffers and random numbers are in place."""
+        with self._buffers.of(rank), self._randomness.of(rank):
+            yield
+        if last:
+            self._reducer.collect()
 
-    def _parts(self, walk: EpochSteps, step: Step, most: int) -> list[tuple[int, Tensor]]:
-        """(rank, indices) of all workers' micro-batches of a step, in rank order."""
-        found = []
-        for rank in range(self._group.size):
-            first, last = step.span(rank)
-            sizes = micro_batches(last - first, most, self._sharing.least)
-            parts = walk.order[first:last].split(sizes) if sizes else ()
-            found += [(rank, part) for part in parts]
-        return found
+    def _begin_epoch(self) -> None:
+        if self.state.meter.epoch != self.state.epoch or not self.state.step:
+            self._clock.new_epoch()
+        super()._begin_epoch()
 
-    @staticmethod
-    def _most_at(walk: EpochSteps, index: int) -> int:
-        return walk.shares_at(index).micro_batch_size
+    @property
+    def _elapsed(self) -> float:
+        return self._clock.now
 
-    def _ahead(self, walk: EpochSteps) -> Iterator[Tensor]:
-        """Micro-batches for the feed, which may ask for them long before they are trained on."""
-        for index in range(self._run.state.step, len(walk)):
-            walk.taken = index
-            for _, part in self._parts(walk, walk.step(index), self._most_at(walk, index)):
-                yield part
+    @property
+    def _position(self) -> str:
+        return f"{self._clock.now:.6g} simulated seconds"
 
-    def _fed(
-        self, fed: Iterator[Batch], parts: Sequence[tuple[int, Tensor]]
-    ) -> Iterator[tuple[int, int, Batch]]:
-        """A step's micro-batches out of the feed, as (rank, samples, batch).
+    def _worker_times(self) -> list[WorkerTime]:
+        return self._clock.worker_times(self._workers.places, self.state.meter.shares[-1][1])
 
-        One that the feed was asked for before memory ran out is cut again.
-        """
-        most = self._sharing.micro_batch_size
-        for rank, part in parts:
-            batch = next(fed)
-            if len(part) <= most:
-                yield rank, len(part), batch
-            else:
-                sizes = micro_batches(len(part), most, self._sharing.least)
-                yield from self._cut([(rank, smaller) for smaller in part.split(sizes)])
-
-    def _cut(self, parts: Sequence[tuple[int, Tensor]]) -> Iterator[tuple[int, int, Batch]]:
-        """The same, fetched here and now."""
-        run = self._run
-        resolution = run.state.stage(run.plan).resolution
-        for rank, part in parts:
-            yield rank, len(part), run.feed.single(part, run.state.epoch, resolution)
-
-    # ---------------------------------------------------------------------------- ends of epochs
-
-    def _evaluate(self) -> None:
-        run, meter = self._run, self._run.state.meter
-        if not run.evaluation_due(run.state.epoch):
-            return
-        shares = self._sharing.local_batch_sizes
-        self._buffers.merge(shares)
-        scores = run.evaluate(run.state.epoch, shares)
-        if scores is None:
-            run.stop_if_asked(self._clock.now)
-        else:
-            meter.scores, meter.score_count, seconds = scores
-            meter.evaluation += seconds
-
-    def _end_epoch(self) -> None:
-        run, state, meter = self._run, self._run.state, self._run.state.meter
-        self._sharing.end_epoch()
-        workers = self._clock.worker_times(self._group.places, meter.shares[-1][1])
-        record = meter.record(state.stage(run.plan), workers, state.noise.noise_scale)
-        run.recorder.epochs.append(record)  # before the checkpoint, which must know of it
-        shares = self._sharing.local_batch_sizes
-        state.epoch, state.step = state.epoch + 1, 0
-        self._buffers.merge(shares)
-        if meter.scores and run.is_best(meter.scores, meter.score_count):
-            meter.checkpoint += run.keeper.save("best", state, 1.0)
-        if run.keeper.due(state.steps) or run.over:
-            meter.checkpoint += run.keeper.save("last", state, 1.0)
-        run.recorder.epoch(record.model_copy(update={"checkpoint_seconds": meter.checkpoint}))
+    def _merge_buffers(self) -> None:
+        self._buffers.merge(self.local_batch_sizes)
 
 
 class Gatherer(Reducer):
@@ -223,16 +133,16 @@ class Gatherer(Reducer):
     norms likewise, so that all comes out to the bits of a real exchange between two.
 
     Args:
-        parameters: What is trained.
-        workers: How many.
-        per_tensor: As for `Reducer`.
+        parameters: As for `Reducer`.
+        group: Of this process alone.
+        workers: How many it is.
+        how: More of `Reducer`'s.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], workers: int, *, per_tensor: bool
+        self, parameters: Sequence[nn.Parameter], group: Group, *, workers: int, **how: Any
     ) -> None:
-        group = VirtualGroup(parameters[0].device, 1)
-        super().__init__(parameters, group, per_tensor=per_tensor)
+        super().__init__(parameters, group, **how)
         self._workers = workers
         self._seconds: Sequence[float] = ()
         self._totals: list[Tensor | None] = []
@@ -290,7 +200,7 @@ class SimulatedClock(StepClock):
         workers: How many.
 
     Attributes:
-        now: Simulated seconds of training.
+        now: Simulated seconds of training, the step in progress included.
         computing: Seconds of each worker's part of the step in progress.
     """
 
@@ -311,13 +221,13 @@ class SimulatedClock(StepClock):
     def begin(self, computing: Sequence[float], exchange: float) -> None:
         """A step of so many seconds, by worker, and of exchanging after the slowest."""
         self.computing, self._exchange = list(computing), exchange
+        self.now += max(computing) + exchange  # the step's end, by which workers ask to stop
         waits = max(computing) - computing[0]
         self._laps = {"compute": computing[0], "communication": waits + exchange}
 
     def end(self, samples: Sequence[int], *, counted: bool) -> None:
         """The step is over; ``counted`` unless it will be done again."""
         slowest = max(self.computing)
-        self.now += slowest + self._exchange
         for rank, seconds in enumerate(self.computing):
             self._sums["compute"][rank] += seconds
             self._sums["wait"][rank] += slowest - seconds

@@ -8,16 +8,26 @@ is: the same job gives the same weights, bit for bit.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from batchwright.distributed.group import Group
 from batchwright.errors import PlanError
 from batchwright.records import Plan
-from batchwright.training.loop import Task, open_task
-from batchwright.training.simulated.simulated_rounds import VirtualRounds
-from batchwright.training.simulated.simulated_run import VirtualRun
-from batchwright.training.simulated.simulated_steps import VirtualSteps
+from batchwright.training.batches.feeding import Feed, feed_of
+from batchwright.training.batches.stage_settings import StageSettings
+from batchwright.training.evaluate.evaluation import evaluation_batch, outputs_and_labels
+from batchwright.training.loop import Task, accuracy_and_loss, open_task
+from batchwright.training.running import Setup
+from batchwright.training.session import Images
+from batchwright.training.signals import StopRequest
+from batchwright.training.simulated.simulated_rounds import SimulatedRounds
+from batchwright.training.simulated.simulated_steps import SimulatedAllReduce
+from batchwright.workload.data.loading import loader_processes
+from batchwright.workload.data.sources import resized
 from batchwright.workload.host import prepare_process, resolve_device, worker_threads
 
 
@@ -48,9 +58,44 @@ def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False
 def train_task(
     plan: Plan, task: Task, device: torch.device, run_folder: Path | None, *, resume: bool = False
 ) -> None:
-    """The same with a task that is open already."""
-    with VirtualRun(plan, task, device, run_folder, resume=resume) as run:
-        if plan.server is None:
-            VirtualSteps(run).train()
-        else:
-            VirtualRounds(run).train()
+    """`train_virtually` with a task that is open already."""
+    with ExitStack() as stack:
+        training, held_out = (
+            stack.enter_context(closing(_feed_of(data, plan, device)))
+            for data in (task.training, task.held_out)
+        )
+        setup = Setup(
+            plan=plan,
+            model=task.network,
+            optimizer=task.optimizer,
+            feed=training,
+            settings=StageSettings(task.network, training, plan),
+            group=stack.enter_context(closing(Group(device, plan.job.timeout))),
+            stop=stack.enter_context(closing(StopRequest())),
+            folder=run_folder,
+            resume=resume,
+            again=False,
+            clip_norm=plan.job.clip_norm,
+            own_rates=False,
+            sample_weights=task.sample_weights,
+        )
+        run: SimulatedAllReduce | SimulatedRounds
+        run = SimulatedAllReduce(setup) if plan.server is None else SimulatedRounds(setup)
+        stack.enter_context(closing(run))
+        for _ in run.epochs():
+            for images, labels in run.batches():
+                run.stepper.step(partial(task.mean_loss, images, labels), None)
+            if run.evaluation_due:
+                run.evaluate(
+                    task.network,
+                    held_out,
+                    accuracy_and_loss,
+                    outputs_and_labels,
+                    evaluation_batch(plan),
+                )
+        run.finish()
+
+
+def _feed_of(data: Images, plan: Plan, device: torch.device) -> Feed:
+    loaders = loader_processes(plan.job, 1, files=False)
+    return feed_of(data, device, seed=plan.job.seed, loaders=loaders, resize=resized)

@@ -18,21 +18,35 @@ from batchwright.training.batches.randomness import (
     restore_random_states,
     seed_worker,
 )
+from batchwright.training.recorder import Recorder
 
 
-class VirtualGroup(Group):
+def note_cluster(recorder: Recorder, workers: int) -> None:
+    """Say in the records that the seconds are simulated."""
+    recorder.note(
+        f"a virtual cluster of {workers} workers in one process: all training seconds are simulated"
+    )
+
+
+class SimulatedGroup(Group):
     """What is asked of a group where all its workers are in this process: who they are.
 
     Args:
         device: Where all of them compute.
         workers: How many.
+        rank: Of these, for `alone`.
     """
 
-    def __init__(self, device: torch.device, workers: int) -> None:
+    def __init__(self, device: torch.device, workers: int, rank: int = 0) -> None:
         self.device, self.handle = device, None
-        self.rank, self.size = 0, workers
+        self.rank, self.size = rank, workers
         self.places = tuple(f"virtual/{rank}" for rank in range(workers))
         self._owned, self._roll_call = False, None
+
+    @property
+    def here(self) -> Sequence[int]:
+        """All of them."""
+        return range(self.size)
 
 
 class Randomness:

@@ -32,9 +32,9 @@ network; per-tensor factors between gradient norms of two batches are the idea o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -157,31 +157,6 @@ class Known(Protocol):
 
     noise: NoiseState
     tensors: TensorNoise | None
-
-
-@dataclass
-class Learnt:
-    """It, where a run has one for each of several workers.
-
-    Attributes:
-        noise: Of the whole gradient.
-        tensors: Of each tensor; ``None`` where nothing is made of it.
-    """
-
-    noise: NoiseState = field(default_factory=NoiseState)
-    tensors: TensorNoise | None = None
-
-    def values(self) -> dict[str, Any]:
-        """Plain values and tensors for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Learnt:
-        """What `values` gave."""
-        tensors = values["tensors"]
-        return cls(
-            NoiseState.from_dict(values["noise"]), TensorNoise(**tensors) if tensors else None
-        )
 
 
 class Adaptive:

@@ -1,8 +1,10 @@
-"""A step on one worker: its micro-batches, handed to the user's loop one after the other."""
+"""A step in one process: its micro-batches, handed to the user's loop one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import Tensor
 
@@ -75,6 +77,20 @@ class Once:
         self._batches.close()
 
 
+class Turns:
+    """How the workers of a process take turns with its network; one alone has it for itself."""
+
+    def attempt(self, step: Step) -> AbstractContextManager[Any]:
+        """Around all micro-batches of a step; once more where memory ran out."""
+        del step
+        return nullcontext()
+
+    def turn(self, rank: int, *, last: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch of a worker, the ``last`` that it has in the step or not."""
+        del rank, last
+        return nullcontext()
+
+
 class MicroBatches:
     """Yields the micro-batches of steps; the user's loop calls `Session.step` for each.
 
@@ -85,7 +101,8 @@ class MicroBatches:
         state: How far the run is.
         clock: Books the time.
         memory: Says what the steps take.
-        rank: This worker, as steps number it.
+        ranks: The workers of this process, as steps number them.
+        turns: Between these.
     """
 
     def __init__(
@@ -96,11 +113,12 @@ class MicroBatches:
         state: RunState,
         clock: StepClock,
         memory: PeakMemory,
-        rank: int,
+        ranks: Sequence[int] = (0,),
+        turns: Turns | None = None,
     ) -> None:
         self._feed, self._stepper, self._division = feed, stepper, division
-        self._state, self._clock, self._rank = state, clock, rank
-        self._memory = memory
+        self._state, self._clock, self._memory = state, clock, memory
+        self._ranks, self._turns = ranks, turns or Turns()
 
     def through(
         self, walk: EpochSteps, epoch: int, resolution: int, after_step: Callable[[Step], None]
@@ -125,45 +143,50 @@ class MicroBatches:
                     yield from self._passes(step, parts)
                     while self._stepper.repeat:
                         again = walk.cut(step, self._division.micro_batch_size)
-                        yield from self._passes(step, self._cut(again, epoch, resolution))
+                        yield from self._passes(step, self._fetched(again, epoch, resolution))
                 if loading.loaders:  # else it is input
                     before, loaded = loaded, loading.totals.cpu_seconds
                     self._state.meter.loading += loaded - before
                 after_step(step)
 
     def _fed(
-        self, fed: Iterator[Batch], parts: list[Tensor], epoch: int, resolution: int
-    ) -> Iterator[tuple[int, Batch]]:
-        """This worker's micro-batches of a step, as (samples, batch), out of the feed.
+        self, fed: Iterator[Batch], parts: list[tuple[int, Tensor]], epoch: int, resolution: int
+    ) -> Iterator[tuple[int, int, Batch]]:
+        """The micro-batches of a step, as (rank, samples, batch), out of the feed.
 
         One that the feed was asked for before memory ran out is cut again.
         """
         most = self._division.micro_batch_size
-        for part in parts:
+        for rank, part in parts:
             batch = next(fed)
             if len(part) <= most:
-                yield len(part), batch
+                yield rank, len(part), batch
             else:
                 sizes = micro_batches(len(part), most, self._division.least)
-                yield from self._cut(list(part.split(sizes)), epoch, resolution)
+                smaller = [(rank, piece) for piece in part.split(sizes)]
+                yield from self._fetched(smaller, epoch, resolution)
 
-    def _cut(self, parts: list[Tensor], epoch: int, resolution: int) -> Iterator[tuple[int, Batch]]:
-        """The same, fetched here and now."""
-        for part in parts:
-            yield len(part), self._feed.single(part, epoch, resolution)
+    def _fetched(
+        self, parts: list[tuple[int, Tensor]], epoch: int, resolution: int
+    ) -> Iterator[tuple[int, int, Batch]]:
+        """Micro-batches fetched here and now, as (rank, samples, batch)."""
+        for rank, part in parts:
+            yield rank, len(part), self._feed.single(part, epoch, resolution)
 
-    def _passes(self, step: Step, source: Iterator[tuple[int, Batch]]) -> Iterator[Batch]:
+    def _passes(self, step: Step, source: Iterator[tuple[int, int, Batch]]) -> Iterator[Batch]:
         """Yield the micro-batches of a step; all of them are taken from the source in any case."""
-        left, stepper = step.local_batch_sizes[self._rank], self._stepper
+        stepper, left = self._stepper, {r: step.local_batch_sizes[r] for r in self._ranks}
         stepper.repeat = False
-        if not left:
-            stepper.step_without_samples(step)
-        for samples, batch in source:
-            if stepper.repeat:
-                continue  # memory ran out: the rest of the step is in vain
-            self._clock.lap(self._state.meter, "input")
-            left -= samples
-            stepper.open(samples, step, last=not left)
-            yield batch
-            stepper.leave_autocast()
-            stepper.refuse_open()
+        with self._turns.attempt(step):
+            if not any(left.values()):
+                stepper.step_without_samples(step)
+            for rank, samples, batch in source:
+                if stepper.repeat:
+                    continue  # memory ran out: the rest of the step is in vain
+                self._clock.lap(self._state.meter, "input")
+                left[rank] -= samples
+                with self._turns.turn(rank, last=not left[rank]):
+                    stepper.open(samples, step, last=not any(left.values()))
+                    yield batch
+                    stepper.leave_autocast()
+                    stepper.refuse_open()

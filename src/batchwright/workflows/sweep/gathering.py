@@ -44,12 +44,21 @@ class Book:
     ) -> None:
         self._folder, self._job, self._keys, self._seeds = folder, job, keys, seeds
         self._cells = {cell.name: cell for cell in cells}
-        self._records = {cell.name: _waiting(cell) for cell in cells}
+        self._records = {
+            one.name: SweepCell(name=one.name, values=one.values, seed=one.seed, state="waiting")
+            for one in cells
+        }
         self.data: DataFacts | None = None
 
     def planned(self, name: str, plan: Plan) -> None:
         """Note a cell's plan, and what it came to if it has been run."""
-        self._records[name] = self._records[name].model_copy(update=_of_plan(plan))
+        told: dict[str, object] = {
+            "workers": plan.workers,
+            "global_batch_size": plan.stages[-1].global_batch_size,
+            "learning_rate": plan.stages[0].learning_rate,
+            "warmup_epochs": plan.learning_rate.warmup_epochs,
+        }
+        self._records[name] = self._records[name].model_copy(update=told)
         self.data = self.data or plan.data
         if is_done(self._folder, self._cells[name]):
             self.ended(name, "done")
@@ -123,19 +132,6 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
     error = stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
     rounded = None if error is None else float(f"{error:.12g}")
     return Mean(value=float(f"{fmean(known):.12g}"), standard_error=rounded, count=len(known))
-
-
-def _waiting(cell: Cell) -> SweepCell:
-    return SweepCell(name=cell.name, values=cell.values, seed=cell.seed, state="waiting")
-
-
-def _of_plan(plan: Plan) -> Mapping[str, object]:
-    return {
-        "workers": plan.workers,
-        "global_batch_size": plan.stages[-1].global_batch_size,
-        "learning_rate": plan.stages[0].learning_rate,
-        "warmup_epochs": plan.learning_rate.warmup_epochs,
-    }
 
 
 def _of_summary(summary: RunSummary) -> Mapping[str, object]:

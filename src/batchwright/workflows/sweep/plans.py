@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from batchwright.errors import BatchwrightError, Interrupted
+from batchwright.errors import BatchwrightError, Interrupted, one_line
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
-from batchwright.records.documents import one_line, read_record, write_record
+from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import job_value
 from batchwright.reporting.text.progress import steps
 from batchwright.storage.files import make_folder
@@ -103,8 +103,9 @@ class Planner:
         waiting = [one for one in _by_setting(cells) if one[0].name not in self.plans]
         groups: dict[str, list[list[Cell]]] = {}
         for of_setting in waiting:
-            key = _measured_words(self._ready[of_setting[0].name])
-            groups.setdefault(key, []).append(of_setting)
+            job = self._ready[of_setting[0].name]
+            measured = job.model_dump(mode="json", include=set(_MEASURED_KEYS))
+            groups.setdefault(json.dumps(measured, sort_keys=True), []).append(of_setting)
         for key, group in groups.items():
             given = [one for one in group if not needs_probe(self._ready[one[0].name])]
             if given:
@@ -124,7 +125,7 @@ class Planner:
         In one format, since they are to be compared.
         """
         jobs = [self._ready[cells[0].name] for cells in group]
-        largest = max(jobs, key=_largest_batch)
+        largest = max(jobs, key=lambda job: 0 if job.global_batch == "auto" else job.global_batch)
         precision = self._format(key, largest, folder)
         for cells, job in zip(group, jobs, strict=True):
             chosen = job.model_copy(update={"precision": precision})
@@ -228,10 +229,6 @@ def _format_is_open(job: Job) -> bool:
     return job.precision == "auto" and computes_in_bfloat16(resolve_device(job.device))
 
 
-def _largest_batch(job: Job) -> int:
-    return 0 if job.global_batch == "auto" else job.global_batch
-
-
 def cell_words(keys: Sequence[str], cell: Cell) -> str:
     """A setting as on the command line: ``scaling=sqrt warmup_epochs=5``."""
     return " ".join(
@@ -245,12 +242,6 @@ def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:
     for cell in cells:
         found.setdefault(json.dumps(cell.values), []).append(cell)
     return list(found.values())
-
-
-def _measured_words(job: Job) -> str:
-    """Names what a probe of the job would measure; resolutions aside, which can be added."""
-    values = job.model_dump(mode="json", include=set(_MEASURED_KEYS))
-    return json.dumps(values, sort_keys=True)
 
 
 def _start_of(plan: Plan) -> dict[str, str]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from batchwright.distributed.exit_reports import last_error
+from batchwright.distributed import fork_server
+from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.launch import GRACE_SECONDS, noting_signals
 from batchwright.distributed.processes import VERB_PARENT
 from batchwright.distributed.worker_processes import POLL_SECONDS
@@ -37,6 +36,7 @@ from batchwright.workflows.sweep.slots import Slots, width_of
 
 State = Literal["waiting", "stopped", "failed", "done"]
 
+_VERBS = "batchwright.cli.verb_child"
 _LAST_SECONDS = GRACE_SECONDS + 15.0  # a cell with workers of its own waits so long for them
 
 
@@ -59,7 +59,7 @@ class Watcher:
 class _Running:
     cell: Cell
     plan: Plan
-    process: subprocess.Popen[bytes]
+    process: fork_server.Process
     gpus: tuple[str, ...]
     lines: Tail
 
@@ -116,14 +116,9 @@ class Runner:
         lines = Tail(folder / "metrics.jsonl", from_end=resumes)
         make_folder(self._folder / "logs")
         with log_of(self._folder, cell).open("wb") as log:
-            process = subprocess.Popen(
-                command_of(self._folder, cell, plan, resumes=resumes),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(gpus),
-                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
-            )
+            words = words_of(self._folder, cell, plan, resumes=resumes)
+            environment = self._environment(gpus)
+            process = fork_server.start(_VERBS, words, environment=environment, log=log)
         return _Running(cell, plan, process, gpus, lines)
 
     def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
@@ -149,17 +144,12 @@ class Runner:
             return "done", ""
         if stopping:
             return "stopped", ""
-        log = log_of(self._folder, one.cell)
-        if code < 0:
-            name = signal.Signals(-code).name
-            memory = " (out of memory?)" if name == "SIGKILL" else ""
-            return "failed", f"it was killed by {name}{memory}; its log is {log}"
-        return "failed", last_error(log)
+        return "failed", error_of(log_of(self._folder, one.cell), code, "it")
 
     def _stop(self, noted: list[int]) -> None:
         """Have all write a checkpoint and end; a second signal, or too long a wait, ends them."""
         for one in self._running:
-            one.process.terminate()
+            one.process.send_signal(signal.SIGTERM)
         end = time.monotonic() + _LAST_SECONDS
         while self._running and len(noted) < 2 and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
@@ -173,8 +163,8 @@ class Runner:
         self._look(stopping=True)
 
 
-def command_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str]:
-    """The command line of a cell's process: what the plan leaves open, and code that may be run.
+def words_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str]:
+    """The command of a cell's process: what the plan leaves open, and code that may be run.
 
     Args:
         folder: Of the sweep.
@@ -189,7 +179,7 @@ def command_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[s
     }
     named = {key: getattr(cell.job, key) for key in cell.job.code_keys}
     return [
-        *(sys.executable, "-m", "batchwright.cli.verb_child", "train"),
+        "train",
         "--resume" if resumes else str(plan_file_of(folder, cell)),
         *("--out", str(run_folder_of(folder, cell))),
         *(f"{key}={job_value(value)}" for key, value in {**changed, **named}.items()),

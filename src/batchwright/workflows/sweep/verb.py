@@ -30,8 +30,8 @@ from batchwright.records.run_folder import existing_run, new_folder
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.sweep_words import sweep_csv
-from batchwright.reporting.figures.sweep_figure import write_sweep_figures
 from batchwright.reporting.pages.page_sweep import write_sweep_page
+from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.text.sweep_progress import SweepProgress
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.workflows.sweep.gathering import Book
@@ -97,7 +97,9 @@ def sweep(
             named = [*keys, *(grid or {})]
             for cell in cells:
                 refuse_unconfirmed_code(cell.job, named, overrides)
-            planner.plans |= _kept_plans(folder, cells)
+            files = {cell.name: plan_file_of(folder, cell) for cell in cells}
+            kept = {name: read_record(at, Plan) for name, at in files.items() if at.exists()}
+            planner.plans |= kept
         planner.prepare(cell for cell in cells if cell.name not in planner.plans)
         _slots(planner, most)  # refuses too many at once
         if not resume:
@@ -156,12 +158,6 @@ def _widened(
     if seeds is not None:
         chosen = tuple(dict.fromkeys((*chosen, *seeds_of(changed, seeds))))
     return changed, swept, chosen
-
-
-def _kept_plans(folder: Path, cells: Iterable[Cell]) -> dict[str, Plan]:
-    """The plans that are there already."""
-    files = {cell.name: plan_file_of(folder, cell) for cell in cells}
-    return {name: read_record(path, Plan) for name, path in files.items() if path.exists()}
 
 
 def _take_plans(folder: Path, book: Book, cells: Iterable[Cell], planner: Planner) -> None:

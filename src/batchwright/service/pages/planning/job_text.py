@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job
-from batchwright.records.documents import change_job, one_line, parse_yaml, yaml_problem
+from batchwright.records.documents import change_job, parse_yaml, yaml_problem
 
 LONGEST = 64 * 1024
 """Characters of a job."""

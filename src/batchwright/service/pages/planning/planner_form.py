@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Plan, Profile
-from batchwright.records.documents import one_line
 from batchwright.records.registries.methods import METHODS as METHOD_SPECS
 from batchwright.records.service import PlanRequest
 from batchwright.service.plan_answers import planned

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import TypeAdapter, ValidationError
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Profile
-from batchwright.records.documents import one_line, parse_record
+from batchwright.records.documents import parse_record
 from batchwright.records.service import Identifier
 from batchwright.records.text.problems import printable
 from batchwright.service.problems import NotFound

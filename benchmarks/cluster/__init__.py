@@ -1,0 +1,1 @@
+"""Workers of unequal speed, and workers that are killed."""

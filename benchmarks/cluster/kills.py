@@ -1,0 +1,266 @@
+"""A small job whose workers are killed: does it go on, and is every sample trained on once?
+
+    torchrun --nproc-per-node 2 --max-restarts 9 -m benchmarks.cluster.kills FOLDER
+
+is the job: a network with batch normalization, dropout and momentum, two workers,
+``dynamic-batch``. The network counts its samples itself: beside it trains one number for each
+sample, of which the loss holds the mean over the batch, at a rate equal to the global batch. So
+each time that a sample is trained on, exactly 1 is taken from its number, and whatever a checkpoint
+brings back or a repeated step does twice, the numbers tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+import batchwright as bw
+from batchwright.records import DataFacts, Job, NetworkFacts, Plan
+from benchmarks.harness.benchmark import ROOT
+from benchmarks.harness.loads import children
+from benchmarks.harness.plans import fixed_plan
+
+SAMPLES, SIDE, CLASSES = 2048, 16, 10
+BATCH = 32  # divides the samples: a tail of another size would take other than 1 from a number
+EPOCHS = 10
+RATE = 0.1
+CHECKPOINT_SECONDS = 0.5
+WORKERS = 2
+WINDOW_SECONDS = 8.0  # after the workers' start, in which one is killed: about half starting up
+START_SECONDS, END_SECONDS = 60.0, 300.0  # most that starting, and training to the end, may take
+POLL_SECONDS = 0.01
+
+# --------------------------------------------------------------------------------------- the job
+
+
+class Samples(Dataset[tuple[Tensor, int, int]]):
+    """Noise with a class, and the sample's own index."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
+        """Image (3, side, side), label, index."""
+        image = torch.randn(3, SIDE, SIDE)
+        label = index % CLASSES
+        image[:, label] += 1
+        return image, label, index
+
+
+class Counting(nn.Module):
+    """A small network, and the number of each sample."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Dropout(0.1),
+            nn.Linear(256, CLASSES),
+        )
+        self.numbers = nn.Parameter(torch.zeros(samples, dtype=torch.float64))
+
+    def loss(self, images: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
+        """Mean over the samples."""
+        return functional.cross_entropy(self.network(images), labels) + self.numbers[indices].mean()
+
+    def miscounted(self, epochs: int) -> int:
+        """How often samples were left out or repeated in the first ``epochs`` epochs."""
+        times = -self.numbers.detach().round()  # off by rounding errors of the weights b_i / B
+        return int((times - epochs).abs().sum())
+
+
+def job_plan(workers: int = WORKERS, epochs: int = EPOCHS, samples: int = SAMPLES) -> Plan:
+    """A plan that nothing was measured for."""
+    job = Job(
+        data="benchmarks.cluster.kills:Samples",
+        method="dynamic-batch" if workers > 1 else "plain",
+        rebalance_steps=10,
+        learning_rate=RATE,
+        base_batch=BATCH,
+        warmup_epochs=0,
+        decay="none",
+        augment="none",
+        precision="float32",
+        device="cpu",
+        workers=workers,
+        global_batch=BATCH,
+        micro_batch=BATCH,
+        resolutions=(SIDE,),
+        epochs=epochs,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        timeout=30,
+    )
+    facts = DataFacts(
+        name="samples",
+        digest="0" * 64,
+        train_samples=samples,
+        val_samples=0,
+        split="made up",
+        classes=tuple(map(str, range(CLASSES))),
+        side=SIDE,
+    )
+    network = NetworkFacts(name="counting", parameters=1, trained_bytes=1, batch_norm=True)
+    batches = (BATCH // workers,) * workers
+    row = {"dropout": 0.1, "micro_batch_size": BATCH}
+    return fixed_plan(job, facts, network, row, batches=batches)
+
+
+def train(folder: Path, plan: Plan) -> None:
+    """Train as one worker; rank 0 writes after each epoch what was miscounted so far."""
+    torch.manual_seed(0)
+    samples = Samples(plan.data.train_samples)
+    model = Counting(len(samples))
+    optimizer = torch.optim.SGD(
+        [
+            {"params": list(model.network.parameters()), "lr": RATE, "momentum": 0.9},
+            {"params": [model.numbers], "lr": float(BATCH), "momentum": 0.0},
+        ]
+    )
+    with bw.Session(
+        model, optimizer, samples, plan=plan, run_folder=folder / "run", loaders=0
+    ) as session:
+        for epoch in session.epochs():
+            for batch in session.batches():
+                session.step(model.loss(*batch))
+            if session.rank == 0:
+                line = {"epoch": epoch, "miscounted": model.miscounted(epoch + 1)}
+                with (folder / "counts.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+# ------------------------------------------------------------------------------------ the killing
+
+
+@dataclass(frozen=True)
+class KilledRun:
+    """One run and its kills."""
+
+    seconds: float  # from the start of the launcher to its end
+    killed_after: tuple[float, ...]  # for each kill, seconds since the workers it hit had started
+    recovered: int  # kills after which the run went on
+    # samples left out or repeated by the end of its worst epoch; ``None`` where it did not end
+    miscounted: int | None
+
+
+def run_and_kill(folder: Path, kills: int, moments: random.Random) -> KilledRun:
+    """Run the job under torchrun and kill a worker at each of so many random moments.
+
+    A run that ends before all kills have come has fewer.
+
+    Args:
+        folder: For the run; it is made.
+        kills: Workers to kill.
+        moments: Chooses moments and workers.
+    """
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    with (folder / "torchrun.log").open("wb") as log:
+        launcher = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", str(WORKERS), "--max-restarts", str(kills)),
+                *("--monitor-interval", "0.1", "-m", "benchmarks.cluster.kills", str(folder)),
+            ],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    killed_after: list[float] = []
+    try:
+        struck: list[int] = []
+        while len(killed_after) < kills:
+            workers = _fresh_workers(launcher, struck)
+            after = moments.uniform(0, WINDOW_SECONDS)
+            if not workers or _until(lambda: launcher.poll() is not None, after):
+                break
+            with suppress(ProcessLookupError):  # it may just have ended by itself
+                os.kill(moments.choice(workers), signal.SIGKILL)
+                killed_after.append(after)
+            struck = workers
+        _until(lambda: launcher.poll() is not None, END_SECONDS)
+    finally:
+        code = _ended(launcher)
+    seconds = time.monotonic() - started
+    if code:
+        return KilledRun(seconds, tuple(killed_after), max(0, len(killed_after) - 1), None)
+    return KilledRun(seconds, tuple(killed_after), len(killed_after), miscounted(folder))
+
+
+def miscounted(folder: Path, epochs: int = EPOCHS) -> int:
+    """Samples left out or repeated by the end of the worst epoch of a run that has ended.
+
+    An epoch that a kill made the workers do again counts as it was done last.
+
+    Raises:
+        ValueError: An epoch is missing.
+    """
+    lines = (folder / "counts.jsonl").read_text(encoding="utf-8").splitlines()
+    last = {line["epoch"]: int(line["miscounted"]) for line in map(json.loads, lines)}
+    if sorted(last) != list(range(epochs)):
+        raise ValueError(f"{folder}: the run has ended without {epochs} epochs: {sorted(last)}")
+    return max(last.values())
+
+
+def _fresh_workers(launcher: subprocess.Popen[bytes], struck: list[int]) -> list[int]:
+    """Workers that are not among the ``struck``; none if the launcher ends or hangs first."""
+    found: list[int] = []
+
+    def there() -> bool:
+        found[:] = [pid for pid in children(launcher.pid) if pid not in struck and _is_worker(pid)]
+        return len(found) == WORKERS or launcher.poll() is not None
+
+    _until(there, START_SECONDS)
+    return found if len(found) == WORKERS else []
+
+
+def _ended(launcher: subprocess.Popen[bytes]) -> int:
+    """Its exit code; one that still runs is ended, with its workers."""
+    left = children(launcher.pid)
+    launcher.kill()
+    code = launcher.wait()
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return code
+
+
+def _is_worker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"benchmarks.cluster.kills" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _until(done: Callable[[], bool], seconds: float) -> bool:
+    """Wait until ``done()``, at most so long; returns whether it came true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if done():
+            return True
+        time.sleep(POLL_SECONDS)
+    return done()
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), job_plan())

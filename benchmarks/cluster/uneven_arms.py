@@ -1,0 +1,81 @@
+"""The training loops of `benchmarks.cluster.uneven`, beside those of one even worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from batchwright.records import Plan
+from batchwright.training.loop import train
+from benchmarks.harness.loads import Slowdown
+from benchmarks.harness.plans import ENDLESS
+from benchmarks.harness.turns import Turns
+from benchmarks.speed.main_job_arms import cifar_plan, train_session
+
+PAUSE_SECONDS = 7200.0  # that a worker may wait for another while the other arms have their turns
+
+
+def uneven_plan(
+    data: Path,
+    method: str,
+    shares: Sequence[int],
+    *,
+    samples: int | None = None,
+    epochs: int = ENDLESS,
+    seed: int = 0,
+    decay: str = "none",
+    **keys: Any,
+) -> Plan:
+    """A plan that nothing was measured for, in float32.
+
+    Args:
+        data: Holds ``cifar-100-python/``.
+        method: How the workers share the batch.
+        shares: Local batch of each worker, in rank order; with ``dynamic-batch`` where it starts.
+        samples: Training images, the first ones; unset: all.
+        epochs: To train.
+        seed: Of weights, order and augmentation.
+        decay: ``none`` or ``cosine``.
+        keys: Of the job, changed.
+    """
+    plan = cifar_plan(data, epochs=epochs, precision="float32", seed=seed, decay=decay)
+    changed = {
+        "workers": len(shares),
+        "launch": "local" if len(shares) > 1 else "in-process",
+        "global_batch": sum(shares),
+        "method": method,
+        "timeout": PAUSE_SECONDS,
+        **keys,
+    }
+    facts = plan.data.model_copy(update={"train_samples": samples or plan.data.train_samples})
+    stage = plan.stages[0].model_copy(update={"local_batch_sizes": tuple(shares)})
+    return plan.model_copy(
+        update={
+            "job": plan.job.model_copy(update=changed),
+            "data": facts,
+            "method": method,
+            "stages": (stage,),
+        }
+    )
+
+
+def session(
+    turns: Turns, plan: Plan, run_folder: Path, factors: Sequence[float] | None = None
+) -> None:
+    """Our loop as ``plan`` says; worker r computes ``factors[r]`` times as long, if given."""
+    slow = partial(Slowdown, factor=factors[_rank()]) if factors else None
+    train_session(turns, plan, run_folder, slow)
+
+
+def whole_run(turns: Turns, plan: Plan, run_folder: Path) -> None:
+    """The training verb's loop from the first epoch to the last, with evaluation: one "step"."""
+    turns.ready()
+    train(plan, run_folder=run_folder, resume=False, local_rank=_rank())
+    turns.step_done(plan.epochs * plan.data.train_samples)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))

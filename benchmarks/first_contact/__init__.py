@@ -1,0 +1,1 @@
+"""What somebody meets who brings data and a network."""

@@ -1,0 +1,100 @@
+"""Smaller copies of data sets, in the originals' formats, so that ordinary commands take them.
+
+Images are drawn evenly over the original, in its order; held-out images are kept unless said
+otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchwright.workload.data import cifar
+
+CIFAR100 = cifar.EDITIONS["cifar100"]
+PICKLE = 4  # the newest protocol that writes an array as the readers of CIFAR files admit it
+
+
+def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | None = None) -> Path:
+    """CIFAR-100 with so many training images.
+
+    Args:
+        data: Holds ``cifar-100-python/``.
+        images: At most the original's.
+        folder: Takes the copy, ``cifar-100-python/``.
+        held_out: Images to keep of the held-out ones; ``None``: all.
+
+    Returns:
+        The folder, as ``cifar100:PATH`` takes it.
+    """
+    original, copy = cifar.find_folder(CIFAR100, data), folder / CIFAR100.folder
+    copy.mkdir(parents=True)
+    for name in CIFAR100.names:
+        link(original / name, copy / name)
+    classes = len(cifar.read_classes(CIFAR100, original))
+    wanted = {"train": images, "test": held_out}
+    for part, name in (("train", "train"), ("val", "test")):
+        if wanted[name] is None:
+            link(original / name, copy / name)
+            continue
+        pixels, labels = cifar.read_part(CIFAR100, original, part, classes)
+        chosen = evenly(len(labels), wanted[name])
+        planes = np.ascontiguousarray(pixels[chosen].transpose(0, 3, 1, 2))  # as the files hold it
+        write_cifar(copy / name, planes.reshape(len(chosen), -1), labels[chosen])
+    return folder
+
+
+def write_cifar(path: Path, pixels: np.ndarray, labels: Iterable[Any]) -> None:
+    """A file of CIFAR-100, from rows of pixels as such files have them."""
+    content = {"data": pixels, CIFAR100.label_key: [int(label) for label in labels]}
+    path.write_bytes(pickle.dumps(content, protocol=PICKLE))
+
+
+def smaller_folder(data: Path, images: int, folder: Path) -> Path:
+    """An image folder with ``train/`` and ``val/``, with so many training images.
+
+    Args:
+        data: The original; each class gets as many images.
+        images: A multiple of the number of classes.
+        folder: Takes the copy.
+
+    Returns:
+        The folder, as ``imagefolder:PATH`` takes it.
+    """
+    classes = [path for path in sorted((data / "train").iterdir()) if path.is_dir()]
+    train: list[Path] = []
+    for one in classes:
+        files = sorted(path for path in one.iterdir() if path.is_file())
+        train += [files[index] for index in evenly(len(files), images // len(classes))]
+    return link_folder(folder, {"train": train, "val": sorted((data / "val").glob("*/*"))})
+
+
+def link_folder(folder: Path, parts: Mapping[str, Iterable[Path]]) -> Path:
+    """An image folder of files that are elsewhere, each in a folder of its class there."""
+    for part, files in parts.items():
+        for file in files:
+            (folder / part / file.parent.name).mkdir(parents=True, exist_ok=True)
+            link(file, folder / part / file.parent.name / file.name)
+    return folder
+
+
+def evenly(count: int, wanted: int) -> list[int]:
+    """So many indices below ``count``, evenly spaced."""
+    if wanted > count:
+        raise ValueError(f"{wanted} images wanted of {count}")
+    return [index * count // wanted for index in range(wanted)]
+
+
+def link(file: Path, copy: Path) -> None:
+    """The same file once more, or, on another file system, a copy of it."""
+    with suppress(OSError):
+        os.link(file.resolve(), copy)
+        return
+    shutil.copyfile(file, copy)

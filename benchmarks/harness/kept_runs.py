@@ -1,0 +1,277 @@
+"""Runs of a benchmark of accuracy: two at a time, a core each, kept as each one ends.
+
+Such a benchmark takes hours. What came of each run is written down at once, and a run that is there
+already is not made again if the very same plan made it; so it can be stopped at any time and
+started again. What was wanted first is made first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from batchwright.records import Plan, RunSummary
+from batchwright.records.documents import read_record, write_record
+from benchmarks.harness.benchmark import ROOT, commit, say
+
+AT_A_TIME = 2
+POLL_SECONDS = 0.5
+TRAIN = ("batchwright.cli.commands", "train")
+DIVERGED = "gradients were infinite or not a number"  # how training says so when it gives up
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run to be made."""
+
+    name: str  # of the arm; with the seed it names the run among those of the benchmark
+    seed: int  # as in the plan's job
+    plan: Plan  # what is trained
+    # module, and what its command line begins with; the plan's file and ``--out FOLDER`` follow
+    words: tuple[str, ...] = TRAIN
+    # what a line of `RunLines` says of it besides
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """For files and messages."""
+        return f"{self.name}-{self.seed}"
+
+    @property
+    def digest(self) -> str:
+        """Names what is trained, wherever its data are, and by which command: SHA-256, in hex.
+
+        What is as it is by default does not enter, so runs stay kept when jobs and plans gain a
+        field.
+        """
+        others = ""
+        if self.words != TRAIN:
+            # Modules have moved since runs were first kept: they are named without their folder.
+            module, *rest = self.words
+            others = " ".join([f"benchmarks.{module.rpartition('.')[2]}", *rest])
+        job = self.plan.job.model_copy(update={"data": self.plan.data.name})
+        plan = self.plan.model_copy(update={"job": job, "reasons": ()})
+        return hashlib.sha256(
+            (plan.model_dump_json(exclude_defaults=True) + others).encode()
+        ).hexdigest()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    accuracy: float  # held out, after the last epoch, in percent
+    seconds: float  # of training; simulated ones in a virtual cluster
+    batches: tuple[int, ...]  # local batches in the last row
+    # whether training gave up because gradients stayed infinite; the accuracy is then that of
+    # guessing
+    diverged: bool = False
+    # gradient noise scale when it was last measured, in samples; ``None``: never
+    noise_scale: float | None = None
+    # accuracy held out after each epoch, in percent; empty unless each was evaluated
+    curve: tuple[float, ...] = ()
+
+
+Runs = Mapping[str, Sequence[Run]]
+"""By arm, a run for each seed."""
+
+
+def accuracies_of(runs: Runs) -> dict[str, list[float]]:
+    """By arm, in percent."""
+    return {name: [one.accuracy for one in some] for name, some in runs.items()}
+
+
+def plain_runs(runs: Runs) -> dict[str, list[dict[str, Any]]]:
+    """As a report has them."""
+    return {name: [asdict(one) for one in some] for name, some in runs.items()}
+
+
+class KeptRuns:
+    """Makes runs and keeps what came of them.
+
+    Args:
+        keep: Takes a file for each finished run.
+        folder: Takes run folders.
+    """
+
+    def __init__(self, keep: Path, folder: Path) -> None:
+        self._keep, self._folder = keep, folder
+        keep.mkdir(parents=True, exist_ok=True)
+
+    def make(self, wanted: Sequence[Wanted]) -> list[Run]:
+        """What came of each run, in the order given; what is kept is not made again.
+
+        Raises:
+            SystemExit: A run failed otherwise than by diverging; the end of its log is the message.
+        """
+        todo = [one for one in wanted if self.kept(one) is None]
+        say(f"{len(todo)} of {len(wanted)} runs to make")
+        self._carry_out(iter(todo))
+        found = [self.kept(one) for one in wanted]
+        return [one for one in found if one is not None]  # they have all been made
+
+    def by_arm(self, wanted: Sequence[Wanted]) -> dict[str, list[Run]]:
+        """What `make` gives, by name, in the order of the seeds."""
+        found: dict[str, list[Run]] = {}
+        for one, run in zip(wanted, self.make(wanted), strict=True):
+            found.setdefault(one.name, []).append(run)
+        return found
+
+    def kept(self, one: Wanted) -> Run | None:
+        """The run if it is kept and was made by this very plan."""
+        try:
+            values = json.loads(self._file(one).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        if values.pop("plan") != one.digest:
+            return None
+        lists = {key: tuple(values.get(key, ())) for key in ("batches", "curve")}
+        return Run(**{**values, **lists})
+
+    def _carry_out(self, todo: Iterator[Wanted]) -> None:
+        cores = sorted(os.sched_getaffinity(0))[:AT_A_TIME]
+        busy: dict[int, tuple[subprocess.Popen[bytes], Wanted]] = {}
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
+        try:
+            while True:
+                for core in cores:
+                    if core not in busy and (one := next(todo, None)) is not None:
+                        busy[core] = self._started(core, one), one
+                if not busy:
+                    return
+                time.sleep(POLL_SECONDS)
+                for core, (process, one) in list(busy.items()):
+                    if process.poll() is not None:
+                        del busy[core]
+                        self._finish(process.returncode, one)
+        finally:
+            for process, _ in busy.values():
+                process.terminate()
+                process.wait()
+
+    def _started(self, core: int, one: Wanted) -> subprocess.Popen[bytes]:
+        plan = self._folder / f"{one.title}.json"
+        write_record(one.plan, plan)
+        words = [*one.words, str(plan), "--out", str(self._run(one))]
+        with self._log(one).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        os.sched_setaffinity(process.pid, {core})  # before it has any threads
+        return process
+
+    def _finish(self, code: int, one: Wanted) -> None:
+        log = self._log(one).read_text(errors="replace")
+        batches = one.plan.stages[-1].local_batch_sizes
+        if not code:
+            summary = read_record(self._run(one) / "summary.json", RunSummary)
+            epochs = summary.epochs
+            scales = [epoch.noise_scale for epoch in epochs if epoch.noise_scale]
+            curve = tuple(100 * epoch.top1 for epoch in epochs if epoch.top1 is not None)
+            run = Run(
+                100 * summary.accuracy,
+                sum(epoch.training_seconds for epoch in epochs),
+                batches,
+                noise_scale=scales[-1] if scales else None,
+                curve=curve if len(curve) == len(epochs) > 1 else (),
+            )
+        elif DIVERGED in log:
+            run = Run(100 / len(one.plan.data.classes), 0.0, batches, diverged=True)
+        else:
+            raise SystemExit(
+                f"{one.name}, seed {one.seed}, ended with exit code {code}:\n{log[-2000:]}"
+            )
+        self._store(one, run)
+        words = "diverged" if run.diverged else f"{run.accuracy:.2f} % in {run.seconds:.0f} s"
+        say(f"{one.name}, seed {one.seed}: {words}")
+
+    def _store(self, one: Wanted, run: Run) -> None:
+        aside = self._keep / f".{one.title}.writing"
+        values = {"plan": one.digest, **asdict(run)}
+        aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        aside.replace(self._file(one))
+
+    def _file(self, one: Wanted) -> Path:
+        return self._keep / f"{one.title}.json"
+
+    def _log(self, one: Wanted) -> Path:
+        return self._folder / f"{one.title}.log"
+
+    def _run(self, one: Wanted) -> Path:
+        return self._folder / f"run-{one.title}"
+
+
+class RunLines(KeptRuns):
+    """Runs kept as lines of one file, which can stand in the repository.
+
+    Args:
+        lines: JSON lines, one a run, in the order in which they ended.
+        folder: Takes run folders.
+    """
+
+    def __init__(self, lines: Path, folder: Path) -> None:
+        super().__init__(lines.parent, folder)
+        self._lines, self._commit = lines, commit()
+        self._found = {values["digest"]: values for values in read_lines(lines)}
+
+    def gather(self, wanted: Iterable[Wanted], until: float) -> None:
+        """Make the runs that are not kept, and start none after ``until`` (`time.monotonic`)."""
+        todo = (one for one in wanted if self.kept(one) is None)
+        self._carry_out(takewhile(lambda _: time.monotonic() < until, todo))
+
+    def kept(self, one: Wanted) -> Run | None:
+        """The run if a line tells of it and it was made by this very plan."""
+        values = self._found.get(one.digest)
+        if values is None:
+            return None
+        return Run(
+            values["accuracy"],
+            values["seconds"],
+            one.plan.stages[-1].local_batch_sizes,
+            values.get("diverged", False),
+            values.get("noise_scale"),
+            tuple(values.get("curve", ())),
+        )
+
+    def _store(self, one: Wanted, run: Run) -> None:
+        noise = run.noise_scale
+        values = {
+            **one.facts,
+            "accuracy": round(run.accuracy, 4),
+            "seconds": round(run.seconds, 3),
+            **({"diverged": True} if run.diverged else {}),
+            **({"noise_scale": float(f"{noise:.4g}")} if noise is not None else {}),
+            **({"curve": [round(one, 4) for one in run.curve]} if run.curve else {}),
+            "commit": self._commit,
+            "digest": one.digest,
+        }
+        append_line(self._lines, values)
+        self._found[one.digest] = values
+
+
+def append_line(path: Path, values: Mapping[str, Any]) -> None:
+    """Add a line of JSON to a file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """What lines of `append_line` say; nothing without the file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,175 @@
+"""What makes workers uneven: a process that takes its share of a core, or a slower pass.
+
+    with Burner(core=1):
+        ...  # whatever is pinned to core 1 runs at half its speed
+
+`python -m benchmarks.harness.loads CORE [SHARE]` burns until it is ended. `Slowdown` is for more
+workers than a machine has cores.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from batchwright.distributed.processes import die_with_parent
+
+STARTER = "BATCHWRIGHT_BURNER_STARTER"  # the process that a burner dies with
+PERIOD_SECONDS = 0.02  # in which a burner with a share below 1 burns once and rests once
+
+
+def pin(core: int) -> None:
+    """Let this process, with all threads it has and will have, run on one core only.
+
+    Raises:
+        OSError: There is no such core for it.
+    """
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
+
+
+class Burner:
+    """A process that competes for a core for real; as a context, while inside.
+
+    Beside one busy process of the same priority the scheduler gives each half of the core.
+
+    Args:
+        core: Where it is pinned.
+        share: Of the time that it wants to run; 1 never rests.
+
+    Raises:
+        ValueError: The share is not in (0, 1].
+    """
+
+    def __init__(self, core: int, share: float = 1.0) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"share={share}: a burner wants more than 0 and at most 1 of a core")
+        self.core, self.share = core, share
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process number; ``None`` while it does not burn."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Burn; returns once it does. It dies with the thread that calls this.
+
+        Raises:
+            OSError: There is no such core.
+            RuntimeError: It burns already, or did not start.
+        """
+        if self._process is not None:
+            raise RuntimeError(f"core {self.core} is burning already")
+        root = str(Path(__file__).parent.parent.parent)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.harness.loads", str(self.core), str(self.share)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            cwd=root,  # benchmarks are not installed
+            env={**os.environ, STARTER: str(os.getpid())},
+        )
+        try:
+            os.sched_setaffinity(self._process.pid, {self.core})  # its starting up is a load too
+            assert self._process.stdout is not None
+            if not self._process.stdout.readline():  # a line once it burns, or its end
+                raise RuntimeError(f"no burner on core {self.core}: see standard error")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Leave the core; without effect where it does not burn."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.communicate()  # waits, and closes the pipe
+        self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Slowdown:
+    """Makes each forward and backward pass of a network take ``factor`` times as long.
+
+    After the backward pass it sleeps for (``factor`` - 1) times the processor time that its thread
+    has used since the forward pass began. So others may have the core meanwhile, and several slow
+    workers fit on one core. The loop itself, and the exchange of gradients, stay as they are.
+
+    Args:
+        network: On the CPU; its first parameter is the one whose gradient is made last.
+        factor: At least 1.
+        clock: Processor seconds of this thread.
+        sleep: For so many seconds.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        factor: float,
+        *,
+        clock: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if factor < 1:
+            raise ValueError(f"factor={factor}: a slowdown has a factor of at least 1")
+        self._factor, self._clock, self._sleep = factor, clock, sleep
+        self._mark = 0.0
+        network.register_forward_pre_hook(self._begins)
+        next(network.parameters()).register_post_accumulate_grad_hook(self._ends)
+
+    def _begins(self, *_: Any) -> None:
+        self._mark = self._clock()
+
+    def _ends(self, *_: Any) -> None:
+        self._sleep((self._factor - 1) * (self._clock() - self._mark))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on just now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def children(pid: int) -> list[int]:
+    """The processes that process ``pid`` has started and that still run, in no order."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            # "pid (name) state parent ...", where the name may hold anything
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has just ended
+            continue
+        if int(parent) == pid and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def _burn(core: int, share: float) -> None:
+    die_with_parent(STARTER)
+    pin(core)
+    print("burning", flush=True)
+    while True:
+        until = time.monotonic() + share * PERIOD_SECONDS
+        while time.monotonic() < until:
+            pass
+        if share < 1:
+            time.sleep((1 - share) * PERIOD_SECONDS)
+
+
+if __name__ == "__main__":
+    _burn(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 1.0)

@@ -1,0 +1,166 @@
+"""Puts the newest kept results into the documents: ``python -m benchmarks.harness.tables``.
+
+Reads the newest report of each benchmark in ``benchmarks/results`` and replaces what stands between
+the two comments ``<!-- figures ... -->`` and ``<!-- /figures -->``: in the README a few of them in
+one table, in ``docs/measured.md`` all. With ``--check`` nothing is written; the exit code is 1 if a
+document is out of step.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.benchmark import RESULTS, ROOT, Benchmark, module_of, newest
+
+BLOCK = re.compile(r"(<!-- figures: .*? -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
+NOTHING = "No result has been kept yet."
+HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
+
+ORDER = (
+    *("time_to_accuracy", "main_job", "predict", "decisions", "uneven", "dual_batch"),
+    *("dual_accuracy", "dual_uneven", "cyclic", "data_path", "large_batch", "warmup"),
+    *("gradient_overhead", "step_overhead", "first_contact", "service"),
+)
+"""Benchmarks, in the order of their tables."""
+
+HEADLINES = (
+    (
+        "time_to_accuracy",
+        "time_to_accuracy_all",
+        "seconds of a script as people write it over those of `batchwright run` to the same "
+        "accuracy, where the script takes ten minutes or more",
+    ),
+    ("time_to_accuracy", "time_to_accuracy_short", "the same where it takes less"),
+    ("first_contact", "own_data_epoch_error", "data and network of one's own: error of an epoch"),
+    ("first_contact", "own_data_coverage", "such epochs inside the predicted 95 % interval"),
+    ("first_contact", "precision_regret", "chosen number format's time over the other's, worst"),
+    ("first_contact", "first_command_seconds", "`batchwright run` with its defaults (digits)"),
+    ("first_contact", "explained_share", "share of it that its table of times explains"),
+    ("first_contact", "busy_told", "probes beside busy programs that say so"),
+    ("cyclic", "cifar_time_saved", "`cyclic`, CIFAR-100: training time saved"),
+    ("cyclic", "cifar_accuracy", "accuracy less that of the top resolution throughout"),
+    ("cyclic", "folder_time_saved", "`cyclic`, photographs up to 160 px: training time saved"),
+    ("dual_accuracy", "dual_accuracy_gain", "`dual-batch`: accuracy less that of the large batch"),
+    ("dual_accuracy", "dual_over_uniform_points", "the same less one smaller batch for all"),
+    (
+        "dual_uneven",
+        "two_over_uniform_points_102",
+        "the same where fixed times of a step differ from worker to worker",
+    ),
+    (
+        "large_batch",
+        "picked_gap_closed",
+        "large batches: gap to SGD with small ones that the plan's choice (Muon) closes",
+    ),
+    ("large_batch", "muon_over_plain_points", "Muon: accuracy less SGD with the large batch"),
+    ("large_batch", "ags_over_plain_points", "gradient scaling (SGD): the same"),
+    ("large_batch", "ags_over_its_rate_points", "gradient scaling: less the rate without it"),
+    (
+        "large_batch",
+        "picked_under_best_small_points",
+        "small batches with the better optimizer: accuracy less the plan's choice",
+    ),
+    ("service", "records_lost", "records that the service lost in 20 kills"),
+    ("service", "page_seconds_million_records", "page of a run with a million records"),
+)
+"""Benchmark, figure, and its words, in the README's order; what was never kept is left out."""
+
+
+def declared(name: str) -> Benchmark:
+    """The declaration of a benchmark, which stands in its module."""
+    made: Benchmark = import_module(module_of(name)).BENCHMARK
+    return made
+
+
+def headlines(folder: Path = RESULTS) -> str:
+    """Markdown: one table of what matters first."""
+    rows, places = [], set()
+    for name, figure, words in HEADLINES:
+        report, _ = newest(name, folder) or (None, None)
+        found = {one["name"]: one for one in report["figures"]} if report else {}
+        if report and figure in found:
+            rows.append(_row(found[figure], words))
+            places.add("{processor}, {cores} cores".format(**report["environment"]))
+    if not rows:
+        return NOTHING + "\n"
+    return "\n".join([*HEAD, *rows, "", f"On {' and '.join(sorted(places))}.", ""])
+
+
+def tables(folder: Path = RESULTS) -> str:
+    """Markdown: a section with the table of each benchmark that has a kept report."""
+    made = [section(declared(one), found[0]) for one in ORDER if (found := newest(one, folder))]
+    return "\n".join(made) or NOTHING + "\n"
+
+
+def section(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
+    """Markdown: one row for each figure that was measured, and where it was measured."""
+    figures = {figure["name"]: figure for figure in report["figures"]}
+    rows = [
+        _row(figures[one.name], one.words)
+        for one in benchmark.figures
+        if one.words and one.name in figures
+    ]
+    module = module_of(benchmark.name)
+    command = re.sub(r"(?<=-m )\S+", module, report["command"])  # the module may have moved since
+    return "\n".join(
+        [
+            *(f"## {benchmark.title}", "", f"{benchmark.remark}.", "", *HEAD, *rows, ""),
+            "{processor}, {cores} cores, torch {torch}, Python {python}; {date}, commit {commit}. "
+            "`{command}` repeats it; the head of `{path}.py` says what is compared.".format(
+                **report["environment"],
+                date=report["date"],
+                command=command,
+                path=module.replace(".", "/"),
+            ),
+            "",
+        ]
+    )
+
+
+def _row(figure: Mapping[str, Any], words: str) -> str:
+    show = UNITS.get(figure["unit"], lambda value: f"{value:.4g} {figure['unit']}")
+    spread = f"{show(figure['low'])} to {show(figure['high'])}"
+    goal = "" if figure["goal"] is None else show(figure["goal"])
+    met = {None: "", True: "yes", False: "no"}[figure["met"]]
+    return f"| {words} | **{show(figure['value'])}** ({spread}) | {goal} | {met} |"
+
+
+UNITS: Mapping[str, Callable[[float], str]] = {
+    "ratio": lambda value: f"{value:.2f}",
+    "share": lambda value: f"{value:.1%}",
+    "points": lambda value: f"{value:+.2f} points",
+    "s": lambda value: f"{value:.0f} s" if value >= 10 else f"{value:.2g} s",
+}
+"""How values are written, where it is not the number with its unit."""
+
+
+def filled(text: str, block: str) -> str:
+    """A document's text with its block as it should be."""
+    text, found = BLOCK.subn(lambda m: m[1] + block + m[3], text)
+    if found != 1:
+        raise SystemExit("a document does not hold exactly one block of figures")
+    return text
+
+
+def main() -> None:
+    """Write the blocks, or with ``--check`` compare them."""
+    for name, make in DOCUMENTS.items():
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        after = filled(before, make())
+        if after == before:
+            continue
+        if sys.argv[1:] == ["--check"]:
+            raise SystemExit(f"{name} is out of step: run python -m benchmarks.harness.tables")
+        path.write_text(after, encoding="utf-8")
+
+
+DOCUMENTS: dict[str, Callable[[], str]] = {"README.md": headlines, "docs/measured.md": tables}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Arms of a timing benchmark, each in processes of its own, taken in turn in one run.
+
+An arm is a training loop written as its users write it; all it does for the benchmark is to call
+`Turns.ready` before its first step and `Turns.step_done` after every one. There it sleeps while the
+others have their turn, so neither starting up nor importing is paid again, and what one arm does to
+its process (allocator, threads) touches no other.
+
+The workers of an arm with several sleep at the same step. Where a loop measures its own workers,
+let a turn be an epoch: between epochs no clock of a session runs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.harness.benchmark import say
+from benchmarks.harness.loads import free_port, pin
+
+LIMIT_SECONDS = 1800.0  # setting up, or a turn, that takes longer hangs
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn was like; clocks are `time.monotonic`, the same in all processes."""
+
+    started: float  # when the first timed step began
+    step_ends: tuple[float, ...]  # when each timed step ended
+    images: int  # over the timed steps, of all workers
+
+    @property
+    def seconds(self) -> float:
+        """Of all timed steps."""
+        return self.step_ends[-1] - self.started
+
+    @property
+    def images_per_second(self) -> float:
+        """Over the timed steps."""
+        return self.images / self.seconds
+
+
+class Turns:
+    """The arm's side, in each of its processes.
+
+    A turn begins with steps that are not timed: in them caches fill again, and batches that loader
+    processes made ahead during the pause are used up.
+
+    Args:
+        pipe: To the process that runs the benchmark.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lead_in = self._timed = 0
+        self._images = 0
+        self._started = 0.0
+        self._step_ends: list[float] = []
+
+    def ready(self) -> None:
+        """All is set up for the first step; sleeps until the first turn."""
+        self._pipe.send(None)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Sleep until the next turn; `SystemExit` if there is none any more."""
+        try:
+            request = self._pipe.recv()
+        except EOFError:
+            request = None
+        if request is None:
+            raise SystemExit(0)
+        self._lead_in, self._timed = request
+        self._images = 0
+        self._step_ends = []
+        self._started = time.monotonic()
+
+    def step_done(self, images: int) -> None:
+        """A step with so many ``images`` is done; at the end of a turn this takes a while."""
+        now = time.monotonic()
+        if self._lead_in:
+            self._lead_in -= 1
+            self._started = now
+            return
+        self._images += images
+        self._step_ends.append(now)
+        if len(self._step_ends) == self._timed:
+            self._pipe.send(Turn(self._started, tuple(self._step_ends), self._images))
+            self._wait()
+
+
+class Arm:
+    """The benchmark's side of one arm.
+
+    Args:
+        loop: Trains until its `Turns` end it; a function of a module.
+        arguments: Handed to ``loop`` after its `Turns`.
+        cores: One worker for each, pinned there, with the environment that torchrun would give
+            them; unset: one process, free to use all cores.
+
+    Raises:
+        RuntimeError: By any method: the arm has ended, its error is on standard error; or it hangs.
+    """
+
+    def __init__(
+        self, loop: Callable[..., None], *arguments: Any, cores: Sequence[int] | None = None
+    ) -> None:
+        # Spawned, not forked: an untouched allocator and fresh thread pools.
+        context = multiprocessing.get_context("spawn")
+        self.name = loop.__name__
+        self._pipes: list[Connection] = []
+        self._processes = []
+        self._is_ready = False
+        places: Sequence[int | None] = [None] if cores is None else cores
+        environments = [{}] if cores is None else _environments(len(cores))
+        for core, environment in zip(places, environments, strict=True):
+            ours, theirs = context.Pipe()
+            # Not a daemon, which could not start loader processes: it ends with its pipe.
+            process = context.Process(
+                target=_run, args=(loop, theirs, arguments, core, environment)
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def ready(self) -> None:
+        """Wait until all its workers have set up; a turn does so too."""
+        if not self._is_ready:
+            self._received()
+            self._is_ready = True
+
+    def begin(self, *, lead_in: int, steps: int) -> None:
+        """Have all workers begin a turn; `end` waits for it."""
+        self.ready()
+        try:
+            for pipe in self._pipes:
+                pipe.send((lead_in, steps))
+        except OSError:
+            raise RuntimeError(f"arm {self.name} ended before its turn did") from None
+
+    def end(self) -> Turn:
+        """Wait until the turn is over: what it was like, by the first worker's clock."""
+        return self.ends()[0]
+
+    def ends(self) -> list[Turn]:
+        """Wait until the turn is over: what it was like by the clock of each worker."""
+        return self._received()
+
+    def turn(self, *, lead_in: int, steps: int) -> float:
+        """One turn; returns images per second over its timed ``steps``."""
+        self.begin(lead_in=lead_in, steps=steps)
+        return self.end().images_per_second
+
+    def stop(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            with suppress(OSError):  # it may have ended already
+                pipe.send(None)
+        for process in self._processes:
+            process.join(timeout=20)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _received(self) -> list[Any]:
+        """A message from each worker."""
+        until = time.monotonic() + LIMIT_SECONDS
+        messages = []
+        for pipe in self._pipes:
+            if not pipe.poll(max(0.0, until - time.monotonic())):
+                raise RuntimeError(f"arm {self.name} hangs: silent for {LIMIT_SECONDS:.0f} s")
+            try:
+                messages.append(pipe.recv())
+            except (EOFError, OSError):
+                raise RuntimeError(f"arm {self.name} ended before its turn did") from None
+        return messages
+
+
+@contextmanager
+def started(starters: Mapping[str, Callable[[], Arm]]) -> Iterator[dict[str, Arm]]:
+    """The arms that these make, all set up, alive inside."""
+    arms: dict[str, Arm] = {}
+    try:
+        for name, start in starters.items():
+            arms[name] = start()
+        for arm in arms.values():
+            arm.ready()  # else it would do so in another's turn
+        yield arms
+    finally:
+        for arm in arms.values():
+            arm.stop()
+
+
+def _environments(workers: int) -> list[dict[str, str]]:
+    """What torchrun tells each of the workers of one machine."""
+    # An arm's own processes, which import this module too, are spared torch until they want it.
+    from batchwright.workload.host import collective_interface
+
+    shared = {
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": collective_interface(),
+    }
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
+
+
+def _run(
+    loop: Callable[..., None],
+    pipe: Connection,
+    arguments: tuple[Any, ...],
+    core: int | None,
+    environment: Mapping[str, str],
+) -> None:
+    # The loop's own processes start as they would anywhere, not spawned as this one was.
+    multiprocessing.set_start_method(None, force=True)
+    os.environ.update(environment)
+    if core is not None:
+        pin(core)
+    loop(Turns(pipe), *arguments)
+
+
+def take_turns(
+    arms: Mapping[str, Callable[[], float]], rounds: int, *, show: Callable[[str], None] = say
+) -> dict[str, list[float]]:
+    """Measure all arms in every round, the order reversed from round to round.
+
+    Args:
+        arms: Each gives one measurement.
+        rounds: How often.
+        show: Told about every round.
+
+    Returns:
+        By arm, one measurement for each round.
+    """
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(rounds):
+        names = list(arms) if number % 2 == 0 else list(reversed(arms))
+        for name in names:
+            found[name].append(arms[name]())
+        rates = "  ".join(f"{name} {values[-1]:.0f}" for name, values in found.items())
+        show(f"round {number + 1} of {rounds}, images/s: {rates}")
+    return found
+
+
+def images_per_second(
+    starters: Mapping[str, Callable[[], Arm]],
+    rounds: int,
+    *,
+    lead_in: int,
+    steps: int,
+    warm_up: int = 0,
+) -> dict[str, list[float]]:
+    """Images per second of each arm in each round, all arms alive together.
+
+    Args:
+        starters: Make the arms.
+        rounds: How often each has a turn.
+        lead_in: Steps of a turn that are not timed.
+        steps: Those that are.
+        warm_up: Steps of each arm before the first turn.
+    """
+    with started(starters) as arms:
+        for name, arm in arms.items():
+            if warm_up:
+                say(f"warming up {name}")
+                arm.turn(lead_in=0, steps=warm_up)
+        turns = {
+            name: partial(arm.turn, lead_in=lead_in, steps=steps) for name, arm in arms.items()
+        }
+        return take_turns(turns, rounds)

@@ -1,0 +1,1 @@
+"""What the methods of training gain, and what they cost."""

@@ -1,0 +1,247 @@
+"""Accuracy with two batch sizes, resolutions in cycles and both, in a virtual cluster.
+
+CIFAR-100 at half its side, 16 px (a run at 32 px takes four times as long, and some 50 are made),
+all 50,000 images, `resnet8`, bfloat16 where the processor computes in it, four virtual workers and
+a parameter server; 12 epochs, so 12 rounds of each worker; local batch 500 (the paper's) of
+large-batch workers at every resolution; a step of x samples takes 0.00056607 x + 0.014041204 s (the
+paper's line, whose ratio makes its small batches: 83 to 242), over the link that is assumed where a
+job states none. SGD, rate 0.1 at batch 128 and sqrt scaling to the local batch of 500, a tenth of
+the epochs warm-up, half a cosine; asynchronous (`asp`), rule `journal`, factor `ratio`, and the
+rest as a job has it by default. Accuracy is of the last epoch, over 10,000 held-out images; times
+are simulated. Seeds are paired: the same first weights and order of samples.
+
+The arms:
+
+    large            all workers with the large batch
+    k105-1 ... -4    k = 1.05 with one to four small-batch workers; with four the batch is uniform
+    k110-1 ... -4    k = 1.1
+    sqrt, none       the best of those with one to three small-batch workers, other update factor
+    bsp, ssp         the same, all waiting for all; none more than 3 rounds ahead
+    large-stages     all large, the rate in three stages (4, 2 and 1 parts of the epochs, each a
+                     tenth of the one before) in place of the cosine: what the next three are held
+                     against
+    cyclic           the same through 12 and 16 px (the paper's proportion) in each stage
+    one-pass         the same, once from 12 to 16 px over the whole training
+    hybrid           `cyclic` with the two batch sizes of the best
+
+All arms are made with seeds 0 and 1, which also choose the best: the one with the highest mean.
+Those that the first three figures are about (large, the best, its control, large-stages and
+hybrid) are made with seeds 0 to 4.
+
+Figures are mean differences over the seeds in points (hundredths of a share), with their 95 %
+interval. Over uniform: less four small-batch workers at the same k, what two sizes gain over one
+smaller size in the same time; without a goal. seconds_over_large_ARM: simulated training time. The
+first two seeds chose the best, so its gain is a little flattered; goal and interval know nothing of
+that.
+
+--full measures everything: some 50 runs of several minutes, two at a time on a core each. --keep
+DIR keeps each finished run there, and goes on from what is there. --quick copies the figures from
+the newest kept report, and runs large and k105-3 with seed 0 again as a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from batchwright.records import Job, Plan
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, differences, ratios
+from benchmarks.harness.kept_runs import KeptRuns, Run, Runs, Wanted, accuracies_of, plain_runs
+from benchmarks.harness.plans import Opened, opened, planned, quick_precision
+
+NETWORK, WORKERS, EPOCHS = "resnet8", 4, 12
+SEEDS, CHOOSING_SEEDS = range(5), (0, 1)
+LARGE_BATCH = 500
+SAMPLE_SECONDS, STEP_SECONDS = 0.00056607, 0.014041204  # the paper's a and b
+SIDE, SIDES = 16, (12, 16)
+EXTRA_TIMES = {"k105": 1.05, "k110": 1.1}
+CHECKED = ("large", "k105-3")
+
+Keys = Mapping[str, Any]  # of a job
+
+ARM_WORDS = {
+    "large": "accuracy of large batches alone",
+    **{
+        f"k{k}-{count}": words
+        for k, times in (("105", "1.05"), ("110", "1.1"))
+        for count, words in (
+            (1, f"one of four with the small batch, {times} times the time"),
+            (2, "two"),
+            (3, "three"),
+            (4, "all four, so one smaller batch for all"),
+        )
+    },
+    "sqrt": "the best of one to three, `server.update_factor=sqrt`, not `ratio`",
+    "none": "the same with `none`",
+    "bsp": "the same with `server.consistency=bsp` in place of `asp`",
+    "ssp": "the same with `ssp`, three rounds ahead at most",
+    "large-stages": "large batches, the rate in three stages, 16 px",
+    "cyclic": "`cyclic`: the same, 12 and 16 px in each stage",
+    "one-pass": "the same, 12 px first, then 16 px",
+    "hybrid": "`hybrid`: as `cyclic`, with the batches of the best of one to three",
+}
+
+BENCHMARK = Benchmark(
+    "dual_accuracy",
+    "Two batch sizes at once: accuracy",
+    "CIFAR-100 at 16 px, `resnet8`, 12 epochs, four workers of a virtual cluster with the "
+    "published times of a step; five paired seeds for the first three figures and what they "
+    "compare, two for the rest; spread of an accuracy: least and most",
+    (
+        Figure("dual_accuracy_gain", "points", "interval", "accuracy with two batch sizes less "
+               "that with the large one alone, the best number of small-batch workers, paired "
+               "seeds", above=0.0),
+        Figure("dual_over_uniform_points", "points", "interval",
+               "the same less one smaller batch for all, in the same time"),
+        Figure("hybrid_accuracy_gain", "points", "interval", "accuracy of `hybrid` less that of "
+               "large batches in the same stages of the rate", above=0.0),
+        *(Figure(f"accuracy_{arm}", "%", "mean", words) for arm, words in ARM_WORDS.items()),
+        *(Figure(f"seconds_over_large_{arm}", "ratio", "mean") for arm in ARM_WORDS),
+    ),
+    seeds=SEEDS,
+    needs_data="always",
+    copies=True,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- arms
+
+
+def dual(small: int, extra: float) -> Keys:
+    """Keys of two batch sizes."""
+    return {"small_workers": small, "extra_time": extra, "large_batches": (LARGE_BATCH,)}
+
+
+def first_arms() -> dict[str, Keys]:
+    """Large batches alone, and with every number of small-batch workers."""
+    arms: dict[str, Keys] = {"large": {"dual": dual(0, 1.0)}}
+    for name, extra in EXTRA_TIMES.items():
+        arms |= {f"{name}-{small}": {"dual": dual(small, extra)} for small in range(1, WORKERS + 1)}
+    return arms
+
+
+def later_arms(best: str) -> dict[str, Keys]:
+    """What is tried with the ``best`` of the first, and the schedules of resolutions."""
+    pair, large = first_arms()[best], first_arms()["large"]
+    hybrid: Keys = {"method": "hybrid", "resolutions": SIDES}
+    return {
+        "sqrt": {**pair, "server": {"update_factor": "sqrt"}},
+        "none": {**pair, "server": {"update_factor": "none"}},
+        "bsp": {**pair, "server": {"consistency": "bsp"}},
+        "ssp": {**pair, "server": {"consistency": "ssp", "staleness": 3}},
+        "large-stages": {**large, **hybrid, "resolutions": (SIDE,), "cycle": {"order": "fixed"}},
+        "cyclic": {**large, **hybrid},
+        "one-pass": {**large, **hybrid, "cycle": {"order": "one-pass"}},
+        "hybrid": {**pair, **hybrid},
+    }
+
+
+def best_of(accuracies: Mapping[str, Sequence[float]]) -> str:
+    """The arm with one to three small-batch workers that has the highest mean."""
+    mixed = [f"{name}-{small}" for name in EXTRA_TIMES for small in range(1, WORKERS)]
+    return max(mixed, key=lambda name: fmean(accuracies[name]))
+
+
+def uniform_beside(best: str) -> str:
+    """The arm with small batches alone that takes as long."""
+    return f"{best.partition('-')[0]}-{WORKERS}"
+
+
+def compared_arms(best: str) -> tuple[str, ...]:
+    """The arms that differences are taken of."""
+    return "large", best, uniform_beside(best), "large-stages", "hybrid"
+
+
+def plan_of(keys: Keys, seed: int, known: Opened) -> Plan:
+    """The plan of an arm, by its keys of the job."""
+    job = Job.model_validate(
+        {
+            "data": known.data,
+            "network": NETWORK,
+            "precision": quick_precision(),
+            "device": "cpu",
+            "method": "dual-batch",
+            "launch": "virtual",
+            "workers": WORKERS,
+            "global_batch": WORKERS * LARGE_BATCH,
+            "resolutions": (SIDE,),
+            "epochs": EPOCHS,
+            "evaluate_epochs": EPOCHS,
+            "learning_rate": 0.1,
+            "base_batch": 128,
+            "scaling": "sqrt",
+            "warmup_epochs": EPOCHS / 10,
+            "decay": "cosine",
+            "seed": seed,
+            "virtual": {"sample_seconds": SAMPLE_SECONDS, "step_seconds": STEP_SECONDS},
+            **keys,
+        }
+    )
+    return planned(job, known)
+
+
+# ------------------------------------------------------------------------------------------- runs
+
+
+class Runner:
+    """Makes the runs of arms, and keeps what comes of them."""
+
+    def __init__(self, arguments: Arguments, folder: Path) -> None:
+        self.known = opened(f"cifar100:{arguments.data}", NETWORK, SIDE)
+        self._runs = KeptRuns(arguments.keep, folder)
+
+    def run(self, arms: Mapping[str, Keys], seeds: Iterable[int]) -> dict[str, list[Run]]:
+        """By arm, a run for each seed; what is kept is not run again."""
+        return self._runs.by_arm(
+            [
+                Wanted(name, seed, plan_of(keys, seed, self.known))
+                for seed in seeds
+                for name, keys in arms.items()
+            ]
+        )
+
+    def check(self, figure: Figure, arms: Mapping[str, Keys]) -> Found:
+        """The second of two arms less the first, with seed 0 alone."""
+        runs = self.run(arms, (0,))
+        first, second = accuracies_of(runs).values()
+        made = figure.of(differences(second, first), suffix="_check")
+        return {made.name: made}, {"runs": plain_runs(runs)}
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """All arms with the seeds that choose, then what is compared with all seeds."""
+    runner = Runner(arguments, folder)
+    if not arguments.full:
+        figure = BENCHMARK["dual_accuracy_gain"]
+        return runner.check(figure, {name: first_arms()[name] for name in CHECKED})
+    runs = runner.run(first_arms(), CHOOSING_SEEDS)
+    best = best_of(accuracies_of(runs))
+    say(f"the best with two batch sizes: {best}")
+    arms = {**first_arms(), **later_arms(best)}
+    runs |= runner.run({name: arms[name] for name in compared_arms(best)}, SEEDS)
+    runs |= runner.run({name: arms[name] for name in arms if name not in runs}, CHOOSING_SEEDS)
+    return found_of(runs, best), {"best": best, "runs": plain_runs(runs)}
+
+
+def found_of(runs: Runs, best: str) -> dict[str, list[float]]:
+    """What the runs of all arms over the same seeds say."""
+    accuracies = accuracies_of(runs)
+    seconds = {name: [one.seconds for one in some] for name, some in runs.items()}
+    return {
+        "dual_accuracy_gain": differences(accuracies[best], accuracies["large"]),
+        "dual_over_uniform_points": differences(accuracies[best], accuracies[uniform_beside(best)]),
+        "hybrid_accuracy_gain": differences(accuracies["hybrid"], accuracies["large-stages"]),
+        **{f"accuracy_{name}": some for name, some in accuracies.items()},
+        **{
+            f"seconds_over_large_{name}": ratios(some, seconds["large"][: len(some)])
+            for name, some in seconds.items()
+            if name != "large"
+        },
+    }
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)

@@ -1,0 +1,251 @@
+"""Two batch sizes at once: what a round takes, whether all end it together, and what is lost.
+
+10,000 training images of CIFAR-100, evenly drawn, 32 px, `resnet8`, float32, SGD as the job's
+defaults have it, seed 0; one worker with local batch 500 and one with a small batch, real processes
+with one thread each on a core of their own, and the parameter server besides, under `asp` with
+shares that follow the measured speeds (the defaults). The job is probed once; then the plan for
+extra time k = 1.05, and that for 1.1, is made, its pair of batches measured side by side, and made
+again until the rounds agree. With them runs an arm with two large batches and the same server.
+
+All three arms are alive in one run and take turns; a turn is one round of both workers of each arm,
+which begin it at the same moment, some ten seconds; the order is reversed from turn to turn. A
+round is computing, exchange and waiting, and nothing is evaluated. The first two turns, in which
+caches are cold and no speed is known yet, do not count; then 6 turns, --full: 40. Turns are that
+short because the machine's speed drifts: whole runs of four minutes each, one after the other, had
+rounds of 40 to 57 s in one and the same arm.
+
+Ratios are of means over the workers in the same turn; a spread is that of a turn's rounds of both
+workers, longest less shortest over their mean, for both pairs, and beside it that of two large
+batches: what the machine alone makes. The server's share is push, merge and pull of a round of this
+fifth of CIFAR-100 (of all of it, a fifth of the share), over all arms. Pushes, each with merge and
+pull, are of a `resnet18` (11 million weights) by 2, 4 and 8 processes that do not train, for 3 s
+(--full: three times 10 s). All are medians and quartiles.
+
+Without the CIFAR-100 folder, or with one core only, all but the pushes are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from batchwright.records import Job, Plan, Profile
+from batchwright.workflows import verbs
+from batchwright.workflows.match_rounds import Settled, pair_measurer_for, settle
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, ratios
+from benchmarks.harness.images import smaller_cifar100
+from benchmarks.harness.plans import ENDLESS
+from benchmarks.harness.turns import LIMIT_SECONDS, Arm, started
+from benchmarks.methods.served_arms import RESNET8, pushes_per_second, served_rounds
+
+LARGE_BATCH, WORKERS = 500, 2
+EXTRA_TIMES = {"k105": 1.05, "k110": 1.1}
+WITHIN = 0.02
+IMAGES, HELD_OUT = 10_000, 100
+COLD_TURNS, TURNS = 2, {False: 6, True: 40}  # by --full
+PROBE_SECONDS = 20.0
+PUSH_SECONDS, PUSH_REPEATS = {False: 3.0, True: 10.0}, {False: 1, True: 3}
+
+BENCHMARK = Benchmark(
+    "dual_batch",
+    "Two batch sizes at once: time",
+    "CIFAR-100, `resnet8`, one worker with local batch 500 and one with a small batch, a core "
+    "each, and the parameter server besides",
+    (
+        Figure("round_over_large_k105", "ratio", "median", "round with two batch sizes over one "
+               "with the large batch alone, planned for 1.05", near=(1.05, WITHIN)),
+        Figure("round_over_large_k110", "ratio", "median", "the same, planned for 1.1",
+               near=(1.1, WITHIN)),
+        Figure("finish_spread", "ratio", "median",
+               "longest less shortest round of the two workers over their mean", at_most=0.03),
+        Figure("equal_finish_spread", "ratio", "median",
+               "the same of two workers with equal batches: the machine's own part"),
+        Figure("server_share_of_round", "share", "median",
+               "push, merge and pull as a share of a round", at_most=0.02),
+        Figure("pushes_per_second_2", "pushes/s", "median",
+               "pushes of an 11-million-parameter model by two processes"),
+        Figure("pushes_per_second_4", "pushes/s", "median", "the same by four"),
+        Figure("pushes_per_second_8", "pushes/s", "median", "the same by eight"),
+    ),
+)  # fmt: skip
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Rounds, then pushes."""
+    found: dict[str, list[float]] = {}
+    measurements: dict[str, Any] = {}
+    if arguments.data is None or len(os.sched_getaffinity(0)) < WORKERS:
+        say("rounds: they need the CIFAR-100 folder and two cores")
+    else:
+        found, measurements = measure_rounds(arguments.data, folder, full=arguments.full)
+    pushes = {
+        count: [
+            pushes_per_second(count, PUSH_SECONDS[arguments.full])
+            for _ in range(PUSH_REPEATS[arguments.full])
+        ]
+        for count in (2, 4, 8)
+    }
+    found |= {f"pushes_per_second_{count}": some for count, some in pushes.items()}
+    return found, {**measurements, "pushes_per_second": pushes}
+
+
+@dataclass(frozen=True)
+class Round:
+    """A turn of one arm."""
+
+    seconds: tuple[float, ...]  # of each worker's round, in rank order
+    exchanges: tuple[float, ...]  # seconds of it for push, merge and pull of each
+
+    @property
+    def mean(self) -> float:
+        """Seconds, over the workers."""
+        return fmean(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Longest less shortest over the mean."""
+        return (max(self.seconds) - min(self.seconds)) / self.mean
+
+
+def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
+    """Rounds of both pairs of batches and of two large ones, in turns."""
+    turns = COLD_TURNS + TURNS[full] + 1  # the last exchange is never told of
+    smaller_cifar100(data, IMAGES, folder, held_out=HELD_OUT)
+    say("probing")
+    profile = verbs.probe(_job(folder))
+    settled = _settled(profile, folder)
+    plans = {"large": _plan(profile, 0, 1.0), **{name: one.plan for name, one in settled.items()}}
+    off = {name: [check.difference for check in one.rounds] for name, one in settled.items()}
+    for name, some in off.items():
+        batches = plans[name].stages[0].local_batch_sizes
+        words = ", ".join(f"{100 * one:+.2f} %" for one in some)
+        say(f"{name}: local batches {batches}, rounds differ by {words} as measured")
+    cores = tuple(sorted(os.sched_getaffinity(0))[:WORKERS])
+    starters = {
+        name: partial(Arm, served_rounds, plan, folder / name, cores=cores)
+        for name, plan in plans.items()
+    }
+    seconds: list[dict[str, tuple[float, ...]]] = []
+    with started(starters) as arms:
+        for turn in range(turns):
+            names = list(arms) if turn % 2 == 0 else list(reversed(arms))
+            seconds.append({name: _turn(arms[name]) for name in names})
+            say(f"turn {turn + 1} of {turns}: {seconds[-1]}")
+    exchanges = {name: _exchanges(folder / name) for name in plans}
+    rounds = [
+        {
+            name: Round(each, tuple(worker[turn] for worker in exchanges[name]))
+            for name, each in seconds[turn].items()
+        }
+        for turn in range(COLD_TURNS, turns - 1)
+    ]
+    return rounds_found(rounds), {
+        "plans": {name: _facts(plan) for name, plan in plans.items()},
+        "differences_of_pairs": off,
+        "rounds": [{name: asdict(one) for name, one in turn.items()} for turn in rounds],
+    }
+
+
+def rounds_found(turns: Sequence[Mapping[str, Round]]) -> dict[str, list[float]]:
+    """What the turns that count say.
+
+    Args:
+        turns: By arm, ``large`` and those of `EXTRA_TIMES`, the rounds of a turn.
+    """
+    large = [turn["large"].mean for turn in turns]
+    return {
+        **{
+            f"round_over_large_{name}": ratios([turn[name].mean for turn in turns], large)
+            for name in EXTRA_TIMES
+        },
+        "finish_spread": [turn[name].spread for turn in turns for name in EXTRA_TIMES],
+        "equal_finish_spread": [turn["large"].spread for turn in turns],
+        "server_share_of_round": [
+            share
+            for turn in turns
+            for one in turn.values()
+            for share in ratios(one.exchanges, one.seconds)
+        ],
+    }
+
+
+def _turn(arm: Arm) -> tuple[float, ...]:
+    """Seconds of each worker's round."""
+    arm.begin(lead_in=0, steps=1)
+    return tuple(turn.seconds for turn in arm.ends())
+
+
+def _exchanges(run_folder: Path) -> list[list[float]]:
+    """Seconds of each worker's exchanges, round by round, as the run's records have them."""
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    rounds = [one for one in map(json.loads, lines) if one["kind"] == "round"]
+    return [
+        [one["time/exchange_s"] for one in rounds if one["worker"] == worker]
+        for worker in range(WORKERS)
+    ]
+
+
+# ------------------------------------------------------------------------------------------ plans
+
+
+def _job(data: Path) -> Job:
+    return Job(
+        data=f"cifar100:{data}",
+        network=RESNET8,
+        method="dual-batch",
+        workers=WORKERS,
+        device="cpu",
+        precision="float32",
+        epochs=ENDLESS,
+        evaluate_epochs=ENDLESS,
+        checkpoint_seconds=float(ENDLESS),
+        timeout=LIMIT_SECONDS,  # workers sleep while the other arms have their turn
+        global_batch=WORKERS * LARGE_BATCH,
+        dual=_dual(1, 1.05),
+        probe={"budget": PROBE_SECONDS},
+    )
+
+
+def _dual(small: int, extra: float) -> dict[str, Any]:
+    return {"small_workers": small, "extra_time": extra, "large_batches": (LARGE_BATCH,)}
+
+
+def _plan(profile: Profile, small: int, extra: float) -> Plan:
+    return verbs.plan(profile, dual=_dual(small, extra))
+
+
+def _settled(profile: Profile, folder: Path) -> dict[str, Settled]:
+    """The plan for each extra time, its pair measured until the rounds agree."""
+    found = {}
+    with ExitStack() as alive:
+        measure = None
+        for name, extra in EXTRA_TIMES.items():
+            first = _plan(profile, 1, extra)
+            if measure is None:
+                measure = alive.enter_context(pair_measurer_for(first, folder / "pairs"))
+            found[name] = settle(
+                first, profile, measure, lambda known, extra=extra: _plan(known, 1, extra)
+            )
+            profile = found[name].profile
+    return found
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    row = plan.stages[0]
+    return {
+        "local_batch_sizes": row.local_batch_sizes,
+        "samples_per_round": row.samples_per_round,
+        "update_factors": row.update_factors,
+    }
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)

@@ -1,0 +1,259 @@
+"""What a large batch costs in accuracy at equal epochs, and what wins it back.
+
+Four tasks, each with a small batch and one 15 to 32 times as large, one worker in one process on
+one core, bfloat16 where the processor computes in it (digits in float32); a large batch goes
+through the network in 8 equal parts in every arm, so batch normalization sees an eighth of it, and
+norms of 8 partial gradients are at hand:
+
+    digits              resnet8,  8 px, all  1,437 images,  5 epochs, batch 479 against 32
+    cifar-resnet8       resnet8, 16 px,     20,480 images,  8 epochs, batch 2,048 against 64
+    cifar-vgg8          vgg8,    16 px,     20,480 images,  8 epochs, batch 1,024 against 64
+    imagenette-resnet8  resnet8, 64 px,      1,920 images, 10 epochs, batch 960 against 32
+
+The CIFAR tasks are CIFAR-100's 100 classes at half their side, for the sake of the some 230 runs;
+imagenette2-160 is ten classes of ImageNet. Training images are drawn evenly over the originals, all
+held-out images are evaluated, after the last epoch. SGD has Nesterov momentum 0.9 and decay 5e-4 of
+matrices and kernels; its rate at the small batch stands in
+`benchmarks.methods.large_batch_arms.TASKS`, fixed with batches, epochs and images before any arm
+with AGS was run. No arm's rate is tuned at the large batch. Half a cosine in all; a warm-up takes a
+tenth of the epochs. Muon's default rates and the form of AGS were settled after looks at these
+tasks with seeds 10 to 14.
+
+    small-half, small, small-double    the small batch, SGD at half, once and twice that rate
+    small-muon-half, small-muon, small-muon-double
+                                       the small batch, Muon likewise around its default rate
+    unscaled, linear                   the large batch at the small one's rate, or at as many times
+                                       that as the batch, no warm-up; the better is called plain
+    linear-warmup, sqrt-warmup         the rate scaled with the batch or its root, after a warm-up
+    lars                               peak rate 5, trust 0.001, warm-up (ResNet-50 of MLPerf 0.6 at
+                                       batches below 8,192); vectors at SGD's rate, scaled alike
+    lamb                               peak rate 4/800 times the root of batch / 512, decay 0.01,
+                                       warm-up (You et al. 2019, ResNet-50)
+    adascale                           `scaling=gain`, no warm-up
+    ags-norm, ags-gain                 `ags.mode` on top of sqrt scaling, both together within
+                                       linear scaling, after a warm-up
+    ags-gain-none                      the same on a rate that is not scaled besides, no warm-up
+    muon                               `optimizer=muon` at its default rate, otherwise as a job has
+                                       it
+    picked                             a job that names task, batch and epochs and nothing else
+    picked-low, picked-high            the same plan with its rates over and times the root of 3
+
+Figures are of test accuracy in points (hundredths of a share), over seeds 0 to 4, paired: the same
+first weights and order of images in all arms. For each seed the mean over the four tasks is taken;
+mean over the seeds and its 95 % interval are given, and goals are on the mean. All arms are made
+with seeds 0 and 1, which also say which is "best", task by task; what differences are taken of
+goes on with all seeds: the best small-batch arm of SGD and of Muon, plain, the best untuned one,
+`AGS_ARM` and the same without factors, muon and picked.
+
+`ags` in the name of a figure is `AGS_ARM`. Its rate is that of sqrt-warmup, the same without
+factors (added when two seeds of it had been seen). Untuned are unscaled, linear, linear-warmup,
+sqrt-warmup, lars, lamb and adascale. The gap is that from plain to the best small-batch SGD. The
+spread of rates is largest less smallest of the three picked arms with the seeds that all have, mean
+and range over the tasks.
+
+A run that ends because its gradients stay infinite counts as guessing.
+
+--full measures everything: some 230 runs of up to three minutes, two at a time on a core each. Seed
+0 of everything comes first, and after each seed the figures so far are printed. --keep DIR keeps
+each finished run there, and goes on from what is there. --quick copies the figures from the newest
+kept report and runs two arms with seed 0 again as a check: of cifar-resnet8, or of digits without
+--data. Other settings can be tried by `python -m benchmarks.tools.large_batch_look`. LARS and LAMB
+need the package pytorch-optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, differences, print_values
+from benchmarks.harness.kept_runs import KeptRuns, Run, Runs, accuracies_of, plain_runs
+from benchmarks.harness.plans import Opened
+from benchmarks.methods.large_batch_arms import (
+    CHOOSING_SEEDS,
+    PICKED,
+    PLAIN,
+    SEEDS,
+    SMALL,
+    SMALL_MUON,
+    TASKS,
+    UNTUNED,
+    arms_of,
+    open_task,
+    wanted,
+)
+
+AGS_ARM, WITHOUT_FACTORS = "ags-norm", "sqrt-warmup"
+CHECKED = "unscaled", AGS_ARM
+
+Accuracies = Mapping[str, Mapping[str, Sequence[float]]]
+"""By task and arm, in percent, a value for each seed from 0 on."""
+
+BENCHMARK = Benchmark(
+    "large_batch",
+    "Large batches",
+    "Four tasks (digits, CIFAR-100 with `resnet8` and `vgg8`, Imagenette at 64 px), batches 479 to "
+    "2,048 against 32 and 64, equal epochs (5 to 10), five paired seeds; plain: the better of a "
+    "rate that is not scaled and one that is scaled linearly; small-batch SGD: the best of three "
+    "rates",
+    (
+        Figure("ags_over_plain_points", "points", "interval", "test accuracy with adaptive "
+               "gradient scaling less plain training with the large batch", at_least=9.0),
+        Figure("ags_least_over_plain_points", "points", "interval",
+               "the same on the task where it gains least", at_least=0.0),
+        Figure("ags_over_best_untuned_points", "points", "interval", "the same less the best other "
+               "way without tuning: linear or sqrt scaling, warm-up, LARS, LAMB, AdaScale",
+               at_least=2.0),
+        Figure("ags_over_its_rate_points", "points", "interval",
+               "the same less the same rate without factors"),
+        Figure("gap_closed", "share", "interval",
+               "share of the gap to small-batch training that it closes", at_least=0.5),
+        Figure("picked_gap_closed", "share", "interval",
+               "the same for what the plan picks by itself", at_least=0.95),
+        Figure("picked_rate_spread_points", "points", "mean",
+               "what a factor of 3 in its base rate changes", at_most=2.0),
+        Figure("picked_under_best_small_points", "points", "interval",
+               "small-batch training with the best optimizer less what the plan picks"),
+        Figure("muon_over_plain_points", "points", "interval", "`optimizer=muon` less plain"),
+        *(
+            Figure(f"plain_loses_points_{task}", "points", "interval", words, at_least=10.0)
+            for task, words in (
+                ("digits", "small-batch SGD less plain: digits, 479 against 32"),
+                ("cifar-resnet8", "CIFAR-100 with `resnet8`, 2,048 against 64"),
+                ("cifar-vgg8", "CIFAR-100 with `vgg8`, 1,024 against 64"),
+                ("imagenette-resnet8", "Imagenette, 960 against 32"),
+            )
+        ),
+        *(
+            Figure(f"accuracy_{name}_{arm}", "%", "mean")
+            for name, task in TASKS.items()
+            for arm in arms_of(task)
+        ),
+    ),
+    seeds=SEEDS,
+    needs_data="full",
+    copies=True,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- runs
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Seed by seed."""
+    runs = KeptRuns(arguments.keep, folder)
+    if not arguments.full:
+        return _checked(runs, arguments.data, folder)
+    known = {name: open_task(task, arguments.data, folder) for name, task in TASKS.items()}
+    made: dict[str, dict[str, list[Run]]] = {name: {} for name in TASKS}
+    for seed in SEEDS:
+        _add_round(made, runs, known, seed)
+        found = found_of({task: accuracies_of(arms) for task, arms in made.items()})
+        if seed < SEEDS[-1]:
+            say(f"so far, seeds 0 to {seed}:")
+            print_values(BENCHMARK.values(found).values())
+    return found, {task: plain_runs(arms) for task, arms in made.items()}
+
+
+def _add_round(
+    made: dict[str, dict[str, list[Run]]], runs: KeptRuns, known: Mapping[str, Opened], seed: int
+) -> None:
+    """Make the runs of one seed, and add them to those ``made`` with the ones before."""
+    pairs = [
+        (name, arm)
+        for name in TASKS
+        for arm in arms_of_round(name, accuracies_of(made[name]), seed)
+    ]
+    done = runs.make([wanted(name, TASKS[name], arm, seed, known[name]) for name, arm in pairs])
+    for (name, arm), run in zip(pairs, done, strict=True):
+        made[name].setdefault(arm, []).append(run)
+
+
+def arms_of_round(task: str, so_far: Mapping[str, Sequence[float]], seed: int) -> list[str]:
+    """The arms that are made with a seed: in later rounds those that differences are taken of."""
+    arms = arms_of(TASKS[task])
+    if seed in CHOOSING_SEEDS:
+        return list(arms)
+    best = {best_of(so_far, names) for names in (SMALL, SMALL_MUON, PLAIN, UNTUNED)}
+    return [name for name in arms if name in best | {AGS_ARM, WITHOUT_FACTORS, "muon", "picked"}]
+
+
+def _checked(runs: KeptRuns, data: Path | None, folder: Path) -> Found:
+    name = "cifar-resnet8" if data is not None else "digits"
+    known = open_task(TASKS[name], data, folder)
+    pair: Runs = {arm: runs.make([wanted(name, TASKS[name], arm, 0, known)]) for arm in CHECKED}
+    plain, ags = accuracies_of(pair).values()
+    check = Figure(f"{name}_ags_over_unscaled_check", "points", "interval")
+    return {check.name: check.of(differences(ags, plain))}, plain_runs(pair)
+
+
+# ---------------------------------------------------------------------------------------- figures
+
+
+def best_of(accuracies: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
+    """The arm with the highest mean over the seeds that choose."""
+    seeds = len(CHOOSING_SEEDS)
+    return max(names, key=lambda name: fmean(accuracies[name][:seeds]))
+
+
+def found_of(accuracies: Accuracies) -> dict[str, list[float]]:
+    """What the accuracies of all tasks say; of each task the best of some arms have own names."""
+    tasks = {}
+    for task, arms in accuracies.items():
+        small, muon = best_of(arms, SMALL), best_of(arms, SMALL_MUON)
+        best = {
+            "small": small,
+            "best small": best_of(arms, (small, muon)),
+            "plain": best_of(arms, PLAIN),
+            "untuned": best_of(arms, UNTUNED),
+        }
+        tasks[task] = {**arms, **{name: arms[arm] for name, arm in best.items()}}
+
+    def over(arm: str, other: str) -> list[list[float]]:
+        return [differences(arms[arm], arms[other]) for arms in tasks.values()]
+
+    def closed(arm: str) -> list[float]:
+        gaps = [fmean(one) for one in over("small", "plain")]
+        gained = zip(over(arm, "plain"), gaps, strict=True)
+        return _means([[one / gap for one in some] for some, gap in gained])
+
+    return {
+        "ags_over_plain_points": _means(over(AGS_ARM, "plain")),
+        "ags_least_over_plain_points": min(over(AGS_ARM, "plain"), key=fmean),
+        "ags_over_best_untuned_points": _means(over(AGS_ARM, "untuned")),
+        "ags_over_its_rate_points": _means(over(AGS_ARM, WITHOUT_FACTORS)),
+        "gap_closed": closed(AGS_ARM),
+        "picked_gap_closed": closed("picked"),
+        "picked_rate_spread_points": [
+            _spread([arms[name] for name in PICKED]) for arms in tasks.values()
+        ],
+        "picked_under_best_small_points": _means(over("best small", "picked")),
+        "muon_over_plain_points": _means(over("muon", "plain")),
+        **{
+            f"plain_loses_points_{task}": lost
+            for task, lost in zip(tasks, over("small", "plain"), strict=True)
+        },
+        **{
+            f"accuracy_{task}_{arm}": list(some)
+            for task, arms in accuracies.items()
+            for arm, some in arms.items()
+        },
+    }
+
+
+def _spread(arms: Sequence[Sequence[float]]) -> float:
+    """Largest less smallest mean of some arms, over the seeds that all have."""
+    seeds = min(map(len, arms))
+    means = [fmean(some[:seeds]) for some in arms]
+    return max(means) - min(means)
+
+
+def _means(tasks: Sequence[Sequence[float]]) -> list[float]:
+    """For each seed the mean over the tasks."""
+    return [fmean(values) for values in zip(*tasks, strict=True)]
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)

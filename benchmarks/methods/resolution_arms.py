@@ -1,0 +1,203 @@
+"""What `methods.cyclic` and `speed.data_path` train: plans with rows, and the loops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import batchwright as bw
+from batchwright.records import Job, Plan
+from batchwright.records.run_folder import read_summary
+from batchwright.training.loop import accuracy_and_loss
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import ImageData, open_data
+from batchwright.workload.host import prepare_process, usable_cores
+from batchwright.workload.task import build_loss, build_network, build_optimizer
+from benchmarks.harness.plans import CPU, facts_of, fixed_plan, quick_precision
+from benchmarks.harness.turns import Turns
+
+RATE = 0.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a plan: so many epochs at a resolution, at a rate relative to the first."""
+
+    epochs: int
+    resolution: int
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained."""
+
+    data: str  # as in a job
+    sides: tuple[int, ...]  # resolutions, low to high, in pixels
+    batch: int  # samples per step
+    images: int = 0  # training images, drawn evenly from the data in their order; 0: all
+    held_out: int = 0  # the same of the held-out images
+
+
+def job_of(task: Task, seed: int) -> Job:
+    """One CPU worker, SGD, `resnet8`."""
+    return Job(
+        data=task.data,
+        network="resnet8",
+        augment="crop-flip",
+        optimizer="sgd",
+        momentum=0.9,
+        weight_decay=5e-4,
+        learning_rate=RATE,
+        base_batch=task.batch,
+        scaling="none",
+        warmup_epochs=0,
+        decay="none",
+        seed=seed,
+        precision=quick_precision(),
+        method="cyclic",
+        device="cpu",
+        workers=1,
+        launch="in-process",
+        resolutions=task.sides,
+        checkpoint_seconds=10**9,
+    )
+
+
+def subset(store: ImageStore, count: int) -> ImageStore:
+    """``count`` images, evenly spaced over the store so that all classes have their part."""
+    if not count or count >= len(store):
+        return store
+    chosen = torch.arange(count) * len(store) // count
+    pixels = torch.cat([store.image(int(i)).reshape(-1) for i in chosen])
+    return ImageStore(pixels, store.labels[chosen], store.sizes[chosen])
+
+
+def open_task(task: Task, seed: int) -> tuple[ImageData, ImageStore, ImageStore]:
+    """The data, and the images that are trained on and evaluated."""
+    data = open_data(job_of(task, seed), verify=False)
+    assert isinstance(data.train, ImageStore)
+    assert isinstance(data.val, ImageStore)
+    return data, subset(data.train, task.images), subset(data.val, task.held_out)
+
+
+def plan_of(
+    task: Task,
+    rows: Sequence[Row],
+    data: ImageData,
+    samples: int,
+    seed: int,
+    *,
+    evaluate_last: bool = False,
+) -> Plan:
+    """A plan with these rows for the first so many ``samples``.
+
+    Args:
+        task: What is trained.
+        rows: Of the plan.
+        data: As opened.
+        samples: Training images.
+        seed: Of weights, order and augmentation.
+        evaluate_last: Whether to evaluate after the last epoch only, not after each.
+    """
+    epochs = sum(row.epochs for row in rows)
+    job = job_of(task, seed).model_copy(
+        update={"epochs": epochs, **({"evaluate_epochs": epochs} if evaluate_last else {})}
+    )
+    facts = data.facts.model_copy(update={"train_samples": samples})
+    network = facts_of(job.network, len(facts.classes), max(task.sides))
+    changes = (
+        {"epochs": row.epochs, "resolution": row.resolution, "learning_rate": RATE * row.rate}
+        for row in rows
+    )
+    return fixed_plan(job, facts, network, *changes, batches=(task.batch,))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A whole training: seconds, and held-out accuracy at its end as a share.
+
+    ``copying`` is spent once for a data set, before training: making the smaller copies.
+    """
+
+    training: float
+    evaluation: float
+    copying: float
+    accuracy: float
+
+
+def train_whole(task: Task, rows: Sequence[Row], seed: int, run_folder: Path) -> Trained:
+    """Train as the rows say, evaluating after every epoch at the highest resolution."""
+    with training(task, rows, seed, run_folder) as (session, step, held_out, copying):
+        for _ in session.epochs():
+            for pixels, labels in session.batches():
+                step(pixels, labels)
+            scores = session.evaluate(held_out, accuracy_and_loss)
+    records = read_summary(run_folder).epochs
+    return Trained(
+        sum(record.training_seconds for record in records),
+        sum(record.evaluation_seconds for record in records),
+        copying,
+        scores["top1"],
+    )
+
+
+def train_at(turns: Turns, task: Task, resolution: int, run_folder: Path) -> None:
+    """Train without end at one of the task's resolutions, a turn at a time."""
+    rows = (Row(10**9, resolution), Row(1, max(task.sides)))
+    with training(task, rows, 0, run_folder, prepared=(resolution,)) as (session, step, *_):
+        turns.ready()
+        for _ in session.epochs():
+            for pixels, labels in session.batches():
+                step(pixels, labels)
+                turns.step_done(task.batch)
+
+
+@contextmanager
+def training(
+    task: Task,
+    rows: Sequence[Row],
+    seed: int,
+    run_folder: Path,
+    prepared: Sequence[int] | None = None,
+) -> Iterator[tuple[bw.Session, Callable[[Tensor, Tensor], object], ImagePipeline, float]]:
+    """A session, what does a step of it, what it is evaluated on, and seconds of copying images.
+
+    Args:
+        task: What is trained.
+        rows: Of the plan.
+        seed: Of weights, order and augmentation.
+        run_folder: Takes the records.
+        prepared: Resolutions of which copies are made; unset: those of the rows.
+    """
+    prepare_process(usable_cores())
+    data, images, held_out = open_task(task, seed)
+    plan = plan_of(task, rows, data, len(images), seed)
+    top = max(task.sides)
+    network = build_network(plan.job.network, classes=len(data.facts.classes), side=top, seed=seed)
+    loss, optimizer = build_loss(plan.job), build_optimizer(network, plan.job, RATE)
+    fed, judged = (
+        ImagePipeline(
+            store,
+            device=CPU,
+            side=top,
+            mean=data.mean,
+            std=data.std,
+            augmentation="crop-flip",
+            seed=seed,
+            dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
+        )
+        for store in (images, held_out)
+    )
+    before = time.perf_counter()
+    fed.prepare(set(prepared or (row.resolution for row in rows)))
+    copying = time.perf_counter() - before
+    with bw.Session(network, optimizer, fed, plan=plan, run_folder=run_folder) as session:
+        yield session, lambda x, y: session.step(loss(network(x), y)), judged, copying

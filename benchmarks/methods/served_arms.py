@@ -1,0 +1,194 @@
+"""What `methods.dual_batch` times: rounds with a parameter server, and pushes without training."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import batchwright as bw
+from batchwright.distributed.server_child import ServerChild
+from batchwright.records import DataFacts, Job, Plan, Server, ServerRule
+from batchwright.training.loop import open_task
+from batchwright.training.parameter_server.merging import layout, pack
+from batchwright.training.parameter_server.server_client import ServerClient
+from batchwright.training.signals import StopRequest
+from batchwright.workload.host import prepare_process, usable_cores
+from batchwright.workload.task import build_network
+from benchmarks.harness.loads import pin
+from benchmarks.harness.plans import CPU, ENDLESS, facts_of, fixed_plan
+from benchmarks.harness.turns import Turns
+
+RESNET8 = "benchmarks.methods.served_arms:resnet8"
+SIDE, CLASSES = 32, 100
+
+PUSHED, SAMPLES = "resnet18", 50_000
+LEAD_IN = 2
+TIMEOUT_SECONDS = 120.0
+TOLD = {"steps": 1, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1, "compute": 0.01}
+
+
+def resnet8(num_classes: int) -> nn.Module:
+    """`resnet8`, whose worker keeps to the core of its local rank.
+
+    A job names it as an import string, so whoever builds the network, to measure or to train, is
+    pinned then; a process that is no worker stays where it was.
+    """
+    rank = os.environ.get("LOCAL_RANK")
+    if rank is not None and int(os.environ.get("RANK", "0")) >= 0:
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) > 1:  # else it is pinned already
+            pin(cores[int(rank) % len(cores)])
+    return build_network("resnet8", classes=num_classes, side=SIDE)
+
+
+def served_rounds(turns: Turns, plan: Plan, run_folder: Path) -> None:
+    """The training verb's loop, as one of the plan's workers, without evaluation.
+
+    A step of the turn is a round, its exchange included.
+    """
+    prepare_process(usable_cores())
+    torch.set_num_threads(1)
+    task = open_task(plan, CPU)
+    shares = plan.stages[0].samples_per_round
+    with bw.Session(
+        task.network, task.optimizer, task.training, plan=plan, run_folder=run_folder
+    ) as session:
+        turns.ready()
+        for _ in session.epochs():
+            for images, labels in session.batches():
+                session.step(partial(task.mean_loss, images, labels))
+            turns.step_done(shares[int(os.environ["RANK"])])
+
+
+# ----------------------------------------------------------------------------------------- pushes
+
+
+def pushes_per_second(workers: int, seconds: float) -> float:
+    """Pushes, each with its merge and pull, of all ``workers`` together.
+
+    Every worker is a process that sends all weights of a `resnet18` to the server that training has
+    and gets the merged ones back, as fast as it can, under `asp`.
+
+    Args:
+        workers: Processes.
+        seconds: Time to count, once all have begun.
+
+    Raises:
+        RuntimeError: The server does not start, or a worker ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    server = ServerChild(_plan(workers).model_dump(mode="json"), None)
+    pipes, processes = [], []
+    try:
+        server.start(resume=False)
+        if problem := server.wait_until_ready():
+            raise RuntimeError(f"no parameter server: {problem}")
+        for rank in range(workers):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, server.address, server.key, rank, workers, seconds)
+            processes.append(context.Process(target=_push, args=arguments, daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(ours)
+        counted = [_received(pipe, seconds) for pipe in pipes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        server.close()
+    return sum(count / elapsed for count, elapsed in counted)
+
+
+def _received(pipe: Connection, seconds: float) -> tuple[int, float]:
+    if not pipe.poll(TIMEOUT_SECONDS + seconds):
+        raise RuntimeError("a worker that pushes and pulls hangs")
+    try:
+        found: tuple[int, float] = pipe.recv()
+    except EOFError:
+        raise RuntimeError("a worker that pushes and pulls ended") from None
+    return found
+
+
+def _push(
+    pipe: Connection, address: str, key: str, rank: int, workers: int, seconds: float
+) -> None:
+    """Count the exchanges of so many seconds, and how long they truly took."""
+    network = build_network(PUSHED, classes=CLASSES, side=SIDE)
+    weights = pack(network)
+    client = ServerClient(address, key, TIMEOUT_SECONDS, StopRequest())
+    client.hello(
+        rank=rank,
+        place=f"here/cpu:{rank}",
+        samples=SAMPLES,
+        plan=_plan(workers).model_dump_json(),
+        entries=layout(network),
+        description={},
+        weights=weights if rank == 0 else None,
+    )
+    client.next()  # once all have come
+    count, began = -LEAD_IN, time.perf_counter()
+    while count < 1 or time.perf_counter() - began < seconds:
+        if count == 0:
+            began = time.perf_counter()
+        started = time.perf_counter()
+        client.push(weights, TOLD)
+        client.settled(exchange=time.perf_counter() - started)
+        count += 1
+    pipe.send((count, time.perf_counter() - began))
+    while True:  # the others are still counting
+        client.push(weights, TOLD)
+        client.settled(exchange=0.0)
+
+
+def _plan(workers: int) -> Plan:
+    """Rounds of one step without end; nothing is evaluated."""
+    job = Job(
+        data="digits",
+        network=PUSHED,
+        method="dual-batch",
+        workers=workers,
+        precision="float32",
+        learning_rate=0.1,
+        decay="none",
+        augment="none",
+        resolutions=(SIDE,),
+        epochs=ENDLESS,
+        evaluate_epochs=ENDLESS,
+        checkpoint_seconds=ENDLESS,
+        server=Server(exchange_steps=1),
+        timeout=TIMEOUT_SECONDS,
+    )
+    facts = DataFacts(
+        name="none",
+        digest="0" * 64,
+        train_samples=SAMPLES,
+        val_samples=1,
+        split="none",
+        classes=tuple(map(str, range(CLASSES))),
+        side=SIDE,
+    )
+    rule = ServerRule(
+        consistency="asp",
+        staleness=None,
+        merge="journal",
+        update_factor="ratio",
+        exchange_steps=1,
+        momentum="keep",
+        small_workers=0,
+        extra_time=1.0,
+    )
+    share, rest = divmod(SAMPLES, workers)
+    row = {
+        "samples_per_round": tuple(share + (rank < rest) for rank in range(workers)),
+        "update_factors": (1.0,) * workers,
+    }
+    network = facts_of(PUSHED, CLASSES, SIDE)
+    more = {"merge": "parameter server", "server": rule}
+    return fixed_plan(job, facts, network, row, batches=(1,) * workers, **more)

@@ -1,0 +1,200 @@
+"""Warm-up, scaling of the rate, and batch: the figures of the warm-up poster, drawn again.
+
+McCord and Dash (SC21) trained ResNet-50 on ImageNet for 90 epochs, with 60 and with about 240 times
+the batch of one GPU, warm-up of 0, 5, 10 and 20 epochs, and the rate scaled with the batch or not.
+Here all is smaller, and epochs are scaled by a fifth: 18 for 90, so warm-up of 0, 1, 2 and 4. Two
+fifths of CIFAR-100 (20,000 images evenly spaced, and 2,000 held out) at half their side, `resnet8`,
+bfloat16 where the processor computes in it, SGD with momentum 0.9 and decay 5e-5, rate 0.0125 at
+batch 16, a tenth at 1/3, 2/3 and 8/9 of the epochs, as in the example that the poster seems to
+follow; so 60 and 240 times the base batch are 960 and 3,840, and linear scaling gives the poster's
+rates, 0.75 and 3. Batches are accumulated in parts of at most 128, each with its own batch
+statistics, as on a GPU of the poster's. What is not scaled: an epoch has 21 and 5 steps here, and
+167 and 42 there.
+
+Two sweeps (`batchwright sweep`), the same seeds in all cells of one:
+
+    warmup   global_batch 960, 3840 x warmup_epochs 0, 1, 2, 4, linear scaling; seeds 0 to 4
+    batch    global_batch 60, 240, 960, 3840 x scaling none, linear, warm-up 1; seeds 0 to 2
+
+The best warm-up is that with the best mean accuracy, in epochs of 90; its spread is from the
+shortest to the longest within one standard error of it. Its gain is that of the better of those
+above 0 (by the mean) less none, paired. Accuracy is held out, after the last epoch; of differences
+the spread is Student's 95 % interval. The curves epoch by epoch are drawn as figures/ in the folder
+of each sweep, which --keep keeps.
+
+--full takes some three quarters of an hour on two cores that compute in bfloat16, and goes on where
+it was with --keep. --quick repeats what was kept, and runs warm-up 0 and 1 at 3,840 with seed 0
+again as a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from batchwright.records import Job, Sweep, SweepSetting
+from batchwright.workflows.sweep.verb import sweep
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, Value, differences
+from benchmarks.harness.images import smaller_cifar100
+from benchmarks.harness.plans import quick_precision
+
+SEEDS: Mapping[str, Sequence[int]] = {"warmup": range(5), "batch": range(3)}
+TRAIN_IMAGES, HELD_OUT_IMAGES, SIDE = 20_000, 2_000, 16
+EPOCHS, POSTER_EPOCHS = 18, 90
+BASE_BATCH, BASE_RATE = 16, 0.0125
+LARGE = (60 * BASE_BATCH, 240 * BASE_BATCH)
+BATCHES = (60, 240, *LARGE)
+WARMUPS = (0.0, 1.0, 2.0, 4.0)
+RULES = ("none", "linear")
+
+GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "warmup": {"global_batch": LARGE, "warmup_epochs": WARMUPS},
+    "batch": {"global_batch": BATCHES, "scaling": RULES},
+}
+
+BENCHMARK = Benchmark(
+    "warmup",
+    "Warm-up and the rule for the rate",
+    "The warm-up poster's figures (ResNet-50 on ImageNet, 90 epochs) drawn again: 20,000 images of "
+    "CIFAR-100 at 16 px, `resnet8`, 18 epochs, rate 0.0125 at batch 16, a tenth at 1/3, 2/3 and "
+    "8/9 of them; five paired seeds for warm-ups, three for the rule",
+    (
+        Figure("warmup_best_epochs_960", "epochs", "largest", "warm-up with the best mean accuracy "
+               "at batch 960, in epochs of 90; spread: those within one standard error of it"),
+        Figure("warmup_best_epochs_3840", "epochs", "largest", "the same at batch 3,840"),
+        Figure("warmup_gain_points_960", "points", "interval", "accuracy with the best warm-up "
+               "above 0 less that with none, batch 960"),
+        Figure("warmup_gain_points_3840", "points", "interval", "batch 3,840"),
+        *(
+            Figure(f"scaled_over_unscaled_points_{batch}", "points", "interval",
+                   f"{'' if number else 'accuracy with linear scaling less that with none, '}"
+                   f"batch {batch:,}")
+            for number, batch in enumerate(BATCHES)
+        ),
+        *(
+            Figure(f"accuracy_linear_{batch}", "%", "mean",
+                   f"{'' if number else 'accuracy with linear scaling, '}batch {batch:,}")
+            for number, batch in enumerate(BATCHES)
+        ),
+        *(Figure(f"accuracy_none_{batch}", "%", "mean") for batch in BATCHES),
+    ),
+    seeds=SEEDS["warmup"],
+    needs_data="always",
+    copies=True,
+)  # fmt: skip
+
+
+def job_of(data: Path) -> Job:
+    """What all runs share."""
+    return Job(
+        data=f"cifar100:{data}",
+        network="resnet8",
+        resolutions=(SIDE,),
+        precision=quick_precision(),
+        weight_decay=5e-5,
+        learning_rate=BASE_RATE,
+        base_batch=BASE_BATCH,
+        scaling="linear",
+        warmup_epochs=1.0,
+        decay="steps",
+        micro_batch=128,
+        epochs=EPOCHS,
+    )
+
+
+def measure(arguments: Arguments, _: Path) -> Found:
+    """Both sweeps."""
+    keep = arguments.keep
+    data = keep / "images"
+    if not data.exists():
+        smaller_cifar100(arguments.data, TRAIN_IMAGES, data, held_out=HELD_OUT_IMAGES)
+    if not arguments.full:
+        grid = {"global_batch": LARGE[1:], "warmup_epochs": WARMUPS[:2]}
+        check = _swept(keep / "check", data, grid, (0,))
+        name = f"warmup_gain_points_{LARGE[1]}"
+        return {f"{name}_check": warmups_found(check)[name]}, _told(check=check)
+    swept = {name: _swept(keep / name, data, grid, SEEDS[name]) for name, grid in GRIDS.items()}
+    return warmups_found(swept["warmup"]) | batches_found(swept["batch"]), _told(**swept)
+
+
+def _swept(
+    folder: Path, data: Path, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+) -> Sweep:
+    """A sweep, gone on with where it was."""
+    resume = (folder / "sweep.json").exists()
+    job = None if resume else job_of(data)
+    found = sweep(job, grid, seeds=seeds, out=folder, **({"resume": True} if resume else {}))
+    for cell in found.failed:
+        raise SystemExit(f"{cell.name}: {cell.error}")
+    say(f"curves: {folder / 'figures'}")
+    return found
+
+
+def warmups_found(found: Sweep) -> dict[str, Sequence[float] | Value]:
+    """The best warm-up at each batch, and what it gains."""
+    made: dict[str, Sequence[float] | Value] = {}
+    for batch in next(one.values for one in found.keys if one.key == "global_batch"):
+        settings = [one for one in found.settings if one.values[0] == batch]
+        best = max(settings, key=_mean)
+        near = [_epochs(one) for one in settings if _mean(one) >= _mean(best) - _error(best)]
+        name = f"warmup_best_epochs_{batch}"
+        made[name] = BENCHMARK[name].made(_epochs(best), min(near), max(near), best.done)
+        warmed = max((one for one in settings if one.values[1]), key=_mean)
+        without = next(one for one in settings if not one.values[1])
+        made[f"warmup_gain_points_{batch}"] = differences(
+            _percents(found, warmed.values), _percents(found, without.values)
+        )
+    return made
+
+
+def batches_found(found: Sweep) -> dict[str, list[float]]:
+    """Scaled against unscaled rate at each batch, and each accuracy."""
+    percents = {
+        (rule, batch): _percents(found, (batch, rule)) for batch, rule in product(BATCHES, RULES)
+    }
+    return {
+        **{
+            f"scaled_over_unscaled_points_{batch}": differences(
+                percents["linear", batch], percents["none", batch]
+            )
+            for batch in BATCHES
+        },
+        **{f"accuracy_{rule}_{batch}": some for (rule, batch), some in percents.items()},
+    }
+
+
+def _percents(found: Sweep, values: tuple[Any, ...]) -> list[float]:
+    """Last accuracy of a setting, seed by seed."""
+    shares = [cell.accuracy for cell in found.runs_of(values)]
+    return [100 * share for share in shares if share is not None]
+
+
+def _mean(one: SweepSetting) -> float:
+    return one.accuracy.value if one.accuracy else 0.0
+
+
+def _error(one: SweepSetting) -> float:
+    return (one.accuracy.standard_error or 0.0) if one.accuracy else 0.0
+
+
+def _epochs(one: SweepSetting) -> float:
+    """The warm-up in epochs of the poster's training."""
+    return float(str(one.values[1])) * POSTER_EPOCHS / EPOCHS
+
+
+def _told(**found: Sweep) -> dict[str, Any]:
+    """Accuracy epoch by epoch of every run, by sweep and cell."""
+    return {
+        name: {
+            cell.name: [None if share is None else round(share, 5) for share in cell.accuracies]
+            for cell in one.cells
+        }
+        for name, one in found.items()
+    }
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)

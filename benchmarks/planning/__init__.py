@@ -1,0 +1,1 @@
+"""What plans choose and predict, against what came of it."""

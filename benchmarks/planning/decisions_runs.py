@@ -1,0 +1,404 @@
+"""Trainings for `planning.decisions`: two at a time, kept line by line in the repository.
+
+    python -m benchmarks.planning.decisions_runs look|look-rates|truth
+        [--data DIR] [--limit-minutes M] [--lines FILE]
+
+Tasks, sizes and what the two sets are for stand in the head of `benchmarks.planning.decisions`. A
+training that a line tells of is not made again as long as its plan is the same, so either set can
+be gathered over several days. After M minutes nothing is started any more.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
+from math import log
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from batchwright.records import Job, Plan
+from batchwright.records.documents import change_job
+from batchwright.workload.data import cifar
+from batchwright.workload.data.sources import open_data
+from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
+from benchmarks.harness.images import CIFAR100, PICKLE, evenly, link_folder, write_cifar
+from benchmarks.harness.kept_runs import Run, RunLines, Wanted
+from benchmarks.harness.plans import Opened, opened, planned, quick_precision, with_rates
+
+Optimizer = Literal["sgd", "muon"]
+
+OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "muon")
+BATCHES = (32, 64, 128, 256, 512, 1024, 2048)
+LEAST_STEPS = 4  # of an epoch
+RATE_SCALES = (1.0, 1 / 3, 3.0)  # of the rate that a plan gives, in the order of the runs
+WIDEST = (1 / 27, 27.0)  # as far as rates go where the best is at an end
+SEEDS = (0, 1, 2)
+GROUPS = 10  # of CIFAR-100's superclasses, the first in the order of its labels
+
+LOOK_SEED = 10
+LOOK_BATCHES = (32, 128, 512, 2048)
+LOOK_PARTS = (16, 4, 1)  # of the long training
+LOOK_RATES = (1 / 3, 3.0, 1 / 9, 9.0)  # of the rate that a plan gives
+LOOK_RATES_BATCHES = {16: (32, 128), 4: (32, 128, 512)}  # by part of the long training
+LOOK_RATES_NEAR = 2  # of the rates alone for trainings longer than a 16th
+LOOK_RATES_STEPS = 25  # fewer tell nothing
+LOOK_RATES_MOST = 12_288
+"""Samples of a training with batch 32; there a step takes longest for what it tells."""
+
+TRUTH_LINES = RESULTS / "decisions-runs.jsonl"
+LOOK_LINES = RESULTS / "learning-curves.jsonl"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained."""
+
+    data: str  # ``digits``, ``cifar100``, ``cifar100-groups`` or ``imagenette``
+    network: str  # as in a job
+    side: int  # of the images, in pixels
+    images: int  # training images of the truth
+    epochs: tuple[int, int] = (0, 0)  # the two lengths
+    # training images of the look set, others than those of the truth if there are enough
+    look_images: int = 0
+    held_out: int = 0  # images held out from the training set for the look set
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Those that leave `LEAST_STEPS` steps an epoch, and the largest that does."""
+        most = min(self.images // LEAST_STEPS, BATCHES[-1])
+        return (*(batch for batch in BATCHES if batch < most), most)
+
+    @property
+    def look_batches(self) -> tuple[int, ...]:
+        """Likewise for the look set; the largest of `BATCHES` in place of those beyond it."""
+        most = max(one for one in BATCHES if one * LEAST_STEPS <= self.look_images)
+        return tuple(sorted({min(batch, most) for batch in LOOK_BATCHES}))
+
+
+TASKS = {
+    "digits": Task("digits", "resnet8", 8, 1437, (3, 12), 1152, 285),
+    "cifar-resnet8": Task("cifar100", "resnet8", 16, 8192, (3, 12), 8192, 2000),
+    "cifar-vgg8": Task("cifar100", "vgg8", 16, 8192, (3, 12), 8192, 2000),
+    "groups-resnet8": Task("cifar100-groups", "resnet8", 16, 8192, (3, 12), 8192, 2000),
+    "imagenette-resnet8": Task("imagenette", "resnet8", 64, 2048, (2, 8), 2048, 1000),
+    "imagenette-mobilenet": Task("imagenette", "mobilenet_small", 32, 2048, (2, 8), 2048, 1000),
+}
+
+# ------------------------------------------------------------------------------------------ images
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Images of a task, by their places in the training set."""
+
+    train: tuple[int, ...]  # trained on
+    held_out: tuple[int, ...] | None = None  # judged on; ``None``: the test images
+
+
+def draw(task: Task, total: int, *, look: int | None = None) -> Draw:
+    """Images drawn evenly over the ``total`` ones of a training set.
+
+    Args:
+        task: How many.
+        total: In the order of the original.
+        look: Images that a training of the look set is to have; ``None``: those of the truth.
+    """
+    truth = evenly(total, task.images)
+    if look is None:
+        return Draw(tuple(truth))
+    rest = sorted(set(range(total)) - set(truth)) or truth
+    taken = [rest[i] for i in evenly(len(rest), task.look_images + task.held_out)]
+    held_out = {taken[i] for i in evenly(len(taken), task.held_out)}
+    train = [one for one in taken if one not in held_out]
+    return Draw(tuple(train[i] for i in evenly(len(train), look)), tuple(sorted(held_out)))
+
+
+def copy_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> str:
+    """Copy the drawn images of a task, unless they are there.
+
+    Args:
+        task: What is trained.
+        data: Holds ``cifar-100-python/`` and ``imagenette2-160/``.
+        folder: Takes the copies.
+        look: As for `draw`.
+
+    Returns:
+        The copy, as a job's `data`.
+    """
+    if task.data == "digits" and look is None:
+        return "digits"
+    copy = folder / f"{task.data}-{task.side}-{'truth' if look is None else f'look-{look}'}"
+    make = {"imagenette": _copy_imagenette, "digits": _copy_digits}.get(task.data, _copy_cifar)
+    if not copy.exists():
+        make(task, data, copy, look)
+    return f"{'cifar100' if make is _copy_cifar else 'imagefolder'}:{copy}"
+
+
+def open_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> Opened:
+    """`copy_images`, and the copy opened."""
+    return opened(copy_images(task, data, folder, look=look), task.network, task.side)
+
+
+def _copy_cifar(task: Task, data: Path, copy: Path, look: int | None) -> None:
+    original = cifar.find_folder(CIFAR100, data)
+    grouped = task.data == "cifar100-groups"
+    train, test = (_cifar_file(original / name, grouped) for name in ("train", "test"))
+    drawn = draw(task, len(train[1]), look=look)
+    if drawn.held_out is not None:
+        test = tuple(one[list(drawn.held_out)] for one in train)
+    names = cifar.read_classes(CIFAR100, original)
+    if grouped:
+        names = _unpickled(original / "meta")["coarse_label_names"][:GROUPS]
+    folder = copy / CIFAR100.folder
+    folder.mkdir(parents=True)
+    places = list(drawn.train)
+    write_cifar(folder / "train", train[0][places], train[1][places])
+    write_cifar(folder / "test", *test)
+    content = {CIFAR100.name_key: list(names)}
+    (folder / "meta").write_bytes(pickle.dumps(content, protocol=PICKLE))
+
+
+def _cifar_file(path: Path, grouped: bool) -> tuple[np.ndarray[Any, Any], ...]:
+    """Pixels as the file has them, and labels: of all classes, or of the first superclasses."""
+    content = _unpickled(path)
+    if not grouped:
+        return content["data"], np.array(content["fine_labels"])
+    labels = np.array(content["coarse_labels"])
+    return content["data"][labels < GROUPS], labels[labels < GROUPS]
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    """The original file of CIFAR-100, which its reader has looked at."""
+    content: dict[str, Any] = pickle.loads(path.read_bytes(), encoding="latin1")  # noqa: S301
+    return content
+
+
+def _copy_imagenette(task: Task, data: Path, copy: Path, look: int | None) -> None:
+    original = data / "imagenette2-160"
+    files, tests = (sorted((original / part).glob("*/*")) for part in ("train", "val"))
+    drawn = draw(task, len(files), look=look)
+    held_out = tests if drawn.held_out is None else [files[i] for i in drawn.held_out]
+    link_folder(copy, {"train": [files[i] for i in drawn.train], "val": held_out})
+
+
+def _copy_digits(task: Task, _: Path, copy: Path, look: int | None) -> None:
+    train: Any = open_data(Job(data="digits", resolutions=(task.side,))).train
+    drawn = draw(task, len(train.labels), look=look)
+    for part, places in (("train", drawn.train), ("val", drawn.held_out or ())):
+        for place in places:
+            folder = copy / part / str(int(train.labels[place]))
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(train.images[place].numpy()).save(folder / f"{place:04}.png")
+
+
+# ------------------------------------------------------------------------------------------- plans
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A training of the grid, whatever its seed."""
+
+    task: str  # name, of `TASKS`
+    batch: int  # in samples
+    optimizer: Optimizer  # as in a job
+    rate_scale: float  # times the rate that a plan gives
+    epochs: int  # length
+
+    @property
+    def arm(self) -> str:
+        """For files and messages."""
+        return f"{self.optimizer}-{self.batch}-rate{self.rate_scale:.3g}-epochs{self.epochs}"
+
+
+def job_keys(task: Task, known: Opened, epochs: int) -> dict[str, Any]:
+    """Keys of a job for a task; a command line takes them too."""
+    return {
+        "data": known.data,
+        "network": task.network,
+        "precision": quick_precision(),
+        "device": "cpu",
+        "launch": "in-process",
+        "workers": 1,
+        "resolutions": task.side,
+        "augment": "crop" if task.data == "digits" else "crop-flip",
+        "epochs": epochs,
+        "evaluate_epochs": epochs,
+    }
+
+
+def plan_of(cell: Cell, seed: int, known: Opened) -> Plan:
+    """The plan of a training: what the job leaves open is as a plan has it, but for the rate."""
+    asked = {"global_batch": cell.batch, "optimizer": cell.optimizer, "seed": seed}
+    job = change_job(Job(), {**job_keys(TASKS[cell.task], known, cell.epochs), **asked})
+    plan = planned(job, known)
+    return with_rates(plan, cell.rate_scale) if cell.rate_scale != 1 else plan
+
+
+def wanted(cell: Cell, seed: int, known: Opened, *, prefix: str = "") -> Wanted:
+    """The run of a training, with what its line says of it."""
+    plan = plan_of(cell, seed, known)
+    facts = {
+        "task": cell.task,
+        "arm": cell.arm,
+        "batch": cell.batch,
+        "optimizer": cell.optimizer,
+        "rate_scale": float(f"{cell.rate_scale:.6g}"),
+        "epochs": cell.epochs,
+        "seed": seed,
+        "precision": plan.precision,
+        "rate": float(f"{plan.learning_rate.peak:.6g}"),
+        "images": plan.data.train_samples,
+    }
+    return Wanted(f"{prefix}{cell.task}-{cell.arm}", seed, plan, facts=facts)
+
+
+# ------------------------------------------------------------------------------------------- looks
+
+
+def look_cells(name: str) -> list[tuple[Cell, int]]:
+    """Trainings of the look set of a task, the shortest first, and the images of each."""
+    task, cells = TASKS[name], []
+    for part in LOOK_PARTS:
+        samples = max(task.epochs) * task.look_images // part
+        images = min(samples, task.look_images)
+        for batch, optimizer in product(task.look_batches, OPTIMIZERS):
+            cells.append((Cell(name, batch, optimizer, 1.0, samples // images), images))
+    return cells
+
+
+def look_rate_cells(name: str) -> list[tuple[Cell, int]]:
+    """Trainings of the look set at other rates, likewise."""
+    task, cells = TASKS[name], []
+    for part, batches in LOOK_RATES_BATCHES.items():
+        samples = max(task.epochs) * task.look_images // part
+        images = min(samples, task.look_images)
+        rates = LOOK_RATES if part == max(LOOK_PARTS) else LOOK_RATES[:LOOK_RATES_NEAR]
+        for scale, batch, optimizer in product(rates, batches, OPTIMIZERS):
+            enough = samples // batch >= LOOK_RATES_STEPS and batch in task.look_batches
+            if enough and (batch > LOOK_RATES_BATCHES[16][0] or samples <= LOOK_RATES_MOST):
+                cells.append((Cell(name, batch, optimizer, scale, samples // images), images))
+    return cells
+
+
+def gather_look(
+    runs: RunLines,
+    data: Path,
+    folder: Path,
+    until: float,
+    cells_of: Callable[[str], list[tuple[Cell, int]]] = look_cells,
+) -> None:
+    """Make the look set: part by part of the lengths, the nearest rates first, task by task."""
+
+    @cache
+    def images_of(name: str, images: int) -> Opened:
+        return open_images(TASKS[name], data, folder, look=images)
+
+    def one(cell: Cell, images: int) -> Wanted:
+        known, prefix = images_of(cell.task, images), f"look-{images}-images-"
+        made = wanted(cell, LOOK_SEED, known, prefix=prefix)
+        more = {
+            "samples": images * cell.epochs,
+            "steps": -(-images // cell.batch) * cell.epochs,
+            "classes": len(made.plan.data.classes),
+            "held_out": made.plan.data.val_samples,
+        }
+        return replace(made, facts={**made.facts, **more})
+
+    def turn(pair: tuple[Cell, int]) -> tuple[int, float]:
+        cell, images = pair
+        task = TASKS[cell.task]
+        part = max(task.epochs) * task.look_images // (images * cell.epochs)
+        return -part, abs(log(cell.rate_scale))
+
+    cells = sorted((pair for name in TASKS for pair in cells_of(name)), key=turn)
+    runs.gather((one(cell, images) for cell, images in cells), until)
+
+
+# ------------------------------------------------------------------------------------------- truth
+
+
+def cells_of(names: Iterable[str]) -> Iterator[Cell]:
+    """The grid: all at the rate of a plan first."""
+    for scale, name in product(RATE_SCALES, names):
+        task = TASKS[name]
+        for epochs, batch, optimizer in product(task.epochs, task.batches, OPTIMIZERS):
+            yield Cell(name, batch, optimizer, scale, epochs)
+
+
+def beyond(accuracies: Mapping[float, float]) -> float | None:
+    """The rate scale that is to be tried besides; `None` if the best is no end.
+
+    Args:
+        accuracies: By rate scale.
+    """
+    best = max(accuracies, key=lambda scale: accuracies[scale])
+    further = {min(accuracies): best / 3, max(accuracies): best * 3}.get(best)
+    low, high = WIDEST
+    return further if further and low * 0.99 < further < high * 1.01 else None
+
+
+def gather_truth(runs: RunLines, data: Path, folder: Path, until: float) -> None:
+    """Make the grid seed by seed, each with what is beyond its ends where seed 0 was best there."""
+
+    @cache
+    def images_of(name: str) -> Opened:
+        return open_images(TASKS[name], data, folder)
+
+    def one(cell: Cell, seed: int = SEEDS[0]) -> Wanted:
+        return wanted(cell, seed, images_of(cell.task))
+
+    grid = list(cells_of(TASKS))
+    added: list[Cell] = []
+    runs.gather(map(one, grid), until)
+    while time.monotonic() < until and (
+        more := _cells_beyond(grid + added, lambda cell: runs.kept(one(cell)))
+    ):
+        runs.gather(map(one, more), until)
+        added += more
+    for seed in SEEDS[1:]:
+        runs.gather((one(cell, seed) for cell in grid + added), until)
+
+
+def _cells_beyond(cells: Sequence[Cell], found: Callable[[Cell], Run | None]) -> list[Cell]:
+    """One more rate for each batch, optimizer and length whose best is at an end."""
+    rates: dict[Cell, dict[float, float]] = {}
+    for cell in cells:
+        if (run := found(cell)) is not None:
+            rates.setdefault(replace(cell, rate_scale=1.0), {})[cell.rate_scale] = run.accuracy
+    return [
+        replace(cell, rate_scale=scale)
+        for cell, accuracies in rates.items()
+        if (scale := beyond(accuracies)) is not None
+    ]
+
+
+# ------------------------------------------------------------------------------------ command line
+
+GATHERED = {
+    "look": gather_look,
+    "look-rates": partial(gather_look, cells_of=look_rate_cells),
+    "truth": gather_truth,
+}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Gather one of the sets."""
+    parser = make_parser(__doc__)
+    parser.add_argument("which", choices=tuple(GATHERED))
+    add_gathering(parser, None)
+    asked = parser.parse_args(words)
+    lines = asked.lines or (TRUTH_LINES if asked.which == "truth" else LOOK_LINES)
+    with scratch() as folder:
+        GATHERED[asked.which](RunLines(lines, folder), asked.data, folder, asked.until)
+    say(f"kept in {lines}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+r"""Accuracy within a training, epoch by epoch: curves measured, and what falls short of whole ones.
+
+    python -m benchmarks.planning.epoch_curves gather [--data DIR] [--limit-minutes M]
+        [--lines FILE]
+    python -m benchmarks.planning.epoch_curves fit
+
+Trainings are those of the look set of `benchmarks.planning.decisions_runs` at its full length (seed
+10, images held out from the training set, none of them test images), evaluated after every epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from math import cos, inf, pi
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from batchwright.planning.candidates.trial_choice import LEAST_STEPS
+from batchwright.prediction.accuracy.learning import LearningModel, Normal, fit_learning
+from batchwright.prediction.accuracy.trainings import Candidate, Observed
+from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
+from benchmarks.harness.kept_runs import RunLines, Wanted, read_lines
+from benchmarks.harness.plans import Opened
+from benchmarks.planning.decisions_runs import (
+    LOOK_LINES,
+    LOOK_SEED,
+    OPTIMIZERS,
+    TASKS,
+    Cell,
+    open_images,
+    wanted,
+)
+
+LINES = RESULTS / "epoch-curves.jsonl"
+BATCHES = (128, 512)
+SMALLER = {"digits": (32, 128)}  # 1,152 images make too few steps with 512
+
+
+def cells() -> Iterator[Cell]:
+    """Trainings to make, a batch and an optimizer of every task before the next."""
+    for place in range(len(BATCHES)):
+        for optimizer in OPTIMIZERS:
+            for name, task in TASKS.items():
+                batch = SMALLER.get(name, BATCHES)[place]
+                yield Cell(name, batch, optimizer, 1.0, max(task.epochs))
+
+
+def gather(runs: RunLines, data: Path, folder: Path, until: float) -> None:
+    """Make the trainings that are not kept."""
+
+    @cache
+    def images_of(name: str) -> Opened:
+        return open_images(TASKS[name], data, folder, look=TASKS[name].look_images)
+
+    def one(cell: Cell) -> Wanted:
+        made = wanted(cell, LOOK_SEED, images_of(cell.task), prefix="curve-")
+        plan = made.plan.model_copy(
+            update={"job": made.plan.job.model_copy(update={"evaluate_epochs": 1})}
+        )
+        more = {"classes": len(plan.data.classes), "held_out": plan.data.val_samples}
+        return replace(made, plan=plan, facts={**made.facts, **more})
+
+    runs.gather(map(one, cells()), until)
+
+
+# ------------------------------------------------------------------------------------------ a fit
+
+
+class Shortfall(NamedTuple):
+    """An evaluation within a training."""
+
+    task: str  # of `TASKS`
+    optimizer: str  # as in a job
+    factor: float  # share of the peak rate that held
+    short: float  # logit u of a whole training of these samples, by the law, less what it was
+    error: float  # standard error of that: the law's own, and from counting
+
+
+def law_of(task: str, *, most: float = inf) -> LearningModel:
+    """The law by the look set's whole trainings of a task, of at most so many samples.
+
+    Those at the rate of a plan, as the curves are.
+    """
+    lines = [one for one in read_lines(LOOK_LINES) if one["task"] == task]
+    seen = [
+        Observed(
+            one["optimizer"], one["batch"], one["samples"], one["accuracy"] / 100, one["held_out"]
+        )
+        for one in lines
+        if one["rate_scale"] == 1 and one["steps"] >= LEAST_STEPS and one["samples"] <= most
+    ]
+    return fit_learning(seen, classes=lines[0]["classes"], optimizers=OPTIMIZERS)
+
+
+def factors_of(epochs: int) -> list[float]:
+    """Share of the peak rate at the end of each epoch: cosine, as the curves were trained."""
+    return [(1 + cos(pi * epoch / epochs)) / 2 for epoch in range(1, epochs + 1)]
+
+
+def shortfalls(lines: Iterable[dict[str, Any]]) -> Iterator[Shortfall]:
+    """What the curves tell, evaluation by evaluation but the last."""
+    for one in lines:
+        law, curve = law_of(one["task"]), [share / 100 for share in one["curve"]]
+        samples = one["images"]
+        for epoch, factor in enumerate(factors_of(len(curve))[:-1], 1):
+            if epoch * samples >= LEAST_STEPS * one["batch"]:
+                seen = (one["optimizer"], one["batch"], epoch * samples, curve[epoch - 1])
+                short, error = law.off(Observed(*seen, one["held_out"]))
+                yield Shortfall(one["task"], one["optimizer"], factor, short, error)
+
+
+def fitted(seen: Sequence[Shortfall], power: float) -> tuple[float, Normal]:
+    """Log likelihood, and mean and spread of what is missing at the peak of the rate."""
+    shares = np.array([one.factor**power for one in seen])
+    short = np.array([one.short for one in seen])
+    noise = np.array([one.error for one in seen])
+    best = (-inf, Normal(0.0, 0.0))
+    for spread in np.linspace(0.02, 1.5, 149):
+        variance = (spread * shares) ** 2 + noise**2
+        mean = float((short * shares / variance).sum() / (shares**2 / variance).sum())
+        likelihood = float(
+            (-((short - mean * shares) ** 2) / variance - np.log(variance)).sum() / 2
+        )
+        best = max(best, (likelihood, Normal(mean, float(spread))))
+    return best
+
+
+def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power: float) -> str:
+    """Evaluations inside their intervals, by laws of trainings a quarter as long at most."""
+    inside, widths = [], []
+    for one in lines:
+        samples = one["images"]
+        law = law_of(one["task"], most=samples * one["epochs"] / 4)
+        for epoch, factor in enumerate(factors_of(one["epochs"]), 1):
+            if epoch * samples < LEAST_STEPS * one["batch"]:
+                continue
+            candidate = Candidate(one["optimizer"], one["batch"], epoch * samples)
+            mean, spread = short[one["optimizer"]]
+            missing = Normal(mean * factor**power, spread * factor**power)
+            told = law.counted(candidate, missing, one["held_out"])
+            inside.append(told.low <= one["curve"][epoch - 1] / 100 <= told.high)
+            widths.append(50 * (told.high - told.low))
+    return f"{sum(inside)} of {len(inside)} inside, half width {median(widths):.1f} points"
+
+
+def fit(lines: Sequence[dict[str, Any]]) -> None:
+    """Print what `prediction.accuracy.unfinished` takes, and how well it holds."""
+    seen = list(shortfalls(lines))
+    for name in (*OPTIMIZERS, "all"):
+        own = [one for one in seen if name in (one.optimizer, "all")]
+        for power in (0.5, 1.0, 2.0):
+            likelihood, (mean, spread) = fitted(own, power)
+            say(f"{name}, power {power:g}: {mean:.2f} +- {spread:.2f}, likelihood {likelihood:.1f}")
+    for task in TASKS:
+        others = [one for one in seen if one.task != task]
+        short = fitted(others, 1.0)[1]
+        own = [one for one in lines if one["task"] == task]
+        if own and others:
+            told = coverage(own, dict.fromkeys(OPTIMIZERS, short), 1.0)
+            say(f"{task}, by the other tasks' {short.mean:.2f} +- {short.error:.2f}: {told}")
+    for spread in (0.0, 0.1, 0.2, 0.3, 0.4):
+        told = coverage(lines, dict.fromkeys(OPTIMIZERS, Normal(0.0, spread)), 1.0)
+        say(f"all, by 0 +- {spread:g}: {told}")
+
+
+# ------------------------------------------------------------------------------------ command line
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Gather or fit."""
+    parser = make_parser(__doc__)
+    kinds = parser.add_subparsers(dest="which", required=True)
+    fitting, gathering = kinds.add_parser("fit"), kinds.add_parser("gather")
+    fitting.add_argument("--lines", type=Path, default=LINES, metavar="FILE")
+    add_gathering(gathering, LINES)
+    asked = parser.parse_args(words)
+    if asked.which == "fit":
+        fit(read_lines(asked.lines))
+        return
+    with scratch() as folder:
+        gather(RunLines(asked.lines, folder), asked.data, folder, asked.until)
+    say(f"kept in {asked.lines}")
+
+
+if __name__ == "__main__":
+    main()

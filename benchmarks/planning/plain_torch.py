@@ -1,0 +1,49 @@
+"""The script that people write by hand: PyTorch, Pillow, SGD with momentum, a cosine, float32.
+
+    python -m benchmarks.planning.plain_torch --data cifar100:PATH --network resnet8 --side 32 \
+        --epochs 10 --rate 0.1 --loaders 2
+
+Prints a line of JSON after each epoch's evaluation. Uses nothing of the project.
+"""
+
+import json
+
+import torch
+from torch.nn import functional
+
+from benchmarks.planning.plain_images import MOMENTUM, NETWORKS, WEIGHT_DECAY, arguments, loaders
+
+
+def main() -> None:
+    """Train."""
+    asked = arguments()
+    torch.manual_seed(asked.seed)
+    train, test, classes = loaders(asked)
+    network = NETWORKS[asked.network](classes)
+    optimizer = torch.optim.SGD(
+        network.parameters(),
+        lr=asked.rate,
+        momentum=MOMENTUM,
+        nesterov=True,
+        weight_decay=WEIGHT_DECAY,
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, asked.epochs)
+    for _ in range(asked.epochs):
+        network.train()
+        for images, labels in train:
+            optimizer.zero_grad()
+            functional.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+        schedule.step()
+        network.eval()
+        correct = total = 0
+        with torch.no_grad():
+            for images, labels in test:
+                correct += int((network(images).argmax(1) == labels).sum())
+                total += len(labels)
+        told = {"accuracy": correct / total, "versions": {"torch": torch.__version__}}
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""Predictions against measurements: step time, memory, epochs to a target, and the planner's speed.
+
+Step time and memory. Six workloads: `resnet8`, `vgg8` (no batch normalization) and
+`mobilenet_small` (depthwise), each on CIFAR-100 at 24 and 32 px and on the ImageNet subset at 64
+px, with 1 and 2 worker processes on the CPU. Each workload is probed (`probe.budget` 55 s with
+--full, 20 s with --quick) and planned. The plan predicts steps that the probe did not
+measure: batches midway between measured ones. `batchwright check` takes 6 of them with --full, 4
+with --quick, as even as can be over workers, resolutions and batches, and measures each: once after
+the plan, and once more after all other workloads. The measured value is the mean of both times; how
+far they are apart, relative to it, is the repeat error, which says how steady the machine was. An
+error is |predicted - measured| / measured; the largest of steps is held against 0.10, or twice the
+largest repeat error. Memory is peak bytes of tensors: `memory_worst_under` is (measured - upper end
+of the interval) / measured, and a limit of 1.5 times the largest measured peak of each workload,
+so that the answer lies beyond what was measured, is to be above the peak at `max_local_batch_size`
+(`memory_at_most`) and below that at 1.05 times it (`memory_next_step`). `probe_share`: probing over
+what it may cost, 2 % of the training, or 60 s; the largest.
+
+Epochs to a target. `resnet8` on CIFAR-100, two workers, constant rate 0.1 at batch 128, scaled with
+the root of the batch; the epoch (interpolated) where held-out accuracy first reaches 20 %, seed 1.
+The run at batch 128 is the one to learn from; batches 64, 256 and 512 are predicted from it and the
+noise scale along it. Task and target were settled after seeing seed 0; docs/log.md says how.
+
+Planner. Made-up profiles of five kinds of workers, 30 batches at 5 resolutions each; 10 to 10,000
+workers; objective knee with prices; wall time of `plan`, median of 5.
+
+--quick copies the epochs to a target from the newest kept report.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import batchwright as bw
+from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.prediction.accuracy.quality import fit_progress
+from batchwright.prediction.memory import max_local_batch_size
+from batchwright.probing.probe import measure_points
+from batchwright.records import (
+    Check,
+    Cluster,
+    DataFacts,
+    Goal,
+    Job,
+    MemoryPoint,
+    NetworkFacts,
+    Plan,
+    Profile,
+    RunSummary,
+    StepTime,
+    WorkerKind,
+)
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, Value, errors
+from benchmarks.harness.plans import opened
+
+NETWORKS = ("resnet8", "vgg8", "mobilenet_small")
+SIDES = {"cifar100": (24, 32), "imagefolder": (64,)}
+FOLDERS = {"cifar100": "cifar-100-python", "imagefolder": "imagenette2-160"}
+BUDGET, POINTS = {False: 20.0, True: 55.0}, {False: 4, True: 6}  # by --full
+EPOCHS = 90  # of the training that is planned: what such data sets are trained for
+WORST_GOAL = 0.10
+PROBE_SHARE, PROBE_SECONDS = 0.02, 60.0
+NEXT_STEP = 1.05
+
+TARGET, REFERENCE, PREDICTED = 0.20, 128, (64, 256, 512)
+TARGET_SEEDS = (1,)
+TARGET_EPOCHS = {64: 3, 128: 4, 256: 5, 512: 7}
+
+WORKERS = (10, 100, 1_000, 10_000)
+PLAN_REPEATS = 5
+
+BENCHMARK = Benchmark(
+    "predict",
+    "Predictions",
+    "`resnet8`, `vgg8` and `mobilenet_small` on CIFAR-100 and Imagenette, one and two workers; "
+    "spread: quartiles for medians, else from the median to the extreme",
+    (
+        Figure("step_seconds_median_error", "share", "median", "predicted step time against "
+               "measured, steps that were not probed, median error", at_most=0.05),
+        Figure("step_seconds_worst_error", "share", "largest", "the largest of these errors",
+               at_most=WORST_GOAL),
+        Figure("repeat_error", "share", "largest",
+               "how far two measurements of one step were apart, the largest"),
+        Figure("interval_coverage", "share", "share",
+               "share of these steps inside the 95 % interval", at_least=22 / 24),
+        Figure("interval_half_width", "share", "median",
+               "half that interval, as a share of the prediction", at_most=0.10),
+        Figure("memory_median_error", "share", "median",
+               "predicted peak memory against measured, median error", at_most=0.03),
+        Figure("memory_worst_under", "share", "largest", "how far a peak was above its interval, "
+               "the largest (negative: below)", at_most=0.0),
+        Figure("epochs_to_target_error", "share", "largest", "predicted epochs to an accuracy at "
+               "three batches, largest error", at_most=0.20, full=True),
+        Figure("plan_10000_workers_seconds", "s", "median",
+               "planning for 10,000 workers of five kinds", at_most=1.0),
+        Figure("memory_next_step", "ratio", "least", at_least=1.0),
+        Figure("memory_at_most", "share", "largest", at_most=1.0),
+        Figure("probe_share", "share", "largest", at_most=1.0),
+        *(Figure(f"plan_{count}_workers_seconds", "s", "median") for count in WORKERS[:-1]),
+    ),
+    seeds=TARGET_SEEDS,
+)  # fmt: skip
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """The planner's speed, and with data predictions."""
+    seconds = {workers: _plan_seconds(workers) for workers in WORKERS}
+    found: dict[str, Any] = {f"plan_{n}_workers_seconds": some for n, some in seconds.items()}
+    measurements: dict[str, Any] = {"plan_seconds": seconds}
+    if arguments.data is not None:
+        more, values = predictions(arguments)
+        found, measurements = found | more, measurements | values
+        if arguments.full:
+            more, values = epochs_to_targets(arguments.data, folder)
+            found, measurements = found | more, measurements | values
+    return found, measurements
+
+
+# ------------------------------------------------------------------------- step time and memory
+
+
+@dataclass
+class Workload:
+    """A network on data, as it goes through the benchmark."""
+
+    job: Job
+    profile: Profile
+    plan: Plan
+    checks: list[Check]
+
+
+def predictions(arguments: Arguments) -> Found:
+    """Steps and peaks, each measured twice."""
+    workloads, limits = [], []
+    for kind in SIDES:
+        for network in NETWORKS:
+            say(f"{network} on {kind}: probe")
+            job = Job(
+                data=f"{kind}:{arguments.data / FOLDERS[kind]}",
+                network=network,
+                resolutions=SIDES[kind],
+                epochs=EPOCHS,
+                device="cpu",
+                probe={"budget": BUDGET[arguments.full]},
+            )
+            profile = bw.probe(job)
+            workloads.append(Workload(job, profile, bw.plan(profile), []))
+            _check(workloads[-1], POINTS[arguments.full])
+            limits.append(_limit(profile))
+    for workload in workloads:
+        _check(workload, POINTS[arguments.full])
+    steps = [pair for one in workloads for pair in _paired(one, "step_seconds")]
+    peaks = [pair for one in workloads for pair in _paired(one, "peak_bytes")]
+    repeats = [pair.repeat_error for pair in steps]
+    worst = BENCHMARK["step_seconds_worst_error"].of(
+        [pair.error for pair in steps], goal=max(WORST_GOAL, 2 * max(repeats))
+    )
+    found: dict[str, list[float] | Value] = {
+        "step_seconds_median_error": [pair.error for pair in steps],
+        worst.name: worst,
+        "repeat_error": repeats,
+        "interval_coverage": [float(pair.inside) for pair in steps],
+        "interval_half_width": [pair.half_width for pair in steps],
+        "memory_median_error": [pair.error for pair in peaks],
+        "memory_worst_under": [pair.under for pair in peaks],
+        "memory_next_step": [one["next"] for one in limits],
+        "memory_at_most": [one["at"] for one in limits],
+        "probe_share": [_probe_share(workload) for workload in workloads],
+    }
+    return found, {
+        "step_seconds": [asdict(pair) for pair in steps],
+        "peak_bytes": [asdict(pair) for pair in peaks],
+        "limits": limits,
+        "probe_seconds": [workload.profile.probe_seconds for workload in workloads],
+    }
+
+
+def _check(workload: Workload, points: int) -> None:
+    say(f"{workload.job.network} on {workload.job.data.partition(':')[0]}: check")
+    workload.checks.append(bw.check(workload.plan, points=points))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prediction, and its two measurements."""
+
+    quantity: str
+    data: str
+    network: str
+    local_batch_size: int
+    resolution: int
+    workers: int
+    predicted: float
+    low: float
+    high: float
+    first: float
+    second: float
+
+    @property
+    def measured(self) -> float:
+        """Mean of both."""
+        return (self.first + self.second) / 2
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of the measurement."""
+        return abs(self.predicted - self.measured) / self.measured
+
+    @property
+    def repeat_error(self) -> float:
+        """Of the measurement, by its two halves."""
+        return abs(self.first - self.second) / self.measured
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval, as a share of the prediction."""
+        return (self.high - self.low) / 2 / self.predicted
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds the measurement."""
+        return self.low <= self.measured <= self.high
+
+    @property
+    def under(self) -> float:
+        """How far the measurement lies above the interval, as a share of it; negative if not."""
+        return (self.measured - self.high) / self.measured
+
+
+def _paired(workload: Workload, quantity: str) -> list[Pair]:
+    both = ([p for p in check.points if p.quantity == quantity] for check in workload.checks)
+    of_point = ("network", "local_batch_size", "resolution", "workers", "predicted", "low", "high")
+    return [
+        Pair(
+            quantity=quantity,
+            data=workload.profile.data.name,
+            first=first.measured,
+            second=second.measured,
+            **{name: getattr(first, name) for name in of_point},
+        )
+        for first, second in zip(*both, strict=True)
+    ]
+
+
+def _limit(profile: Profile) -> dict[str, float]:
+    """Peaks at the largest batch for a limit, and a twentieth above it, over that limit."""
+    side = max(profile.job.resolutions)
+    limit = int(1.5 * max(p.peak_bytes for p in profile.memory if p.resolution == side))
+    most = max_local_batch_size(profile, limit=limit, resolution=side, workers=1)
+    above = -int(-NEXT_STEP * most // 1)
+    at, following = (_peak(profile.job, side, batch) for batch in (most, above))
+    return {"limit": limit, "batch": most, "at": at / limit, "next": following / limit}
+
+
+def _peak(job: Job, side: int, batch: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="batchwright-benchmark-") as folder:
+        found = measure_points(job, [(1, side, batch)], Path(folder), visits=1)
+    return found.memory[0].peak_bytes
+
+
+def _probe_share(workload: Workload) -> float:
+    chosen = workload.plan.stages[0].predicted_epoch_seconds
+    allowed = max(PROBE_SHARE * chosen.value * workload.plan.epochs, PROBE_SECONDS)
+    return workload.profile.probe_seconds / allowed
+
+
+# --------------------------------------------------------------------------- epochs to a target
+
+
+def epochs_to_targets(data: Path, folder: Path) -> Found:
+    """Trainings at several batches, the others predicted from the one that is learnt from."""
+    runs = {
+        batch: [_train(data, folder, batch, seed) for seed in TARGET_SEEDS]
+        for batch in (REFERENCE, *PREDICTED)
+    }
+    measured = {batch: fmean(map(epochs_to_target, some)) for batch, some in runs.items()}
+    progress = fit_progress(
+        None, base_batch=REFERENCE, target=TARGET, runs=runs[REFERENCE], scaling="sqrt"
+    )
+    predicted = {batch: progress.epochs(batch) for batch in PREDICTED}
+    known = [batch for batch, one in predicted.items() if one is not None]
+    off = errors([predicted[batch].value for batch in known], [measured[batch] for batch in known])
+    return {"epochs_to_target_error": off}, {
+        "epochs_to_target": {
+            "measured": {b: [epochs_to_target(run) for run in some] for b, some in runs.items()},
+            "predicted": {b: one and one.model_dump() for b, one in predicted.items()},
+        }
+    }
+
+
+def epochs_to_target(run: RunSummary) -> float:
+    """Epochs until held-out accuracy reached the target, between evaluations in proportion."""
+    before = 0.0
+    for epoch in run.epochs:
+        reached = epoch.top1 or 0.0
+        if reached >= TARGET:
+            return epoch.epoch + (TARGET - before) / (reached - before)
+        before = reached
+    batch = run.plan.stages[0].global_batch_size
+    raise SystemExit(f"batch {batch} did not reach {TARGET} in {len(run.epochs)} epochs")
+
+
+def _train(data: Path, folder: Path, batch: int, seed: int) -> RunSummary:
+    say(f"CIFAR-100, batch {batch}, seed {seed}: train")
+    job = Job(
+        data=f"cifar100:{data / FOLDERS['cifar100']}",
+        workers=2,
+        global_batch=batch,
+        learning_rate=0.1,
+        scaling="sqrt",
+        warmup_epochs=0,
+        decay="none",
+        precision="float32",
+        seed=seed,
+        epochs=TARGET_EPOCHS[batch],
+    )
+    known = opened(job.data, "resnet8", 32)
+    plan = plan_without_profile(job, known.facts, known.network)
+    return bw.train(plan, run_folder=folder / f"{batch}-{seed}")
+
+
+# ---------------------------------------------------------------------------------- the planner
+
+
+def _plan_seconds(workers: int) -> list[float]:
+    profiles = [made_up_profile(f"kind-{n}", speed=2.0**n) for n in range(5)]
+    kinds = [
+        WorkerKind(kind=f"kind-{n}", count=max(1, workers // 5), price=0.1 * 1.8**n)
+        for n in range(5)
+    ]
+    job = profiles[0].job.model_copy(update={"goal": Goal(kinds=tuple(kinds))})
+    found = []
+    for _ in range(PLAN_REPEATS):
+        start = time.perf_counter()
+        make_plan(profiles, job)
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def made_up_profile(kind: str, *, speed: float) -> Profile:
+    """A profile of one kind of worker: straight lines in the batch and in the image's area."""
+    sides, batches = (96, 128, 160, 192, 224), [8 * n for n in range(1, 31)]
+    job = Job(
+        data="imagefolder:made-up",
+        network="resnet18",
+        device="cuda",
+        workers="auto",
+        augment="crop-flip",
+        precision="float32",
+        resolutions=sides,
+        link={"latency": 2e-5, "bandwidth": 1e10},
+    )
+    steps = []
+    for side, batch in product(sides, batches):
+        seconds = (0.004 + 6e-8 * side**2 * batch) / speed
+        steps.append(
+            StepTime(
+                resolution=side,
+                local_batch_size=batch,
+                workers=1,
+                compute_seconds=seconds,
+                sync_seconds=0.0,
+                step_seconds=seconds,
+                step_low=0.99 * seconds,
+                step_high=1.01 * seconds,
+                repeats=10,
+                visits=(0.995 * seconds, seconds, 1.005 * seconds),
+            )
+        )
+    return Profile(
+        job=job,
+        data=DataFacts(
+            name="imagefolder",
+            digest="0" * 64,
+            train_samples=1_281_167,
+            val_samples=50_000,
+            split="made up",
+            classes=tuple(map(str, range(1000))),
+            side=224,
+        ),
+        network=NetworkFacts(
+            name="resnet18", parameters=11_689_512, trained_bytes=46_758_048, batch_norm=True
+        ),
+        cluster=Cluster(
+            kind=kind,
+            device="cuda",
+            device_name=kind,
+            workers=1,
+            cores=16,
+            threads=16,
+            memory_bytes=80 * 2**30,
+            python="3.11",
+            torch="2.13.0",
+            allocator="made up",
+        ),
+        steps=tuple(steps),
+        memory=tuple(
+            MemoryPoint(resolution=s, local_batch_size=b, peak_bytes=180_000_000 + 60 * s**2 * b)
+            for s, b in product(sides, batches)
+        ),
+        collectives=(),
+        noise=None,
+        evaluation_seconds_per_image=0.0005 / speed,
+        probe_seconds=30.0,
+    )
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)

@@ -1,0 +1,279 @@
+"""What is known beforehand of learning rates: fitted to the look set, and checked on it.
+
+    python -m benchmarks.planning.rates_prior [--simulate N]
+
+For each task of the look set of `benchmarks.planning.decisions` and each optimizer the law of
+learning is fitted to all its trainings of `LEAST_STEPS` steps or more, with next to nothing known
+of rates before. Over the tasks, the spread of the best rates around the usual one and mean and
+spread of the logarithms of their weights are what `prediction.accuracy.learning.PRIOR` holds.
+
+Then each task in turn is left out of that, and given trials of a 16th of its longer training with
+one batch: at a third, once and three times the usual rate, and one further out if the best of them
+is at an end. So it is with the usual rate as it is, and with one that is three times too low or too
+high, for which the trainings are there as well. The rate that comes of it is judged on the
+trainings of a 4th: regret is the accuracy of the best of their rates less that at the rate found,
+on the straight line between its neighbours over the logarithm of the rate; beside it stands that of
+the usual rate. What is best among five looks better than it is, so regret is too high rather than
+too low. No line of the truth is looked at.
+
+--simulate N draws N tasks from the prior, and has trials chosen for a tenth of their time, with
+rates open and without, for three sizes of the training. Batch, optimizer and rate are then taken
+as a plan takes them; regret is the accuracy of the best batch, optimizer and rate that take at most
+1.1 times as long, less that of those taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+from math import exp, log, sqrt
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from batchwright.planning.candidates.trial_choice import LEAST_STEPS, RATE_STEP, Arm, Question
+from batchwright.prediction.accuracy.learning import (
+    PRIOR,
+    LearningModel,
+    Normal,
+    Prior,
+    fit_learning,
+)
+from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
+from benchmarks.harness.benchmark import make_parser, say
+from benchmarks.harness.kept_runs import read_lines
+from benchmarks.planning.decisions_runs import LOOK_LINES, OPTIMIZERS, TASKS
+
+OPEN = dict.fromkeys(("sgd", "muon", "adamw"), Normal(0.0, 3.0))
+"""Next to nothing known of where the best rate is."""
+OPEN_WEIGHT = {name: Normal(-1.5, 1.5) for name in OPEN}
+LEAST_SPREAD = 0.7  # of weights: parabolas of single trainings differ by more than those of tasks
+
+
+class Cell(NamedTuple):
+    """Trainings of the look set that differ in the rate alone."""
+
+    task: str
+    optimizer: str
+    batch: int
+    samples: int
+
+
+def look_set() -> dict[Cell, list[Observed]]:
+    """Its trainings of enough steps, by what they have in common."""
+    cells: dict[Cell, list[Observed]] = {}
+    for line in read_lines(LOOK_LINES):
+        if line["steps"] >= LEAST_STEPS:
+            cell = Cell(line["task"], line["optimizer"], line["batch"], line["samples"])
+            cells.setdefault(cell, []).append(_observed(line))
+    return cells
+
+
+def _observed(line: Mapping[str, Any]) -> Observed:
+    offset = round(log(line["rate_scale"]), OFFSET_DIGITS)
+    return Observed(
+        line["optimizer"],
+        line["batch"],
+        line["samples"],
+        line["accuracy"] / 100,
+        line["held_out"],
+        offset,
+        line.get("diverged", False),
+    )
+
+
+def classes_of(task: str) -> int:
+    """Of a task's data."""
+    return next(line["classes"] for line in read_lines(LOOK_LINES) if line["task"] == task)
+
+
+def best_and_weight(
+    cells: Mapping[Cell, Sequence[Observed]], task: str, optimizer: str
+) -> tuple[float, float]:
+    """Logarithms of a task's best rate over the usual one, and of how much depends on it."""
+    seen = [one for cell in cells if cell.task == task for one in cells[cell]]
+    prior = replace(PRIOR, best_rate=OPEN, rate_weight=OPEN_WEIGHT)
+    model = fit_learning(seen, classes=classes_of(task), optimizers=OPTIMIZERS, prior=prior)
+    return model.rate_of(optimizer)
+
+
+def prior_of(numbers: Mapping[tuple[str, str], tuple[float, float]], tasks: Iterable[str]) -> Prior:
+    """What some tasks tell of another's rates."""
+    best_rate, rate_weight = dict(PRIOR.best_rate), dict(PRIOR.rate_weight)
+    for name in OPTIMIZERS:
+        bests, weights = zip(*(numbers[task, name] for task in tasks), strict=True)
+        # The usual rate may be a factor of 3 off, whatever it was on these tasks.
+        best_rate[name] = Normal(0.0, max(RATE_STEP, sqrt(fmean(one**2 for one in bests))))
+        mean = fmean(weights)
+        spread = sqrt(fmean((one - mean) ** 2 for one in weights))
+        rate_weight[name] = Normal(mean, max(LEAST_SPREAD, spread))
+    return replace(PRIOR, best_rate=best_rate, rate_weight=rate_weight)
+
+
+def found_offset(trials: Sequence[Observed], wrong: int, classes: int, prior: Prior) -> float:
+    """Of the rate that trials lead to, where the usual one is 3 to the power of ``wrong`` off."""
+    shifted = {round(one.offset / RATE_STEP) - wrong: one for one in trials}
+    given = [step for step in (-1, 0, 1) if step in shifted]
+    best = max(given, key=lambda step: shifted[step].accuracy)
+    given += [step for step in (2 * best,) if best and step in shifted]
+    seen = [shifted[step]._replace(offset=round(step * RATE_STEP, OFFSET_DIGITS)) for step in given]
+    name = trials[0].optimizer
+    return fit_learning(seen, classes=classes, optimizers=OPTIMIZERS, prior=prior).offset(name)
+
+
+def accuracy_at(trainings: Sequence[Observed], offset: float) -> float:
+    """In percent, on the line between the two trainings nearest in the rate."""
+    points = sorted((one.offset, 100 * one.accuracy) for one in trainings)
+    offset = min(max(offset, points[0][0]), points[-1][0])
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if offset <= x1:
+            return y0 + (y1 - y0) * (offset - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+# -------------------------------------------------------------------------------------- simulated
+
+EPOCH_SECONDS = {32: 12.4, 64: 10.3, 128: 8.8, 256: 8.0, 512: 7.7, 1024: 7.5, 2048: 7.4}
+"""By batch, of 20,000 images: measured (docs/log.md, the law of learning)."""
+SIZES = ((20_000, 6, 10), (20_000, 24, 10), (50_000, 20, 100))  # images, epochs, classes
+SHARE, SLOWER, TOLERANCE = 0.1, 1.1, 0.01
+
+
+def invented(classes: int, seed: int, *, apart: bool) -> LearningModel:
+    """A task drawn from the prior: neither learnt at once nor never.
+
+    Args:
+        classes: Of its data.
+        seed: Draws it.
+        apart: Whether its best rates are others than the usual ones.
+    """
+    blank, numbers = fit_learning([], classes=classes, optimizers=OPTIMIZERS), None
+    source = np.random.default_rng(seed)
+    while numbers is None or not (-3 < numbers[0] < 3 and min(numbers[1], numbers[4]) > 0.2):
+        numbers = source.multivariate_normal(blank._mean, blank._covariance)
+    if not apart:
+        numbers[3 * len(OPTIMIZERS) :: 2] = 0.0
+    return replace(blank, _mean=numbers)
+
+
+def invented_question(task: LearningModel, images: int, epochs: int, **more: Any) -> Question:
+    """What is to be decided of an invented task; an epoch takes as long as it has images."""
+    size = images / 20_000
+    return Question(
+        arms=tuple(Arm(batch, 1, batch, size * one) for batch, one in EPOCH_SECONDS.items()),
+        optimizers=OPTIMIZERS,
+        epochs=epochs,
+        samples=images,
+        classes=task.classes,
+        tolerance=TOLERANCE,
+        judging_seconds=0.15 * size,
+        **more,
+    )
+
+
+def trials_of(task: LearningModel, question: Question, seed: int) -> tuple[list[Observed], float]:
+    """Trials of an invented task within a share of its training's time, and their seconds."""
+    noise = np.random.default_rng(seed)
+    epoch = EPOCH_SECONDS[256] * question.samples / 20_000
+    budget = left = SHARE * question.epochs * epoch
+    seen = list[Observed]()
+    while (wanted := question.next_trial(seen, budget=budget, left=left)) is not None:
+        guess = 1 / task.classes
+        unit = (task.accuracy(wanted.training).value - guess) / (1 - guess)
+        unit = 1 / (1 + exp(-log(unit / (1 - unit)) - PRIOR.seed * noise.normal()))
+        right = noise.binomial(question.held_out, guess + (1 - guess) * unit)
+        reached = float(right / question.held_out)
+        seen.append(Observed(*wanted.training[:3], reached, question.held_out, wanted.offset))
+        left -= wanted.seconds
+    return seen, budget - left
+
+
+def simulated(task: LearningModel, images: int, epochs: int, *, rates: bool, seed: int) -> float:
+    """Regret on an invented task, in points."""
+    question = invented_question(task, images, epochs, rates=rates)
+    seen, _ = trials_of(task, question, seed)
+    model = fit_learning(seen, classes=task.classes, optimizers=OPTIMIZERS)
+    options = {
+        Candidate(name, batch, images * epochs, model.offset(name)): EPOCH_SECONDS[batch]
+        for name, batch in product(OPTIMIZERS, EPOCH_SECONDS)
+    }
+    predicted = {one: model.accuracy(one).value for one in options}
+    least = max(predicted.values()) - TOLERANCE
+    taken = min((one for one in options if predicted[one] >= least), key=options.__getitem__)
+    best = max(
+        task.accuracy(one._replace(offset=offset)).value
+        for one in options
+        for offset in np.linspace(-3 * RATE_STEP, 3 * RATE_STEP, 31)
+        if options[one] <= SLOWER * options[taken]
+    )
+    return 100 * (best - task.accuracy(taken).value)
+
+
+def simulate(count: int) -> None:
+    """Print regrets with and without trials of rates."""
+    for apart, (images, epochs, classes) in product((True, False), SIZES):
+        tasks = [invented(classes, seed, apart=apart) for seed in range(count)]
+        for rates in (False, True):
+            regrets = [
+                simulated(task, images, epochs, rates=rates, seed=seed)
+                for seed, task in enumerate(tasks)
+            ]
+            say(
+                f"{images} images, {epochs} epochs, {classes} classes, best rates "
+                f"{'others' if apart else 'the usual ones'}, tried {rates}: regret "
+                f"{fmean(regrets):.2f} points, median {median(regrets):.2f}, worst "
+                f"{max(regrets):.1f}"
+            )
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print what was fitted, and how the check came out."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--simulate", type=int, metavar="N")
+    asked = parser.parse_args(words)
+    if asked.simulate:
+        simulate(asked.simulate)
+        return
+    cells = look_set()
+    numbers = {
+        (task, name): best_and_weight(cells, task, name) for task in TASKS for name in OPTIMIZERS
+    }
+    for (task, name), (best, weight) in numbers.items():
+        say(f"{task:22}{name:6} best rate {best:+.2f}, weight {weight:+.2f}")
+    fitted = prior_of(numbers, TASKS)
+    say(f"best_rate={fitted.best_rate}")
+    say(f"rate_weight={fitted.rate_weight}")
+    regrets: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
+    for cell, trials in cells.items():
+        if len(trials) < 3 or cell.samples != min(_lengths(cells, cell.task)):
+            continue
+        prior = prior_of(numbers, [task for task in TASKS if task != cell.task])
+        for judged, longer in cells.items():
+            alike = judged.task == cell.task and judged.optimizer == cell.optimizer
+            if not alike or judged.samples == cell.samples or len(longer) < 3:
+                continue
+            for wrong in (-1, 0, 1):
+                found = found_offset(trials, wrong, classes_of(cell.task), prior)
+                best = max(100 * one.accuracy for one in longer)
+                regret, without = (
+                    best - accuracy_at(longer, x + wrong * RATE_STEP) for x in (found, 0.0)
+                )
+                words = f"{cell.task} {cell.batch} for {judged.batch}: {found / RATE_STEP:+.2f}"
+                regrets.setdefault((cell.optimizer, wrong), []).append((regret, without, words))
+    for (name, wrong), some in sorted(regrets.items()):
+        regret, without, _ = zip(*some, strict=True)
+        say(
+            f"{name}, usual rate times 3^{wrong:+d}: regret {fmean(regret):.2f} points, median "
+            f"{median(regret):.2f}, worst {max(some)[0]:.2f} ({max(some)[2]}); without trials "
+            f"{fmean(without):.2f}, worst {max(without):.2f}"
+        )
+
+
+def _lengths(cells: Iterable[Cell], task: str) -> list[int]:
+    return [cell.samples for cell in cells if cell.task == task]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,508 @@
+"""Runs for `planning.time_to_accuracy`: one at a time on a quiet machine, kept line by line.
+
+    python -m benchmarks.planning.time_to_accuracy_runs --data DIR [--lightning-python PATH]
+        [--limit-minutes M] [--task NAME] [--lines FILE] [--busy]
+
+The head of `benchmarks.planning.time_to_accuracy` says what is made, and in which order. What a
+line tells of is not made again, so that it can be gathered over several days; without an
+environment for Lightning its arm waits. After M minutes nothing is started any more. --busy keeps
+lines although others use the machine: to try things out, in another FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from batchwright.prediction.memory import fit_memory
+from batchwright.records import Profile, RunSummary
+from batchwright.records.documents import read_record
+from batchwright.workload.load import LEAST_SECONDS, load_between, read_load
+from benchmarks.harness.benchmark import (
+    RESULTS,
+    ROOT,
+    add_gathering,
+    commit,
+    environment,
+    make_parser,
+    say,
+    scratch,
+)
+from benchmarks.harness.kept_runs import append_line, read_lines
+from benchmarks.harness.loads import Burner, children
+from benchmarks.planning import decisions_runs
+
+Script = Literal["torch", "lightning"]
+Evaluations = list[tuple[float, float]]
+"""Seconds since the process began, and accuracy in percent."""
+
+SCRIPTS: tuple[Script, ...] = ("torch", "lightning")
+SEEDS = (0, 1, 2)
+LOADERS = (0, 1, 2)
+RATES = (0.03, 0.1, 0.3)
+LOOK_SEED, LOOK_PART, LOOK_EPOCHS = 10, 4, 2  # a quarter of the images, `plain_images.LOOK`
+SHORT, LONG = 120.0, 640.0  # seconds that a script is to take
+LINES = RESULTS / "time-to-accuracy-runs.jsonl"
+
+TRIES = 3  # of ours, each with twice the epochs of the one before
+QUIET = 0.1  # cores that others may use
+WATCH_SECONDS = 5.0
+POLL_SECONDS = 0.1
+MEMORY_SECONDS = 1.0  # between two looks at the processes
+
+
+@dataclass(frozen=True)
+class Task(decisions_runs.Task):
+    """What is trained; ``seconds`` that a script is to take, ``uneven`` beside a burner, too."""
+
+    seconds: float = 0.0
+    uneven: bool = False
+
+
+CHECK = Task("cifar100-groups", "resnet8", 32, 1000)
+TASKS = {
+    "groups-resnet8": Task("cifar100-groups", "resnet8", 32, 25_000, seconds=SHORT, uneven=True),
+    "imagenette-64": Task("imagenette", "resnet8", 64, 9469, seconds=SHORT, uneven=True),
+    "groups-vgg8": Task("cifar100-groups", "vgg8", 32, 25_000, seconds=SHORT),
+    "cifar-resnet8": Task("cifar100", "resnet8", 32, 50_000, seconds=LONG),
+    "imagenette-96": Task("imagenette", "resnet8", 96, 9469, seconds=LONG),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run, as its line names it.
+
+    A script has ``loaders`` and ``rate``, ours the script ``against`` which it runs, whose accuracy
+    in percent is its ``target``, and ``epochs`` of the first try at most. A look is over a part of
+    the training images, judged on others of them. A burner never waits, on the last core.
+    """
+
+    task: str
+    arm: Literal["torch", "lightning", "ours"]
+    seed: int
+    epochs: int
+    loaders: int | None = None
+    rate: float | None = None
+    look: bool = False
+    against: str | None = None
+    target: float | None = None
+    burner: bool = False
+
+    @property
+    def title(self) -> str:
+        """For files and messages."""
+        told = {name: value for name, value in asdict(self).items() if value not in (None, False)}
+        return "-".join(
+            f"{value}" if isinstance(value, str) else f"{name}{value:g}"
+            for name, value in told.items()
+        )
+
+
+class TimeIsUpError(Exception):
+    """Nothing is to be started any more."""
+
+
+# ------------------------------------------------------------------------------------------- lines
+
+
+class Bench:
+    """Makes runs, and keeps what came of them.
+
+    Args:
+        lines: JSON lines, one a run, in the order in which they ended.
+        data: Holds ``cifar-100-python/`` and ``imagenette2-160/``.
+        folder: Takes copies of images, and run folders.
+        lightning: Python of the environment that has Lightning; ``None``: there is none.
+        until: Nothing is started after it (`time.monotonic`).
+        busy: Whether others may use the machine meanwhile.
+        tasks: By name.
+    """
+
+    def __init__(
+        self,
+        lines: Path,
+        data: Path,
+        folder: Path,
+        *,
+        lightning: Path | None = None,
+        until: float = math.inf,
+        busy: bool = False,
+        tasks: Mapping[str, Task] = TASKS,
+    ) -> None:
+        self._lines, self._data, self._folder = lines, data, folder
+        self._lightning, self._until, self._busy = lightning, until, busy
+        self._tasks, self._commit = tasks, commit()
+        self._found = read_lines(lines)
+        self._place = cache(lambda name: decisions_runs.copy_images(tasks[name], data, folder))
+
+    @property
+    def scripts(self) -> tuple[Script, ...]:
+        """Those that can be run."""
+        return SCRIPTS if self._lightning else SCRIPTS[:1]
+
+    def made(self, asked: Asked) -> dict[str, Any]:
+        """The line of a run, which is made if there is none.
+
+        Raises:
+            TimeIsUpError: There is none, and it is too late to start.
+        """
+        kept = line_of(self._found, asked)
+        while kept is None:
+            self._wait_until_quiet()
+            before, run = read_load(), self._ours if asked.arm == "ours" else self._script
+            with Burner(max(os.sched_getaffinity(0))) if asked.burner else nullcontext():
+                found = run(asked)
+            others, stolen = load_since(before)
+            if others <= QUIET or self._busy:
+                beside = {"others": round(others, 3), "stolen": round(stolen, 3)}
+                kept = self._store(asked, {**found, **beside})
+            else:
+                say(f"{asked.title} does not count: others used {others:.2f} cores meanwhile")
+        return kept
+
+    def _store(self, asked: Asked, found: Mapping[str, Any]) -> dict[str, Any]:
+        told = environment(())
+        line = {
+            **asdict(asked),
+            **found,
+            "images": self._tasks[asked.task].images,
+            **{name: told[name] for name in ("processor", "cores", "python", "torch")},
+            "commit": self._commit,
+        }
+        append_line(self._lines, line)
+        self._found.append(line)
+        say(f"{asked.title}: {line['accuracy']:.2f} % in {line['seconds']:.1f} s")
+        return line
+
+    def _wait_until_quiet(self) -> None:
+        told = -math.inf
+        while time.monotonic() < self._until:
+            before = read_load()
+            time.sleep(max(LEAST_SECONDS, 0 if self._busy else WATCH_SECONDS))
+            others, _ = load_since(before)
+            if others <= QUIET or self._busy:
+                return
+            if time.monotonic() > told + 60:
+                say(f"waiting: others use {others:.1f} cores")
+                told = time.monotonic()
+        raise TimeIsUpError
+
+    # ------------------------------------------------------------------------------------- scripts
+
+    def _script(self, asked: Asked) -> dict[str, Any]:
+        task = self._tasks[asked.task]
+        python = sys.executable if asked.arm == "torch" else self._lightning
+        given = {
+            "data": self._place(asked.task),
+            "network": task.network,
+            "side": task.side,
+            **{name: getattr(asked, name) for name in ("epochs", "rate", "loaders", "seed")},
+        }
+        words = [python, "-m", f"benchmarks.planning.plain_{asked.arm}"]
+        words += [f"--{name}={value}" for name, value in given.items()]
+        words += ["--look"] if asked.look else []
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        evaluations: Evaluations = []
+        with self._log(asked).open("wb") as log:
+            began = time.monotonic()
+            pipes = {"stdout": subprocess.PIPE, "stderr": log, "cwd": ROOT, "env": clean}
+            with ending(subprocess.Popen(words, **pipes)) as process:
+                for row in process.stdout:
+                    passed, told = time.monotonic() - began, json.loads(row)
+                    evaluations.append((passed, 100 * told["accuracy"]))
+        if process.returncode or len(evaluations) != asked.epochs:
+            raise self._failed(asked)
+        last = evaluations[-1]
+        return {
+            "whole_seconds": round(last[0], 3),
+            "seconds": round(reached(evaluations, last[1]) or last[0], 3),
+            "accuracy": round(last[1], 4),
+            "evaluations": rounded(evaluations),
+            "precision": "float32",
+            "versions": told["versions"],
+        }
+
+    # ---------------------------------------------------------------------------------------- ours
+
+    def _ours(self, asked: Asked) -> dict[str, Any]:
+        """Tries until the target is reached, or `TRIES` of them; the time of all of them counts."""
+        tries: list[dict[str, Any]] = []
+        while len(tries) < TRIES and not (tries and tries[-1]["reached"]):
+            tries.append(self._command(asked, len(tries)))
+        seconds, probing = (
+            sum(one[name] for one in tries) for name in ("seconds", "probe_seconds")
+        )
+        last = tries[-1]
+        return {
+            "seconds": round(seconds, 3),
+            "training_seconds": round(seconds - probing, 3),
+            "accuracy": max(accuracy for _, accuracy in last["evaluations"] or [(0.0, 0.0)]),
+            "reached": last["reached"],
+            "precision": last.get("precision"),
+            "tries": tries,
+        }
+
+    def _command(self, asked: Asked, number: int) -> dict[str, Any]:
+        task = self._tasks[asked.task]
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            run = Path(name) / "run"
+            keys = {
+                "data": self._place(asked.task),
+                "network": task.network,
+                "resolutions": task.side,
+                "epochs": asked.epochs * 2**number,
+                "goal.accuracy": f"{asked.target / 100:.6f}",
+                "seed": asked.seed,
+            }
+            words = [f"{key}={value}" for key, value in keys.items()]
+            with self._log(asked).open("wb") as log:
+                began = time.monotonic()
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "batchwright", "run", *words, "--out", str(run)],
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, "BATCHWRIGHT_CACHE": str(Path(name) / "cache")},
+                )
+                with ending(process):
+                    evaluations, memory = followed(process, run, began)
+            ended = time.monotonic() - began
+            # A plan that sees no way to the target says so after the probe: it counts as a miss.
+            refused = process.returncode == 2 and (run / "profile.json").exists()
+            if process.returncode and not refused:
+                raise self._failed(asked)
+            at = reached(evaluations, asked.target)
+            found = {"seconds": at or ended, "reached": at is not None, "resident_bytes": memory}
+            told = refused_facts(run) if refused else trained_facts(run)
+            return {**found, **told, "evaluations": rounded(evaluations)}
+
+    def _log(self, asked: Asked) -> Path:
+        return self._folder / f"{asked.title}.log"
+
+    def _failed(self, asked: Asked) -> SystemExit:
+        return SystemExit(f"{asked.title} failed:\n{self._log(asked).read_text()[-2000:]}")
+
+
+def load_since(before: Any) -> tuple[float, float]:
+    """Cores that others have used, and that were stolen; none where the system does not say."""
+    after = read_load()
+    load = load_between(before, after) if before and after else None
+    return (load.others, load.stolen) if load else (0.0, 0.0)
+
+
+@contextmanager
+def ending(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has ended afterwards, and is ended where this one is stopped."""
+    try:
+        yield process
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.wait()
+
+
+def line_of(lines: Sequence[Mapping[str, Any]], asked: Asked) -> dict[str, Any] | None:
+    """The newest line of a run; `None` if there is none."""
+    wanted = asdict(asked)
+    found = (line for line in reversed(lines) if wanted.items() <= line.items())
+    return next((dict(line) for line in found), None)
+
+
+def reached(evaluations: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Seconds until the first evaluation that reaches an accuracy; `None`: none does.
+
+    The last digits of a percentage do not count, which a line does not keep.
+    """
+    return next((at for at, accuracy in evaluations if accuracy >= target - 1e-3), None)
+
+
+def rounded(evaluations: Evaluations) -> list[list[float]]:
+    """As a line keeps them."""
+    return [[round(at, 3), round(accuracy, 4)] for at, accuracy in evaluations]
+
+
+# ------------------------------------------------------------------------------------ our command
+
+
+def followed(
+    process: subprocess.Popen[bytes], run: Path, began: float
+) -> tuple[Evaluations, int | None]:
+    """Evaluations of a command as they come, and the largest resident size of a worker.
+
+    Workers are the processes below the command's own, from when there is a plan.
+    """
+    evaluations: Evaluations = []
+    highest, looked = 0, 0.0
+    while True:
+        alive = process.poll() is None
+        passed = time.monotonic() - began
+        found = list(_epochs(run / "metrics.jsonl"))
+        evaluations += [(passed, accuracy) for accuracy in found[len(evaluations) :]]
+        if not alive:
+            return evaluations, highest or None
+        if passed > looked + MEMORY_SECONDS and (run / "plan.json").exists():
+            looked = passed
+            highest = max([highest, *map(_resident, _below(process.pid))])
+        time.sleep(POLL_SECONDS)
+
+
+def _epochs(path: Path) -> Iterator[float]:
+    """Accuracies in percent that a run has written so far."""
+    if not path.exists():
+        return
+    for row in path.read_text(encoding="utf-8").split("\n")[:-1]:  # whole lines
+        if '"val/top1"' in row and (accuracy := json.loads(row)["val/top1"]) is not None:
+            yield 100 * accuracy
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in children(pid):
+        yield child
+        yield from _below(child)
+
+
+def _resident(pid: int) -> int:
+    """Largest resident size that a process has had, in bytes; 0 if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return sum(1024 * int(row.split()[1]) for row in text.splitlines() if row.startswith("VmHWM"))
+
+
+def trained_facts(run: Path) -> dict[str, Any]:
+    """What a run folder tells: the choice, and what was predicted beside what came."""
+    summary = read_record(run / "summary.json", RunSummary)
+    plan, stage, profile = summary.plan, summary.plan.stages[-1], summary.profile
+    share = len(summary.epochs) / plan.epochs  # of the training: it ends where the target is
+    predicted = plan.chosen.train_seconds if plan.chosen else None
+    memory = None
+    if profile:
+        model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
+        most = min(stage.micro_batch_size, max(stage.local_batch_sizes))
+        memory = model.resident(stage.resolution, most, workers=stage.workers)
+    measured = sum(one.training_seconds + one.evaluation_seconds for one in summary.epochs)
+    return {
+        "probe_seconds": sum(one.seconds for one in summary.before if one.name == "probe"),
+        "trials_seconds": sum(one.seconds for one in profile.trials) if profile else 0.0,
+        "batch": stage.global_batch_size,
+        "optimizer": plan.update,
+        "method": plan.method,
+        "workers": plan.workers,
+        "precision": plan.precision,
+        "rate": plan.learning_rate.peak,
+        "planned_epochs": plan.epochs,
+        "epochs": len(summary.epochs),
+        "predicted_seconds": predicted.value * share if predicted else None,
+        "measured_seconds": measured,
+        "billed_seconds": summary.wall_seconds,
+        "predicted_resident_bytes": memory.value if memory else None,
+    }
+
+
+def refused_facts(run: Path) -> dict[str, Any]:
+    """What the folder of a run without a plan tells."""
+    profile = read_record(run / "profile.json", Profile)
+    trials = sum(one.seconds for one in profile.trials)
+    return {"probe_seconds": profile.probe_seconds, "trials_seconds": trials, "refused": True}
+
+
+# ---------------------------------------------------------------------------------------- what runs
+
+
+class Tuned(NamedTuple):
+    """What the looks settle: a script's epochs and highest rate, and loader processes of each."""
+
+    epochs: int
+    rate: float
+    loaders: Mapping[str, int]
+
+
+def tuned(bench: Bench, name: str, task: Task) -> Tuned:
+    """Loader processes by the seconds of an epoch, length by these, rate by held-out accuracy."""
+    first = Asked(name, "torch", LOOK_SEED, LOOK_EPOCHS, 0, RATES[1], look=True)
+    seconds = {
+        script: {
+            count: epoch_seconds(bench.made(replace(first, arm=script, loaders=count)))
+            for count in LOADERS
+        }
+        for script in bench.scripts
+    }
+    loaders = {script: min(found, key=found.__getitem__) for script, found in seconds.items()}
+    epochs = math.ceil(task.seconds / (LOOK_PART * min(seconds["torch"].values())))
+    look = replace(first, epochs=epochs, loaders=loaders["torch"])
+    accuracy = {rate: bench.made(replace(look, rate=rate))["accuracy"] for rate in RATES}
+    return Tuned(epochs, max(accuracy, key=accuracy.__getitem__), loaders)
+
+
+def epoch_seconds(line: Mapping[str, Any]) -> float:
+    """From one evaluation to the next."""
+    (first, _), (second, _) = line["evaluations"][-2:]
+    return float(second - first)
+
+
+def pair(bench: Bench, name: str, script: Script, seed: int, best: Tuned, **more: bool) -> None:
+    """A script, and ours to the accuracy that it has reached."""
+    theirs = Asked(name, script, seed, best.epochs, best.loaders[script], best.rate, **more)
+    target = bench.made(theirs)["accuracy"]
+    bench.made(Asked(name, "ours", seed, best.epochs, against=script, target=target, **more))
+
+
+def gather(bench: Bench, tasks: Mapping[str, Task]) -> None:
+    """Make what is missing; the looks of a task come before its first run.
+
+    Raises:
+        TimeIsUpError: Something is missing, and it is too late to start it.
+    """
+    order = sorted(tasks, key=lambda name: tasks[name].seconds)
+    for seed in SEEDS:
+        for name in order:
+            best = tuned(bench, name, tasks[name])
+            for script in bench.scripts:
+                pair(bench, name, script, seed, best)
+    for name in order:
+        if tasks[name].uneven:
+            best = tuned(bench, name, tasks[name])
+            pair(bench, name, "torch", SEEDS[0], best, burner=True)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Gather."""
+    parser = make_parser(__doc__)
+    add_gathering(parser, LINES)
+    parser.add_argument("--lightning-python", type=Path, metavar="PATH")
+    parser.add_argument("--task", choices=TASKS)
+    parser.add_argument("--busy", action="store_true")
+    asked = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
+    with scratch() as folder:
+        bench = Bench(
+            asked.lines,
+            asked.data,
+            folder,
+            lightning=asked.lightning_python,
+            until=asked.until,
+            busy=asked.busy,
+        )
+        try:
+            gather(bench, {name: TASKS[name] for name in TASKS if asked.task in (None, name)})
+        except TimeIsUpError:
+            say("the time is up")
+    say(f"kept in {asked.lines}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Reporters of many runs at once, for `benchmarks.service.service`.
+
+    python -m benchmarks.service.reporters URL TOKENS.json RECORDS AT_ONCE OUT.json
+
+Each reporter has a run and a token of its own, and sends its records in batches of at most AT_ONCE,
+as the protocol wants: it goes on from what was acknowledged, whatever the service does meanwhile.
+OUT.json gets the seconds of each answered request, when all began and ended, and for each run how
+many records were acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+import uuid
+from contextlib import AsyncExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+RETRY_SECONDS = 0.05
+MOST_SECONDS = 600.0
+"""After which a reporter gives up: what it could not bring is missing then."""
+
+
+def record(number: int) -> dict[str, Any]:
+    """A line of metrics.jsonl as of a step with two workers; it tells its own number."""
+    line: dict[str, Any] = {
+        "kind": "epoch" if number % 100 == 99 else "step",
+        "epoch": number // 100,
+        "step": number,
+        "steps": 100,
+        "time/train_s": round(0.0101 * number, 4),
+        "train/loss": 2.3 / (1 + number),
+        "throughput/samples_per_sec": 3200.5,
+        "lr": 0.1,
+        "batch/global": 32,
+    }
+    for rank in (0, 1):
+        line |= {f"batch/local/{rank}": 16, f"time/rank{rank}/compute_s": 0.0091}
+    if line["kind"] == "epoch":
+        line |= {"epochs": 1000, "time/epoch_s": 0.5, "val/top1": 0.5}
+    return line
+
+
+@cache
+def batch_of(start: int, stop: int) -> bytes:
+    """The body with these records. All runs send the same, so what is timed is the service."""
+    body = {"first": start, "records": [record(number) for number in range(start, stop)]}
+    return json.dumps(body).encode()
+
+
+class Reporter:
+    """One run's reporter.
+
+    Attributes:
+        run: Identifier.
+        acknowledged: Records that the service says it has.
+        seconds: Of each answered request.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, token: str, plan: Any) -> None:
+        self.run, self.acknowledged = str(uuid.uuid4()), 0
+        self.seconds: list[float] = []
+        self._client, self._plan = client, plan
+        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+
+    async def introduce(self) -> None:
+        """Tell that the run is there."""
+        body = json.dumps({"name": "benchmark", "plan": self._plan}).encode()
+        await self._answer("PUT", "", body)
+
+    async def send(self, records: int, at_once: int) -> None:
+        """Bring all records, in order."""
+        while self.acknowledged < records:
+            numbers = range(self.acknowledged, min(self.acknowledged + at_once, records))
+            answer = await self._answer("POST", "/records", batch_of(numbers.start, numbers.stop))
+            self.acknowledged = answer["next"]
+
+    async def _answer(self, method: str, path: str, body: bytes) -> Any:
+        end = time.monotonic() + MOST_SECONDS
+        while time.monotonic() < end:
+            before = time.perf_counter()
+            try:
+                answer = await self._client.request(
+                    method, f"/v1/runs/{self.run}{path}", content=body, headers=self._headers
+                )
+            except httpx.TransportError:  # killed, or not there yet
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if answer.status_code in (429, 500, 502, 503):
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            answer.raise_for_status()
+            self.seconds.append(time.perf_counter() - before)
+            return answer.json()
+        raise TimeoutError(f"run {self.run}: no answer in {MOST_SECONDS:g} s")
+
+
+async def report(url: str, tokens: list[str], plan: Any, records: int, at_once: int) -> Any:
+    """All reporters at once, one for each token."""
+    async with AsyncExitStack() as clients:
+        reporters = []
+        for token in tokens:  # one client looks through all its connections at every request
+            client = httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False)  # noqa: S501 - no TLS on loopback
+            reporters.append(Reporter(await clients.enter_async_context(client), token, plan))
+        await asyncio.gather(*(one.introduce() for one in reporters))
+        for one in reporters:
+            one.seconds.clear()
+        for first in range(0, records, at_once):
+            batch_of(first, min(first + at_once, records))
+        before = time.perf_counter()
+        await asyncio.gather(*(one.send(records, at_once) for one in reporters))
+        seconds = time.perf_counter() - before
+    return {
+        "seconds": seconds,
+        "answers": [one for reporter in reporters for one in reporter.seconds],
+        "acknowledged": {one.run: one.acknowledged for one in reporters},
+    }
+
+
+def main() -> None:
+    """The command line above."""
+    url, given, records, at_once, out = sys.argv[1:]
+    values = json.loads(Path(given).read_text(encoding="utf-8"))
+    told = asyncio.run(report(url, values["tokens"], values["plan"], int(records), int(at_once)))
+    Path(out).write_text(json.dumps(told), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The way from stored images to batches: cheap at low resolutions, and without a store.
+
+`low_over_top_images`: training images per second at 88 px over those at 160 px. imagenette2-160 in
+the store, `resnet8`, batch 64, one CPU worker, random crop and flip, SGD, precision as `auto`
+settles it; input, forward, backward and update. Two processes, one for each resolution, take
+turns: in every round each trains 2 steps that are not timed and then 8 that are. The arithmetic
+limit is (160 / 88)^2 = 3.31.
+
+`loader_over_pil`: images per second out of JPEG files of 500 x 375 px, made by enlarging images of
+imagenette2-160 (quality 90), to normalized batches of 64 at 96 px, without training. Two loader
+processes in both arms, which take turns: 4 batches not timed and then 24. All have the environment
+in which our launcher starts workers: OpenMP threads that wait sleep soon and leave the cores to
+the loaders.
+
+    ours    the way of folders too large for the cache: `FilePipeline`
+    pil     as usually written: open, convert, a random square of the same size relative to the
+            image, bilinear resize, random flip, to a float tensor, normalize, in a DataLoader
+
+Ratios are medians over the rounds of the ratio within a round, their spread the quartiles; 6 rounds
+with --quick, 20 with --full.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from batchwright.distributed.processes import spinning_shortly
+from batchwright.workload.data.decoding import SUFFIXES
+from batchwright.workload.data.image_files import FilePipeline, ImageFiles
+from batchwright.workload.data.sources import open_data
+from batchwright.workload.host import prepare_process, usable_cores
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, ratios
+from benchmarks.harness.plans import CPU
+from benchmarks.harness.turns import Arm, Turns, images_per_second
+from benchmarks.methods.resolution_arms import Task, job_of, train_at
+
+LOW, TOP, BATCH = 88, 160, 64
+ROUNDS = {False: 6, True: 20}  # by --full
+FILES, SIZE, QUALITY = 1024, (500, 375), 90
+SIDE, LOADERS = 96, 2
+MARGIN = 1.15  # shorter side of an image over that of the square cut out of it, as in the store
+MEAN, STD = (0.46, 0.45, 0.42), (0.28, 0.28, 0.30)
+
+BENCHMARK = Benchmark(
+    "data_path",
+    "The way from files to batches",
+    "imagenette2-160, `resnet8`, one worker; JPEG files of 500 x 375 px",
+    (
+        Figure("low_over_top_images", "ratio", "median", "training at 88 px over training at 160 "
+               "px, images/s (limit: 3.31)", at_least=3.1),
+        Figure("loader_over_pil", "ratio", "median", "images out of large JPEG files over a usual "
+               "Pillow loader, images/s", at_least=2.0),
+        *(Figure(f"{arm}_images_per_second", "images/s", "median") for arm in ("low", "top")),
+        *(Figure(f"{arm}_loader_images", "images/s", "median") for arm in ("ours", "pil")),
+    ),
+    needs_data="always",
+)  # fmt: skip
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Training at two resolutions in turns, then loading alone."""
+    os.environ.update(spinning_shortly(os.environ))
+    rounds, images = ROUNDS[arguments.full], arguments.data / "imagenette2-160"
+    task = Task(f"imagefolder:{images}", (LOW, TOP), batch=BATCH)
+    say("imagenette2-160: reading images")
+    open_data(job_of(task, 0))
+    trained = {
+        "low": partial(Arm, train_at, task, LOW, folder / "low"),
+        "top": partial(Arm, train_at, task, TOP, folder / "top"),
+    }
+    rates = images_per_second(trained, rounds, lead_in=2, steps=8, warm_up=4)
+    say(f"enlarging {FILES} images")
+    names = enlarge(images / "train", folder / "enlarged", FILES)
+    loading = {arm.__name__: partial(Arm, arm, folder / "enlarged", names) for arm in (ours, pil)}
+    loaded = images_per_second(loading, rounds, lead_in=4, steps=24)
+    return found_of(rates, loaded), {"trained": rates, "loaded": loaded}
+
+
+def found_of(
+    rates: dict[str, list[float]], loaded: dict[str, list[float]]
+) -> dict[str, list[float]]:
+    """Ratios and rates of images per second by arm."""
+    return {
+        "low_over_top_images": ratios(rates["low"], rates["top"]),
+        "loader_over_pil": ratios(loaded["ours"], loaded["pil"]),
+        **{f"{name}_images_per_second": some for name, some in rates.items()},
+        **{f"{name}_loader_images": some for name, some in loaded.items()},
+    }
+
+
+def enlarge(source: Path, target: Path, count: int) -> list[str]:
+    """Write ``count`` images, evenly spaced over ``source``, larger; returns their names."""
+    target.mkdir(parents=True)
+    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
+    names = []
+    for number, path in enumerate(files[:: len(files) // count][:count]):
+        names.append(f"{number}.jpg")
+        with Image.open(path) as image:
+            large = image.convert("RGB").resize(SIZE, Image.Resampling.BICUBIC)
+        large.save(target / names[-1], quality=QUALITY)
+    return names
+
+
+# ---------------------------------------------------------------------------------- loading alone
+
+
+def ours(turns: Turns, root: Path, names: list[str]) -> None:
+    """Batches of our pipeline over files."""
+    prepare_process(usable_cores())
+    labels = torch.zeros(len(names), dtype=torch.int64)
+    files = ImageFiles(root, names, labels, side=SIDE, mean=MEAN, std=STD)
+    pipeline = FilePipeline(files, device=CPU, augmentation="crop-flip", seed=0, loaders=LOADERS)
+    turns.ready()
+    epoch = 0
+    while True:
+        order = torch.randperm(len(files)).split(BATCH)
+        for images, _ in pipeline.batches(order, epoch=epoch, resolution=SIDE):
+            turns.step_done(len(images))
+        epoch += 1
+
+
+def pil(turns: Turns, root: Path, names: list[str]) -> None:
+    """The usual way."""
+    loader = DataLoader(
+        UsualImages(root, names),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=LOADERS,
+        persistent_workers=True,
+    )
+    turns.ready()
+    while True:
+        for images, _ in loader:
+            turns.step_done(len(images))
+
+
+class UsualImages(Dataset[tuple[Tensor, int]]):
+    """Decode the whole image, crop, resize, mirror, normalize; one by one."""
+
+    def __init__(self, root: Path, names: list[str]) -> None:
+        self._paths = [root / name for name in names]
+        self._mean, self._std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with Image.open(self._paths[index]) as file:
+            image = file.convert("RGB")
+        edge = round(min(image.size) / MARGIN)
+        left = random.randint(0, image.width - edge)
+        top = random.randint(0, image.height - edge)
+        image = image.resize(
+            (SIDE, SIDE), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge)
+        )
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
+        return pixels.sub_(self._mean).div_(self._std).contiguous(), 0
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)

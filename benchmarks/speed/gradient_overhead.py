@@ -1,0 +1,119 @@
+"""What looking at every micro-batch's gradient costs, and scaling gradients by what is seen.
+
+`noise_scale_overhead`: step time with the norms of all parts over step time without, less 1.
+`ags_overhead`: the same with adaptive gradient scaling (`ags.mode=norm`) besides.
+
+Handwritten digits at 32 px, `resnet8`, SGD, one CPU worker, global batch 512 in 8 micro-batches of
+64. Three processes take turns: in every round each trains an epoch (3 steps) that is not timed and
+then two that are.
+
+    blind   gradients add up in ``.grad`` and nobody looks at them before the step
+    noise   as every plan trains
+    ags     with factors of its own on each tensor
+
+Figures are medians over the rounds of the ratio within a round, their spread the quartiles: 8
+rounds of 2 epochs with --quick, 30 with --full.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import batchwright as bw
+from batchwright.distributed.reducer import Reducer
+from batchwright.records import Job
+from batchwright.training import all_reduce_run
+from batchwright.training.loop import open_task
+from batchwright.workload.data.sources import open_data
+from batchwright.workload.host import prepare_process, usable_cores
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found
+from benchmarks.harness.figures import Figure, ratios
+from benchmarks.harness.plans import CPU, ENDLESS, opened, planned
+from benchmarks.harness.turns import Arm, Turns, images_per_second
+
+BATCH, MICRO_BATCH, STEPS_PER_EPOCH = 512, 64, 3
+SIDE, EPOCHS = 32, 2
+ROUNDS = {False: 8, True: 30}  # by --full
+ARMS = ("blind", "noise", "ags")
+
+BENCHMARK = Benchmark(
+    "gradient_overhead",
+    "What measuring gradients costs",
+    "`resnet8` on one worker; arms took turns in one run",
+    (
+        Figure("noise_scale_overhead", "share", "median",
+               "what measuring the gradient noise scale adds to a step", at_most=0.02),
+        Figure("ags_overhead", "share", "median",
+               "what adaptive gradient scaling adds to a step", at_most=0.03),
+    ),
+)  # fmt: skip
+
+
+class Blind(Reducer):
+    """Sums gradients and sees none of them."""
+
+    def take(self, share: float) -> None:
+        """Leave the gradients where autograd adds the next ones."""
+        del share
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """All arms in turns, a turn a few epochs."""
+    del folder
+    open_data(job_of("noise"))
+    rates = images_per_second(
+        {name: partial(Arm, trained, name) for name in ARMS},
+        ROUNDS[arguments.full],
+        lead_in=STEPS_PER_EPOCH,
+        steps=STEPS_PER_EPOCH * EPOCHS,
+        warm_up=STEPS_PER_EPOCH,
+    )
+    return found_of(rates), {"images_per_second": rates}
+
+
+def found_of(rates: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Step time over that of the arm without, less 1, from images per second in each round."""
+    arms = {"noise_scale_overhead": "noise", "ags_overhead": "ags"}
+    return {
+        name: [ratio - 1 for ratio in ratios(rates["blind"], rates[arm])]
+        for name, arm in arms.items()
+    }
+
+
+def job_of(arm: str) -> Job:
+    """One worker that accumulates."""
+    return Job(
+        network="resnet8",
+        precision="float32",
+        device="cpu",
+        workers=1,
+        launch="in-process",
+        resolutions=(SIDE,),
+        global_batch=BATCH,
+        micro_batch=MICRO_BATCH,
+        base_batch=MICRO_BATCH,
+        epochs=ENDLESS,
+        checkpoint_seconds=ENDLESS,
+        ags={"mode": "norm" if arm == "ags" else "off"},
+    )
+
+
+def trained(turns: Turns, arm: str) -> None:
+    """An arm: the usual loop."""
+    prepare_process(usable_cores())
+    if arm == "blind":
+        all_reduce_run.Reducer = Blind  # type: ignore[misc] # in this process only
+    job = job_of(arm)
+    plan = planned(job, opened(job.data, job.network, SIDE))
+    task = open_task(plan, CPU)
+    with bw.Session(task.network, task.optimizer, task.training, plan=plan) as session:
+        turns.ready()
+        for _ in session.epochs():
+            for images, labels in session.batches():
+                if session.step(partial(task.mean_loss, images, labels)):
+                    turns.step_done(BATCH)
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)

@@ -1,0 +1,387 @@
+"""What a goal aims for: which candidate each objective takes, what is level with it, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf, sqrt
+from operator import attrgetter, le
+from typing import ClassVar
+
+from batchwright.planning.candidates.cluster_options import ClusterOption
+from batchwright.planning.candidates.knees import KneeFit
+from batchwright.planning.candidates.level import (
+    RowError,
+    level_batches,
+    level_in_value,
+    level_sizes,
+)
+from batchwright.planning.candidates.progress import Progress
+from batchwright.planning.candidates.table import Row
+from batchwright.records import Estimate, Goal
+from batchwright.records.text.formatting import counted, counted_points
+
+EQUAL = 0.0005
+"""Accuracies, shares, that differ by less are shown as the same."""
+
+_FEW_LEVEL = 4  # level candidates that are named
+
+
+def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
+    """Indices of the points that no other is better than in all coordinates, rising.
+
+    A point is left out if another is at most as large in all and smaller in one; of equal points
+    all stay.
+
+    Example:
+        >>> pareto([(1, 9), (2, 3), (3, 3), (4, 1)])
+        [0, 1, 3]
+    """
+    kept: list[int] = []
+    edge: set[tuple[float, ...]] = set()
+    # In this order none that comes later is better than one before it.
+    for index in sorted(range(len(points)), key=points.__getitem__):
+        point = points[index]
+        if point in edge or not any(all(map(le, other, point)) for other in edge):
+            kept.append(index)
+            edge.add(point)
+    return sorted(kept)
+
+
+def accurate(rows: Sequence[Row], tolerance: float) -> list[Row]:
+    """Candidates as accurate at the end as the most accurate, within a tolerance, a share.
+
+    One of which nothing is told is not; all are where nothing is told of any.
+    """
+    told = {row: row.accuracy for row in rows if row.accuracy is not None}
+    least = max(told.values(), default=0.0) - tolerance
+    return [row for row, accuracy in told.items() if accuracy >= least] or list(rows)
+
+
+def by_time(row: Row) -> tuple[float, int, str, int]:
+    """The quickest first; of equally quick ones the smallest."""
+    return row.train_seconds, row.mix.workers, str(row.mix), row.batch
+
+
+def target_seconds(row: Row, progress: Progress) -> float:
+    """Seconds of training to the target: of the epochs that were chosen for it.
+
+    Where these are all that may be trained, and are not sure to reach it: over their chance.
+    Where the plan does not choose them, evaluation aside: those of an epoch over its progress.
+    Where nothing tells how many epochs it takes: for the progress that an epoch with the base batch
+    makes. Infinite where the target is not reached, or runs speak against such a batch.
+    """
+    if progress.chooses and progress.needed(row.batch) is not None:
+        return row.train_seconds
+    if progress.chooses:
+        chance = progress.chance(row.batch)
+        return row.train_seconds / chance if chance else inf
+    return row.epoch_seconds * (progress.relative_epochs(row.batch) or 1.0)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The least of a value; this one, of time.
+
+    Attributes:
+        goal: Its limits and tolerances.
+        bends: The knee of each cluster at the highest resolution.
+        progress: What a batch means for progress.
+    """
+
+    goal: Goal
+    bends: Sequence[KneeFit]
+    progress: Progress
+    mends: ClassVar[str] = "a larger probe.budget may"
+    mends_batches: ClassVar[str] = mends
+
+    def value(self, row: Row) -> float:
+        """What is to be small."""
+        return row.train_seconds
+
+    def among(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Candidates that come into question."""
+        return rows
+
+    def epochs(self, row: Row, chosen: Row) -> Estimate | None:  # noqa: ARG002
+        """Epochs of a candidate over the chosen one's, where the value goes by them."""
+        return None
+
+    def best(self, rows: Sequence[Row]) -> Row:
+        """The candidate to take of those within the limits."""
+        return min(self.among(rows), key=lambda row: (self.value(row), *by_time(row)))
+
+    def sizes(self, rows: Sequence[Row]) -> list[Row]:
+        """The best candidate of each cluster, small clusters first."""
+        of_mix: dict[ClusterOption, list[Row]] = {}
+        for row in rows:
+            of_mix.setdefault(row.mix, []).append(row)
+        return sorted(map(self.best, of_mix.values()), key=lambda row: row.order)
+
+    def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
+        """Candidates that it may as well have taken, ``error`` being that of a candidate's time."""
+        return level_in_value(
+            chosen,
+            self.among(rows),
+            self.bends,
+            error,
+            self.value,
+            lambda row: self.epochs(row, chosen),
+        )
+
+    def level_words(self, others: Sequence[str], *, batches: bool = False) -> str:
+        """What measurements cannot tell from the choice, in a sentence; empty if nothing.
+
+        ``batches``: whether they differ in the batch, and so in accuracy.
+        """
+        if not others:
+            return ""
+        more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
+        named = " and ".join([*others[:_FEW_LEVEL], *more])
+        mends = self.mends_batches if batches else self.mends
+        return f"Level with {named}: what was measured does not tell which is better; {mends}."
+
+    @property
+    def _named(self) -> str:
+        return f"goal.objective={self.goal.objective}"
+
+    def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
+        """Why so many workers, of the best of each cluster."""
+        return f"That of the best candidate ({self._named})."
+
+    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
+        """Why that batch; ``bend`` is its cluster's knee."""
+        return self._least_of("time")
+
+    def _least_of(self, what: str) -> str:
+        return f"The least predicted {what} of the candidates within the limits ({self._named})."
+
+
+class LeastCost(Objective):
+    """The cheapest candidate."""
+
+    def value(self, row: Row) -> float:
+        """What it costs."""
+        return row.cost or 0.0
+
+    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
+        """Why that batch."""
+        return self._least_of("cost")
+
+
+class MostAccurate(Objective):
+    """The quickest of the most accurate candidates."""
+
+    def among(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Those that are shown as equally accurate."""
+        return accurate(rows, EQUAL)
+
+    def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
+        """Why so many workers."""
+        return f"That of the most accurate candidate ({self._named})."
+
+    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
+        """Why that batch."""
+        return (
+            f"The most accurate of the candidates within the limits{self._told(row)} held out, and "
+            f"of those that are shown as equal the quickest ({self._named})."
+        )
+
+    def _told(self, row: Row) -> str:
+        reached = self.progress.reached(row.batch)
+        return "" if reached is None else f": {reached.value:.1%}"
+
+
+class AccurateSoon(MostAccurate):
+    """The quickest of those as accurate as the best within the tolerance."""
+
+    mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
+
+    def among(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Those within the tolerance."""
+        return accurate(rows, self.goal.accuracy_tolerance)
+
+    def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
+        """Why so many workers."""
+        within = counted_points(self.goal.accuracy_tolerance)
+        return (
+            f"That of the quickest candidate within {within} of the most accurate ({self._named})."
+        )
+
+    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
+        """Why that batch."""
+        return (
+            "The least predicted time of the candidates within the limits that are as accurate as "
+            f"the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}"
+            f"{self._told(row)} held out ({self._named})."
+        )
+
+
+class ToTarget(Objective):
+    """The least time or cost of a training to an accuracy."""
+
+    mends = mends_batches = "finished runs of several batches, or a larger probe.budget, may"
+
+    def value(self, row: Row) -> float:
+        """Time or cost to the target."""
+        aim = attrgetter("expense" if self.goal.least == "cost" else "seconds")
+        return float(aim(replace(row, target_seconds=target_seconds(row, self.progress))))
+
+    def epochs(self, row: Row, chosen: Row) -> Estimate | None:
+        """Epochs to the target."""
+        return self.progress.compared_epochs(row.batch, chosen.batch)
+
+    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
+        """Why that batch."""
+        progress, aim = self.progress, f"goal.accuracy={self.goal.accuracy:g}"
+        epochs, missed = progress.epochs(row.batch), progress.model(row.batch).missed
+        more = f" Of those given, {missed}." if missed else ""
+        if progress.chooses:
+            return (
+                f"The least predicted {self.goal.least} to {aim}: {counted(row.epochs, 'epoch')} "
+                f"of {row.epoch_seconds:.3g} s, {progress.how_sure(row.batch)}.{more}"
+            )
+        if epochs is not None:
+            return (
+                f"The least predicted time to {aim}: {epochs.value:.3g} epochs ({epochs.low:.3g} "
+                f"to {epochs.high:.3g}) of {row.epoch_seconds:.3g} s.{more}"
+            )
+        if progress.relative_epochs(row.batch) == inf:
+            return (
+                f"No batch within the limits is known to reach {aim}: the least time for the job's "
+                f"epochs.{more}"
+            )
+        return (
+            f"The least predicted time to any accuracy, so to {aim}: epoch time over progress per "
+            "sample (efficiency). No run with such a batch reached it, so the number of epochs is "
+            "not known: seconds to the target are for as much progress as an epoch with the base "
+            f"batch makes.{more}"
+        )
+
+
+class AtTheKnee(Objective):
+    """The batch where doubling stops paying, and the cluster where the next size does."""
+
+    def best(self, rows: Sequence[Row]) -> Row:
+        """Where prices are known the least product of time and cost, of each cluster's knee."""
+        sizes = self.sizes(rows)
+        if _priced(sizes):
+            edge = [sizes[at] for at in pareto([(row.train_seconds, row.expense) for row in sizes])]
+            return min(edge, key=lambda row: (row.train_seconds * row.expense, *by_time(row)))
+        # The smallest cluster whose next size up saves too little.
+        steps = _quickest(sizes)
+        for row, larger in pairwise(steps):
+            if 1 - larger.train_seconds / row.train_seconds <= self.goal.doubling_gain:
+                return row
+        return steps[-1]
+
+    def sizes(self, rows: Sequence[Row]) -> list[Row]:
+        """The candidate of each cluster at its knee or nearest to it, small clusters first."""
+        allowed = set(rows)
+        found = {bend.mix: bend.best for bend in self.bends if bend.best and bend.best in allowed}
+        # A batch that is asked for stands for its cluster.
+        asked = [row for row in rows if row.mix not in found]
+        return sorted([*found.values(), *asked], key=lambda row: row.order)
+
+    def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
+        """Batches of the cluster, and clusters."""
+        sizes, gain = self.sizes(rows), self.goal.doubling_gain
+        bend = next((bend for bend in self.bends if bend.mix is chosen.mix), None)
+        batches = level_batches(chosen, rows, bend, gain)
+        if not _priced(sizes):
+            return (*batches, *level_sizes(chosen, _quickest(sizes), error, gain))
+
+        def square_root(row: Row) -> float:  # of time and cost, so in proportion to the time
+            return sqrt(row.train_seconds * row.expense)
+
+        return (*batches, *level_in_value(chosen, sizes, (), error, square_root))
+
+    def why_size(self, row: Row, sizes: Sequence[Row]) -> str:
+        """Why so many workers."""
+        if _priced(sizes):
+            return (
+                "The least product of time and cost, each cluster at its knee: beyond it, one "
+                "percent more cost buys less than one percent of the time."
+            )
+        gain = self.goal.doubling_gain
+        larger = [one for one in sizes if one.mix.workers > row.mix.workers]
+        if not larger:
+            return (
+                f"Each size up to here, at its own knee, saves more than {gain:.1%} of the "
+                "training time; there are no more workers within the limits."
+            )
+        step = _quickest(larger)[0]
+        saved = 1 - step.train_seconds / row.train_seconds
+        says = f"save {saved:.1%}" if saved > 0 else f"take {-saved:.1%} more"
+        return (
+            f"The smallest number whose next size up saves at most {gain:.1%} of the training "
+            f"time: {step.mix.workers} would {says} of {row.train_seconds:.3g} s."
+        )
+
+    def why_batch(self, row: Row, bend: KneeFit | None) -> str:
+        """Why that batch."""
+        if bend is None:
+            return "The only candidate."
+        texts = [self._knee_or_not(row, bend)]
+        if len(bend.rows) == 1:
+            texts.insert(0, f"There is one candidate only, {bend.rows[0].batch}.")
+        if bend.closed_form:
+            texts.append(
+                "The step time is a straight line in the batch, which puts the knee at "
+                f"{bend.closed_form:.0f} samples."
+            )
+        if len(bend.rows) >= 3:
+            says = f"says {bend.kneedle}; its answer moves with the range of candidates"
+            if bend.kneedle is None:
+                says = "finds no knee"
+            elif bend.kneedle == row.batch:
+                says = "says the same"
+            texts.append(f"Kneedle over log2 of the same batches {says}.")
+        return " ".join(texts)
+
+    def _knee_or_not(self, row: Row, bend: KneeFit) -> str:
+        share, knee = f"{self.goal.doubling_gain:.1%}", bend.row
+        if knee is None:
+            return (
+                f"There is no knee: each doubling up to here saves more than {share} of the time "
+                "per image; this is the largest batch that fits the memory and leaves at least "
+                f"{self.goal.least_steps} steps an epoch."
+            )
+        if bend.line is not None and bend.line[0] == 0:
+            return (
+                "There is no knee: a step takes time in proportion to its batch, so a larger one "
+                "saves nothing; this is the smallest candidate."
+            )
+        twice = 2 * knee.batch
+        saves = 1 - bend.per_sample(twice) / knee.per_sample
+        says = f"saves at most {share} of the time per image: {twice} would save {saves:.1%}"
+        if row.batch == knee.batch:
+            return f"The smallest batch whose doubling {says}."
+        missed = " and ".join(miss.text for miss in knee.misses)
+        return (
+            f"The nearest within the limits to the knee {knee.batch}, whose doubling {says}, but "
+            f"which {missed}."
+        )
+
+
+OBJECTIVES: dict[str, Callable[[Goal, Sequence[KneeFit], Progress], Objective]] = {
+    "auto": AccurateSoon,
+    "accuracy": MostAccurate,
+    "cost": LeastCost,
+    "knee": AtTheKnee,
+    "target-accuracy": ToTarget,
+    "time": Objective,
+}
+
+
+def _priced(rows: Sequence[Row]) -> bool:
+    return all(row.cost is not None for row in rows)
+
+
+def _quickest(rows: Sequence[Row]) -> list[Row]:
+    """The quickest of each size, small sizes first."""
+    quickest: dict[int, Row] = {}
+    for row in sorted(rows, key=by_time):
+        quickest.setdefault(row.mix.workers, row)
+    return [quickest[workers] for workers in sorted(quickest)]

@@ -1,0 +1,339 @@
+"""What a batch means for progress: epochs to a target and accuracy, by runs, trials and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf, log
+from statistics import NormalDist
+
+from batchwright.planning.candidates.learnt import Learnt
+from batchwright.planning.chosen import Chosen
+from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
+from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason
+from batchwright.records.text.formatting import counted
+
+FAR = 10
+"""Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
+holds so far."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a batch means for the training's progress, each batch asked once.
+
+    Attributes:
+        models: Fitted, by optimizer.
+        optimizer: The one that a batch is given.
+        base_batch: Global batch whose progress per sample counts as 1.
+        planned: Epochs of the training, the most where the plan chooses them.
+        target: Held-out accuracy to reach, a share; `None` if none is given.
+        confidence: Probability with which the chosen epochs are to reach it.
+        least: Fewest epochs that may be chosen; `None` where the plan does not choose them.
+        learnt: What trials tell; `None` without any.
+        unknown: Why trials tell nothing, and what the choice goes by then, in sentences.
+    """
+
+    models: Mapping[OptimizerName, ProgressModel]
+    optimizer: Callable[[int], OptimizerName]
+    base_batch: int
+    planned: int
+    target: float | None = None
+    confidence: float = 0.8
+    least: int | None = None
+    learnt: Learnt | None = None
+    unknown: str = ""
+    _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
+    _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+
+    def model(self, batch: int) -> ProgressModel:
+        """That of the optimizer which a batch is given."""
+        return self.models[self.optimizer(batch)]
+
+    def efficiency(self, batch: int) -> Estimate | None:
+        """Progress per sample against the base batch, at the rate that each is given.
+
+        In proportion to 1 over the epochs to the target, as far as these are known; `None` if
+        nothing tells.
+        """
+        own, base = self.to_target(batch), self.relative_epochs(self.base_batch)
+        if own is None or base is None or base == inf:
+            return None
+        return Estimate(value=base / own.value, low=base / own.high, high=base / own.low)
+
+    def to_target(self, batch: int) -> Estimate | None:
+        """Epochs to the target or, where no run tells them, over those with the base batch.
+
+        `None` if nothing tells, where only runs with another optimizer reached the target, and
+        where those with such a batch missed it.
+        """
+        if batch not in self._to_target:
+            epochs = self.epochs(batch)
+            if epochs is None and not self._misses(batch):
+                by_law = self._by_law(batch, self.base_batch)
+                epochs = by_law or self.model(batch).relative_epochs(batch)
+            self._to_target[batch] = epochs
+        return self._to_target[batch]
+
+    def _by_law(self, batch: int, other: int) -> Estimate | None:
+        """Epochs with a batch over those with another, for as much accuracy, as trials tell."""
+        if self.learnt is None or self._misses(batch) or self._misses(other):
+            return None
+        one, another = ((self.optimizer(size), size) for size in (batch, other))
+        accuracy = self.target or self.learnt.accuracy(*another, self.planned).value
+        return self.learnt.model.samples_compared(one, another, accuracy)
+
+    def _misses(self, batch: int) -> bool:
+        return self._runs_tell or self.model(batch).misses_target(batch)
+
+    @property
+    def _runs_tell(self) -> bool:
+        """Whether runs reached the target."""
+        return any(model.tells_epochs for model in self.models.values())
+
+    def epochs(self, batch: int) -> Estimate | None:
+        """Epochs to the target accuracy; `None` if nothing tells."""
+        if batch not in self._epochs:
+            found = self.model(batch).epochs(batch)
+            told = None if self._misses(batch) else self.learnt  # runs tell better
+            if found is None and told is not None and self.target is not None:
+                found = told.epochs_to(self.optimizer(batch), batch, self.target)
+            self._epochs[batch] = found
+        return self._epochs[batch]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the plan chooses the epochs, and something tells them."""
+        tells = self.learnt is not None or self._runs_tell
+        return self.least is not None and self.target is not None and tells
+
+    def needed(self, batch: int, most: int | None = None) -> int | None:
+        """Fewest whole epochs that reach the target with the stated probability.
+
+        `None` if that takes more than ``most``, which are those planned unless said otherwise, and
+        where the plan does not choose them.
+        """
+        if not self.chooses:
+            return None
+        most = most or self.planned
+        if (batch, most) not in self._needed:
+            fewest = self._fewest_by_trials if self.by_trials(batch) else self._fewest_by_runs
+            found = fewest(batch, most)
+            self._needed[batch, most] = found and max(found, self.least or 1)
+        return self._needed[batch, most]
+
+    def _fewest_by_trials(self, batch: int, most: int) -> int | None:
+        if self.learnt is None or self.target is None:
+            return None
+        update = self.optimizer(batch)
+        return self.learnt.needed(update, batch, self.target, self.confidence, most)
+
+    def _fewest_by_runs(self, batch: int, most: int) -> int | None:
+        epochs = self.epochs(batch)
+        if epochs is None:
+            return None
+        # The interval is of 95 %, and normal in the logarithm.
+        part = NormalDist().inv_cdf(self.confidence) / NormalDist().inv_cdf(0.975)
+        sure = epochs.value * (epochs.high / epochs.value) ** part
+        return ceil(sure) if sure <= most else None
+
+    def sure(self, batch: int, epochs: int) -> float | None:
+        """Accuracy that so many epochs reach with the stated probability, as trials tell."""
+        if self.learnt is None or not self.by_trials(batch):
+            return None
+        training = self.learnt.candidate(self.optimizer(batch), batch, epochs)
+        return self.learnt.model.surely(training, self.confidence)
+
+    def chance(self, batch: int) -> float:
+        """Probability that all planned epochs reach the target; 0 where nothing tells."""
+        if self.target is None:
+            return 0.0
+        if self.learnt is not None and self.by_trials(batch):
+            training = self.learnt.candidate(self.optimizer(batch), batch, self.planned)
+            return self.learnt.model.probability(training, self.target)
+        epochs = self.epochs(batch)
+        if epochs is None:
+            return 0.0
+        if epochs.high <= epochs.value:
+            return float(epochs.value <= self.planned)
+        # The interval is of 95 %, and normal in the logarithm.
+        error = log(epochs.high / epochs.value) / NormalDist().inv_cdf(0.975)
+        return NormalDist().cdf(log(self.planned / epochs.value) / error)
+
+    def trained(self, batch: int) -> int:
+        """Epochs that a candidate with such a batch is trained."""
+        return self.needed(batch) or self.planned
+
+    def by_trials(self, batch: int) -> bool:
+        """Whether trials tell of such a batch, and no run does."""
+        return self.learnt is not None and not self._misses(batch)
+
+    def accuracy(self, batch: int, epochs: float) -> Estimate | None:
+        """Held-out accuracy after so many epochs; `None` if nothing tells."""
+        if self.law is not None:
+            return self.law.accuracy(self.optimizer(batch), batch, epochs)
+        return self.model(batch).accuracy(batch, epochs)
+
+    @property
+    def law(self) -> Learnt | None:
+        """What tells accuracy where there are trials, unless runs tell the epochs to a target.
+
+        It rests on runs as well, and knows how optimizers and batches differ.
+        """
+        return None if self._runs_tell else self.learnt
+
+    def reached(self, batch: int) -> Estimate | None:
+        """Held-out accuracy at the end of the training; `None` if nothing tells."""
+        if batch not in self._reached:
+            self._reached[batch] = self.accuracy(batch, self.trained(batch))
+        return self._reached[batch]
+
+    def by_epoch(
+        self, batch: int, rule: LearningRateRule, held_out: int
+    ) -> tuple[Estimate | None, ...]:
+        """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
+
+        Args:
+            batch: Global batch.
+            rule: Its learning rate.
+            held_out: Images that are evaluated.
+        """
+        if self.law is None:
+            return ()
+        return self.law.by_epoch(self.optimizer(batch), batch, self.trained(batch), rule, held_out)
+
+    def accuracy_until(self, batch: int, epochs: float) -> float | None:
+        """Epochs that the runs told of, where they are fewer and alone; `None` if they are not."""
+        return None if self.law is not None else self.model(batch).accuracy_until(batch, epochs)
+
+    def compared_epochs(self, batch: int, other: int) -> Estimate | None:
+        """Epochs to the target with a batch over those with another; `None` if nothing tells."""
+        told = self._by_law(batch, other)
+        if told is not None:
+            return told
+        if self.optimizer(batch) == self.optimizer(other):
+            return self.model(batch).compared_epochs(batch, other)
+        own, others = self.to_target(batch), self.to_target(other)
+        if own is None or others is None:
+            return None
+        low, high = 1 / others.high, 1 / others.low
+        return product(own, Estimate(value=1 / others.value, low=low, high=high))
+
+    def relative_epochs(self, batch: int) -> float | None:
+        """The value of `to_target`, infinite where runs speak against such a batch."""
+        epochs = self.to_target(batch)
+        if epochs is None:
+            return inf if self._misses(batch) else None
+        return epochs.value
+
+    @property
+    def compares(self) -> bool:
+        """Whether anything tells how progress depends on the batch."""
+        return self.relative_epochs(2 * self.base_batch) is not None
+
+    @property
+    def tells_accuracy(self) -> bool:
+        """Whether accuracy is known of more batches than one."""
+        base = self.base_batch
+        return None not in (self.reached(base), self.reached(2 * base))
+
+    def how_sure(self, batch: int) -> str:
+        """With which probability the epochs that the plan trains reach the target, in words."""
+        asked = f"{self.confidence:g} (goal.confidence)"
+        if self.needed(batch) is not None:
+            return f"the fewest that reach it with probability {asked}"
+        chance = f"with probability {self.chance(batch):.2g}"
+        return f"the most that may be trained: they reach it {chance}, not {asked}"
+
+
+def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[Reason, ...]:
+    """What a global batch means for progress per sample, for epochs and for accuracy.
+
+    ``in_training`` is what is to be said of the noise scale besides, in a sentence.
+    """
+    found = [_noise_scale(progress, batch, in_training).reason("gradient noise scale")]
+    epochs = progress.epochs(batch)
+    if epochs is not None:
+        found.append(_epochs(progress, batch, epochs).reason("epochs to target"))
+    return (*found, _accuracy(progress, batch).reason("accuracy"))
+
+
+def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str]:
+    model = progress.model(batch)
+    scale = model.noise_scale
+    by_trials = progress.by_trials(batch) and progress.epochs(batch) is not None
+    told = [one for one in model.notes if not (by_trials and one.startswith(EPOCHS_NOTE))]
+    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in told)
+    notes = f"{notes} {in_training}".strip()
+    if scale is None:
+        return Chosen("not known", notes, "assumed")
+    share = 1 / (1 + batch / scale.value)
+    made = f"a sample makes about {share:.0%} of the progress that it makes at tiny batches"
+    if batch > 2 * scale.value:
+        why = f"The batch is well above it: {made}, and a larger batch costs more of it."
+    elif batch > scale.value / 2:
+        why = f"The batch is about as large: {made}."
+    else:
+        why = f"The batch is well below it, so little progress per sample is lost: {made}."
+    efficiency = progress.efficiency(batch)
+    if efficiency is not None:
+        why += (
+            f" At the planned rate that is {efficiency.value:.0%} of what a sample makes in a "
+            f"batch of {progress.base_batch} (base_batch)."
+        )
+    value = f"{scale.value:.3g} samples ({scale.low:.3g} to {scale.high:.3g})"
+    return Chosen(value, f"{why} {notes}".rstrip(), "measured")
+
+
+def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
+    most, trained = FAR * progress.planned, progress.trained(batch)
+    whence = "as the trials tell" if progress.by_trials(batch) else "from the runs given"
+    why = f"To goal.accuracy={progress.target:g}, {whence}."
+    if progress.chooses:
+        why += (
+            f" The plan trains {counted(trained, 'epoch')} of epochs={progress.planned} at most, "
+            f"{progress.how_sure(batch)}; training ends with the first evaluation that reaches it."
+        )
+    elif epochs.value > trained:
+        enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"
+        why += f" The job trains only {trained}: {enough}."
+
+    def told(count: float) -> str:
+        if count > most:
+            return f"more than {most}"
+        return "less than 1" if count < 1 else f"{count:.3g}"
+
+    value = told(epochs.value)
+    if epochs.value <= most:
+        value += f" ({told(epochs.low)} to {told(epochs.high)})"
+    return Chosen(value, why, "predicted")
+
+
+def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
+    accuracy, trained = progress.reached(batch), progress.trained(batch)
+    if accuracy is None:
+        why = (
+            f"{progress.unknown} Finished runs of this task would tell, also those of a loop of "
+            "your own: `batchwright plan --run RUN`."
+        )
+        return Chosen("not known", why, "assumed")
+    why, law = f"Held out, after {counted(trained, 'epoch')}", progress.law
+    if law is None:
+        why += ", by the runs given at equal progress."
+    else:
+        runs = f" and {counted(law.runs, 'run')} given" if law.runs else ""
+        why = (
+            f"{why}: {counted(len(law.model.observed) - law.runs, 'trial')}, short trainings of up "
+            f"to {law.longest:,} images{runs}, continued by the law of learning and by what other "
+            f"tasks showed. The interval is for one seed. {law.note}"
+        ).rstrip()
+    until = progress.accuracy_until(batch, trained)
+    if until is not None:
+        why += (
+            f" They ended after as much as {until:.3g} epochs: that is what they reached by then, "
+            "and how far more epochs go is assumed."
+        )
+    value = f"{accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})"
+    return Chosen(value, why, "predicted")

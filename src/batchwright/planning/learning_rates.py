@@ -1,0 +1,190 @@
+"""The learning rate of a plan, with its reasons: peak, warm-up and decay."""
+
+from __future__ import annotations
+
+from math import exp, inf
+
+from batchwright.algorithms.dual_batch import PAPER
+from batchwright.algorithms.learning_rate import (
+    ONE_CYCLE_END,
+    ONE_CYCLE_RISE,
+    fitted_warmup,
+    make_rule,
+    raises_nothing,
+    remark_on_rate,
+    rule_for,
+)
+from batchwright.planning.candidates.learnt import Learnt
+from batchwright.planning.candidates.optimizer import chosen_optimizer
+from batchwright.planning.chosen import Chosen
+from batchwright.planning.resolution import preset_of
+from batchwright.records import (
+    DataFacts,
+    Job,
+    LearningRateRule,
+    NetworkFacts,
+    OptimizerName,
+    Reason,
+    Source,
+)
+
+GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
+KRIZHEVSKY = "Krizhevsky 2014, arXiv 1404.5997"
+JOHNSON = "Johnson et al. 2020, arXiv 2007.05105"
+LOSHCHILOV = "Loshchilov and Hutter 2017, arXiv 1608.03983"
+POSTER = "McCord and Dash, SC21 poster"
+SMITH = "Smith and Topin 2018, arXiv 1708.07120"
+
+_DECAY: dict[str, tuple[str, Source, str]] = {
+    "cosine": ("Half a cosine from the peak to 0.", "published", LOSHCHILOV),
+    "steps": ("A tenth at 1/3, 2/3 and 8/9 of the epochs.", "published", GOYAL),
+    "one-cycle": (f"Half a cosine from the peak to {ONE_CYCLE_END:.0e} of it.", "published", SMITH),
+    "none": ("The rate stays at its peak.", "asked", ""),
+}
+
+
+def rate_of(
+    job: Job,
+    batch: int,
+    data: DataFacts,
+    network: NetworkFacts,
+    update: OptimizerName,
+    learnt: Learnt | None = None,
+) -> tuple[LearningRateRule, tuple[Reason, ...]]:
+    """The rate of a plan of one row, and why it, its warm-up and its decay are so.
+
+    Args:
+        job: Resolved.
+        batch: Samples in a step.
+        data: Where there are few steps, Muon's default rate is raised.
+        network: Its normalization matters to that rate.
+        update: The optimizer.
+        learnt: What trials tell of rates.
+
+    Raises:
+        JobError: The warm-up asked for is longer than the training.
+    """
+    scale = learnt.rate_scale(update) if learnt else 1.0
+    rule = rule_for(job, batch, data, network, update, scale)
+    rate = _rate(rule, batch, remark_on_rate(job, rule, update))
+    if tried := _rates_tried(job, batch, update, learnt):
+        rate = rate._replace(why=f"{rate.why} {tried}", source="measured", reference="")
+    return rule, _reasons(job, rule, batch, rate, Chosen(rule.decay, *_DECAY[rule.decay]))
+
+
+def rate_at_top(
+    job: Job, batch: int, network: NetworkFacts
+) -> tuple[LearningRateRule, tuple[Reason, ...]]:
+    """The rate at the highest resolution, and why; ``batch`` is a worker's own under a server.
+
+    A cycle's stages stand in the table, so nothing decays the rate but they.
+
+    Raises:
+        JobError: The warm-up asked for is longer than the training.
+    """
+    preset, asked, by_stages = preset_of(job), job, job.method_spec.cycles
+    published = preset is not None and job.learning_rate == "auto"
+    if preset is not None and published:
+        asked = asked.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
+    if by_stages:
+        asked = asked.model_copy(update={"decay": "none"})
+    update = chosen_optimizer(asked, batch)
+    rule = make_rule(asked, batch, job.epochs, update, batch_norm=network.batch_norm)
+    whose = "a worker's own steps" if job.method_spec.served else "steps"
+    rate = _rate(rule, batch)
+    rate = rate._replace(
+        why=f"{rate.why} It is that of {whose} at the highest resolution, and the same for other "
+        "batches of the plan."
+    )
+    if published:
+        why = "As published, whatever the batch; each stage has its own."
+        rate = Chosen(rule.peak, why, "published", PAPER)
+    decay = Chosen(str(rule.decay), *_DECAY[rule.decay])
+    if by_stages:
+        why = "Each stage has its own rate, in the table; nothing else decays it."
+        decay = Chosen("by stages", why, "published", PAPER)
+    return rule, _reasons(job, rule, batch, rate, decay)
+
+
+def _reasons(
+    job: Job, rule: LearningRateRule, batch: int, rate: Chosen[float], decay: Chosen[str]
+) -> tuple[Reason, ...]:
+    return (
+        rate.reason("learning rate", f"{rate.value:.4g} per step"),
+        _warmup(job, rule, batch).reason("warm-up", f"{rule.warmup_epochs:g} epochs"),
+        decay.reason("decay"),
+    )
+
+
+def _rate(rule: LearningRateRule, batch: int, remark: str = "") -> Chosen[float]:
+    """The peak rate, for a step of ``batch`` samples; a ``remark`` is on its base."""
+    ratio = f"{batch} / {rule.base_batch}"
+    gains = "; the batch is not above that, so there is nothing to gain"
+    if batch > rule.base_batch:
+        gains = (
+            ", times a gain that is measured in each step from the noise of the gradients: from 1 "
+            f"where they agree to {ratio} = {batch / rule.base_batch:.4g} where they are all noise"
+        )
+    known: dict[str, tuple[str, Source, str]] = {
+        "linear": (f" x ({ratio}), linear in the batch", "published", GOYAL),
+        "sqrt": (f" x sqrt({ratio}), the root of the batch", "published", KRIZHEVSKY),
+        "gain": (gains, "published", JOHNSON),
+        "none": (", not scaled with the batch", "asked", ""),
+    }
+    times, source, reference = known[rule.scaling]
+    why = f"{rule.base:.4g} at global batch {rule.base_batch}{times}."
+    if remark:
+        why, source, reference = f"{why} {remark}", "assumed", ""
+    if batch < rule.base_batch and rule.scaling in ("linear", "sqrt"):
+        why += " The batch is below the one that the rate is for, so the rate is scaled down."
+    return Chosen(rule.peak, why, source, reference)
+
+
+def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
+    """How the rate begins, for a step of ``batch`` samples."""
+    epochs = rule.warmup_epochs
+    if job.warmup_epochs != "auto":
+        why = "Asked for."
+        if raises_nothing(rule):
+            why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
+        return Chosen(epochs, why, "asked")
+    if rule.decay == "one-cycle":
+        why = (
+            f"The cycle's own rise: half a cosine from a 25th of the peak, over "
+            f"{ONE_CYCLE_RISE:.0%} of the epochs."
+        )
+        return Chosen(epochs, why, "published", SMITH)
+    if epochs == 0:
+        why = f"The rate is not scaled up over {rule.base:g}."
+        if rule.scaling == "gain":
+            why = "None: the gain is 1 until it is measured, and small while gradients agree."
+        return Chosen(epochs, why, "assumed")
+    ratio = batch / rule.base_batch
+    fitted = fitted_warmup(ratio, job.epochs)
+    why = (
+        f"Linear from {rule.base:g} to {rule.peak:.4g}. By the power of the batch that goes "
+        "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times the "
+        f"base batch and 10 at 240 times, here {ratio:.4g} times. Two points leave "
+        f"{fitted.least:g} to {fitted.most:g} epochs open; warmup_epochs= decides otherwise."
+    )
+    return Chosen(epochs, why, "published", POSTER)
+
+
+def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt | None) -> str:
+    """What trials told of an optimizer's rate; empty where they had the usual one alone."""
+    if learnt is None:
+        return ""
+    model, planned = learnt.model, learnt.candidate(optimizer, batch, job.epochs)
+    scales = sorted({exp(one.offset) for one in model.observed if one.optimizer == optimizer})
+    if len({1.0, *scales}) == 1:
+        return ""
+    best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
+    whence = "Trials and runs" if learnt.runs else "Trials"
+    told = (
+        f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
+        f"by the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
+        f"the usual one {usual:.1%}."
+    )
+    if (failing := model.least_failing(optimizer)) < inf:
+        told += f" At {exp(failing):.3g} times it nothing was learnt."
+    return told

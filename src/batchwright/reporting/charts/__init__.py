@@ -1,0 +1,1 @@
+"""Charts as plain data, each described once for pages and files."""

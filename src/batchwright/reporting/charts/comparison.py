@@ -1,0 +1,80 @@
+"""Charts of several runs: accuracy against epochs, time and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from batchwright.records.text.formatting import percent
+from batchwright.reporting.charts.chart import Chart, Point, Series, linear_axis, look
+from batchwright.reporting.data.comparison import ComparedRun, RunComparison, time_unit
+from batchwright.reporting.data.spending import hourly_price
+
+_MOST_MARKS = 40  # on one line
+
+Place = tuple[int, float, float]  # epoch, seconds, accuracy
+
+
+def comparison_charts(
+    told: RunComparison, *, costs: bool = True
+) -> Iterator[tuple[Chart, list[ComparedRun]]]:
+    """Each chart and the runs in it: against epochs, then against each kind of time that they have.
+
+    Against cost besides, with ``costs``: price times time of training; where a price is missing,
+    hours of work.
+    """
+    every = list(told.runs)
+    yield _chart(told, every, "epochs", "Accuracy against epochs", lambda _, at: at[0]), every
+    for simulated in (False, True):
+        runs = told.of_clock(simulated=simulated)
+        if not any(one.curve for one in runs):
+            continue
+        unit, name = time_unit(max(one.seconds for one in runs))
+        clock, kind = ("simulated ", "simulated") if simulated else ("", "real")
+        label, title = f"{clock}{name} of training", f"Accuracy against {kind} time"
+        yield _chart(told, runs, label, title, lambda _, at, unit=unit: at[1] / unit), runs  # type: ignore[misc]
+        if costs:
+            yield _cost_chart(told, runs, clock), runs
+
+
+def _cost_chart(told: RunComparison, runs: Sequence[ComparedRun], clock: str) -> Chart:
+    priced = all(hourly_price(one.summary.plan)[1] for one in runs)
+    rates = {
+        id(one): hourly_price(one.summary.plan)[0] if priced else float(one.summary.plan.workers)
+        for one in runs
+    }
+    if priced:
+        seconds, label = 3600.0, "cost of training, in the price's currency"
+    else:
+        seconds, name = time_unit(max(one.seconds * rates[id(one)] for one in runs))
+        label = f"{clock}worker-{name} of training"
+    title = f"Accuracy against {clock}cost"
+    return _chart(told, runs, label, title, lambda one, at: rates[id(one)] * at[1] / seconds)
+
+
+def _chart(
+    told: RunComparison,
+    runs: Sequence[ComparedRun],
+    label: str,
+    title: str,
+    across: Callable[[ComparedRun, Place], float],
+) -> Chart:
+    series = []
+    for one in runs:
+        style, marker = look(one.setting)
+        points = [
+            Point(across(one, at), 100 * at[2], f"{one.name}, epoch {at[0]}: {percent(at[2])}")
+            for at in one.curve
+        ]
+        stride = -(-len(points) // _MOST_MARKS)
+        series += [
+            Series(one.label, style, tuple(points), "none"),
+            Series(one.label, style, tuple(points[::-1][:: stride or 1]), marker, line=False),
+        ]
+    drawn = [point for one in series for point in one.points]
+    x = linear_axis(label, [point.x for point in drawn])
+    y = linear_axis("held-out accuracy (%)", [point.y for point in drawn], from_zero=False)
+    if told.common is not None:
+        ends = tuple(Point(at, 100 * told.common) for at in (x.low, x.high))
+        words = f"{percent(told.common)}, reached by all"
+        series.append(Series(words, "grey", ends, "none", only="file"))
+    return Chart(title, x, y, series)

@@ -1,0 +1,232 @@
+"""The charts of a run: seconds by batch and by epoch, what was learnt, where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from batchwright.records import EpochRecord, RunSummary
+from batchwright.records.text.formatting import in_seconds, number
+from batchwright.records.text.plan_text import is_chosen, rivals
+from batchwright.reporting.charts.chart import (
+    Axis,
+    Band,
+    Box,
+    Chart,
+    Lane,
+    Lanes,
+    Marker,
+    Point,
+    Series,
+    batch_axis,
+    epochs_axis,
+    evenly,
+    heights,
+    linear_axis,
+)
+from batchwright.reporting.data.live_run import EpochNow
+from batchwright.reporting.data.reading import (
+    accounting,
+    accuracy,
+    comparisons,
+    measured_word,
+    simulated_word,
+    training_clock,
+    training_words,
+)
+from batchwright.reporting.data.worker_curves import worker_curves
+
+_SIDES: tuple[tuple[str, Marker], ...] = (  # resolutions, low to high
+    ("blue", "circle"),
+    ("orange", "square"),
+    ("green", "diamond"),
+    ("purple", "circle"),
+)
+
+
+def candidates_chart(summary: RunSummary) -> Chart | None:
+    """Predicted seconds of the plan's own cluster, the measured point on top."""
+    plan = summary.plan
+    considered = rivals(plan)
+    if not considered:
+        return None
+    measured = measured_word(summary)
+    sides = sorted({one.resolution for one in considered})
+    series, bands = [], []
+    for at, side in enumerate(sides):
+        style, marker = _SIDES[at % len(_SIDES)]
+        of_side = f", {side} px" * (len(sides) > 1)
+        ones = [one for one in considered if one.resolution == side]
+        points = tuple(
+            Point(
+                one.global_batch_size,
+                one.epoch_seconds.value,
+                f"batch {one.global_batch_size}{of_side}: "
+                f"{in_seconds(one.epoch_seconds)} s predicted",
+            )
+            for one in ones
+        )
+        edges = tuple(
+            (float(one.global_batch_size), one.epoch_seconds.low, one.epoch_seconds.high)
+            for one in ones
+        )
+        series.append(Series(f"predicted{of_side}", style, points, marker))
+        bands.append(Band("95 % interval", style, edges))
+    chosen = tuple(
+        Point(one.global_batch_size, one.epoch_seconds.value, "chosen")
+        for one in considered
+        if is_chosen(plan, one)
+    )
+    found = tuple(
+        Point(
+            plan.stages[one.stage].global_batch_size,
+            one.measured,
+            f"{number(one.measured)} s {measured}",
+        )
+        for one in comparisons(summary)
+        if one.measured is not None
+    )
+    series += [
+        Series("chosen", "ink", chosen, "ring", line=False),
+        Series(f"{measured} (median)", "red", found, "diamond", line=False),
+    ]
+    planned = [stage.global_batch_size for stage in plan.stages]
+    batches = [*(one.global_batch_size for one in considered), *planned]
+    return Chart(
+        "Epoch time against global batch",
+        batch_axis("global batch (samples per step)", batches, planned),
+        linear_axis(f"{simulated_word(summary)}seconds per epoch", heights(series, bands)),
+        series,
+        bands,
+    )
+
+
+def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | None:
+    """Measured seconds of each epoch over the predicted interval of its stage.
+
+    The one in progress, ``now``, is drawn as long as it would take at its pace so far.
+    """
+    expected = now.expected_seconds if now else None
+    if not summary.epochs and expected is None:
+        return None
+    measured, clock = measured_word(summary), simulated_word(summary)
+    series = []
+    for whole, style, resumed in ((True, "red", ""), (False, "grey", ", resumed inside")):
+        points = tuple(
+            Point(
+                epoch.epoch + 1,
+                epoch.training_seconds,
+                f"epoch {epoch.epoch + 1}: {number(epoch.training_seconds)} {clock}s",
+            )
+            for epoch in summary.epochs
+            if epoch.whole is whole
+        )
+        series.append(Series(f"{measured}{resumed}", style, points, "diamond", line=False))
+    if now and expected is not None:
+        words = f"epoch {now.epoch + 1}: {number(expected)} {clock}s at its pace so far"
+        going = (Point(now.epoch + 1, expected, words),)
+        series.append(Series("in progress, by its pace", "ink", going, "ring", line=False))
+    bands, first = [], 0.5
+    for stage in summary.plan.stages:
+        predicted, last = stage.predicted_epoch_seconds, first + stage.epochs
+        if predicted is not None:
+            span = ((first, predicted.low, predicted.high), (last, predicted.low, predicted.high))
+            bands.append(Band("predicted, 95 % interval", "blue", span))
+            ends = tuple(Point(at, predicted.value) for at in (first, last))
+            series.insert(0, Series("predicted", "blue", ends, "none"))
+        first = last
+    return Chart(
+        "Epoch by epoch",
+        epochs_axis(summary.plan.epochs),
+        linear_axis(f"{clock}seconds per epoch", heights(series, bands)),
+        series,
+        bands,
+    )
+
+
+def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
+    """Loss and held-out accuracy over the epochs; at least one was finished.
+
+    What was predicted of accuracy is drawn up to the plan's end, as far as it was.
+    """
+    epochs, clock = summary.epochs, training_clock(summary)
+    labels = [f"{e.epoch + 1}\n{number(s)} s" for e, s in zip(epochs, clock, strict=True)]
+    x = Axis(
+        f"epoch, and {simulated_word(summary)}seconds of training by its end",
+        min(0.5, epochs[0].epoch + 0.5),
+        epochs[-1].epoch + 1.5,
+        tuple((epochs[i].epoch + 1.0, labels[i]) for i in evenly(range(len(epochs)), 6)),
+    )
+    losses = [
+        _over_epochs(epochs, "training loss", "blue", "circle", [e.train_loss for e in epochs]),
+        _over_epochs(epochs, "held-out loss", "orange", "square", [e.val_loss for e in epochs]),
+    ]
+    shares = [None if e.top1 is None else 100 * e.top1 for e in epochs]
+    right = [_over_epochs(epochs, "held-out accuracy (%)", "green", "square", shares)]
+    bands, wide = [], x
+    told = [(at, one) for at, one in enumerate(summary.plan.epoch_accuracy, 1) if one is not None]
+    if told:
+        edges = tuple((at, 100 * one.low, 100 * one.high) for at, one in told)
+        bands = [Band("predicted, 95 % interval", "blue", edges)]
+        line = tuple(Point(at, 100 * one.value) for at, one in told)
+        right.insert(0, Series("predicted", "blue", line, "none"))
+        last = float(summary.plan.epochs)
+        if epochs[-1].epoch + 1 < last:
+            room = max(1, 6 * len(epochs) // summary.plan.epochs)
+            ticks = tuple(
+                (epochs[i].epoch + 1.0, labels[i])
+                for i in evenly(range(len(epochs)), room)
+                if epochs[i].epoch + 1 < 0.85 * last
+            )
+            wide = replace(x, high=last + 0.5, ticks=(*ticks, (last, str(summary.plan.epochs))))
+    best = summary.best_epoch
+    if best is not None and best.top1 is not None:
+        point = Point(best.epoch + 1, 100 * best.top1, f"best: {accuracy(best)}")
+        right.append(Series("best", "ink", (point,), "ring", line=False))
+    y = linear_axis("accuracy (%)", heights(right, bands), from_zero=False)
+    return (
+        Chart("Loss", x, linear_axis("mean loss", heights(losses)), losses),
+        Chart("Held-out accuracy", wide, y, right, bands),
+    )
+
+
+def _over_epochs(
+    epochs: Sequence[EpochRecord],
+    name: str,
+    style: str,
+    marker: Marker,
+    values: Sequence[float | None],
+) -> Series:
+    points = tuple(
+        Point(epoch.epoch + 1, value, f"epoch {epoch.epoch + 1}: {name} {number(value)}")
+        for epoch, value in zip(epochs, values, strict=True)
+        if value is not None
+    )
+    return Series(name, style, points, marker)
+
+
+def time_chart(summary: RunSummary) -> Lanes:
+    """Where each worker's time went, a bar as long as the wall time for each."""
+    lanes = []
+    for one in worker_curves(summary):
+        boxes, start = [], 0.0
+        for name, seconds in accounting(summary, one):
+            words = f"{one.label}, {name}: {training_words(summary, seconds)}"
+            boxes.append(Box(f"part-{name}", start, start + seconds, words))
+            start += seconds
+        lanes.append(Lane(str(one.number), boxes, one.label))
+    clock = simulated_word(summary)
+    return bars(
+        "Simulated time by worker" if clock else "Wall time by worker",
+        f"{clock or 'wall '}time (s)",
+        lanes,
+        [name for name, _ in accounting(summary)],
+    )
+
+
+def bars(title: str, label: str, lanes: Sequence[Lane], parts: Sequence[str]) -> Lanes:
+    """Stacked horizontal bars from zero, of so many parts."""
+    longest = max((one.boxes[-1].end for one in lanes), default=0.0)
+    ticks = linear_axis(label, [longest]).ticks
+    x = Axis(label, 0.0, max(longest, ticks[1][0]), tuple(t for t in ticks if t[0] <= longest))
+    return Lanes(title, x, lanes, [(part, f"part-{part}") for part in parts], bars=True)

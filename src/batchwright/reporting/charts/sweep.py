@@ -1,0 +1,91 @@
+"""Charts of a sweep: accuracy epoch by epoch, and last accuracy against a key's values."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from batchwright.records import Sweep, SweptKey
+from batchwright.records.text.formatting import number
+from batchwright.reporting.charts.chart import (
+    Axis,
+    Band,
+    Chart,
+    Point,
+    Series,
+    epochs_axis,
+    linear_axis,
+    log_axis,
+    look,
+)
+from batchwright.reporting.data.sweep_curves import (
+    MOST_PANELS,
+    Line,
+    Panel,
+    against,
+    curves,
+    scale_of,
+    value_label,
+)
+
+
+def against_chart(sweep: Sweep, key: SweptKey) -> Chart:
+    """Last accuracy against a key's values: a line for each setting of the other keys."""
+    title, joined = f"Last accuracy against {key.key}", scale_of(key.values).numeric
+    return _chart(title, against(sweep, key.key), _value_axis(key), joined=joined)
+
+
+def epochs_charts(sweep: Sweep, key: SweptKey) -> list[Chart]:
+    """Accuracy epoch by epoch: a chart for each setting of the other keys, as far as they fit."""
+    panels = curves(sweep, key.key)
+    charts = []
+    for panel in panels[:MOST_PANELS]:
+        epochs = max(int(spot.x) for line in panel.lines for spot in line.spots)
+        title = "Accuracy epoch by epoch" + (f", {panel.title}" if len(panels) > 1 else "")
+        charts.append(_chart(title, panel, epochs_axis(epochs)))
+    return charts
+
+
+def _value_axis(key: SweptKey) -> Axis:
+    """An axis with ticks at the values, or round ones where there are too many."""
+    scale = scale_of(key.values)
+    places = scale.places
+    if not scale.numeric:
+        ticks = tuple((at, value_label(v)) for at, v in zip(places, key.values, strict=True))
+        return Axis(key.key, -0.5, len(places) - 0.5, ticks)
+    if scale.logarithmic:
+        axis = log_axis(key.key, places)
+    else:
+        axis = linear_axis(key.key, places, from_zero=False)
+    if len(places) > 6:
+        return axis
+    ticks = tuple((at, _tick(v)) for at, v in zip(places, key.values, strict=True))
+    return Axis(axis.label, axis.low, axis.high, ticks, axis.logarithmic)
+
+
+def _tick(value: JsonValue) -> str:
+    return f"{value:,}" if isinstance(value, int) else value_label(value)
+
+
+def _chart(title: str, panel: Panel, x: Axis, *, joined: bool = True) -> Chart:
+    """Means with their standard errors: a band along a curve, whiskers at single places."""
+    series, bands = [], []
+    for line in panel.lines:
+        style, marker = look(line.number)
+        points = tuple(Point(s.x, s.mean, _words(line, at)) for at, s in enumerate(line.spots))
+        series.append(Series(line.label, style, points, marker, line=joined))
+        edges = tuple((s.x, s.mean - s.error, s.mean + s.error) for s in line.spots if s.error)
+        if joined and len(edges) > 1:
+            bands.append(Band("± one standard error", style, edges))
+        else:
+            ends = tuple(Point(at, (low + high) / 2, up=(low, high)) for at, low, high in edges)
+            series.append(Series("", style, ends, "none", line=False, only="file"))
+    spots = [spot for line in panel.lines for spot in line.spots]
+    reach = [spot.mean + sign * (spot.error or 0.0) for spot in spots for sign in (-1, 1)]
+    y = linear_axis("held-out accuracy (%)", reach, from_zero=False)
+    return Chart(title, x, y, series, bands)
+
+
+def _words(line: Line, at: int) -> str:
+    spot = line.spots[at]
+    error = "" if spot.error is None else f" ± {number(spot.error)}"
+    return f"{line.label}, {spot.x:g}: {spot.mean:.2f}{error} %"

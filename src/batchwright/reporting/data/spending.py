@@ -1,0 +1,107 @@
+"""What a run has cost so far and what it will have cost at its end, beside what was planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchwright.records import Estimate, Plan, RunSummary
+from batchwright.records.text.plan_text import is_chosen
+from batchwright.reporting.data.live_run import EpochNow
+from batchwright.reporting.data.reading import overall
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Seconds of a run and the money for them.
+
+    Attributes:
+        planned: Seconds of the whole training, as predicted; `None` if nothing was.
+        so_far: Seconds until now.
+        expected: Seconds of the whole training, at the pace so far; `None` before there is one.
+        hourly: Price of all workers for an hour; without prices their number.
+        priced: Whether `hourly` is money.
+    """
+
+    planned: Estimate | None
+    so_far: float
+    expected: float | None
+    hourly: float
+    priced: bool
+
+    def cost(self, seconds: float) -> float:
+        """Of so many seconds."""
+        return self.hourly * seconds / 3600
+
+
+def spending(summary: RunSummary, now: EpochNow | None = None, stride: int = 1) -> Spending:
+    """Count a run's seconds.
+
+    Training, evaluation and checkpoints count; of a simulated cluster training alone, whose other
+    seconds are another clock's.
+
+    Args:
+        summary: The run, or its finished epochs.
+        now: The epoch in progress.
+        stride: Every so many of the epochs are in ``summary``; the others are taken to be like
+            them.
+    """
+    plan, epochs = summary.plan, summary.epochs
+    trained = sum(one.training_seconds for one in epochs)
+    beside = sum(one.evaluation_seconds + one.checkpoint_seconds for one in epochs)
+    total = trained if summary.simulated else trained + beside
+    count = epochs[-1].epoch + 1 if stride > 1 and epochs else len(epochs)
+    so_far = total * count / len(epochs) if epochs else 0.0
+    hourly, priced = hourly_price(plan)
+    expected = None
+    left = range(epochs[-1].epoch + 1 if epochs else 0, plan.epochs)
+    if epochs:
+        spent = (total - trained) / len(epochs)
+        expected = so_far + _left_seconds(summary, left) + spent * len(left)
+    elif now is not None and now.expected_seconds is not None:
+        expected = now.expected_seconds * plan.epochs
+    going = now.seconds if now else 0.0
+    return Spending(_planned(plan), so_far + going, expected, hourly, priced)
+
+
+def hourly_price(plan: Plan) -> tuple[float, bool]:
+    """Price of the plan's workers for an hour, and whether it is one: else it is their number."""
+    goal = plan.job.goal
+    prices = {one.kind: one.price for one in goal.kinds}
+    counts = [(one.kind, one.count) for one in plan.kinds] or [("", plan.workers)]
+    found = [(count, prices.get(kind) or goal.price) for kind, count in counts]
+    if any(price is None for _, price in found):
+        return float(plan.workers), False
+    return sum(count * (price or 0.0) for count, price in found), True
+
+
+def _planned(plan: Plan) -> Estimate | None:
+    """Seconds of the whole training: of one row as predicted, of several the sum of theirs."""
+    if len(plan.stages) == 1:
+        chosen = next((one for one in plan.considered if is_chosen(plan, one)), None)
+        if chosen is not None and chosen.train_seconds is not None:
+            return chosen.train_seconds
+    told = [(stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages]
+    if any(estimate is None for _, estimate in told):
+        return None
+    value, low, high = (
+        sum(epochs * getattr(estimate, end) for epochs, estimate in told)
+        for end in ("value", "low", "high")
+    )
+    return Estimate(value=value, low=low, high=high)
+
+
+def _left_seconds(summary: RunSummary, left: range) -> float:
+    """Training seconds of the epochs that are left: predicted, times how wrong that was so far."""
+    plan, whole = summary.plan, overall(summary)
+    mean = sum(one.training_seconds for one in summary.epochs) / len(summary.epochs)
+    measured = summary.measured_epoch_seconds or mean
+    if whole.predicted is None or not whole.measured or not whole.predicted.value:
+        return measured * len(left)
+    factor = whole.measured / whole.predicted.value
+    found, start = 0.0, 0
+    for stage in plan.stages:
+        count = len(range(max(start, left.start), start + stage.epochs))
+        predicted = stage.predicted_epoch_seconds
+        found += count * (factor * predicted.value if predicted else measured)
+        start += stage.epochs
+    return found

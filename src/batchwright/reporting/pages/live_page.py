@@ -1,0 +1,260 @@
+"""The parts of the page of one run, while it goes on and afterwards, each under its own name.
+
+A part changes only where what it tells has changed, so that a page can be kept up to date part by
+part. What a finished run's report shows is drawn by the same functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchwright.records import Estimate, Plan, Profile, RateSchedule, RunSummary
+from batchwright.records.text.formatting import between, counted, duration, number, percent
+from batchwright.reporting.data.live_run import (
+    EpochNow,
+    RunLines,
+    epoch_now,
+    rounds_of,
+    summary_so_far,
+    workers_now,
+)
+from batchwright.reporting.data.plan_words import batches_words, decided_words
+from batchwright.reporting.data.reading import (
+    SIMULATED,
+    accuracy,
+    last_evaluated,
+    overall,
+    pace_words,
+    simulated_word,
+)
+from batchwright.reporting.data.spending import Spending, spending
+from batchwright.reporting.pages import markup
+from batchwright.reporting.pages.live_charts import over_time_part, workers_now_part
+from batchwright.reporting.pages.page import accuracy_part, plan_part, predicted_part, time_part
+from batchwright.reporting.pages.page_facts import environment_part, job_part
+from batchwright.reporting.pages.page_rounds import newest_rounds, rounds_part
+from batchwright.reporting.pages.page_workers import workers_charts
+
+_MOST_NOTES = 20
+_MOST_ROUNDS = 2000  # of a finished run that are drawn
+
+
+@dataclass(frozen=True)
+class RunStory:
+    """A run to be told.
+
+    Attributes:
+        name: For people.
+        plan: What is followed now.
+        profile: What it was made from, if known.
+        schedule: The plan's rate over the epochs.
+        lines: What the run has told.
+        summary: The whole run, if it has ended and said so.
+        ended: Whether nothing more is to come.
+    """
+
+    name: str
+    plan: Plan
+    profile: Profile | None
+    schedule: RateSchedule
+    lines: RunLines
+    summary: RunSummary | None = None
+    ended: bool = False
+    so_far: RunSummary = field(init=False)
+    now: EpochNow | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        told = self.summary
+        if told is None:
+            told = summary_so_far(self.name, self.plan, self.profile, self.lines)
+        going = None if self.ended else epoch_now(self.plan, self.lines)
+        object.__setattr__(self, "so_far", told)
+        object.__setattr__(self, "now", going)
+
+    @property
+    def spending(self) -> Spending:
+        """Seconds and cost."""
+        return spending(self.so_far, self.now, 1 if self.summary else self.lines.stride)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section: its name in addresses, its title, and its markup without the title."""
+
+    name: str
+    title: str
+    content: str
+
+
+def run_parts(story: RunStory) -> list[Part]:
+    """The sections of the page, those that have something to say."""
+    summary, plan = story.so_far, story.plan
+    clock = simulated_word(summary)
+    workers = workers_now_part(() if story.ended else workers_now(story.lines), clock)
+    workers += workers_charts(summary)
+    told = [
+        Part("predicted", "Predicted against measured", _predicted(story)),
+        Part("accuracy", "Accuracy", _accuracy(story)),
+        Part(
+            "schedule",
+            "Rate, resolution and batch",
+            over_time_part(plan, story.schedule, summary.epochs, story.lines),
+        ),
+        Part("workers", "Workers", workers),
+        Part("rounds", "Rounds", _rounds(story)),
+        Part("cost", "Cost", _spending(story.spending, clock)),
+        Part(
+            "time",
+            "Where the time went",
+            time_part(summary, by_epoch=False) if summary.epochs else "",
+        ),
+        Part("notes", "Notes", _notes(story.lines)),
+    ]
+    return [one for one in told if one.content]
+
+
+def plan_parts(plan: Plan, profile: Profile | None) -> list[Part]:
+    """The sections that change with the plan alone."""
+    shown = RunSummary(
+        run_folder="", plan=plan, profile=profile, epochs=(), setup_seconds=0.0, wall_seconds=0.0
+    )
+    return [
+        Part("plan", "The plan", plan_part(plan, profile)),
+        Part("job", "The job", job_part(shown)),
+        Part("environment", "Data, network and environment", environment_part(shown)),
+    ]
+
+
+def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, str]]:
+    """What matters most, as (name, value, more).
+
+    Args:
+        story: The run.
+        left: Seconds until the end by the reader's clock, if they can be told.
+    """
+    summary, plan = story.so_far, story.plan
+    money, best = story.spending, summary.best_epoch
+    done = f"{len(summary.epochs):,} of {plan.epochs:,}"
+    if story.lines.stride > 1 and summary.epochs and story.summary is None:
+        done = f"{summary.epochs[-1].epoch + 1:,} of {plan.epochs:,}"
+    now = story.now
+    if now is not None:
+        more = f"in epoch {now.epoch + 1:,}: {now.unit} {now.step:,} of {now.steps:,}"
+    elif story.ended:
+        more = f"{counted(summary.resumed, 'resume')}" if summary.resumed else "no more to come"
+    else:
+        more = "between two epochs" if summary.epochs else "nothing heard of a step yet"
+    last = last_evaluated(summary)
+    clock = " simulated" if summary.simulated else ""
+    until = [f"{duration(money.so_far)}{clock} so far"]
+    if left is not None and not story.ended:
+        until.append(f"about {duration(left)} to go")
+    cost = "cost" if money.priced else "worker-hours"
+    spent = [number(money.cost(money.so_far))]
+    if money.expected is not None and not story.ended:
+        spent.append(f"{number(money.cost(money.expected))} expected")
+    if money.planned is not None:
+        spent.append(f"{number(money.cost(money.planned.value))} planned")
+    return [
+        ("Epochs done", done, more),
+        (
+            "Held-out accuracy",
+            "not evaluated yet" if last is None or last.top1 is None else percent(last.top1),
+            f"best {accuracy(best)}" if best else plan.data.split,
+        ),
+        ("Predicted epoch time", *pace_words(summary)),
+        ("Time", until[0], ", ".join(until[1:]) or f"{plan.epochs:,} epochs planned"),
+        (
+            "Cost" if money.priced else "Worker-hours",
+            spent[0],
+            ", ".join(spent[1:]) or f"{cost}; nothing was predicted",
+        ),
+        (
+            "Decided",
+            decided_words(plan),
+            f"{counted(plan.workers, 'worker')}, local batch {batches_words(plan)}",
+        ),
+    ]
+
+
+def happened(story: RunStory) -> str:
+    """The newest thing worth saying aloud, in a sentence."""
+    summary = story.so_far
+    if not summary.epochs:
+        return "No epoch is finished yet."
+    last = summary.epochs[-1]
+    words = f"Epoch {last.epoch + 1} of {story.plan.epochs} finished"
+    if last.top1 is not None:
+        words += f", held-out accuracy {percent(last.top1)}"
+    return f"{words}."
+
+
+# --------------------------------------------------------------------------------------- sections
+
+
+def _predicted(story: RunStory) -> str:
+    note = f'<p class="note">{markup.safe(SIMULATED)}</p>' if story.so_far.simulated else ""
+    if not story.so_far.epochs and (story.now is None or not story.now.step):
+        words = overall(story.so_far)
+        done = "No epoch was finished." if story.ended else "The first one is not finished yet."
+        if words.predicted is None:
+            return f"{note}<p>The plan holds no prediction. {done}</p>"
+        value = markup.safe(number(words.predicted.value))
+        return f"{note}<p>Predicted: {value} s an epoch. {done}</p>"
+    return note + predicted_part(story.so_far, story.now)
+
+
+def _accuracy(story: RunStory) -> str:
+    if not story.so_far.epochs and not story.ended:
+        return "<p>There is no finished epoch yet: it will show here when it is evaluated.</p>"
+    return accuracy_part(story.so_far)
+
+
+def _notes(lines: RunLines) -> str:
+    texts = [line.get("text") for line in lines.notes]
+    told = [text for text in texts if isinstance(text, str)][-_MOST_NOTES:]
+    items = "".join(f"<li>{markup.safe(text)}</li>" for text in told)
+    return f"<ul>{items}</ul>" if items else ""
+
+
+def _rounds(story: RunStory) -> str:
+    """All rounds of a run that has ended, the newest ones of one that goes on."""
+    if story.plan.server is None:
+        return ""
+    if story.summary is not None and 0 < len(story.summary.rounds) <= _MOST_ROUNDS:
+        return rounds_part(story.summary)
+    drawn = newest_rounds(story.plan, rounds_of(story.plan, story.lines.rounds))
+    return drawn or ("" if story.ended else "<p>No round has ended yet.</p>")
+
+
+def _spending(told: Spending, clock: str = "") -> str:
+    """Time and cost, planned, so far and expected; ``clock`` is ``simulated `` or empty."""
+    money = "cost, in the price's currency" if told.priced else "worker-hours (no price was given)"
+    planned = told.planned
+    cost = planned and Estimate(
+        value=told.cost(planned.value), low=told.cost(planned.low), high=told.cost(planned.high)
+    )
+    expected = told.expected
+    return markup.table(
+        "Time and cost of the training",
+        ["of the training", "planned (95 %)", "so far", "expected at the end"],
+        [
+            [
+                f"{clock}time",
+                "-" if planned is None else _times(planned),
+                duration(told.so_far),
+                "-" if expected is None else duration(expected),
+            ],
+            [
+                money,
+                "-" if cost is None else between(cost),
+                number(told.cost(told.so_far)),
+                "-" if expected is None else number(told.cost(expected)),
+            ],
+        ],
+    )
+
+
+def _times(estimate: Estimate) -> str:
+    low, high = duration(estimate.low), duration(estimate.high)
+    return f"{duration(estimate.value)} ({low} to {high})"

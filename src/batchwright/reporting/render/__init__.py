@@ -1,0 +1,1 @@
+"""What draws a chart: as SVG for a page, by matplotlib for a file."""

@@ -1,0 +1,300 @@
+"""Figures as files: which charts stand in which, and the numbers beside them.
+
+The same records give the same bytes: no date and no version goes into a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchwright.errors import FileError
+from batchwright.records import Plan, Profile, RateSchedule, RunSummary, Sweep, SweptKey
+from batchwright.records.text.formatting import counted
+from batchwright.reporting.charts.chart import Chart, linear_axis
+from batchwright.reporting.charts.comparison import comparison_charts
+from batchwright.reporting.charts.plan import accuracy_chart, batch_chart
+from batchwright.reporting.charts.rounds import timelines
+from batchwright.reporting.charts.run import (
+    candidates_chart,
+    epochs_chart,
+    learning_charts,
+    time_chart,
+)
+from batchwright.reporting.charts.stages import at_own_values, schedule_charts, stage_charts
+from batchwright.reporting.charts.sweep import against_chart, epochs_charts
+from batchwright.reporting.charts.workers import worker_panels
+from batchwright.reporting.data.accuracy_curves import accuracy_picture
+from batchwright.reporting.data.comparison import RunComparison
+from batchwright.reporting.data.plan_curves import PlanCurves, plan_curves
+from batchwright.reporting.data.plan_words import range_words
+from batchwright.reporting.data.schedule_words import (
+    batch_words,
+    decay_words,
+    rate_words,
+    warmup_words,
+)
+from batchwright.reporting.data.sweep_curves import MOST_PANELS, against, curves, varying
+from batchwright.reporting.data.worker_curves import worker_curves
+from batchwright.reporting.render.image import Row, figure, file_bytes
+from batchwright.storage.files import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".pdf", ".svg")
+_HIGH = 4.0  # inches of a chart whose heights are to be compared
+_FINE = 200  # pixels to the inch of a figure that may go into a paper
+
+
+# --------------------------------------------------------------------------------------- of a run
+
+
+def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
+    """Write the figures that the summary has data for into ``folder``, which is made if missing.
+
+    ``plan.png`` (and ``plan.figure.json``): time and cost over the global batch, by cluster;
+    ``epoch_seconds.png``: predicted and measured seconds per epoch, over the global batch and epoch
+    by epoch; ``learning.png``: loss and held-out accuracy; ``time.png``: where each worker's time
+    went; with two workers and more ``workers.png`` (and ``workers.figure.json``): local batch and
+    times of each over the epochs; of a run with a parameter server ``rounds.png``: its rounds,
+    worker by worker; of a plan of several stages ``stages.png``: resolution, batches and rate.
+
+    Returns:
+        The files written; empty if no epoch was finished and no candidate was considered.
+
+    Raises:
+        FileError: A file cannot be written.
+    """
+    make_folder(folder)
+    written = []
+    if plan_curves(summary.plan).clusters:  # stages have a figure of their own
+        profiles = [summary.profile] if summary.profile else []
+        written = write_plan_figure(summary.plan, profiles, folder / "plan.png")
+    workers = worker_curves(summary)
+    if len(workers) > 1:
+        written.append(folder / "workers.figure.json")
+        numbers = {"format": "batchwright-workers-figure/1", "workers": [*map(asdict, workers)]}
+        _write_numbers(numbers, written[-1])
+    for name, drawn in draw_run(summary):
+        write_whole(folder / name, file_bytes(drawn))
+        written.append(folder / name)
+    return written
+
+
+def draw_run(summary: RunSummary) -> Iterator[tuple[str, Figure]]:
+    """The figures of `write_figures`, that of the plan aside: name and figure."""
+    if seconds := [one for one in (candidates_chart(summary), epochs_chart(summary)) if one]:
+        yield "epoch_seconds.png", figure([(_HIGH, seconds)])
+    if summary.epochs:
+        yield "learning.png", figure([(_HIGH, learning_charts(summary))])
+        bars = time_chart(summary)
+        yield "time.png", figure([(1.5 + 0.45 * len(bars.lanes), [bars])])
+    if summary.rounds:
+        drawn = timelines(summary, most_bins=160)
+        yield "rounds.png", figure([(1.0 + 0.36 * len(one.lanes), [one]) for one in drawn])
+    if len(summary.plan.stages) > 1:
+        resolution, *others = stage_charts(summary.plan, summary.epochs)
+        charts = [at_own_values(resolution), *others]
+        yield "stages.png", figure([(1.9, [one]) for one in charts])
+    if len(worker_curves(summary)) > 1:
+        yield "workers.png", _draw_workers(summary)
+
+
+def _draw_workers(summary: RunSummary) -> Figure:
+    """A small panel for each worker, its local batch above, its times below."""
+    panels, workers = worker_panels(summary), len(worker_curves(summary))
+    columns = ceil(len(panels) / ceil(len(panels) / 4))
+    rows: list[Row] = []
+    for at in range(0, len(panels), columns):
+        ones = panels[at : at + columns]
+        space = [None] * (columns - len(ones))
+        rows.append((1.3, [*(batches for batches, _ in ones), *space]))
+        rows.append((1.8, [*(times for _, times in ones), *space]))
+    words = f"{len(panels)} of {workers} workers, from the fewest samples to the most"
+    return figure(rows, title=words if len(panels) < workers else "")
+
+
+# -------------------------------------------------------------------------------------- of a plan
+
+
+def plan_figure_data(plan: Plan, profiles: Sequence[Profile] = ()) -> dict[str, Any]:
+    """What the figure shows, as plain numbers.
+
+    Args:
+        plan: The plan.
+        profiles: What was measured; their steps are the points on top.
+
+    Returns:
+        The fields of `plan_curves.PlanCurves`, with a ``format``; ``stages``, where the figure
+        shows them.
+    """
+    data = {"format": "batchwright-plan-figure/1", **asdict(plan_curves(plan, profiles))}
+    if _shows_stages(plan):
+        kept = {"epochs", "resolution", "learning_rate", "rate_stage", "local_batch_sizes"}
+        data["stages"] = [stage.model_dump(include=kept, mode="json") for stage in plan.stages]
+    return data
+
+
+def _shows_stages(plan: Plan) -> bool:
+    return len(plan.stages) > 1 or plan.server is not None
+
+
+def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> list[Path]:
+    """Draw the plan, and write the numbers beside it as ``NAME.figure.json``.
+
+    Args:
+        plan: The plan.
+        profiles: What was measured.
+        path: PNG, PDF or SVG, by its suffix.
+
+    Returns:
+        The files written: the figure and its numbers.
+
+    Raises:
+        FileError: Another suffix, a plan without candidates, or the file cannot be written.
+    """
+    check_figure(path)
+    curves = plan_curves(plan, profiles)
+    if not curves.clusters and not _shows_stages(plan):
+        raise FileError(f"cannot write {path}: the plan holds no predictions to draw")
+    numbers = path.with_suffix(".figure.json")
+    write_whole(path, file_bytes(draw_plan(curves, plan), path.suffix.lower()[1:]))
+    _write_numbers(plan_figure_data(plan, profiles), numbers)
+    return [path, numbers]
+
+
+def check_figure(path: Path) -> None:
+    """Refuse a name that no figure can have, before anything else is done.
+
+    Raises:
+        FileError: It ends otherwise than a figure.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise FileError(f"cannot write {path}: a figure ends in one of {', '.join(FORMATS)}")
+
+
+def _write_numbers(data: dict[str, Any], path: Path) -> None:
+    write_whole(path, f"{json.dumps(data, indent=2, ensure_ascii=False)}\n".encode())
+
+
+def draw_plan(curves: PlanCurves, plan: Plan) -> Figure:
+    """Accuracy where it is known, time and cost; below them what several stages or batches do.
+
+    Args:
+        curves: Of the plan; without a cluster there are no charts of time and cost.
+        plan: With candidates, several stages or a parameter server.
+    """
+    sides = range_words(stage.resolution for stage in plan.stages)
+    title = f"{curves.network} on {curves.data}, {sides} px, {counted(curves.epochs, 'epoch')}"
+    rows: list[Row] = []
+    if picture := accuracy_picture(curves):
+        rows.append((_HIGH, [accuracy_chart(curves, picture)]))
+    if curves.clusters:
+        rows.append((_HIGH, [batch_chart(curves, "seconds"), batch_chart(curves, "cost")]))
+        if sides != range_words([curves.resolution]):
+            panels = "a to c" if picture else "a, b"
+            title += f"; {panels}: all epochs at {curves.resolution} px"
+    if _shows_stages(plan):
+        resolution, batches, *_ = stage_charts(plan)
+        rows.append((_HIGH, [at_own_values(resolution), batches]))
+    return figure(rows, title=title, lettered=True, dpi=_FINE)
+
+
+def write_schedule_figure(schedule: RateSchedule, path: Path) -> Path:
+    """Draw the schedule.
+
+    Args:
+        schedule: What to draw.
+        path: PNG, PDF or SVG, by its suffix.
+
+    Raises:
+        FileError: Another suffix, or the file cannot be written.
+    """
+    check_figure(path)
+    write_whole(path, file_bytes(draw_schedule(schedule), path.suffix.lower()[1:]))
+    return path
+
+
+def draw_schedule(schedule: RateSchedule) -> Figure:
+    """The rate; of several rows resolution and batch below it, and what was decided above."""
+    words = (
+        schedule.name,
+        f"{rate_words(schedule)}; {batch_words(schedule)}",
+        f"warm-up: {warmup_words(schedule)}; decay: {decay_words(schedule)}",
+    )
+    rate, *below = schedule_charts(schedule)
+    rows: list[Row] = [(3.4, [rate]), *((1.7, [one]) for one in below)]
+    return figure(rows, title="\n".join(words), dpi=_FINE)
+
+
+# --------------------------------------------------------------------------------- of several runs
+
+
+def write_comparison_figure(told: RunComparison, path: Path) -> None:
+    """Write the figure as a PNG file; folders on the way are made.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    make_folder(path.parent)
+    write_whole(path, file_bytes(draw_comparison(told)))
+
+
+def draw_comparison(told: RunComparison) -> Figure:
+    """Accuracy against epochs, and against each kind of time that the runs have."""
+    charts = [one for one, _ in comparison_charts(told, costs=False)]
+    return figure([(_HIGH, _of_one_scale(charts))])
+
+
+def _of_one_scale(charts: Sequence[Chart]) -> list[Chart]:
+    """The charts with one y axis that holds all of theirs."""
+    ends = [end for one in charts for end in (one.y.low, one.y.high)]
+    y = linear_axis(charts[0].y.label, ends, from_zero=False)
+    return [replace(one, y=y) for one in charts]
+
+
+def write_sweep_figures(sweep: Sweep, folder: Path) -> list[Path]:
+    """Write ``curves_KEY.png`` and ``accuracy_KEY.png`` for each key with several values.
+
+    Returns:
+        The files written; none before a run was evaluated.
+
+    Raises:
+        FileError: One cannot be written.
+    """
+    written = []
+    for key in (one for one in varying(sweep) if curves(sweep, one.key)):
+        make_folder(folder)
+        for name, draw in (("curves", draw_curves), ("accuracy", draw_against)):
+            written.append(folder / f"{name}_{key.key}.png")
+            write_whole(written[-1], file_bytes(draw(sweep, key)))
+    return written
+
+
+def draw_curves(sweep: Sweep, key: SweptKey) -> Figure:
+    """Accuracy epoch by epoch: a panel for each setting of the other keys."""
+    panels, charts = curves(sweep, key.key), _of_one_scale(epochs_charts(sweep, key))
+    if len(panels) > 1:
+        charts = [replace(one, title=of.title) for one, of in zip(charts, panels, strict=False)]
+    columns = 2 if len(charts) == 4 else min(3, len(charts))
+    every: list[Chart | None] = [*charts, *[None] * (-len(charts) % columns)]
+    rows: list[Row] = [(_HIGH, every[at : at + columns]) for at in range(0, len(every), columns)]
+    left_out = max(0, len(panels) - MOST_PANELS) + max(panel.left_out for panel in panels)
+    return figure(rows, below=_seeds_words(sweep, left_out))
+
+
+def draw_against(sweep: Sweep, key: SweptKey) -> Figure:
+    """Last accuracy against a key's values: a line for each setting of the other keys."""
+    left_out = against(sweep, key.key).left_out
+    return figure([(_HIGH, [against_chart(sweep, key)])], below=_seeds_words(sweep, left_out))
+
+
+def _seeds_words(sweep: Sweep, left_out: int) -> str:
+    words = f"mean of {counted(len(sweep.seeds), 'seed')}, ± one standard error"
+    words = words if len(sweep.seeds) > 1 else f"seed {sweep.seeds[0]}"
+    return words + (f"; {left_out} more in the table" if left_out else "")

@@ -1,0 +1,58 @@
+"""For operators and programs: whether the service lives, what it has counted, what can be asked."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from sqlalchemy.exc import SQLAlchemyError
+
+from batchwright.errors import BatchwrightError
+from batchwright.records import Record
+from batchwright.service.access import Stored, need, open_to_all
+from batchwright.service.api.examples import described
+from batchwright.service.problems import Unavailable
+
+router = APIRouter(tags=["operation"])
+
+
+class Health(Record):
+    """That it is well; else there is another answer."""
+
+    status: Literal["ok"] = "ok"
+
+
+@router.get("/healthz", dependencies=[open_to_all()])
+async def healthz() -> Health:
+    """Whether the process answers. It says nothing of the database."""
+    return Health()
+
+
+@router.get("/readyz", dependencies=[open_to_all()])
+def readyz(store: Stored) -> Health:
+    """Whether the database answers, and is of this version."""
+    try:
+        store.check()
+    except (SQLAlchemyError, BatchwrightError):
+        raise Unavailable("the database does not answer, or is of another version") from None
+    return Health()
+
+
+@router.get("/v1/openapi.json", dependencies=[need("read")], include_in_schema=False)
+def openapi(request: Request) -> dict[str, Any]:
+    """What can be asked, as an OpenAPI description."""
+    return described(request.app)
+
+
+@router.get(
+    "/metrics",
+    dependencies=[need("read")],
+    response_class=Response,
+    response_model=None,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def metrics(request: Request) -> Response:
+    """Requests, their times and the records taken, in Prometheus' text format."""
+    registry = request.app.state.meters.registry
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,1 +1,0 @@
-"""Records of runs as rows: checked, taken once, handed out few at a time."""
