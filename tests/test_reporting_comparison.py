@@ -13,7 +13,7 @@ from batchwright.errors import FileError
 from batchwright.reporting.data.comparison import compared, comparison_rows, setting_rows, time_unit
 from batchwright.reporting.pages.page_comparison import comparison_page
 from batchwright.reporting.render.figures import draw_comparison
-from batchwright.reporting.text.run_tables import comparison_table
+from batchwright.reporting.text.tables import comparison_table
 from batchwright.workflows import verbs
 from samples import (
     VAL,

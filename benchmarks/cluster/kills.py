@@ -11,14 +11,12 @@ brings back or a repeated step does twice, the numbers tell.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +27,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 import batchwright as bw
-from batchwright.records import DataFacts, Job, NetworkFacts, Plan
+from batchwright.records import Job, NetworkFacts, Plan
 from benchmarks.harness.benchmark import ROOT
-from benchmarks.harness.loads import children
-from benchmarks.harness.plans import fixed_plan
+from benchmarks.harness.kept_runs import append_line, read_lines
+from benchmarks.harness.loads import children, command_line, until
+from benchmarks.harness.plans import fixed_plan, made_up_data
 
 SAMPLES, SIDE, CLASSES = 2048, 16, 10
 BATCH = 32  # divides the samples: a tail of another size would take other than 1 from a number
@@ -42,7 +41,6 @@ CHECKPOINT_SECONDS = 0.5
 WORKERS = 2
 WINDOW_SECONDS = 8.0  # after the workers' start, in which one is killed: about half starting up
 START_SECONDS, END_SECONDS = 60.0, 300.0  # most that starting, and training to the end, may take
-POLL_SECONDS = 0.01
 
 # --------------------------------------------------------------------------------------- the job
 
@@ -111,15 +109,7 @@ def job_plan(workers: int = WORKERS, epochs: int = EPOCHS, samples: int = SAMPLE
         checkpoint_seconds=CHECKPOINT_SECONDS,
         timeout=30,
     )
-    facts = DataFacts(
-        name="samples",
-        digest="0" * 64,
-        train_samples=samples,
-        val_samples=0,
-        split="made up",
-        classes=tuple(map(str, range(CLASSES))),
-        side=SIDE,
-    )
+    facts = made_up_data("samples", samples, CLASSES, SIDE)
     network = NetworkFacts(name="counting", parameters=1, trained_bytes=1, batch_norm=True)
     batches = (BATCH // workers,) * workers
     row = {"dropout": 0.1, "micro_batch_size": BATCH}
@@ -145,8 +135,7 @@ def train(folder: Path, plan: Plan) -> None:
                 session.step(model.loss(*batch))
             if session.rank == 0:
                 line = {"epoch": epoch, "miscounted": model.miscounted(epoch + 1)}
-                with (folder / "counts.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+                append_line(folder / "counts.jsonl", line)
 
 
 # ------------------------------------------------------------------------------------ the killing
@@ -193,13 +182,13 @@ def run_and_kill(folder: Path, kills: int, moments: random.Random) -> KilledRun:
         while len(killed_after) < kills:
             workers = _fresh_workers(launcher, struck)
             after = moments.uniform(0, WINDOW_SECONDS)
-            if not workers or _until(lambda: launcher.poll() is not None, after):
+            if not workers or until(lambda: launcher.poll() is not None, after):
                 break
             with suppress(ProcessLookupError):  # it may just have ended by itself
                 os.kill(moments.choice(workers), signal.SIGKILL)
                 killed_after.append(after)
             struck = workers
-        _until(lambda: launcher.poll() is not None, END_SECONDS)
+        until(lambda: launcher.poll() is not None, END_SECONDS)
     finally:
         code = _ended(launcher)
     seconds = time.monotonic() - started
@@ -216,8 +205,8 @@ def miscounted(folder: Path, epochs: int = EPOCHS) -> int:
     Raises:
         ValueError: An epoch is missing.
     """
-    lines = (folder / "counts.jsonl").read_text(encoding="utf-8").splitlines()
-    last = {line["epoch"]: int(line["miscounted"]) for line in map(json.loads, lines)}
+    lines = read_lines(folder / "counts.jsonl")
+    last = {line["epoch"]: int(line["miscounted"]) for line in lines}
     if sorted(last) != list(range(epochs)):
         raise ValueError(f"{folder}: the run has ended without {epochs} epochs: {sorted(last)}")
     return max(last.values())
@@ -228,10 +217,14 @@ def _fresh_workers(launcher: subprocess.Popen[bytes], struck: list[int]) -> list
     found: list[int] = []
 
     def there() -> bool:
-        found[:] = [pid for pid in children(launcher.pid) if pid not in struck and _is_worker(pid)]
+        found[:] = [
+            pid
+            for pid in children(launcher.pid)
+            if pid not in struck and b"benchmarks.cluster.kills" in command_line(pid)
+        ]
         return len(found) == WORKERS or launcher.poll() is not None
 
-    _until(there, START_SECONDS)
+    until(there, START_SECONDS)
     return found if len(found) == WORKERS else []
 
 
@@ -244,22 +237,6 @@ def _ended(launcher: subprocess.Popen[bytes]) -> int:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return code
-
-
-def _is_worker(pid: int) -> bool:
-    with suppress(OSError):
-        return b"benchmarks.cluster.kills" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
-
-
-def _until(done: Callable[[], bool], seconds: float) -> bool:
-    """Wait until ``done()``, at most so long; returns whether it came true."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if done():
-            return True
-        time.sleep(POLL_SECONDS)
-    return done()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -156,6 +157,21 @@ def children(pid: int) -> list[int]:
             continue
         if int(parent) == pid and state != "Z":
             found.append(int(folder.name))
+    return found
+
+
+def command_line(pid: int) -> bytes:
+    """Of a process; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def until(done: Callable[[], bool], seconds: float, *, every: float = 0.02) -> bool:
+    """Wait until ``done()``, at most so long; returns whether it came true."""
+    end = time.monotonic() + seconds
+    while not (found := done()) and time.monotonic() < end:
+        time.sleep(every)
     return found
 
 

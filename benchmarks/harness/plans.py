@@ -17,6 +17,7 @@ from batchwright.workload.task import build_network, network_facts
 
 CPU = torch.device("cpu")
 ENDLESS = 1_000_000  # epochs, and seconds between checkpoints
+ONE_WORKER = {"device": "cpu", "launch": "in-process", "workers": 1}  # keys of a job
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,19 @@ def opened(data: str, network: str, side: int) -> Opened:
 def facts_of(network: str, classes: int, side: int) -> NetworkFacts:
     """What a plan wants to know of a network."""
     return network_facts(network, build_network(network, classes=classes, side=side), side)
+
+
+def made_up_data(name: str, samples: int, classes: int, side: int, held_out: int = 0) -> DataFacts:
+    """Facts of data that are nowhere."""
+    return DataFacts(
+        name=name,
+        digest="0" * 64,
+        train_samples=samples,
+        val_samples=held_out,
+        split="made up",
+        classes=tuple(map(str, range(classes))),
+        side=side,
+    )
 
 
 def planned(job: Job, known: Opened) -> Plan:

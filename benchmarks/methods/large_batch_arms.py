@@ -10,7 +10,14 @@ from typing import Any
 from batchwright.records import Job, Plan
 from benchmarks.harness.images import smaller_cifar100, smaller_folder
 from benchmarks.harness.kept_runs import TRAIN, Wanted
-from benchmarks.harness.plans import Opened, opened, planned, quick_precision, with_rates
+from benchmarks.harness.plans import (
+    ONE_WORKER,
+    Opened,
+    opened,
+    planned,
+    quick_precision,
+    with_rates,
+)
 
 Keys = Mapping[str, Any]  # of a job
 
@@ -144,9 +151,7 @@ def plan_of(task: Task, arm: Arm, seed: int, known: Opened) -> Plan:
             "data": known.data,
             "network": task.network,
             "precision": precision_of(task),
-            "device": "cpu",
-            "launch": "in-process",
-            "workers": 1,
+            **ONE_WORKER,
             "resolutions": (task.side,),
             "epochs": task.epochs,
             "evaluate_epochs": task.epochs,

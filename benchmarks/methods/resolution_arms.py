@@ -20,7 +20,7 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_loss, build_network, build_optimizer
-from benchmarks.harness.plans import CPU, facts_of, fixed_plan, quick_precision
+from benchmarks.harness.plans import CPU, ONE_WORKER, facts_of, fixed_plan, quick_precision
 from benchmarks.harness.turns import Turns
 
 RATE = 0.1
@@ -63,9 +63,7 @@ def job_of(task: Task, seed: int) -> Job:
         seed=seed,
         precision=quick_precision(),
         method="cyclic",
-        device="cpu",
-        workers=1,
-        launch="in-process",
+        **ONE_WORKER,
         resolutions=task.sides,
         checkpoint_seconds=10**9,
     )

@@ -14,7 +14,7 @@ from torch import nn
 
 import batchwright as bw
 from batchwright.distributed.server_child import ServerChild
-from batchwright.records import DataFacts, Job, Plan, Server, ServerRule
+from batchwright.records import Job, Plan, Server, ServerRule
 from batchwright.training.loop import open_task
 from batchwright.training.parameter_server.merging import layout, pack
 from batchwright.training.parameter_server.server_client import ServerClient
@@ -22,7 +22,7 @@ from batchwright.training.signals import StopRequest
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_network
 from benchmarks.harness.loads import pin
-from benchmarks.harness.plans import CPU, ENDLESS, facts_of, fixed_plan
+from benchmarks.harness.plans import CPU, ENDLESS, facts_of, fixed_plan, made_up_data
 from benchmarks.harness.turns import Turns
 
 RESNET8 = "benchmarks.methods.served_arms:resnet8"
@@ -165,15 +165,7 @@ def _plan(workers: int) -> Plan:
         server=Server(exchange_steps=1),
         timeout=TIMEOUT_SECONDS,
     )
-    facts = DataFacts(
-        name="none",
-        digest="0" * 64,
-        train_samples=SAMPLES,
-        val_samples=1,
-        split="none",
-        classes=tuple(map(str, range(CLASSES))),
-        side=SIDE,
-    )
+    facts = made_up_data("none", SAMPLES, CLASSES, SIDE, held_out=1)
     rule = ServerRule(
         consistency="asp",
         staleness=None,

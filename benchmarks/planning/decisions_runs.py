@@ -30,7 +30,14 @@ from batchwright.workload.data.sources import open_data
 from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
 from benchmarks.harness.images import CIFAR100, PICKLE, evenly, link_folder, write_cifar
 from benchmarks.harness.kept_runs import Run, RunLines, Wanted
-from benchmarks.harness.plans import Opened, opened, planned, quick_precision, with_rates
+from benchmarks.harness.plans import (
+    ONE_WORKER,
+    Opened,
+    opened,
+    planned,
+    quick_precision,
+    with_rates,
+)
 
 Optimizer = Literal["sgd", "muon"]
 
@@ -223,9 +230,7 @@ def job_keys(task: Task, known: Opened, epochs: int) -> dict[str, Any]:
         "data": known.data,
         "network": task.network,
         "precision": quick_precision(),
-        "device": "cpu",
-        "launch": "in-process",
-        "workers": 1,
+        **ONE_WORKER,
         "resolutions": task.side,
         "augment": "crop" if task.data == "digits" else "crop-flip",
         "epochs": epochs,

@@ -44,7 +44,6 @@ from batchwright.probing.probe import measure_points
 from batchwright.records import (
     Check,
     Cluster,
-    DataFacts,
     Goal,
     Job,
     MemoryPoint,
@@ -57,7 +56,7 @@ from batchwright.records import (
 )
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value, errors
-from benchmarks.harness.plans import opened
+from benchmarks.harness.plans import made_up_data, opened
 
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small")
 SIDES = {"cifar100": (24, 32), "imagefolder": (64,)}
@@ -375,15 +374,7 @@ def made_up_profile(kind: str, *, speed: float) -> Profile:
         )
     return Profile(
         job=job,
-        data=DataFacts(
-            name="imagefolder",
-            digest="0" * 64,
-            train_samples=1_281_167,
-            val_samples=50_000,
-            split="made up",
-            classes=tuple(map(str, range(1000))),
-            side=224,
-        ),
+        data=made_up_data("imagefolder", 1_281_167, 1000, 224, held_out=50_000),
         network=NetworkFacts(
             name="resnet18", parameters=11_689_512, trained_bytes=46_758_048, batch_norm=True
         ),

@@ -22,23 +22,26 @@ without Chromium.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from sqlalchemy import func, select
 
+from batchwright.client.reporter_process import ReporterProcess
+from batchwright.client.tokens import TOKEN
 from batchwright.records import Job, Plan
+from batchwright.records.documents import write_record
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
 from batchwright.service.access import COOKIE
 from batchwright.service.caller import Caller
@@ -48,14 +51,18 @@ from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value
-from benchmarks.harness.loads import free_port
+from benchmarks.harness.loads import until
 from benchmarks.harness.plans import opened, planned
 from benchmarks.service.reporters import record
-from benchmarks.service.service_live import live
-from benchmarks.service.service_process import Service, make_tokens, postgres, postgres_programs
+from benchmarks.service.service_process import DATABASES, Service, make_tokens
 
 REPORTERS, AT_ONCE = 64, 100
-LOOKS = 20
+LOOKS = EVENTS = 20
+PAUSES = (0.3, 1.6)  # seconds between two lines, so that they fall anywhere between two questions
+PATIENCE_SECONDS = 30.0
+SHOWN = "text => document.body.innerText.includes(text)"
+CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
+          "response_schema_conformance")  # fmt: skip
 OWNER = Caller("benchmark", frozenset({"report", "admin"}))
 
 BENCHMARK = Benchmark(
@@ -84,8 +91,7 @@ BENCHMARK = Benchmark(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """How much of everything is measured."""
 
     records: int
@@ -95,31 +101,40 @@ class Extent:
     fuzz_seconds: int
 
 
-QUICK, FULL = Extent(20_000, 2, 100_000, 10, 60), Extent(200_000, 10, 1_000_000, 100, 600)
+EXTENTS = {
+    False: Extent(20_000, 2, 100_000, 10, 60),
+    True: Extent(200_000, 10, 1_000_000, 100, 600),
+}
+"""By --full."""
 
 
 def measure(arguments: Arguments, folder: Path) -> Found:
     """Load and kills on each database, then pages and nonsense."""
-    extent = FULL if arguments.full else QUICK
+    extent = EXTENTS[arguments.full]
     job = Job(data="digits", workers=2, global_batch=32, epochs=1000, precision="float32")
     plan = planned(job, opened(job.data, job.network, 8))
-    loads: dict[str, Load] = {}
+    loads: dict[str, Any] = {}
     kept: list[Kept] = []
-    for name, database in databases(folder):
-        with database() as url:
-            say(f"{name}: {REPORTERS} reporters, {extent.records} records")
-            loads[name] = load(url, plan, extent.records, folder / f"{name}-load")
-        with database() as url:
-            say(f"{name}: the same, killed {extent.kills} times")
-            kept.append(killed(url, plan, extent, folder / f"{name}-killed"))
+    for name, database in DATABASES.items():
+        for kills in (0, extent.kills):
+            with database(folder / f"{name}-{kills}") as url:
+                if url is None:
+                    say("PostgreSQL is not installed: apt-get install postgresql")
+                    break
+                say(f"{name}: {REPORTERS} reporters, {extent.records} records, {kills} kills")
+                told = load(url, plan, extent.records, folder / f"{name}-{kills}", kills)
+                if kills:
+                    kept.append(what_is_kept(url, told["acknowledged"]))
+                else:
+                    loads[name] = told
     say(f"a run of {extent.page_records} records")
-    looks = full_page(plan, extent.page_records, folder)
+    looks = full_page(plan, extent.page_records, folder / "page")
     say("a page that is looked at")
     updates = live(plan, folder / "live")
     say("nonsense")
-    answered, errors = fuzz(extent, folder)
+    answered, errors = fuzz(extent, folder / "fuzz")
     return found_of(loads, kept, looks, updates, answered, errors), {
-        "seconds": {name: one.seconds for name, one in loads.items()},
+        "seconds": {name: one["seconds"] for name, one in loads.items()},
         "looks": looks,
         "updates": updates,
         "fuzzed": errors,
@@ -127,21 +142,22 @@ def measure(arguments: Arguments, folder: Path) -> Found:
 
 
 def found_of(
-    loads: dict[str, Load],
-    kept: list[Kept],
-    looks: dict[str, list[float]],
+    loads: Mapping[str, Mapping[str, Any]],
+    kept: Sequence[Kept],
+    looks: Mapping[str, list[float]],
     updates: list[float],
     answered: int,
     errors: list[str],
 ) -> dict[str, Sequence[float] | Value]:
     """The figures, from what was measured."""
-    late = {name: quantiles(one.answers, n=100)[98] for name, one in loads.items()}
+    late = {name: quantiles(one["answers"], n=100)[98] for name, one in loads.items()}
+    answers = {name: len(one["answers"]) for name, one in loads.items()}
     sent = sum(one.sent for one in kept)
     counts = {
         "records_lost": (sum(one.lost for one in kept), sent),
         "records_doubled": (sum(one.doubled for one in kept), sent),
-        "p99_seconds": (max(late.values()), sum(len(one.answers) for one in loads.values())),
-        **{f"p99_seconds_{name}": (late[name], len(loads[name].answers)) for name in loads},
+        "p99_seconds": (max(late.values()), sum(answers.values())),
+        **{f"p99_seconds_{name}": (late[name], answers[name]) for name in loads},
         "fuzz_server_errors": (len(errors), answered),
     }
     return {
@@ -149,127 +165,59 @@ def found_of(
             name: BENCHMARK[name].made(count, count, count, repeats)
             for name, (count, repeats) in counts.items()
         },
-        **{f"records_per_second_{name}": [one.rate] for name, one in loads.items()},
+        **{
+            f"records_per_second_{name}": [sum(one["acknowledged"].values()) / one["seconds"]]
+            for name, one in loads.items()
+        },
         "page_seconds_million_records": max(looks.values(), key=median),
         "live_update_seconds": updates,
         "live_update_worst_seconds": updates,
     }
 
 
-# ------------------------------------------------------------------------------------- databases
-
-
-def databases(folder: Path) -> list[tuple[str, Callable[[], Any]]]:
-    """Name, and what opens a new empty database of that kind and gives its URL."""
-    numbers = iter(range(100))
-
-    @contextmanager
-    def sqlite() -> Iterator[str]:
-        yield f"sqlite:///{folder}/service-{next(numbers)}.sqlite"
-
-    @contextmanager
-    def server() -> Iterator[str]:
-        place = folder / f"postgres-{next(numbers)}"
-        place.mkdir()
-        with postgres(programs, place) as url:  # type: ignore[arg-type] # looked at below
-            yield url
-
-    programs = postgres_programs()
-    found: list[tuple[str, Callable[[], Any]]] = [("sqlite", sqlite)]
-    if programs is None:
-        say("PostgreSQL is not installed: apt-get install postgresql")
-        return found
-    return [*found, ("postgresql", server)]
-
-
 # ------------------------------------------------------------------------------------------ loads
 
 
-@dataclass(frozen=True)
-class Load:
-    """What reporters saw."""
+def load(url: str, plan: Plan, records: int, folder: Path, kills: int) -> dict[str, Any]:
+    """What all reporters saw, while the service is killed so many times.
 
-    records: int  # acknowledged
-    seconds: float  # from the first request to the last answer
-    answers: list[float]  # seconds of each request
-    acknowledged: dict[str, int]  # records by run
+    Returns:
+        ``seconds`` from the first request to the last answer, ``answers``, seconds of each request,
+        and ``acknowledged``, records by run.
+    """
+    tokens = make_tokens(url, REPORTERS, ("report",))
+    given, out = folder / "given.json", folder / "told.json"
+    content = {"tokens": tokens, "plan": plan.model_dump(mode="json")}
+    given.write_text(json.dumps(content), encoding="utf-8")
+    draws = random.Random(0)
+    with Service(url, folder) as service:
+        numbers = (str(records // REPORTERS), str(AT_ONCE))
+        words = [service.url, str(given), *numbers, str(out)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.service.reporters", *words], cwd=ROOT
+        )
+        try:
+            for kill in range(kills):
+                time.sleep(draws.uniform(0.3, 1.5))
+                if process.poll() is not None:
+                    raise SystemExit(f"all records were there after {kill} kills: give more")
+                service.kill()
+                service.start()
+            if process.wait():
+                raise SystemExit("the reporters failed: see above")
+        finally:
+            process.kill()
+            process.wait()
+    told: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return told
 
-    @property
-    def rate(self) -> float:
-        """Records per second."""
-        return self.records / self.seconds
 
-
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """What is stored in the end: of ``sent`` records so many are missing or wrong, or too many."""
 
     sent: int
     lost: int
     doubled: int
-
-
-@contextmanager
-def reporting(url: str, tokens: list[str], plan: Plan, records: int, folder: Path) -> Iterator[Any]:
-    """Reporters at work; when the block has ended, so have they: ``f() -> Load``."""
-    given, out = folder / "given.json", folder / "told.json"
-    given.write_text(
-        json.dumps({"tokens": tokens, "plan": plan.model_dump(mode="json")}), encoding="utf-8"
-    )
-    each = records // REPORTERS
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "benchmarks.service.reporters"),
-            *(url, str(given), str(each), str(AT_ONCE), str(out)),
-        ],
-        cwd=ROOT,
-    )
-
-    def told() -> Load:
-        if process.wait():
-            raise SystemExit("the reporters failed: see above")
-        values = json.loads(out.read_text(encoding="utf-8"))
-        acknowledged = values["acknowledged"]
-        return Load(sum(acknowledged.values()), values["seconds"], values["answers"], acknowledged)
-
-    try:
-        yield process, told
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def load(database: str, plan: Plan, records: int, folder: Path) -> Load:
-    """All reporters, nobody killed."""
-    folder.mkdir()
-    tokens = make_tokens(database, REPORTERS, ("report",))
-    with (
-        Service(database, folder, free_port()) as service,
-        reporting(service.url, tokens, plan, records, folder) as (_, told),
-    ):
-        return told()  # type: ignore[no-any-return] # a Load
-
-
-def killed(database: str, plan: Plan, extent: Extent, folder: Path) -> Kept:
-    """All reporters while the service is killed again and again, and what is stored then."""
-    folder.mkdir()
-    tokens = make_tokens(database, REPORTERS, ("report",))
-    draws = random.Random(0)
-    with (
-        Service(database, folder, free_port()) as service,
-        reporting(service.url, tokens, plan, extent.records, folder) as (process, told),
-    ):
-        kills = 0
-        while kills < extent.kills and process.poll() is None:
-            time.sleep(draws.uniform(0.3, 1.5))
-            service.kill()
-            service.start()
-            kills += 1
-        if kills < extent.kills:
-            raise SystemExit(f"all records were there after {kills} kills: give more of them")
-        found = told()
-    return what_is_kept(database, found.acknowledged)
 
 
 def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
@@ -302,8 +250,8 @@ def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
 
 def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
     """Seconds of looks at a long run: its page, and its records over the API."""
-    settings = Settings(database=f"sqlite:///{folder}/page.sqlite")
-    store = Store.open(settings)
+    with DATABASES["sqlite"](folder) as database:
+        store = Store.open(Settings(database=database))
     try:
         run = str(uuid.uuid4())
         store.runs.introduce(run, RunIntroduction(name="long", plan=plan), OWNER.name)
@@ -314,7 +262,6 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
         session = store.sign_in.enter(store.sign_in.link(["read"]))
     finally:
         store.close()
-    (folder / "page").mkdir()
     api = {"authorization": f"Bearer {token}"}
     browser = {"cookie": f"{COOKIE}={session}"}
     paths = {
@@ -323,55 +270,91 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
     }
     looks: dict[str, list[float]] = {name: [] for name in paths}
     with (
-        Service(settings.database, folder / "page", free_port()) as service,
+        Service(database, folder) as service,
         httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client,
     ):
         for number in range(records, records + LOOKS):  # it is live: each look finds one more
             batch = {"first": number, "records": [record(number)]}
             client.post(f"/v1/runs/{run}/records", json=batch, headers=api).raise_for_status()
             for name, (path, headers) in paths.items():
-                looks[name].append(_look(client, path, headers))
+                before = time.perf_counter()
+                answer = client.get(path, headers=headers)
+                looks[name].append(time.perf_counter() - before)
+                answer.raise_for_status()
     return looks
 
 
-def _look(client: httpx.Client, path: str, headers: dict[str, str]) -> float:
-    before = time.perf_counter()
-    answer = client.get(path, headers=headers)
-    seconds = time.perf_counter() - before
-    answer.raise_for_status()
-    return seconds
+def live(plan: Plan, folder: Path) -> list[float]:
+    """Seconds from a line's writing until the page shows it; empty without Chromium.
+
+    Nothing between the run folder and the browser is made up: the reporter is the process that
+    `--report-to` starts beside a training, the browser a headless Chromium that was signed in. Only
+    the lines are.
+    """
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        say("Chromium is not installed: apt-get install chromium")
+        return []
+    from playwright.sync_api import sync_playwright
+
+    with DATABASES["sqlite"](folder) as database:
+        (os.environ[TOKEN],) = make_tokens(database, 1, ("report",))
+        store = Store.open(Settings(database=database))
+    link = store.sign_in.link(["read"])
+    store.close()
+    run = folder / "run"
+    run.mkdir()
+    write_record(plan, run / "plan.json")
+    draws = random.Random(0)
+    seconds: list[float] = []
+    with (
+        Service(database, folder) as service,
+        (run / "metrics.jsonl").open("a", encoding="utf-8") as lines,
+        sync_playwright() as started,
+    ):
+        companion = ReporterProcess(run, service.url)
+        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        try:
+            page = browser.new_page()
+            page.set_default_timeout(1000 * PATIENCE_SECONDS)
+            page.goto(f"{service.url}/sign-in?link={link}")
+            page.get_by_role("button", name="Sign in").click()
+            page.get_by_role("heading", name="Runs").wait_for()
+            address = f"{service.url}/runs/{companion.report.run}"
+            if not until(lambda: page.goto(address).ok, PATIENCE_SECONDS, every=0.2):
+                raise SystemExit(f"{address} is not there")
+            for number in range(1 + EVENTS):
+                time.sleep(draws.uniform(*PAUSES))
+                lines.write(json.dumps(record(number)) + "\n")
+                lines.flush()
+                written = time.perf_counter()
+                page.wait_for_function(SHOWN, arg=f"step {number:,} of 100", polling=20)
+                seconds.append(time.perf_counter() - written)
+        finally:
+            browser.close()
+            companion.end("finished", None)
+    return seconds[1:]  # with the first line the page is made
 
 
 # ------------------------------------------------------------------------------------------- fuzz
 
-CHECKS = (
-    "not_a_server_error",
-    "status_code_conformance",
-    "content_type_conformance",
-    "response_schema_conformance",
-)
-
 
 def fuzz(extent: Extent, folder: Path) -> tuple[int, list[str]]:
     """How many requests were answered, and titles of what schemathesis found."""
-    (folder / "fuzz").mkdir()
-    database = f"sqlite:///{folder}/fuzz.sqlite"
-    scopes = ("read", "report", "submit", "admin")
-    (token,) = make_tokens(database, 1, scopes)
-    with Service(database, folder / "fuzz", free_port()) as service:
+    with DATABASES["sqlite"](folder) as database:
+        (token,) = make_tokens(database, 1, ("read", "report", "submit", "admin"))
+    description, report = folder / "openapi.json", folder / "report.xml"
+    with Service(database, folder) as service:
         headers = {"authorization": f"Bearer {token}"}
-        description = folder / "fuzz" / "openapi.json"
         answer = httpx.get(f"{service.url}/v1/openapi.json", headers=headers, timeout=30)
         description.write_text(answer.text, encoding="utf-8")
-        report = folder / "fuzz" / "report.xml"
         words = ["run", str(description), "--url", service.url, "--checks", ",".join(CHECKS)]
         words += ["-H", f"Authorization: Bearer {token}", "--max-examples", str(extent.cases)]
-        words += ["--max-time", str(extent.fuzz_seconds)]
-        words += ["--seed", "0", "--no-color", "--report", "junit"]
-        words += ["--report-junit-path", str(report), "--continue-on-failure"]
+        words += ["--max-time", str(extent.fuzz_seconds), "--seed", "0", "--no-color"]
+        words += ["--report", "junit", "--report-junit-path", str(report), "--continue-on-failure"]
         done = subprocess.run(
             [sys.executable, "-m", "schemathesis.cli", *words],
-            cwd=folder / "fuzz",
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,
@@ -381,7 +364,7 @@ def fuzz(extent: Extent, folder: Path) -> tuple[int, list[str]]:
     found = re.findall(r"<failure[^>]*message=\"([^\"]*)\"", report.read_text(encoding="utf-8"))
     for one in found:
         say(one)
-    logs = (folder / "fuzz").glob("service-*.log")
+    logs = folder.glob("service-*.log")
     answered = sum(log.read_text(encoding="utf-8").count('"status":') for log in logs)
     return answered, found
 

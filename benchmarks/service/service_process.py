@@ -10,9 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -20,35 +19,27 @@ import httpx
 
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from benchmarks.harness.loads import free_port
+from benchmarks.harness.loads import free_port, until
 
 START_SECONDS, STOP_SECONDS = 60.0, 20.0
-POLL_SECONDS = 0.02
 POSTGRES = Path("/usr/lib/postgresql")
 NOBODY = 65534  # PostgreSQL refuses to run as root
 
 
 class Service:
-    """``batchwright serve`` over a database, in a process that can be killed.
+    """``batchwright serve`` over a database, in a process that can be killed; logs to a folder."""
 
-    Args:
-        database: Its URL.
-        folder: Takes the log.
-        port: To listen on.
-    """
-
-    def __init__(self, database: str, folder: Path, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self._database, self._port = database, port
-        self._log = (folder / f"service-{port}.log").open("ab")
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, database: str, folder: Path) -> None:
+        self._database, self._port = database, free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._log = (folder / f"service-{self._port}.log").open("ab")
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        end(self._process, signal.SIGTERM)
         self._log.close()
 
     def start(self) -> None:
@@ -64,31 +55,28 @@ class Service:
             stdout=self._log,
             stderr=self._log,
         )
-        end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end:
-            if self._process.poll() is not None:
-                break
+
+        def answers() -> bool:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/readyz", timeout=5).is_success:
-                    return
-            time.sleep(POLL_SECONDS)
-        raise RuntimeError(f"the service did not start: see {self._log.name}")
+                return httpx.get(f"{self.url}/readyz", timeout=5).is_success
+            return self._process.poll() is not None
+
+        if not until(answers, START_SECONDS) or self._process.poll() is not None:
+            raise RuntimeError(f"the service did not start: see {self._log.name}")
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(STOP_SECONDS)
+        end(self._process, signal.SIGKILL)
 
-    def stop(self) -> None:
-        """Ask it to end, and see that it does."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
+
+def end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    """Send a process that signal, and see that it ends."""
+    process.send_signal(how)  # without effect on one that has ended
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def make_tokens(database: str, count: int, scopes: tuple[str, ...]) -> list[str]:
@@ -100,22 +88,29 @@ def make_tokens(database: str, count: int, scopes: tuple[str, ...]) -> list[str]
         store.close()
 
 
-def postgres_programs() -> Path | None:
-    """The folder of the newest PostgreSQL's programs; `None` if none is installed."""
-    found = [one for one in POSTGRES.glob("*/bin") if (one / "initdb").exists()]
-    return max(found, key=lambda one: float(one.parent.name), default=None)
+# ------------------------------------------------------------------------------------- databases
 
 
 @contextmanager
-def postgres(programs: Path, folder: Path) -> Iterator[str]:
-    """A PostgreSQL server with an empty database, as its URL.
+def sqlite(folder: Path) -> Iterator[str]:
+    """A new database in a new folder, as its URL."""
+    folder.mkdir()
+    yield f"sqlite:///{folder}/service.sqlite"
 
-    Args:
-        programs: Its folder of programs.
-        folder: Takes its files; whoever runs it must be able to enter it.
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str | None]:
+    """A PostgreSQL server in a new folder with an empty database, as its URL; `None`: none is here.
+
+    Whoever runs the server must be able to enter the folder.
     """
+    found = [one for one in POSTGRES.glob("*/bin") if (one / "initdb").exists()]
+    if not found:
+        yield None
+        return
+    programs = max(found, key=lambda one: float(one.parent.name))
     data, port = folder / "postgres", free_port()
-    data.mkdir()
+    data.mkdir(parents=True)
     prefix: list[str] = []
     if os.geteuid() == 0:
         prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
@@ -123,38 +118,24 @@ def postgres(programs: Path, folder: Path) -> Iterator[str]:
             with suppress(PermissionError):
                 one.chmod(one.stat().st_mode | 0o011)
         shutil.chown(data, NOBODY, NOBODY)
-    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     with (folder / "postgres.log").open("ab") as log:
-        subprocess.run(
-            [*prefix, programs / "initdb", "-D", data, "-U", "batchwright", "-A", "trust"],
-            check=True,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            cwd=data,
-        )
-        server = subprocess.Popen(
-            [
-                *(*prefix, programs / "postgres", "-D", data, "-p", str(port)),
-                *("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={data}"),
-            ],
-            stdout=log,
-            stderr=log,
-            env=environment,
-            cwd=data,
-        )
+        how = {"stdout": log, "stderr": log, "env": {**os.environ, "LC_ALL": "C.UTF-8"}}
+        initdb = [programs / "initdb", "-D", data, "-U", "batchwright", "-A", "trust"]
+        subprocess.run([*prefix, *initdb], check=True, cwd=data, **how)
+        words = [programs / "postgres", "-D", data, "-p", str(port)]
+        words += ["-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={data}"]
+        server = subprocess.Popen([*prefix, *words], cwd=data, **how)
+        ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
         try:
-            end = time.monotonic() + START_SECONDS
-            ready = [str(programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-            while subprocess.run(ready, check=False, env=environment).returncode:
-                if time.monotonic() > end or server.poll() is not None:
-                    raise RuntimeError(f"PostgreSQL did not start: see {log.name}")
-                time.sleep(POLL_SECONDS)
+            if not until(lambda: not subprocess.run(ready, check=False).returncode, START_SECONDS):
+                raise RuntimeError(f"PostgreSQL did not start: see {log.name}")
             yield f"postgresql://batchwright@127.0.0.1:{port}/postgres"
         finally:
-            server.send_signal(signal.SIGINT)  # ends sessions, then itself
-            try:
-                server.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            end(server, signal.SIGINT)  # ends sessions, then itself
+
+
+DATABASES: dict[str, Callable[[Path], AbstractContextManager[str | None]]] = {
+    "sqlite": sqlite,
+    "postgresql": postgres,
+}
+"""What opens a new empty database of a kind, in a new folder."""

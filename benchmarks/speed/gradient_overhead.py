@@ -29,7 +29,7 @@ from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found
 from benchmarks.harness.figures import Figure, ratios
-from benchmarks.harness.plans import CPU, ENDLESS, opened, planned
+from benchmarks.harness.plans import CPU, ENDLESS, ONE_WORKER, opened, planned
 from benchmarks.harness.turns import Arm, Turns, images_per_second
 
 BATCH, MICRO_BATCH, STEPS_PER_EPOCH = 512, 64, 3
@@ -86,9 +86,7 @@ def job_of(arm: str) -> Job:
     return Job(
         network="resnet8",
         precision="float32",
-        device="cpu",
-        workers=1,
-        launch="in-process",
+        **ONE_WORKER,
         resolutions=(SIDE,),
         global_batch=BATCH,
         micro_batch=MICRO_BATCH,

@@ -25,7 +25,7 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_loss, build_network, build_optimizer, set_training
-from benchmarks.harness.plans import CPU, ENDLESS, facts_of, fixed_plan, quick_precision
+from benchmarks.harness.plans import CPU, ENDLESS, ONE_WORKER, facts_of, fixed_plan, quick_precision
 from benchmarks.harness.turns import Turns
 
 BATCH, SIDE, BORDER = 128, 32, 4
@@ -58,9 +58,7 @@ def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: s
         seed=seed,
         epochs=epochs,
         precision=quick_precision() if precision == "auto" else "float32",
-        device="cpu",
-        workers=1,
-        launch="in-process",
+        **ONE_WORKER,
         global_batch=BATCH,
         micro_batch=BATCH,
         resolutions=(SIDE,),

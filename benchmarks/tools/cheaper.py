@@ -102,21 +102,35 @@ def plan_of(name: str, arm: str, optimizer: Optimizer, seed: int, known: Opened)
     if arm == "cyclic":
         keys |= {"method": "cyclic", "resolutions": [round(LOW_SIDE * task.side), task.side]}
     plan = planned(change_job(Job(), keys), known)
-    stage = plan.stages[0]
+    if arm not in ("low", "grow"):
+        return plan
+    rows = (
+        {
+            "epochs": length,
+            "resolution": side,
+            "local_batch_sizes": (size,),
+            "micro_batch_size": size,
+        }
+        for length, side, size in rows_of(name, arm, optimizer)
+    )
+    stages = tuple(plan.stages[0].model_copy(update=row) for row in rows)
+    return plan.model_copy(update={"stages": stages})
+
+
+def rows_of(name: str, arm: str, optimizer: str) -> list[tuple[int, int, int]]:
+    """Epochs, side and batch of an arm's rows; of `cyclic` the epochs at each side in all."""
+    top, batch, epochs = TASKS[name].side, BATCHES[optimizer], EPOCHS[name]
+    low = round(LOW_SIDE * top)
     if arm == "low":
         first = round(LOW_PART * epochs)
-        low = {"epochs": first, "resolution": round(LOW_SIDE * stage.resolution)}
-        rows = (low, {"epochs": epochs - first})
-    elif arm == "grow":
-        lengths = apportion([2, 1, 1], epochs)
-        sizes = [batch * factor for factor in (1, 2, 4)]
-        rows = tuple(
-            {"epochs": length, "local_batch_sizes": (size,), "micro_batch_size": size}
-            for length, size in zip(lengths, sizes, strict=True)
-        )
-    else:
-        return plan
-    return plan.model_copy(update={"stages": tuple(stage.model_copy(update=row) for row in rows)})
+        return [(first, low, batch), (epochs - first, top, batch)]
+    if arm == "cyclic":
+        first = sum(one // 2 for one in apportion([4, 2, 1], epochs))  # the top gets the odd epoch
+        return [(first, low, batch), (epochs - first, top, batch)]
+    if arm == "grow":
+        lengths = zip(apportion([2, 1, 1], epochs), (1, 2, 4), strict=True)
+        return [(length, top, batch * times) for length, times in lengths]
+    return [(epochs, top, batch * (2 if arm == "double" else 1))]
 
 
 def wanted(name: str, arm: str, optimizer: Optimizer, seed: int, known: Opened) -> Wanted:
@@ -344,6 +358,13 @@ def lines_of(runs: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) ->
         for one in runs
         if one["epochs"] == EPOCHS[one["task"]] and (one["task"], one["optimizer"]) in PAIRS
     }
+
+    def seconds(arm: str, name: str, optimizer: str) -> float:
+        return sum(
+            length * TASKS[name].look_images / size * cost[name, optimizer, side, size]
+            for length, side, size in rows_of(name, arm, optimizer)
+        )
+
     found = {}
     for arm in (*ARMS[1:], *(f"averaged-{100 * part:.0f}" for part in HORIZONS)):
         points, tasks, times = [], [], []
@@ -352,47 +373,19 @@ def lines_of(runs: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) ->
             own = base if arm.startswith("averaged") else kept.get((arm, name, optimizer, seed))
             if base is None or own is None:
                 continue
-            accuracy, ratio = own["accuracy"], 1.0
             if arm.startswith("averaged"):
                 part = float(arm.removeprefix("averaged-")) / 100
                 accuracy = own["averaged"][HORIZONS.index(part)]
-                ratio += own["averaging_seconds"] / sum(own["processor_seconds"])
+                ratio = 1 + own["averaging_seconds"] / sum(own["processor_seconds"])
             else:
-                ratio = _seconds(arm, name, optimizer, cost) / _seconds(
-                    "base", name, optimizer, cost
-                )
+                accuracy = own["accuracy"]
+                ratio = seconds(arm, name, optimizer) / seconds("base", name, optimizer)
             points.append(accuracy - base["accuracy"])
             tasks.append(name)
             times.append(ratio)
         if len(points) > 1:
             found[arm] = Line(tuple(points), tuple(tasks), tuple(times))
     return found
-
-
-def _seconds(
-    arm: str, name: str, optimizer: Optimizer, cost: Mapping[tuple[str, str, int, int], float]
-) -> float:
-    """Seconds of an epoch of an arm, in the mean over its epochs."""
-    top, batch, epochs = TASKS[name].side, BATCHES[optimizer], EPOCHS[name]
-    rows = [(epochs, top, batch)]
-    if arm == "low":
-        first = round(LOW_PART * epochs)
-        rows = [(first, round(LOW_SIDE * top), batch), (epochs - first, top, batch)]
-    elif arm == "cyclic":
-        stages = apportion([4, 2, 1], epochs)
-        high = sum(stages) - sum(one // 2 for one in stages)  # the higher gets the odd epoch
-        rows = [(epochs - high, round(LOW_SIDE * top), batch), (high, top, batch)]
-    elif arm == "double":
-        rows = [(epochs, top, 2 * batch)]
-    elif arm == "grow":
-        lengths = apportion([2, 1, 1], epochs)
-        rows = [
-            (length, top, batch * times) for length, times in zip(lengths, (1, 2, 4), strict=True)
-        ]
-    images = TASKS[name].look_images
-    return sum(
-        length * images / size * cost[name, optimizer, side, size] for length, side, size in rows
-    )
 
 
 def table(lines: Mapping[str, Line]) -> str:

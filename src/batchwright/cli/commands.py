@@ -279,7 +279,7 @@ def schedule(
 ) -> None:
     """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
     from batchwright.reporting.render.figures import check_figure, write_schedule_figure
-    from batchwright.reporting.text.schedule_table import schedule_table
+    from batchwright.reporting.text.tables import schedule_table
     from batchwright.workflows import verbs
 
     places, overrides = files_and_keys(words)
@@ -385,7 +385,7 @@ def sweep(
 ) -> None:
     """Run a job over a grid of its keys and several seeds, and compare."""
     from batchwright.reporting.data.sweep_words import best_setting, progress_words
-    from batchwright.reporting.text.sweep_tables import sweep_table
+    from batchwright.reporting.text.tables import sweep_table
     from batchwright.workflows.sweep.grid import read_seeds, words_of_grid
     from batchwright.workflows.sweep.verb import sweep as run_sweep
 

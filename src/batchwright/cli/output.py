@@ -111,7 +111,7 @@ def show(table: Any) -> None:
 def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
     """What a run comes to: a table for a person, one object for a program."""
     from batchwright.reporting.data.reading import learnt_words, refit_words
-    from batchwright.reporting.text.run_tables import summary_table
+    from batchwright.reporting.text.tables import summary_table
 
     show(summary_table(summary))
     for line in (refit_words(summary), learnt_words(summary)):
@@ -130,7 +130,7 @@ def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None
 
 def compare(runs: list[str], out: Path, as_json: bool) -> None:
     """Several runs beside each other: page, figure, table."""
-    from batchwright.reporting.text.run_tables import comparison_table
+    from batchwright.reporting.text.tables import comparison_table
     from batchwright.workflows import verbs
 
     told, page = verbs.compare_runs(runs, out=out)

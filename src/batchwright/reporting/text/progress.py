@@ -26,8 +26,7 @@ from batchwright.reporting.data.live_words import (
     left_words,
     step_words,
 )
-from batchwright.reporting.text.live_rounds import LiveRounds
-from batchwright.reporting.text.live_workers import LiveWorkers
+from batchwright.reporting.text.live_tables import LiveRounds, LiveWorkers
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

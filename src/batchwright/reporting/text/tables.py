@@ -6,110 +6,194 @@ outside pass through `printable`, and markup in them is not interpreted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from batchwright.records import (
     Check,
     CheckPoint,
     Estimate,
+    MemoryPoint,
     OutOfMemory,
     Profile,
+    RateSchedule,
+    RoundCheck,
+    RunSummary,
+    SchedulePoint,
+    Sweep,
 )
 from batchwright.records.text.formatting import (
     counted,
     duration,
     in_bytes,
     in_seconds,
+    local_batches,
     number,
+    percent,
     size,
 )
 from batchwright.records.text.load_text import load_words
-from batchwright.reporting.text.terminal import add, new_facts, new_table, stacked
+from batchwright.reporting.charts.chart import evenly
+from batchwright.reporting.data import comparison
+from batchwright.reporting.data.reading import (
+    SIMULATED,
+    accuracy,
+    accuracy_words,
+    compared_rows,
+    last_evaluated,
+    measured_word,
+    memory_measured,
+    memory_note,
+    simulated_word,
+    whole_accounting,
+    worker_rows,
+)
+from batchwright.reporting.data.rounds_words import round_facts, round_rows
+from batchwright.reporting.data.schedule_words import fact_rows
+from batchwright.reporting.data.sweep_words import setting_head, setting_rows
+from batchwright.reporting.text.terminal import facts, rows_below, stacked, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+EVENLY = 12
+"""Rows of a schedule's table besides those where something happens."""
+
+
+# -------------------------------------------------------------------------------- what is measured
+
 
 def profile_table(profile: Profile) -> RenderableType:
     """What `probe` measured: hardware, step times, memory, all-reduce and gradient noise."""
-    cluster, noise = profile.cluster, profile.noise
-    facts = new_facts(f"{profile.network.name} on {profile.data.name}")
-    add(facts, "device", f"{cluster.device_name} ({cluster.device})")
-    add(facts, "workers", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each")
-    add(facts, "memory per worker", size(cluster.memory_bytes))
-    add(facts, "gradient", size(profile.network.trained_bytes))
-    parts = profile.memory_parts
+    cluster, parts = profile.cluster, profile.memory_parts
+    told = [
+        ("device", f"{cluster.device_name} ({cluster.device})"),
+        ("workers", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each"),
+        ("memory per worker", size(cluster.memory_bytes)),
+        ("gradient", size(profile.network.trained_bytes)),
+    ]
     if parts is not None:
         named = ((name, getattr(parts, name)) for name in type(parts).model_fields)
         kept = ", ".join(f"{name} {size(count)}" for name, count in named if count)
-        add(facts, "memory whatever the batch", kept)
-    scale = noise.noise_scale if noise else None
-    add(facts, "gradient noise scale", f"{number(scale)} samples" if scale else "below measurement")
-    add(facts, "measured in", duration(profile.probe_seconds))
-    busy = load_words(profile.load)
-    if busy:
-        add(facts, "busy meanwhile", busy)
+        told.append(("memory whatever the batch", kept))
+    scale = profile.noise.noise_scale if profile.noise else None
+    told += [
+        ("gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"),
+        ("measured in", duration(profile.probe_seconds)),
+        *([("busy meanwhile", busy)] if (busy := load_words(profile.load)) else []),
+    ]
     return stacked(
-        facts, _step_times(profile), _pairs(profile), _memory(profile), _collectives(profile)
+        facts(f"{profile.network.name} on {profile.data.name}", told),
+        table(
+            "seconds per step, all workers at once (median; quartiles)",
+            ["workers", "side", "local batch", "exchange", "step", "visits", "images / s"],
+            (
+                [
+                    *(str(one.workers), f"{one.resolution} px", str(one.local_batch_size)),
+                    number(one.sync_seconds) if one.workers > 1 else "-",
+                    f"{number(one.step_seconds)} ({_ends(one.step_low, one.step_high)})",
+                    str(len(one.visits) or 1),
+                    number(one.workers * one.local_batch_size / one.step_seconds),
+                ]
+                for one in profile.steps
+            ),
+        ),
+        table(
+            "two batches side by side (median; range of the ratio)",
+            ["workers", "side", "local batches", "large step", "small / large step", "visits"],
+            (
+                [
+                    f"{one.large_workers} + {one.small_workers}",
+                    f"{one.resolution} px",
+                    f"{one.large_batch} and {one.small_batch}",
+                    number(one.large_seconds),
+                    f"{number(ratio)} ({_ends(min(ratios), max(ratios))})",
+                    str(one.repeats),
+                ]
+                for one in profile.pairs
+                for ratio in [one.small_seconds / one.large_seconds]
+                for ratios in [one.ratios or (ratio,)]
+            ),
+        ),
+        _memory(profile),
+        table(
+            "exchanges between workers (median; quartiles)",
+            ["operation", "message", "workers", "seconds"],
+            (
+                [
+                    *(one.operation, size(one.bytes), str(one.workers)),
+                    f"{number(one.seconds)} ({_ends(one.low, one.high)})",
+                ]
+                for one in profile.collectives
+            ),
+        ),
+    )
+
+
+def _ends(low: float, high: float) -> str:
+    return f"{number(low)} to {number(high)}"
+
+
+def _memory(profile: Profile) -> Table:
+    told: list[tuple[MemoryPoint | OutOfMemory, str, str]] = [
+        (one, size(one.peak_bytes), size(one.resident_bytes) if one.resident_bytes else "-")
+        for one in profile.memory
+    ]
+    told += [(one, "did not fit", "-") for one in profile.out_of_memory]
+    return table(
+        "peak memory of one worker",
+        ["workers", "side", "local batch", "tensors", "process"],
+        (
+            [str(one.workers), f"{one.resolution} px", str(one.local_batch_size), *sizes]
+            for one, *sizes in told
+        ),
     )
 
 
 def check_table(check: Check) -> RenderableType:
     """Predicted against measured, point by point, a table for each quantity."""
-    tables = [_checked(check, quantity, title) for quantity, title in _QUANTITIES.items()]
-    lost = new_table("steps that did not fit", ["workers x batch, side"])
-    for one in check.out_of_memory:
-        add(lost, _place(one))
-    return stacked(*tables, _rounds(check), lost)
-
-
-_QUANTITIES = {
-    "step_seconds": "seconds per step",
-    "peak_bytes": "peak memory of one worker, tensors",
-    "resident_bytes": "peak memory of one worker, whole process",
-}
-
-
-def _checked(check: Check, quantity: str, title: str) -> Table:
+    quantities = {
+        "step_seconds": "seconds per step",
+        "peak_bytes": "peak memory of one worker, tensors",
+        "resident_bytes": "peak memory of one worker, whole process",
+    }
     columns = ["workers x batch, side", "predicted (95 %)", "measured", "error", ""]
-    table = new_table(title, columns)
-    for one in check.points:
-        if one.quantity != quantity:
-            continue
-        predicted = Estimate(value=one.predicted, low=one.low, high=one.high)
-        seconds = quantity == "step_seconds"
-        add(
-            table,
-            _place(one),
-            in_seconds(predicted) if seconds else in_bytes(predicted),
-            number(one.measured) if seconds else size(one.measured),
-            f"{100 * one.error:+.1f} %",
-            "inside" if one.inside else "outside",
-        )
-    return table
-
-
-def _rounds(check: Check) -> Table:
-    table = new_table(
+    tables = [
+        table(title, columns, (_checked(one) for one in check.points if one.quantity == quantity))
+        for quantity, title in quantities.items()
+    ]
+    rounds = table(
         "rounds with two batch sizes, planned to end together",
         ["workers", "side", "local batch", "samples", "seconds", "difference"],
+        (row for one in check.rounds for row in _round_rows(one)),
     )
-    for one in check.rounds:
-        pair = one.pair
-        side = f"{pair.resolution} px"
-        add(
-            table,
-            *(str(pair.large_workers), side, str(pair.large_batch)),
-            *(f"{one.large_samples:,.0f}", number(one.large_seconds), ""),
-        )
-        add(
-            table,
-            *(str(pair.small_workers), side, str(pair.small_batch)),
-            *(f"{one.small_samples:,.0f}", number(one.small_seconds)),
-            f"{100 * one.difference:+.1f} %",
-        )
-    return table
+    lost = ([_place(one)] for one in check.out_of_memory)
+    return stacked(*tables, rounds, table("steps that did not fit", columns[:1], lost))
+
+
+def _checked(one: CheckPoint) -> list[str]:
+    predicted = Estimate(value=one.predicted, low=one.low, high=one.high)
+    seconds = one.quantity == "step_seconds"
+    return [
+        _place(one),
+        in_seconds(predicted) if seconds else in_bytes(predicted),
+        number(one.measured) if seconds else size(one.measured),
+        f"{100 * one.error:+.1f} %",
+        "inside" if one.inside else "outside",
+    ]
+
+
+def _round_rows(one: RoundCheck) -> Iterator[list[str]]:
+    for whose, difference in (("large", ""), ("small", f"{100 * one.difference:+.1f} %")):
+        yield [
+            str(getattr(one.pair, f"{whose}_workers")),
+            f"{one.pair.resolution} px",
+            str(getattr(one.pair, f"{whose}_batch")),
+            f"{getattr(one, f'{whose}_samples'):,.0f}",
+            number(getattr(one, f"{whose}_seconds")),
+            difference,
+        ]
 
 
 def _place(one: CheckPoint | OutOfMemory) -> str:
@@ -117,68 +201,117 @@ def _place(one: CheckPoint | OutOfMemory) -> str:
     return f"{one.workers} x {one.local_batch_size}, {one.resolution} px{planned}"
 
 
-# ------------------------------------------------------------------------------------ the profile
+# ------------------------------------------------------------------------------------- how it went
 
 
-def _step_times(profile: Profile) -> Table:
-    table = new_table(
-        "seconds per step, all workers at once (median; quartiles)",
-        ["workers", "side", "local batch", "exchange", "step", "visits", "images / s"],
+def summary_table(summary: RunSummary) -> RenderableType:
+    """How a run went by the plan's stages: predicted against measured, accuracy, time, workers."""
+    head, *rows = compared_rows(summary)
+    left = [0] if summary.simulated else [0, -1]
+    compared = table(f"predicted and {measured_word(summary)}", head, rows, left=left)
+    if summary.simulated:
+        compared.caption = SIMULATED
+    elif not memory_measured(summary):
+        compared.caption = memory_note(summary)
+    accuracies = table(
+        "held-out accuracy",
+        ["", "epoch", "accuracy", "loss"],
+        (
+            [
+                word,
+                f"{epoch.epoch + 1} of {summary.plan.epochs}" if epoch else "",
+                accuracy(epoch),
+                "" if epoch is None or epoch.val_loss is None else number(epoch.val_loss),
+            ]
+            for word, epoch in (("last", last_evaluated(summary)), ("best", summary.best_epoch))
+        ),
     )
-    for one in profile.steps:
-        add(
-            table,
-            str(one.workers),
-            f"{one.resolution} px",
-            str(one.local_batch_size),
-            number(one.sync_seconds) if one.workers > 1 else "-",
-            f"{number(one.step_seconds)} ({number(one.step_low)} to {number(one.step_high)})",
-            str(len(one.visits) or 1),
-            number(one.workers * one.local_batch_size / one.step_seconds),
+    accuracies.caption = accuracy_words(summary) or None
+    clock = ", simulated time" * summary.simulated
+    told = [table(f"per worker{clock}", *_split(worker_rows(summary)))]
+    if summary.rounds:
+        told = [
+            facts("rounds with the parameter server", round_facts(summary)),
+            table(f"rounds per worker{clock}", *_split(round_rows(summary))),
+        ]
+    return stacked(compared, accuracies, _time(summary), *told)
+
+
+def _split(rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    return rows[0], rows[1:]
+
+
+def _time(summary: RunSummary) -> Table:
+    parts = whole_accounting(summary)
+    total = sum(seconds for _, seconds in parts)
+    told = table(
+        f"where the {simulated_word(summary)}time went",
+        ["part", "time", "share"],
+        (
+            [name, duration(seconds), percent(seconds / total if total else 0.0)]
+            for name, seconds in parts
+        ),
+        left=[0],
+    )
+    told.add_section()
+    rows_below(told, [["all", duration(total), ""]])
+    if summary.simulated:
+        rows_below(told, [["computing it, real time", duration(summary.wall_seconds), ""]])
+    return told
+
+
+def comparison_table(told: comparison.RunComparison) -> RenderableType:
+    """Several runs beside each other, and the means of those that differ in the seed alone."""
+    return stacked(
+        table(told.title, *_split(comparison.comparison_rows(told)), left=[0]),
+        table("runs that differ in the seed alone", *_split(comparison.setting_rows(told))),
+    )
+
+
+def sweep_table(sweep: Sweep) -> RenderableType:
+    """A row for each setting: means over its seeds, with standard errors."""
+    title = "held-out accuracy, mean ± standard error over seeds"
+    return stacked(table(title, setting_head(sweep), setting_rows(sweep)))
+
+
+# ------------------------------------------------------------------------- the rate over the epochs
+
+
+def schedule_table(schedule: RateSchedule) -> RenderableType:
+    """Rate, batch, warm-up and decay with their sources, and the rate over the epochs."""
+    gains = any(row.most > 1 for row in schedule.rows)
+    head = ["epochs", "samples", "step", "rate", *["at most"] * gains, "side", "batch", ""]
+    rows = []
+    for one in shown_points(schedule):
+        row = schedule.rows[one.row]
+        rows.append(
+            [
+                f"{one.epoch:.4g}",
+                f"{one.samples:,}",
+                "-" if one.step is None else f"{one.step:,}",
+                f"{one.learning_rate:.4g}",
+                *[f"{row.most * one.learning_rate:.4g}"] * gains,
+                f"{row.resolution} px",
+                local_batches(row.local_batch_sizes)
+                if schedule.served
+                else str(row.global_batch_size),
+                one.what,
+            ]
         )
-    return table
-
-
-def _pairs(profile: Profile) -> Table:
-    table = new_table(
-        "two batches side by side (median; range of the ratio)",
-        ["workers", "side", "local batches", "large step", "small / large step", "visits"],
+    return stacked(
+        facts(f"the learning rate of {schedule.name}", fact_rows(schedule)),
+        table("by then, and from there on", head, rows, left=[-1]),
     )
-    for one in profile.pairs:
-        ratio = one.small_seconds / one.large_seconds
-        low, high = min(one.ratios, default=ratio), max(one.ratios, default=ratio)
-        add(
-            table,
-            f"{one.large_workers} + {one.small_workers}",
-            f"{one.resolution} px",
-            f"{one.large_batch} and {one.small_batch}",
-            number(one.large_seconds),
-            f"{number(ratio)} ({number(low)} to {number(high)})",
-            str(one.repeats),
-        )
-    return table
 
 
-def _memory(profile: Profile) -> Table:
-    table = new_table(
-        "peak memory of one worker", ["workers", "side", "local batch", "tensors", "process"]
-    )
-    for one in profile.memory:
-        resident = size(one.resident_bytes) if one.resident_bytes else "-"
-        place = (str(one.workers), f"{one.resolution} px", str(one.local_batch_size))
-        add(table, *place, size(one.peak_bytes), resident)
-    for lost in profile.out_of_memory:
-        place = (str(lost.workers), f"{lost.resolution} px", str(lost.local_batch_size))
-        add(table, *place, "did not fit", "-")
-    return table
-
-
-def _collectives(profile: Profile) -> Table:
-    table = new_table(
-        "exchanges between workers (median; quartiles)",
-        ["operation", "message", "workers", "seconds"],
-    )
-    for one in profile.collectives:
-        seconds = f"{number(one.seconds)} ({number(one.low)} to {number(one.high)})"
-        add(table, one.operation, size(one.bytes), str(one.workers), seconds)
-    return table
+def shown_points(schedule: RateSchedule) -> list[SchedulePoint]:
+    """Those where something happens, and some evenly between that are not close to them."""
+    points = schedule.points
+    told = [one for one in points if one.what]
+    apart = schedule.epochs / (2 * EVENLY)
+    between = [
+        points[index]
+        for index in evenly(range(len(points)), EVENLY)
+        if all(abs(points[index].epoch - one.epoch) >= apart for one in told)
+    ]
+    return sorted([*told, *between], key=lambda one: one.epoch)

@@ -5,7 +5,7 @@ Nothing is cut: text wraps, and columns for which a terminal has no room stand i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from batchwright.records.text.formatting import column_blocks
@@ -25,62 +25,41 @@ def stacked(*tables: Table) -> RenderableType:
     return Group(*(_Fitted(table) for table in tables if table.row_count))
 
 
-def new_table(title: str, columns: list[str]) -> Table:
-    """An empty table with these columns, numbers to the right."""
+def table(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[str]] = (), *, left: Iterable[int] = ()
+) -> Table:
+    """A table of text that is only text; columns stand to the right, those of ``left`` to it."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
+    made = Table(
         title=Text(printable(title), style="bold"),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
     )
-    for name in columns:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
+    for name in head:
+        made.add_column(name, justify="right", overflow="fold")
+    for column in left:
+        made.columns[column].justify = "left"
+    rows_below(made, rows)
+    return made
 
 
-def new_facts(title: str) -> Table:
-    """An empty table of words and their values."""
-    table = new_table(title, ["", ""])
-    table.show_header = False
-    for column in table.columns:
-        column.justify = "left"
-    return table
+def facts(title: str, rows: Iterable[Sequence[str]]) -> Table:
+    """A table of words and their values."""
+    made = table(title, ["", ""], rows, left=[0, 1])
+    made.show_header = False
+    return made
 
 
-def add(table: Table, *cells: str, style: str | None = None) -> None:
-    """A row of text that is only text."""
+def rows_below(made: Table, rows: Iterable[Sequence[str]]) -> None:
+    """More rows of text that is only text."""
     from rich.text import Text
 
-    table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
-
-
-def without_room(
-    widths: Mapping[str, int], giving_way: Sequence[str], room: int, *, gap: int
-) -> list[str]:
-    """The columns of ``giving_way`` to leave out, first to last, until the others fit ``room``.
-
-    >>> without_room({"worker": 6, "place": 9, "wait": 4}, ["place", "wait"], 14, gap=2)
-    ['place']
-    """
-    left_out: list[str] = []
-    needed = sum(widths.values()) + gap * (len(widths) - 1)
-    for name in giving_way:
-        if needed > room and name in widths:
-            left_out.append(name)
-            needed -= widths[name] + gap
-    return left_out
-
-
-def note_left_out(table: Table, names: Sequence[str]) -> None:
-    """Say below a table which columns it would have on a wider terminal."""
-    from rich.text import Text
-
-    if names:
-        table.caption, table.caption_justify = Text(f"no room for {', '.join(names)}"), "left"
+    for cells in rows:
+        made.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 class _Fitted:
@@ -102,7 +81,7 @@ class _Fitted:
 
     def _part(self, block: list[int], widths: list[int], *, continued: bool) -> Table:
         whole = self._table
-        part = new_table("", [])
+        part = table("", [])
         part.title, part.show_header = whole.title, whole.show_header
         if continued:
             part.title = f"{whole.title} (continued)"
