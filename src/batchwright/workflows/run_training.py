@@ -132,23 +132,13 @@ def _is_done(folder: Path, plan: Plan) -> bool:
 
 
 class Begun(NamedTuple):
-    """A training that is begun or gone on with, as its launcher gets it.
-
-    Attributes:
-        folder: The run folder.
-        plan: What to follow.
-        lock: On the folder; worker processes inherit it.
-        look: Shows what training has written; to be called now and then.
-        shown: Where notes go.
-        resume: Whether to continue from the folder's last checkpoint.
-        follow_advice: Whether to stop for a new plan at the end of an epoch.
-    """
+    """A training that is begun or gone on with, as its launcher gets it; see `conduct`."""
 
     folder: Path
     plan: Plan
-    lock: Lock
-    look: Callable[[], None]
-    shown: RunProgress
+    lock: Lock  # on the folder; worker processes inherit it
+    look: Callable[[], None]  # shows what training has written; to be called now and then
+    shown: RunProgress  # where notes go
     resume: bool
     follow_advice: bool
 

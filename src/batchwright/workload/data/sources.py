@@ -79,7 +79,10 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     if source.takes_path and not place:
         raise DataError(f"data={kind} needs the folder: data={source.form}")
     found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
-    return found
+    if not source.named_by_folder:
+        return found
+    # Not out of the cache, which may be older than the folder's name.
+    return replace(found, facts=found.facts.model_copy(update={"name": data_name(job.data)}))
 
 
 # ------------------------------------------------------------------------ images that are arrays
@@ -198,14 +201,8 @@ def open_cifar(job: Job, place: str, progress: Progress | None, verify: bool) ->
 
 
 def open_image_folder(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
-    """A folder of images, called by its name."""
-    found = _open_image_folder(Path(place).expanduser(), job, progress, verify)
-    # Not out of the cache, which may be older than the folder's name.
-    return replace(found, facts=found.facts.model_copy(update={"name": data_name(job.data)}))
-
-
-def _open_image_folder(path: Path, job: Job, progress: Progress | None, verify: bool) -> ImageData:
-    listing = image_folder.list_images(path, job)
+    """A folder of images: decoded into the cache, or in their files where they are too many."""
+    listing = image_folder.list_images(Path(place).expanduser(), job)
     sides = job.resolutions
     top = image_folder.natural_side(listing) if sides == "auto" else max(sides)
     recipe = image_folder.recipe(listing, top, job.unreadable)
