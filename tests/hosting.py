@@ -20,6 +20,7 @@ from batchwright import Session
 from batchwright.distributed.server_child import SERVER, SERVER_KEY
 from batchwright.records import Plan
 from batchwright.training.parameter_server import server_run, transport
+from batchwright.training.parameter_server.messages import Trained
 from batchwright.training.parameter_server.server_process import ServerProcess
 from batchwright.workload.task import build_network
 from paced import PacedClock
@@ -181,10 +182,10 @@ def slow_link(seconds: float) -> Iterator[None]:
     """Every model that this process pushes takes so much longer."""
     send = transport.Transport.send
 
-    def sleep_and_send(self, kind, *args, **values):
-        if kind == "push":
+    def sleep_and_send(self, message, weights=None):
+        if isinstance(message, Trained):
             threading.Event().wait(seconds)
-        send(self, kind, *args, **values)
+        send(self, message, weights)
 
     transport.Transport.send = sleep_and_send
     try:

@@ -39,6 +39,7 @@ from benchmarks.first_contact import first_contact  # noqa: E402
 from benchmarks.first_contact.first_contact import Epoch, jpeg_files, own_data_found  # noqa: E402
 from benchmarks.first_contact.first_look import Regret, regrets_found  # noqa: E402
 from benchmarks.first_contact.own_data import SETS  # noqa: E402
+from benchmarks.harness import tables  # noqa: E402
 from benchmarks.harness.benchmark import (  # noqa: E402
     Arguments,
     Benchmark,
@@ -48,7 +49,14 @@ from benchmarks.harness.benchmark import (  # noqa: E402
     parse_arguments,
     write_report,
 )
-from benchmarks.harness.figures import Figure, Value, differences, print_values, ratios  # noqa: E402
+from benchmarks.harness.figures import (  # noqa: E402
+    STATISTICS,
+    Figure,
+    Value,
+    differences,
+    print_values,
+    ratios,
+)
 from benchmarks.harness.kept_runs import Run  # noqa: E402
 from benchmarks.harness.turns import Arm, Turn, started, take_turns  # noqa: E402
 from benchmarks.methods.cyclic import BENCHMARK as CYCLIC  # noqa: E402
@@ -244,6 +252,18 @@ def test_the_table_shows_a_missed_goal(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert "a_over_b" in shown
     assert "NO" in shown
+
+
+@pytest.mark.parametrize("name", tables.ORDER)
+def test_figures_are_declared_once_with_a_known_statistic_and_one_goal_at_most(name: str) -> None:
+    declared = tables.declared(name).figures
+    names = [one.name for one in declared]
+    assert len(set(names)) == len(names)
+    for one in declared:
+        assert one.statistic in STATISTICS
+        goals = (one.at_least, one.at_most, one.above, one.near)
+        assert sum(goal is not None for goal in goals) <= 1
+        assert one.above is None or one.statistic == "interval"
 
 
 # ------------------------------------------------------------------------------- uneven workers

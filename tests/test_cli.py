@@ -28,7 +28,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
 from batchwright.records.documents import write_record
-from batchwright.records.run_folder import telling_how_to_resume
+from batchwright.records.run_folder import resuming_command, telling_how_to_resume
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.reading import overall
 from batchwright.storage.locks import LOCK_FILE
@@ -394,7 +394,7 @@ def test_a_stop_says_the_whole_command_that_goes_on(key, value, words):
     job = make_job(**{key: value})
     with (
         pytest.raises(bw.Interrupted) as stopped,
-        telling_how_to_resume(Path("runs/a b"), job),
+        telling_how_to_resume(resuming_command(Path("runs/a b"), job)),
     ):
         raise bw.Interrupted(15, "stopped")
     command = f"batchwright run --resume --out 'runs/a b'{words}"

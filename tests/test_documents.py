@@ -8,12 +8,14 @@ import os
 import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
+from batchwright import records
 from batchwright.errors import BatchwrightError, FileError, JobError, one_line
 from batchwright.records import (
     Ags,
@@ -611,3 +613,51 @@ def test_no_number_of_a_job_takes_a_yes_or_no(record):
         with pytest.raises(ValidationError) as refusal:
             record.model_validate({name: True})
         assert any(name in problem["loc"] for problem in refusal.value.errors(include_url=False))
+
+
+# ------------------------------------------------------------------------------------- the glossary
+
+WORDS = {
+    word: re.findall(r"\*([^*]+)\*", replaced)
+    for word, replaced in re.findall(
+        r"\*([^*()]+)\*(?: \(not ([^)]*)\))?:", " ".join((records.__doc__ or "").split())
+    )
+}
+
+
+def all_records(kind=records.Record):
+    """The package's own, those of the service among them."""
+    for one in kind.__subclasses__():
+        if one.__module__.startswith(f"{records.__name__}."):
+            yield one
+        yield from all_records(one)
+
+
+@pytest.fixture(scope="module")
+def field_words():
+    import_module(f"{records.__name__}.service")
+    found = {}
+    for kind in all_records():
+        for name, field in kind.model_fields.items():
+            text = f"{name} {field.description or ''}"
+            found[f"{kind.__name__}.{name}"] = plain_word(text)
+    return found
+
+
+def plain_word(text):
+    return re.sub(r"[\s_-]+", " ", text).lower()
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_word_of_the_glossary_is_used_by_a_field_and_what_it_replaces_by_none(
+    word, field_words
+):
+    assert any(plain_word(word) in text for text in field_words.values())
+    for other in WORDS[word]:
+        users = [name for name, text in field_words.items() if plain_word(other) in text]
+        assert not users, f"{other} is {word} here"
+
+
+def test_the_glossary_is_read_whole():
+    assert {"worker", "Loader process", "stage", "Rate stage", "Setting"} <= WORDS.keys()
+    assert sum(map(len, WORDS.values())) >= 10

@@ -8,14 +8,14 @@ from benchmarks.planning.epoch_curves import Shortfall, fitted, law_of
 from batchwright.algorithms.splicing import spliced
 from batchwright.cli.output import result
 from batchwright.planning.planner import make_plan
+from batchwright.prediction.accuracy.learning import AT_PEAK, falls_short
 from batchwright.prediction.accuracy.straying import straying
 from batchwright.prediction.accuracy.trainings import Candidate
-from batchwright.prediction.accuracy.unfinished import AT_PEAK, falls_short
 from batchwright.records import Estimate, Plan
-from batchwright.reporting.data.live_words import epoch_words, joined
 from batchwright.reporting.data.reading import accuracy_comparison, accuracy_words, learnt_words
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.render.figures import write_figures
+from batchwright.reporting.text.progress import epoch_words, joined
 from batchwright.training.recorder import Recorder
 from samples import make_epoch, make_summary
 from samples import make_plan as bare_plan

@@ -31,7 +31,7 @@ from batchwright.training.step.gradient_scaling import (
     factors,
     multiply,
 )
-from batchwright.training.step.update import Updater
+from batchwright.training.step.stepper import Updater
 from samples import make_data, make_job, make_network, make_profile
 from test_session import (
     SAMPLES,

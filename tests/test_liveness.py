@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 
@@ -16,14 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.training.parameter_server.messages import Hello, Settled, Trained
 from batchwright.training.parameter_server.parameter_server import ParameterServer
 from batchwright.training.parameter_server.rounds import segments
-from batchwright.training.parameter_server.server_coordinator import Arrival, ServerCoordinator
+from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
 from batchwright.training.recorder import Recorder
 from servers import make_rule, make_server_plan, numbers
 
 CONSISTENCIES = [("asp", None), ("bsp", None), ("ssp", 0), ("ssp", 1), ("ssp", 2)]
-TOLD = {"steps": 1, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1}
+TRAINED = Trained(steps=1, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=0.1)
 KINDS = ["act"] * 8 + ["lose", "return"] * 2 + ["give up", "late", "keep", "restart", "follow"]
 
 
@@ -212,9 +214,9 @@ class CoordinatorCrowd(Crowd):
     def join(self, worker):
         self.links[worker] = SimpleNamespace(cut=lambda: None)
         samples = self.plan.data.train_samples
-        arrival = Arrival(worker, f"here/{worker}", samples, (), {})
+        hello = Hello(worker, f"here/{worker}", samples, "", (), {})
         weights = numbers(1.0) if worker == 0 else None
-        self.coordinator.join(arrival, weights, self.links[worker])
+        self.coordinator.join(hello, weights, self.links[worker])
 
     def restore(self, values):
         self.coordinator = ServerCoordinator(self.plan, Recorder(None, self.plan))
@@ -240,12 +242,10 @@ class CoordinatorCrowd(Crowd):
         elif state == "waits":
             answer = self.coordinator.answer(worker, link, 0.0)
             if answer is not None:
-                self.tickets[worker] = answer.values.get("ticket")
+                self.tickets[worker] = answer[0].ticket
                 self.state[worker] = "settles"
         elif state == "settles":
-            self.coordinator.settle(
-                worker, link, {"exchange": 0.1, "evaluation": 0.0, "scores": None}
-            )
+            self.coordinator.settle(worker, link, Settled(exchange=0.1))
             self.state[worker] = "trains" if self.tickets[worker] else "done"
         elif state == "trains":
             self.push(worker, link)
@@ -253,8 +253,9 @@ class CoordinatorCrowd(Crowd):
 
     def push(self, worker, link):
         ticket = self.rounds.open[worker]
-        told = TOLD | {"compute": 0.1 * (1 + len(self.trained) * (worker + 2) % 7)}
-        self.coordinator.push(worker, link, numbers(2.0), told, 0.0)
+        seconds = 0.1 * (1 + len(self.trained) * (worker + 2) % 7)
+        trained = replace(TRAINED, compute=seconds)
+        self.coordinator.push(worker, link, numbers(2.0), trained, 0.0)
         self.pushed(worker, ticket)
 
     def lose(self, worker):
@@ -277,7 +278,7 @@ class CoordinatorCrowd(Crowd):
         for worker, link in self.former.items():
             before = self.rounds.committed, sorted(self.rounds.open)
             with pytest.raises(ConnectionError):
-                self.coordinator.push(worker, link, numbers(2.0), TOLD | {"compute": 0.1}, 0.0)
+                self.coordinator.push(worker, link, numbers(2.0), TRAINED, 0.0)
             with pytest.raises(ConnectionError):
                 self.coordinator.leave(worker, link)
             assert before == (self.rounds.committed, sorted(self.rounds.open))
@@ -288,7 +289,7 @@ class CoordinatorCrowd(Crowd):
     @property
     def excused(self):
         return not self.coordinator.begun and len(self.present()) + len(
-            self.coordinator._gone
+            self.coordinator.members.gone
         ) < len(self.workers)
 
 

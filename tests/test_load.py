@@ -16,7 +16,7 @@ from batchwright.probing.controller import Controller
 from batchwright.probing.visiting import Visitor
 from batchwright.records import MachineLoad, ProbeSettings, StepLoading
 from batchwright.records.text.load_text import BUSY_SHARE, busy_warning, load_words
-from batchwright.reporting.pages.page_facts import profile_facts
+from batchwright.reporting.pages.page import profile_facts
 from batchwright.workload import load as load_module
 from batchwright.workload.load import LoadWatch, Reading, load_between, read_load
 from samples import make_job, make_profile

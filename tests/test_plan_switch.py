@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 
-from batchwright.algorithms.continuing import why_not
-from batchwright.algorithms.splicing import spliced
+from batchwright.algorithms.splicing import spliced, why_not
 from batchwright.errors import NewPlan, PlanError
 from batchwright.records import Plan, RunSummary
 from batchwright.records.documents import read_record, write_record

@@ -10,7 +10,8 @@ from PIL import Image
 from rich.console import Console
 
 from batchwright.errors import FileError
-from batchwright.reporting.data.comparison import compared, comparison_rows, setting_rows, time_unit
+from batchwright.reporting.data.comparison import compared, comparison_rows, setting_rows
+from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.pages.page_comparison import comparison_page
 from batchwright.reporting.render.figures import draw_comparison
 from batchwright.reporting.text.tables import comparison_table

@@ -28,8 +28,9 @@ from batchwright.reporting.data.round_curves import (
     last_seconds,
     marks,
     one_clock,
+    round_rows,
+    server_words,
 )
-from batchwright.reporting.data.rounds_words import round_rows, server_words
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.pages.page_rounds import rounds_part
 from batchwright.reporting.render.figures import draw_run, write_figures

@@ -11,12 +11,16 @@ from rich.console import Console
 
 from batchwright.records import Sweep
 from batchwright.records.documents import read_record, write_record
-from batchwright.reporting.data.sweep_curves import MOST_LINES, against, curves, scale_of, varying
-from batchwright.reporting.data.sweep_words import (
+from batchwright.reporting.data.sweep_curves import (
+    MOST_LINES,
+    against,
     best_setting,
+    curves,
+    scale_of,
     setting_head,
     setting_rows,
     sweep_csv,
+    varying,
 )
 from batchwright.reporting.pages.page_sweep import sweep_page
 from batchwright.reporting.render.figures import (

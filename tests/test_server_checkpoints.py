@@ -8,6 +8,7 @@ import pytest
 
 from batchwright.training.checkpoints import checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from batchwright.training.parameter_server.messages import Settled
 from servers import make_server_plan
 from test_server_coordinator import begun
 
@@ -44,9 +45,9 @@ def disk(monkeypatch):
 
 def score(served, rank, correct):
     """A worker ends a round, and an epoch with it, and has evaluated the model."""
-    assert served.push(rank).values["evaluate"] is not None
-    told = {"exchange": 0.1, "evaluation": 1.0, "scores": {"top1": correct}, "count": 12}
-    served.coordinator.settle(rank, served.links[rank], told)
+    assert served.push(rank).evaluate is not None
+    settled = Settled(exchange=0.1, evaluation=1.0, scores={"top1": correct}, count=12)
+    served.coordinator.settle(rank, served.links[rank], settled)
 
 
 def in_a_thread(call):

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoints
-from batchwright.training.parameter_server.server_coordinator import Arrival, ServerCoordinator
+from batchwright.training.parameter_server.messages import Hello, Settled, Trained
+from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
 from batchwright.training.recorder import Recorder
 from servers import make_rule, make_server_plan, numbers
 
@@ -28,30 +29,30 @@ class Served:
         """Workers are there, and ask for their first rounds."""
         for rank in ranks:
             self.links[rank] = SimpleNamespace(cut=lambda: None)
-            arrival = Arrival(rank, f"here/{rank}", self.plan.data.train_samples, (), {})
+            hello = Hello(rank, f"here/{rank}", self.plan.data.train_samples, "", (), {})
             weights = numbers(1.0) if rank == 0 else None
-            self.coordinator.join(arrival, weights, self.links[rank])
+            self.coordinator.join(hello, weights, self.links[rank])
             self.coordinator.ask(rank, self.links[rank])
 
     def answer(self, rank):
         """What a worker is told to do; it does nothing of that yet."""
-        self.told[rank] = self.coordinator.answer(rank, self.links[rank], 0)
+        answer = self.coordinator.answer(rank, self.links[rank], 0)
+        self.told[rank] = answer and answer[0]
         return self.told[rank]
 
     def push(self, rank, *, seconds=0.5):
         """A worker ends its round, which took so many seconds."""
-        told = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1}
-        link = self.links[rank]
-        self.coordinator.push(rank, link, numbers(2.0), told | {"compute": seconds}, 0.01)
+        trained = Trained(steps=3, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=seconds)
+        self.coordinator.push(rank, self.links[rank], numbers(2.0), trained, 0.01)
         return self.answer(rank)
 
     def settle(self, rank):
         """A worker has its answer, unless it waits, and has evaluated where that says so."""
         if self.told[rank] is None:
             return
-        scores = {"top1": 6.0} if self.told[rank].values["evaluate"] is not None else None
-        told = {"exchange": 0.1, "evaluation": 1.0, "scores": scores, "count": 12}
-        self.coordinator.settle(rank, self.links[rank], told)
+        scores = {"top1": 6.0} if self.told[rank].evaluate is not None else None
+        settled = Settled(exchange=0.1, evaluation=1.0, scores=scores, count=12)
+        self.coordinator.settle(rank, self.links[rank], settled)
 
     def train(self, *ranks):
         """Workers end a round each, one after the other."""
@@ -88,7 +89,7 @@ def begun(plan, folder=None):
     served = Served(plan, folder)
     served.come(*range(plan.workers))
     for rank in range(plan.workers):
-        assert served.answer(rank).kind == "round"
+        assert served.answer(rank).ticket is not None
     return served
 
 
@@ -120,28 +121,28 @@ def test_rounds_that_ended_before_a_checkpoint_belong_to_the_epoch_in_progress(t
 def test_an_evaluation_cut_short_by_a_stop_is_done_after_the_resume(tmp_path):
     served = begun(make_server_plan((6, 6), epochs=1), tmp_path)
     served.train(0)
-    assert served.push(1).values["evaluate"] == 0
+    assert served.push(1).evaluate == 0
     again = served.again()
     again.come(0, 1)
-    assert [again.answer(rank).kind for rank in (0, 1)] == ["done", "done"]
-    assert [again.told[rank].values["evaluate"] for rank in (0, 1)] == [0, None]
+    assert [again.answer(rank).ticket for rank in (0, 1)] == [None, None]
+    assert [again.told[rank].evaluate for rank in (0, 1)] == [0, None]
     again.settle(0)
     assert again.accuracies == [0.5]
     third = again.again()
     third.come(0, 1)
-    assert third.answer(0).values["evaluate"] is None
+    assert third.answer(0).evaluate is None
 
 
 def test_an_evaluation_waits_for_its_worker_when_all_others_have_left():
     served = begun(make_server_plan((6, 6), epochs=1))
     served.train(0)
-    assert served.push(1).values["evaluate"] == 0
-    assert served.answer(0).kind == "done"
+    assert served.push(1).evaluate == 0
+    assert served.answer(0).ticket is None
     served.coordinator.leave(0, served.links[0])
     served.lose(1)
     assert not served.coordinator.deserted
     served.come(1)
-    assert (served.answer(1).kind, served.told[1].values["evaluate"]) == ("done", 0)
+    assert (served.answer(1).ticket, served.told[1].evaluate) == (None, 0)
     served.settle(1)
     served.coordinator.leave(1, served.links[1])
     assert served.coordinator.deserted
@@ -167,11 +168,11 @@ def test_epochs_that_end_with_one_round_are_all_scored():
 
 def test_a_worker_that_was_lost_while_it_evaluated_alone_does_it_when_it_is_back():
     served = begun(make_server_plan((6,), epochs=2))
-    assert served.push(0).values["evaluate"] == 0
+    assert served.push(0).evaluate == 0
     served.lose(0)
     served.come(0)
-    assert served.answer(0).kind == "round"
-    assert served.told[0].values["evaluate"] == 0
+    assert served.answer(0).ticket is not None
+    assert served.told[0].evaluate == 0
     served.settle(0)
     served.train(0)
     assert served.accuracies == [0.5, 0.5]
@@ -180,10 +181,10 @@ def test_a_worker_that_was_lost_while_it_evaluated_alone_does_it_when_it_is_back
 def test_another_evaluates_for_one_that_is_lost():
     served = begun(make_server_plan((6, 6), epochs=3))
     served.train(0)
-    assert served.push(1).values["evaluate"] == 0
+    assert served.push(1).evaluate == 0
     served.lose(1)
-    assert served.push(0).values["evaluate"] == 0
-    assert served.told[0].kind == "round"
+    assert served.push(0).evaluate == 0
+    assert served.told[0].ticket is not None
     served.settle(0)
     assert served.recorder.epochs[0].top1 == 0.5
 
@@ -198,7 +199,7 @@ def test_the_round_of_one_that_left_without_a_word_is_anothers_in_the_end():
     served.coordinator.give_up_lost(1000.0)
     assert served.answer(1) is None
     served.coordinator.give_up_lost(0.0)
-    assert served.answer(1).kind == "round"
+    assert served.answer(1).ticket is not None
     served.train(1)
     assert served.coordinator.finished
 
@@ -214,7 +215,7 @@ def test_a_run_that_goes_on_has_its_weights_and_does_not_wait_for_the_gone(tmp_p
     again = begun(make_server_plan((6, 6)), tmp_path).again()
     again.come(1)
     again.coordinator.give_up(0)
-    assert again.answer(1).kind == "round"
+    assert again.answer(1).ticket is not None
 
 
 # ------------------------------------------------------------------------------------------ shares

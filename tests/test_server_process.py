@@ -12,6 +12,14 @@ import pytest
 
 from batchwright.training.parameter_server import strangers
 from batchwright.training.parameter_server.merging import layout, pack
+from batchwright.training.parameter_server.messages import (
+    Beat,
+    Hello,
+    Next,
+    Settled,
+    Trained,
+    Welcome,
+)
 from batchwright.training.parameter_server.server_process import ServerProcess
 from batchwright.training.parameter_server.transport import connect
 from hosting import KEY, make_model
@@ -20,7 +28,7 @@ from test_server_checkpoints import SlowDisk, best_score
 
 pytestmark = pytest.mark.slow
 SECONDS = 60  # after which a test gives up waiting
-TOLD = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1, "compute": 0.5}
+TRAINED = Trained(steps=3, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=0.5)
 
 
 class Listener:
@@ -63,34 +71,33 @@ class Served:
         """A worker connects, and is welcome."""
         link = connect("{}:{}".format(*self.listener.place), KEY, SECONDS)
         model = make_model()
-        link.send(
-            "hello",
-            pack(model) if rank == 0 else None,
+        hello = Hello(
             rank=rank,
             place=f"here/cpu:{rank}",
             samples=self.plan.data.train_samples,
             plan=self.plan.model_dump_json(),
-            layout=[(one.name, one.shape, one.dtype, one.start) for one in layout(model)],
+            entries=tuple(layout(model)),
             description={},
         )
-        assert hear(link).kind == "welcome"
+        link.send(hello, pack(model) if rank == 0 else None)
+        assert hear(link) == Welcome()
         return link
 
 
 def hear(link):
     """What the server says next, signs of life aside."""
-    while (message := link.receive()).kind == "beat":
+    while (message := link.receive().message) == Beat():
         pass
     return message
 
 
 def push(link):
-    link.send("push", pack(make_model()), **TOLD)
+    link.send(TRAINED, pack(make_model()))
 
 
 def settle(link, correct=None):
     scores = {"top1": correct} if correct is not None else None
-    link.send("settled", exchange=0.1, evaluation=0.1, scores=scores, count=12)
+    link.send(Settled(exchange=0.1, evaluation=0.1, scores=scores, count=12))
 
 
 @contextmanager
@@ -123,19 +130,19 @@ def test_a_late_push_of_a_worker_that_was_replaced_changes_nothing(monkeypatch):
 
         monkeypatch.setattr(served.server._coordinator, "push", late)
         former = served.come(0)
-        former.send("next")
-        first = hear(former).values["ticket"]
+        former.send(Next())
+        first = hear(former).ticket
         push(former)
         assert arrived.wait(SECONDS)
         link = served.come(0)
-        link.send("next")
-        assert hear(link).values["ticket"] == first
+        link.send(Next())
+        assert hear(link).ticket == first
         allowed.set()
         with pytest.raises(ConnectionError):
             hear(former)
         assert served.server._coordinator.progress[1] == 0
         push(link)
-        assert hear(link).values["ticket"]["start"] == 24
+        assert hear(link).ticket.start == 24
         former.close()
         link.close()
 
@@ -144,12 +151,13 @@ def test_the_answer_of_a_worker_that_was_replaced_goes_to_the_new_one():
     plan = make_served_plan((8, 8), (12, 12), epochs=4, server={"consistency": "bsp"})
     with serving(plan) as served:
         former = served.come(0)
-        former.send("next")  # it waits for the other
+        former.send(Next())  # it waits for the other
         link = served.come(0)
-        link.send("next")
+        link.send(Next())
         other = served.come(1)
-        other.send("next")
-        assert hear(other).kind == hear(link).kind == "round"
+        other.send(Next())
+        assert hear(other).ticket is not None
+        assert hear(link).ticket is not None
         with pytest.raises(ConnectionError):
             hear(former)
         for one in (former, link, other):
@@ -172,8 +180,8 @@ def test_strangers_are_few_at_a_time_and_keep_no_worker_out(monkeypatch):
         monkeypatch.setattr(served.server, "_attend", count)
         crowd = [served.stranger() for _ in range(20)]
         link = served.come(0)
-        link.send("next")
-        assert hear(link).kind == "round"
+        link.send(Next())
+        assert hear(link).ticket is not None
         assert max(most) <= 3
         for one in [*crowd, link]:
             one.close()
@@ -246,24 +254,26 @@ def test_while_a_disk_is_slow_workers_get_rounds_and_signs_of_life(tmp_path, mon
     with serving(plan, tmp_path / "run") as served:
         links = [served.come(0), served.come(1)]
         for link in links:
-            link.send("next")
+            link.send(Next())
         for correct in (3.0, 6.0, 9.0):
             for link in links:
-                assert hear(link).kind == "round"
+                assert hear(link).ticket is not None
                 push(link)
             # The worker that ended the epoch is asked for its scores with the next round.
             messages = [hear(link) for link in links]
             for link, message in zip(links, messages, strict=True):
-                due = message.values["evaluate"] is not None
+                due = message.evaluate is not None
                 settle(link, correct if due else None)
                 push(link)
             if correct == 3.0:
                 disk.wait_for_write()
-        assert hear(links[0]).kind == hear(links[1]).kind == "round"
+        assert hear(links[0]).ticket is not None
+        assert hear(links[1]).ticket is not None
         push(links[0])
-        assert links[0].receive().kind == "beat"  # it waits for the other
+        assert links[0].receive().message == Beat()  # it waits for the other
         push(links[1])
-        assert hear(links[0]).kind == hear(links[1]).kind == "round"
+        assert hear(links[0]).ticket is not None
+        assert hear(links[1]).ticket is not None
         assert disk.names == ["best"]
         disk.let_through(100)
         for link in links:

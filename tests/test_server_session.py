@@ -20,6 +20,14 @@ from batchwright.records.documents import read_record
 from batchwright.training.batches.sampler import epoch_order, step_sizes
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.parameter_server.merging import layout, pack
+from batchwright.training.parameter_server.messages import (
+    Hello,
+    Next,
+    Round,
+    Settled,
+    Trained,
+    Welcome,
+)
 from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.parameter_server.server_process import ServerProcess
 from batchwright.training.parameter_server.transport import connect
@@ -32,7 +40,7 @@ RULE = LearningRateRule(
     base=0.1, base_batch=8, scaling="linear", peak=0.15, warmup_epochs=1, decay="cosine"
 )
 EPOCHS = 3
-TOLD = {"steps": 3, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1, "compute": 0.5}
+TRAINED = Trained(steps=3, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -266,9 +274,8 @@ def test_a_silent_worker_is_named_and_may_come_back(tmp_path):
     with hosted(plan, tmp_path / "run") as address:
         link = connect(address, KEY, timeout=200)
         say_hello(link.send, plan, make_model())
-        link.send("next")
-        while link.receive().kind != "round":
-            pass
+        link.send(Next())
+        assert first_round(link).ticket is not None
         with suppress(OSError):
             while True:  # it beats, and is not answered
                 link.receive()
@@ -283,11 +290,11 @@ def test_an_evaluation_that_was_cut_short_is_all_that_is_left_to_do(tmp_path):
     with hosted(plan, tmp_path / "run") as address:
         link = connect(address, KEY, timeout=200)
         say_hello(link.send, plan, make_model())
-        link.send("next")
+        link.send(Next())
         pushed = pack(make_model())
         pushed.floats.add_(1.0)
-        link.send("push", pushed, **TOLD)
-        while link.receive().kind != "done":
+        link.send(TRAINED, pushed)
+        while first_round(link).ticket is not None:
             pass
         link.close()
         seen = train(0, plan.model_dump_json(), address)
@@ -306,22 +313,14 @@ def test_a_worker_that_leaves_without_a_word_leaves_its_round_to_the_others():
     with hosted(plan) as address:
         link = connect(address, KEY, timeout=200)
         say_hello(link.send, plan, make_model())
-        link.send("next")
+        link.send(Next())
         other = ServerClient(address, KEY.hex(), 20, SimpleNamespace(number=0))
-        other.hello(
-            rank=1,
-            place="here/cpu:1",
-            samples=24,
-            plan=plan.model_dump_json(),
-            entries=layout(make_model()),
-            description={},
-            weights=None,
-        )
-        starts = [other.next().ticket.start]
+        other.hello(hello_of(plan, make_model(), rank=1), None)
+        starts = [other.next()[1].ticket.start]
         link.close()
-        starts.append(other.push(pack(make_model()), TOLD).ticket.start)
-        assert other.push(pack(make_model()), TOLD).ticket is None
-        other.settled(exchange=0.0)
+        starts.append(other.push(pack(make_model()), TRAINED)[1].ticket.start)
+        assert other.push(pack(make_model()), TRAINED)[1].ticket is None
+        other.settle(Settled(exchange=0.0))
         other.bye()
         other.close()
     assert sorted(starts) == [0, 12]
@@ -343,7 +342,7 @@ def test_another_model_is_refused_with_the_first_difference():
     with hosted(plan) as address:
         visitor = connect(address, KEY, timeout=200)
         say_hello(visitor.send, plan, make_model())
-        assert visitor.receive().kind == "welcome"
+        assert visitor.receive().message == Welcome()
         visitor.close()
         with pytest.raises(
             PlanError, match=r"0\.weight \[9, 4\] float32 where they have 0\.weight \[8, 4\]"
@@ -352,18 +351,28 @@ def test_another_model_is_refused_with_the_first_difference():
         train(0, plan.model_dump_json(), address)
 
 
-def say_hello(send, plan, model):
+def hello_of(plan, model, *, rank=0):
     """What a worker says when it comes."""
-    send(
-        "hello",
-        pack(model),
-        rank=0,
-        place="here/cpu:0",
+    return Hello(
+        rank=rank,
+        place=f"here/cpu:{rank}",
         samples=plan.data.train_samples,
         plan=plan.model_dump_json(),
-        layout=[(one.name, one.shape, one.dtype, one.start) for one in layout(model)],
+        entries=tuple(layout(model)),
         description={},
     )
+
+
+def say_hello(send, plan, model):
+    """What worker 0 says, which brings its weights."""
+    send(hello_of(plan, model), pack(model))
+
+
+def first_round(link):
+    """The next round that comes, or the news that there is none left."""
+    while not isinstance(message := link.receive().message, Round):
+        pass
+    return message
 
 
 def test_other_data_is_refused():

@@ -30,7 +30,7 @@ from batchwright.training import all_reduce_run
 from batchwright.training.batches.feeding import SeededItems
 from batchwright.training.batches.randomness import seed_item
 from batchwright.training.batches.sampler import epoch_order
-from batchwright.training.checkpoints import checkpoint_manager
+from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from batchwright.training.step import clock
 from batchwright.workload.muon import muon
@@ -1042,7 +1042,8 @@ def test_improving_epochs_do_not_put_off_the_checkpoint_that_is_resumed(tmp_path
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(checkpoint_manager, "time", clock)
+    for module in (checkpoint_manager, checkpoint_writer):
+        monkeypatch.setattr(module, "time", clock)
     path = tmp_path / "run" / "checkpoints" / "last.pt"
     plan = make_tiny_plan(epochs=4, checkpoint_seconds=45)
     with make_session(run_folder=tmp_path / "run", plan=plan) as one:

@@ -18,7 +18,7 @@ from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.probing.commands import Compared
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
 from batchwright.records.documents import read_record, write_record
-from batchwright.records.run_folder import read_summaries
+from batchwright.records.run_folder import read_summaries, telling_how_to_resume
 from batchwright.storage import locks
 from batchwright.workflows.sweep import plans, runner, verb
 from batchwright.workflows.sweep.grid import cells_of, read_grid
@@ -455,11 +455,12 @@ def test_code_named_in_a_sweeps_file_is_run_only_if_named_again(place, instantly
 def test_a_stopped_sweep_says_the_whole_command_that_goes_on(job, grid, words):
     job = Job(**job)
     swept = read_grid(job, grid)
-    found = verb._code_words(job, swept, cells_of(job, swept, [0, 1]))
-    assert sorted(found) == sorted(words)
-    with pytest.raises(Interrupted) as stopped, verb._telling_how_to_resume(Path("a"), found):
+    command = verb._resuming_command(Path("a"), job, swept, cells_of(job, swept, [0, 1]))
+    first, _, found = command.partition(" --out a")
+    assert first == "batchwright sweep --resume"
+    assert sorted(found.split()) == sorted(words)
+    with pytest.raises(Interrupted) as stopped, telling_how_to_resume(command):
         raise Interrupted(15, "stopped")
-    command = " ".join(["batchwright sweep --resume --out a", *found])
     assert str(stopped.value) == f"stopped; continue with `{command}`"
 
 

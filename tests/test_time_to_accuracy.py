@@ -87,7 +87,7 @@ class MadeUp(Bench):
         self.order: list[Asked] = []
 
     def _wait_until_quiet(self) -> None:
-        if time.monotonic() >= self._until:
+        if time.monotonic() >= self.until:
             raise TimeIsUpError
 
     def _script(self, asked: Asked) -> dict[str, Any]:

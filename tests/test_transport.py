@@ -8,11 +8,30 @@ import threading
 import pytest
 import torch
 
-from batchwright.training.parameter_server.merging import Weights
+from batchwright.training.parameter_server.merging import Entry, Weights
+from batchwright.training.parameter_server.messages import (
+    Beat,
+    Bye,
+    Farewell,
+    Hello,
+    Next,
+    Refused,
+    Round,
+    Settled,
+    Stop,
+    Stopped,
+    Trained,
+    Welcome,
+    of_text,
+)
+from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.transport import Transport, connect
 
 KEY = b"secret"
 SECONDS = 60  # of silence, on a machine however busy
+
+
+TRAINED = Trained(steps=3, skipped=1, repeated=0, loss=None, rate=0.1, compute=0.5, peak=7)
 
 
 @pytest.fixture
@@ -51,22 +70,43 @@ def test_words_and_weights_arrive_as_they_were(ends, dtype):
     ours, theirs = ends
     floats = torch.randn(300_001, dtype=torch.float64).to(dtype)
     sender = threading.Thread(
-        target=ours.send, args=("push", Weights(floats, torch.tensor([3, -(2**40)])))
+        target=ours.send, args=(TRAINED, Weights(floats, torch.tensor([3, -(2**40)])))
     )
     sender.start()
-    message = theirs.receive()
+    received = theirs.receive()
     sender.join()
-    assert message.kind == "push"
-    assert torch.equal(message.weights.floats, floats)
-    assert message.weights.integers.tolist() == [3, -(2**40)]
-    theirs.send("round", loss=None, rate=0.1)
-    assert ours.receive().values == {"loss": None, "rate": 0.1}
+    assert received.message == TRAINED
+    assert torch.equal(received.weights.floats, floats)
+    assert received.weights.integers.tolist() == [3, -(2**40)]
+
+
+MESSAGES = [
+    Hello(1, "here/cpu:1", 9, "{}", (Entry("0.weight", (8, 4), "torch.float32", 0),), {"side": 8}),
+    Round(RoundAssignment(1, 0, 24, 12, 1, 0, 0.5, 24, 24), 0, {"top1": 0.1}, 0.25, 1e-300),
+    Round(None, None, {}, 0.0, 0.0),
+    Settled(exchange=0.1 + 0.2, evaluation=1.0, scores={"loss": float("inf")}, count=12),
+    TRAINED,
+    Stopped(15, "stopped by signal 15"),
+    *(Beat(), Bye(), Farewell(), Next(), Welcome(), Stop(2), Refused("no")),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
+def test_each_message_arrives_as_what_it_was(ends, message):
+    ours, theirs = ends
+    ours.send(message)
+    assert theirs.receive().message == message
+
+
+def test_what_is_no_message_of_ours_is_refused():
+    with pytest.raises(ValueError, match="a message of kind 'push'"):
+        of_text(b'{"kind": "push", "values": {}}')
 
 
 def test_a_model_without_counters_and_a_message_without_weights_arrive(ends):
     ours, theirs = ends
-    ours.send("push", Weights(torch.ones(2), torch.empty(0, dtype=torch.int64)))
-    ours.send("beat")
+    ours.send(TRAINED, Weights(torch.ones(2), torch.empty(0, dtype=torch.int64)))
+    ours.send(Beat())
     assert theirs.receive().weights.integers.numel() == 0
     assert theirs.receive().weights is None
     assert not theirs.has_word()
@@ -84,7 +124,7 @@ def test_the_end_is_no_silence(ends):
     with pytest.raises(ConnectionError):
         theirs.receive()
     with pytest.raises(ConnectionError):
-        ours.send("beat")
+        ours.send(Beat())
 
 
 @pytest.mark.parametrize("end", [Transport.cut, Transport.close])

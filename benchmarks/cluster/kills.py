@@ -153,14 +153,9 @@ class KilledRun:
 
 
 def run_and_kill(folder: Path, kills: int, moments: random.Random) -> KilledRun:
-    """Run the job under torchrun and kill a worker at each of so many random moments.
+    """Run the job under torchrun in a new folder, and kill a worker at each of some random moments.
 
     A run that ends before all kills have come has fewer.
-
-    Args:
-        folder: For the run; it is made.
-        kills: Workers to kill.
-        moments: Chooses moments and workers.
     """
     folder.mkdir(parents=True)
     started = time.monotonic()

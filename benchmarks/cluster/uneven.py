@@ -43,8 +43,7 @@ worker, and equal shares without, from the same weights and in the same order, s
 held-out accuracy (10,000 images), mean difference and its 95 % interval; no worse means that its
 lower end is above -1.0 point.
 
---quick copies from the newest kept report what only --full measures. Without the CIFAR-100 folder,
-or with one core only, the figures that need them are left out.
+Without the CIFAR-100 folder, or with one core only, the figures that need them are left out.
 """
 
 from __future__ import annotations
@@ -224,14 +223,11 @@ def over_equal(arm: str, starts: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def slowest_over_fastest(lines: Sequence[Mapping[str, Any]], epoch: int) -> float:
-    """Input and compute seconds of the slowest worker over the fastest's, from metrics.jsonl.
-
-    Args:
-        lines: Of the run.
-        epoch: Zero-based; its line must be there.
+    """Input and compute seconds of the slowest worker over the fastest's, by lines of
+    metrics.jsonl.
 
     Raises:
-        ValueError: It is not.
+        ValueError: None of them is about that epoch (zero-based).
     """
     for line in lines:
         if line["kind"] == "epoch" and line["epoch"] == epoch:

@@ -31,15 +31,9 @@ def uneven_plan(
 ) -> Plan:
     """A plan that nothing was measured for, in float32.
 
-    Args:
-        data: Holds ``cifar-100-python/``.
-        method: How the workers share the batch.
-        shares: Local batch of each worker, in rank order; with ``dynamic-batch`` where it starts.
-        samples: Training images, the first ones; unset: all.
-        epochs: To train.
-        seed: Of weights, order and augmentation.
-        decay: ``none`` or ``cosine``.
-        keys: Of the job, changed.
+    ``shares`` are the local batches in rank order, with ``dynamic-batch`` where they start; of
+    fewer
+    ``samples`` the first images are trained on; ``keys`` of the job are changed.
     """
     plan = cifar_plan(data, epochs=epochs, precision="float32", seed=seed, decay=decay)
     changed = {

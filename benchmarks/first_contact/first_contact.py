@@ -138,7 +138,7 @@ class Epoch:
 
     @property
     def error_without_loading(self) -> float:
-        """The same of steps that have their images at hand."""
+        """Of the prediction for steps that have their images at hand."""
         return abs(self.without_loading - self.measured) / self.measured
 
     @property
@@ -182,8 +182,8 @@ def own_data_found(epochs: Sequence[Epoch]) -> dict[str, Sequence[float] | Value
 def _epoch(data: str, loaders: int | str, workers: int, epochs: int, folder: Path) -> Epoch:
     say(f"{data}, loaders={loaders}, {workers} worker(s): probe")
     profile = bw.probe(
-        data=f"benchmarks.first_contact.own_data:{data}",
-        network="benchmarks.first_contact.own_data:network",
+        data=f"{first_look.OWN_DATA}:{data}",
+        network=f"{first_look.OWN_DATA}:network",
         workers=workers,
         loaders=loaders,
         optimizer="sgd",
@@ -244,11 +244,10 @@ def _trained(plan: Plan, run: Path) -> RunSummary:
     """What a loop of the user's own under torchrun makes of a plan."""
     path = run.with_suffix(".json")
     write_record(plan, path)
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", plan.job.workers]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    workers = ["--nproc-per-node", str(plan.job.workers)]
     subprocess.run(
-        list(
-            map(str, [sys.executable, *words, "-m", "benchmarks.first_contact.own_data", path, run])
-        ),
+        [*torchrun, *workers, "-m", first_look.OWN_DATA, path, run],
         cwd=ROOT,
         env=spinning_shortly(os.environ),  # as docs/loop.md advises
         check=True,
@@ -267,11 +266,8 @@ def jpeg_files(folder: Path, subset: Path | None = None) -> Path:
     Returns:
         ``folder``.
     """
-    real = (
-        sorted(one for one in subset.iterdir() if one.is_dir())
-        if subset and subset.is_dir()
-        else []
-    )
+    there = subset is not None and subset.is_dir()
+    real = sorted(one for one in subset.iterdir() if one.is_dir()) if there else []
     random = np.random.default_rng(0)
     for label in range(CLASSES):
         place = folder / f"class{label}"

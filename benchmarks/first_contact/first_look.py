@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -28,15 +28,10 @@ from batchwright.workload.host import prepare_process
 from benchmarks.harness.benchmark import ROOT, Found, say
 from benchmarks.harness.plans import CPU
 
-NETWORKS = (
-    "resnet8",
-    "vgg8",
-    "mobilenet_small",
-    "resnet18",
-    "benchmarks.first_contact.own_data:network",
-)
+OWN_DATA = "benchmarks.first_contact.own_data"
+NETWORKS = ("resnet8", "vgg8", "mobilenet_small", "resnet18", f"{OWN_DATA}:network")
 FORMS = (("tensors", 32), ("pictures", 64))
-"""Function of `benchmarks.first_contact.own_data`, and the side of its images."""
+"""Function of `OWN_DATA`, and the side of its images."""
 
 FORMATS: tuple[Precision, Precision] = ("float32", "bfloat16")
 CHOOSING_SECONDS = 0.1 * MOST_BUDGET  # as a probe has for it
@@ -71,20 +66,10 @@ class Regret:
         return self.seconds[self.chosen] / self.seconds[other]
 
 
-def precision_regrets() -> list[Regret]:
-    """Choices for all networks and forms of data, in this process; no choice: none."""
-    prepare_process(torch.get_num_threads())
-    group = Group(CPU, timeout=60)
-    try:
-        return [_regret(network, data, side, group) for data, side in FORMS for network in NETWORKS]
-    finally:
-        group.close()
-
-
 def _regret(network: str, data: str, side: int, group: Group) -> Regret:
     say(f"number format: {network}, {data}")
     job = Job(
-        data=f"benchmarks.first_contact.own_data:{data}",
+        data=f"{OWN_DATA}:{data}",
         network=network,
         device="cpu",
         resolutions=(side,),
@@ -116,8 +101,14 @@ def _regret(network: str, data: str, side: int, group: Group) -> Regret:
 
 
 def formats() -> Found:
-    """Number formats as they are chosen, and what the others would have taken."""
-    found = precision_regrets()
+    """Number formats as they are chosen in this process, and what the others would have taken."""
+    prepare_process(torch.get_num_threads())
+    group = Group(CPU, timeout=60)
+    try:
+        pairs = product(FORMS, NETWORKS)
+        found = [_regret(network, *form, group) for form, network in pairs]
+    finally:
+        group.close()
     return regrets_found(found), {"formats": [asdict(one) for one in found]}
 
 
@@ -182,7 +173,6 @@ def _load_beside(programs: int, out: Path) -> MachineLoad | None:
         subprocess.run(
             [sys.executable, "-m", "batchwright", "probe", "probe.budget=5", "--out", str(out)],
             cwd=ROOT,
-            env={**os.environ},
             check=True,
             capture_output=True,
         )

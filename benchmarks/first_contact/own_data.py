@@ -76,7 +76,7 @@ class Norm(nn.Module):
         self.norm = nn.LayerNorm(channels)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The same shape (n, channels, height, width)."""
+        """Normalized images (n, channels, height, width)."""
         return self.norm(images.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 

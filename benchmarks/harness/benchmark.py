@@ -4,7 +4,11 @@ Each runs from the project's root as
 
     python -m benchmarks.TOPIC.NAME [--quick|--full] [--data DIR] [--json FILE] [--keep DIR]
 
-and prints a table of figures. A figure that was not measured is left out, never filled in.
+and prints a table of figures. --full measures all of them and keeps the report in
+benchmarks/results; --quick copies from the newest one there what only --full measures, and where it
+can measures that once more with few seeds as a check. --keep keeps each finished run, where a
+benchmark takes hours, and goes on from what is there. A figure that was neither measured nor kept
+is left out, never filled in.
 """
 
 from __future__ import annotations

@@ -23,16 +23,9 @@ PICKLE = 4  # the newest protocol that writes an array as the readers of CIFAR f
 
 
 def smaller_cifar100(data: Path, images: int, folder: Path, *, held_out: int | None = None) -> Path:
-    """CIFAR-100 with so many training images.
+    """CIFAR-100 with so many training images, and held-out ones (all, unless told), in a folder.
 
-    Args:
-        data: Holds ``cifar-100-python/``.
-        images: At most the original's.
-        folder: Takes the copy, ``cifar-100-python/``.
-        held_out: Images to keep of the held-out ones; ``None``: all.
-
-    Returns:
-        The folder, as ``cifar100:PATH`` takes it.
+    ``data`` holds ``cifar-100-python/``; so does the folder that is returned.
     """
     original, copy = cifar.find_folder(CIFAR100, data), folder / CIFAR100.folder
     copy.mkdir(parents=True)
@@ -58,15 +51,8 @@ def write_cifar(path: Path, pixels: np.ndarray, labels: Iterable[Any]) -> None:
 
 
 def smaller_folder(data: Path, images: int, folder: Path) -> Path:
-    """An image folder with ``train/`` and ``val/``, with so many training images.
-
-    Args:
-        data: The original; each class gets as many images.
-        images: A multiple of the number of classes.
-        folder: Takes the copy.
-
-    Returns:
-        The folder, as ``imagefolder:PATH`` takes it.
+    """An image folder with ``train/`` and ``val/``, with so many training images, as many each
+    class.
     """
     classes = [path for path in sorted((data / "train").iterdir()) if path.is_dir()]
     train: list[Path] = []
@@ -93,7 +79,7 @@ def evenly(count: int, wanted: int) -> list[int]:
 
 
 def link(file: Path, copy: Path) -> None:
-    """The same file once more, or, on another file system, a copy of it."""
+    """A file once more, or, on another file system, a copy of it."""
     with suppress(OSError):
         os.link(file.resolve(), copy)
         return

@@ -51,9 +51,6 @@ class Turns:
 
     A turn begins with steps that are not timed: in them caches fill again, and batches that loader
     processes made ahead during the pause are used up.
-
-    Args:
-        pipe: To the process that runs the benchmark.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -229,25 +226,29 @@ def _run(
 
 
 def take_turns(
-    arms: Mapping[str, Callable[[], float]], rounds: int, *, show: Callable[[str], None] = say
-) -> dict[str, list[float]]:
+    arms: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    show: Callable[[str], None] = say,
+    form: Callable[[Any], str] = "{:.0f} images/s".format,
+) -> dict[str, list[Any]]:
     """Measure all arms in every round, the order reversed from round to round.
 
     Args:
         arms: Each gives one measurement.
         rounds: How often.
         show: Told about every round.
+        form: How it is told of a measurement.
 
     Returns:
         By arm, one measurement for each round.
     """
-    found: dict[str, list[float]] = {name: [] for name in arms}
+    found: dict[str, list[Any]] = {name: [] for name in arms}
     for number in range(rounds):
-        names = list(arms) if number % 2 == 0 else list(reversed(arms))
-        for name in names:
+        for name in list(arms) if number % 2 == 0 else list(reversed(arms)):
             found[name].append(arms[name]())
-        rates = "  ".join(f"{name} {values[-1]:.0f}" for name, values in found.items())
-        show(f"round {number + 1} of {rounds}, images/s: {rates}")
+        told = "  ".join(f"{name} {form(values[-1])}" for name, values in found.items())
+        show(f"round {number + 1} of {rounds}: {told}")
     return found
 
 

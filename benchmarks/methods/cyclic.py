@@ -24,9 +24,6 @@ spread. What counts is the time of a step at each resolution, so few images do: 
 cifar trains 14 epochs of 20,480 images there, and folder 21 epochs of 2,560 at half of each
 resolution (44, 62 and 80 px), a quarter of the work; all held-out images are evaluated. These
 runs are made two at a time on a core each, and their time says nothing.
-
---keep DIR keeps finished runs, and goes on from what is there. --quick repeats the accuracies of
-the newest kept report.
 """
 
 from __future__ import annotations
@@ -93,11 +90,8 @@ def timed_tasks(data: Path) -> dict[str, Task]:
 
 
 def judged_tasks(data: Path, folder: Path) -> dict[str, Task]:
-    """What is trained for its accuracy: copies of the data with fewer training images.
-
-    Args:
-        data: Holds the originals.
-        folder: Takes the copies.
+    """What is trained for its accuracy: copies of the data, in a folder, with fewer training
+    images.
     """
     cifar = smaller_cifar100(data, 20_480, folder / "cifar100-20480")
     images = smaller_folder(data / "imagenette2-160", 2560, folder / "imagenette-2560")
@@ -108,12 +102,7 @@ def judged_tasks(data: Path, folder: Path) -> dict[str, Task]:
 
 
 def rows(sides: Sequence[int], epochs: int) -> dict[str, tuple[Row, ...]]:
-    """The table of each arm.
-
-    Args:
-        sides: Resolutions, low to high, in pixels.
-        epochs: A multiple of 7 and of the number of resolutions.
-    """
+    """The table of each arm, for resolutions, low to high, and epochs that divide into rows."""
     lengths = [epochs * part // sum(STAGE_PARTS) for part in STAGE_PARTS]
     if sum(lengths) != epochs or any(length % len(sides) for length in lengths):
         raise ValueError(f"{epochs} epochs do not divide into stages and {len(sides)} resolutions")

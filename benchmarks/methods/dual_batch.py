@@ -43,7 +43,7 @@ from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, ratios
 from benchmarks.harness.images import smaller_cifar100
 from benchmarks.harness.plans import ENDLESS
-from benchmarks.harness.turns import LIMIT_SECONDS, Arm, started
+from benchmarks.harness.turns import LIMIT_SECONDS, Arm, started, take_turns
 from benchmarks.methods.served_arms import RESNET8, pushes_per_second, served_rounds
 
 LARGE_BATCH, WORKERS = 500, 2
@@ -133,17 +133,13 @@ def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
         name: partial(Arm, served_rounds, plan, folder / name, cores=cores)
         for name, plan in plans.items()
     }
-    seconds: list[dict[str, tuple[float, ...]]] = []
     with started(starters) as arms:
-        for turn in range(turns):
-            names = list(arms) if turn % 2 == 0 else list(reversed(arms))
-            seconds.append({name: _turn(arms[name]) for name in names})
-            say(f"turn {turn + 1} of {turns}: {seconds[-1]}")
+        seconds = take_turns({name: partial(_turn, arms[name]) for name in arms}, turns, form=str)
     exchanges = {name: _exchanges(folder / name) for name in plans}
     rounds = [
         {
-            name: Round(each, tuple(worker[turn] for worker in exchanges[name]))
-            for name, each in seconds[turn].items()
+            name: Round(each[turn], tuple(worker[turn] for worker in exchanges[name]))
+            for name, each in seconds.items()
         }
         for turn in range(COLD_TURNS, turns - 1)
     ]
@@ -155,11 +151,7 @@ def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
 
 
 def rounds_found(turns: Sequence[Mapping[str, Round]]) -> dict[str, list[float]]:
-    """What the turns that count say.
-
-    Args:
-        turns: By arm, ``large`` and those of `EXTRA_TIMES`, the rounds of a turn.
-    """
+    """What the turns that count say, each with a round of ``large`` and those of `EXTRA_TIMES`."""
     large = [turn["large"].mean for turn in turns]
     return {
         **{

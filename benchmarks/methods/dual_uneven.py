@@ -17,9 +17,8 @@ The figures are differences over seeds 0 to 4, paired, with their 95 % interval,
 accuracies are means with their range, updates the steps of all workers in a round. All of it was
 fixed before a run was made.
 
---full measures everything: 25 runs of some five minutes, two at a time on a core each. --keep DIR
-keeps each finished run there, and goes on from what is there. --quick copies the figures from the
-newest kept report, and runs large and two-105 with seed 0 again as a check.
+--full makes 25 runs of some five minutes, two at a time on a core each; --quick checks large and
+two-105.
 """
 
 from __future__ import annotations

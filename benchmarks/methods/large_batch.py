@@ -21,7 +21,8 @@ tasks with seeds 10 to 14.
 
     small-half, small, small-double    the small batch, SGD at half, once and twice that rate
     small-muon-half, small-muon, small-muon-double
-                                       the small batch, Muon likewise around its default rate
+                                       the small batch, Muon at half, once and twice its
+                                       default rate
     unscaled, linear                   the large batch at the small one's rate, or at as many times
                                        that as the batch, no warm-up; the better is called plain
     linear-warmup, sqrt-warmup         the rate scaled with the batch or its root, after a warm-up
@@ -53,12 +54,10 @@ and range over the tasks.
 
 A run that ends because its gradients stay infinite counts as guessing.
 
---full measures everything: some 230 runs of up to three minutes, two at a time on a core each. Seed
-0 of everything comes first, and after each seed the figures so far are printed. --keep DIR keeps
-each finished run there, and goes on from what is there. --quick copies the figures from the newest
-kept report and runs two arms with seed 0 again as a check: of cifar-resnet8, or of digits without
---data. Other settings can be tried by `python -m benchmarks.tools.large_batch_look`. LARS and LAMB
-need the package pytorch-optimizer.
+--full makes some 230 runs of up to three minutes, two at a time on a core each. Seed 0 of all comes
+first, and after each seed the figures so far are printed. --quick checks two arms of cifar-resnet8,
+or of digits without --data. Other settings can be tried by
+`python -m benchmarks.tools.large_batch_look`. LARS and LAMB need the package pytorch-optimizer.
 """
 
 from __future__ import annotations

@@ -126,13 +126,7 @@ def arms_of(task: Task) -> dict[str, Arm]:
 
 
 def open_task(task: Task, data: Path | None, folder: Path) -> Opened:
-    """Make the smaller copy of a task's data, if it needs one, and open it.
-
-    Args:
-        task: What is trained.
-        data: Holds ``cifar-100-python/`` and ``imagenette2-160/``; ``None`` will do for digits.
-        folder: Takes the copies.
-    """
+    """Open a task's data, of which a smaller copy is made in the folder; digits need none."""
     place = "digits"
     if task.data != "digits":
         copy = folder / f"{task.data}-{task.images}"

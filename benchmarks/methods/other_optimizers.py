@@ -32,11 +32,9 @@ LAMB_DECAY = 0.01
 def lars(network: nn.Module, plan: Plan, *, vector_rate: float) -> torch.optim.Optimizer:
     """LARS with trust coefficient 0.001 and momentum 0.9 (You et al. 2017, arXiv 1708.03888).
 
-    Args:
-        network: What is trained.
-        plan: Gives the rate of matrices and kernels, and their decay.
-        vector_rate: Of biases and normalizations, which LARS leaves alone: that of plain SGD at the
-            base batch. LARS's own is several times as high, and nothing would rescale it there.
+    Biases and normalizations, which LARS leaves alone, have ``vector_rate``: that of plain SGD at
+    the
+    base batch. LARS's own is several times as high, and nothing would rescale it there.
     """
     from pytorch_optimizer import LARS
 
@@ -53,12 +51,7 @@ def lars(network: nn.Module, plan: Plan, *, vector_rate: float) -> torch.optim.O
 
 
 def lamb(network: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """LAMB with betas 0.9, 0.999, epsilon 1e-6, decay 0.01 (You et al. 2019, arXiv 1904.00962).
-
-    Args:
-        network: What is trained.
-        plan: Gives the rate.
-    """
+    """LAMB with betas 0.9, 0.999, epsilon 1e-6, decay 0.01 (You et al. 2019, arXiv 1904.00962)."""
     from pytorch_optimizer import Lamb
 
     matrices, vectors = _by_dimension(network)
@@ -74,13 +67,7 @@ def lamb(network: nn.Module, plan: Plan) -> torch.optim.Optimizer:
 
 
 def train(plan: Plan, build: Build, run_folder: Path) -> None:
-    """Train with the optimizer that ``build`` makes, as `training.loop.train` does with the job's.
-
-    Args:
-        plan: One worker's.
-        build: f(network, plan) -> the optimizer, with the rate that holds at the base batch.
-        run_folder: Takes the records.
-    """
+    """Train with what ``build`` makes, as `training.loop.train` does with the job's optimizer."""
     task = open_task(plan, CPU)
     seed_worker(plan.job.seed, 0, 0)
     optimizer = build(task.network, plan)

@@ -95,16 +95,7 @@ def plan_of(
     *,
     evaluate_last: bool = False,
 ) -> Plan:
-    """A plan with these rows for the first so many ``samples``.
-
-    Args:
-        task: What is trained.
-        rows: Of the plan.
-        data: As opened.
-        samples: Training images.
-        seed: Of weights, order and augmentation.
-        evaluate_last: Whether to evaluate after the last epoch only, not after each.
-    """
+    """A plan with these rows for so many samples, evaluated after each epoch or the last alone."""
     epochs = sum(row.epochs for row in rows)
     job = job_of(task, seed).model_copy(
         update={"epochs": epochs, **({"evaluate_epochs": epochs} if evaluate_last else {})}
@@ -168,12 +159,7 @@ def training(
 ) -> Iterator[tuple[bw.Session, Callable[[Tensor, Tensor], object], ImagePipeline, float]]:
     """A session, what does a step of it, what it is evaluated on, and seconds of copying images.
 
-    Args:
-        task: What is trained.
-        rows: Of the plan.
-        seed: Of weights, order and augmentation.
-        run_folder: Takes the records.
-        prepared: Resolutions of which copies are made; unset: those of the rows.
+    Copies are made at the ``prepared`` resolutions; unset: those of the rows.
     """
     prepare_process(usable_cores())
     data, images, held_out = open_task(task, seed)

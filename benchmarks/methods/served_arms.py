@@ -17,6 +17,7 @@ from batchwright.distributed.server_child import ServerChild
 from batchwright.records import Job, Plan, Server, ServerRule
 from batchwright.training.loop import open_task
 from batchwright.training.parameter_server.merging import layout, pack
+from batchwright.training.parameter_server.messages import Hello, Settled, Trained
 from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.signals import StopRequest
 from batchwright.workload.host import prepare_process, usable_cores
@@ -31,7 +32,7 @@ SIDE, CLASSES = 32, 100
 PUSHED, SAMPLES = "resnet18", 50_000
 LEAD_IN = 2
 TIMEOUT_SECONDS = 120.0
-TOLD = {"steps": 1, "skipped": 0, "repeated": 0, "loss": 1.0, "rate": 0.1, "compute": 0.01}
+TRAINED = Trained(steps=1, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=0.01)
 
 
 def resnet8(num_classes: int) -> nn.Module:
@@ -123,28 +124,28 @@ def _push(
     network = build_network(PUSHED, classes=CLASSES, side=SIDE)
     weights = pack(network)
     client = ServerClient(address, key, TIMEOUT_SECONDS, StopRequest())
-    client.hello(
+    hello = Hello(
         rank=rank,
         place=f"here/cpu:{rank}",
         samples=SAMPLES,
         plan=_plan(workers).model_dump_json(),
-        entries=layout(network),
+        entries=tuple(layout(network)),
         description={},
-        weights=weights if rank == 0 else None,
     )
+    client.hello(hello, weights if rank == 0 else None)
     client.next()  # once all have come
     count, began = -LEAD_IN, time.perf_counter()
     while count < 1 or time.perf_counter() - began < seconds:
         if count == 0:
             began = time.perf_counter()
         started = time.perf_counter()
-        client.push(weights, TOLD)
-        client.settled(exchange=time.perf_counter() - started)
+        client.push(weights, TRAINED)
+        client.settle(Settled(exchange=time.perf_counter() - started))
         count += 1
     pipe.send((count, time.perf_counter() - began))
     while True:  # the others are still counting
-        client.push(weights, TOLD)
-        client.settled(exchange=0.0)
+        client.push(weights, TRAINED)
+        client.settle(Settled(exchange=0.0))
 
 
 def _plan(workers: int) -> Plan:

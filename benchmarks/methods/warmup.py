@@ -22,9 +22,8 @@ above 0 (by the mean) less none, paired. Accuracy is held out, after the last ep
 the spread is Student's 95 % interval. The curves epoch by epoch are drawn as figures/ in the folder
 of each sweep, which --keep keeps.
 
---full takes some three quarters of an hour on two cores that compute in bfloat16, and goes on where
-it was with --keep. --quick repeats what was kept, and runs warm-up 0 and 1 at 3,840 with seed 0
-again as a check.
+--full takes some three quarters of an hour on two cores that compute in bfloat16; --quick checks
+warm-up 0 and 1 at 3,840.
 """
 
 from __future__ import annotations

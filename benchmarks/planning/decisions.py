@@ -71,8 +71,7 @@ Spread is the range for means and the quartiles for medians. All are in points o
 when seed 0 of its grid is whole.
 
 --full probes each task on one core, with trials for a tenth of the longer training's time, and
-scores the plans by the lines that are there. --quick copies the figures from the newest kept
-report, and probes and scores digits as a check.
+scores the plans by the lines that are there; --quick checks digits.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -88,6 +86,8 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from batchwright import plan
 from batchwright.records import Estimate, Plan, Profile
@@ -184,24 +184,13 @@ def _best_by_others(options: Sequence[Sequence[float]], seed: int) -> Sequence[f
 def _between(x: float, points: Mapping[float, float]) -> float:
     """The straight line over the logarithm between two points; beyond the ends the nearest."""
     known = sorted(points)
-    after = bisect(known, x)
-    if after in (0, len(known)):
-        return points[known[min(after, len(known) - 1)]]
-    low, high = known[after - 1], known[after]
-    share = log(x / low) / log(high / low)
-    return (1 - share) * points[low] + share * points[high]
+    return float(np.interp(log(x), [log(one) for one in known], [points[one] for one in known]))
 
 
 def truth_of(lines: Iterable[Mapping[str, Any]], task: str, epochs: int) -> Truth | None:
     """The truth that lines of runs tell; of two lines of one training the later counts.
 
-    Args:
-        lines: As `RunLines` writes them.
-        task: Name, of `TASKS`.
-        epochs: Length.
-
-    Returns:
-        With as many seeds as the whole grid has; ``None`` without seed 0 of it.
+    With as many seeds as the whole grid of the task and length has; ``None`` without seed 0 of it.
     """
     found: dict[Candidate, dict[float, dict[int, float]]] = {}
     rates: dict[Candidate, float] = {}
@@ -326,13 +315,7 @@ def found_of(cases: Mapping[tuple[str, int], Case]) -> dict[str, list[float]]:
 
 
 def case_of(profile: Profile, truth: Truth, epochs: int) -> Case:
-    """Plan for one length of a task.
-
-    Args:
-        profile: With trials.
-        truth: Of the task with that length.
-        epochs: Length.
-    """
+    """Plan for one length of a task, of which there are a profile with trials and the truth."""
 
     def planned(profile: Profile, objective: str, **keys: Any) -> Plan:
         goal = {"objective": objective, "least_steps": LEAST_STEPS}

@@ -84,7 +84,7 @@ class Task:
 
     @property
     def look_batches(self) -> tuple[int, ...]:
-        """Likewise for the look set; the largest of `BATCHES` in place of those beyond it."""
+        """Those of the look set; the largest of `BATCHES` in place of those beyond it."""
         most = max(one for one in BATCHES if one * LEAST_STEPS <= self.look_images)
         return tuple(sorted({min(batch, most) for batch in LOOK_BATCHES}))
 
@@ -110,12 +110,9 @@ class Draw:
 
 
 def draw(task: Task, total: int, *, look: int | None = None) -> Draw:
-    """Images drawn evenly over the ``total`` ones of a training set.
+    """Images drawn evenly over the ``total`` ones of a training set, in the order of the original.
 
-    Args:
-        task: How many.
-        total: In the order of the original.
-        look: Images that a training of the look set is to have; ``None``: those of the truth.
+    ``look`` images for a training of the look set; ``None``: those of the truth.
     """
     truth = evenly(total, task.images)
     if look is None:
@@ -128,16 +125,9 @@ def draw(task: Task, total: int, *, look: int | None = None) -> Draw:
 
 
 def copy_images(task: Task, data: Path, folder: Path, *, look: int | None = None) -> str:
-    """Copy the drawn images of a task, unless they are there.
+    """Copy the drawn images of a task into the folder, unless they are there: a job's `data`.
 
-    Args:
-        task: What is trained.
-        data: Holds ``cifar-100-python/`` and ``imagenette2-160/``.
-        folder: Takes the copies.
-        look: As for `draw`.
-
-    Returns:
-        The copy, as a job's `data`.
+    ``data`` holds ``cifar-100-python/`` and ``imagenette2-160/``; ``look`` is as for `draw`.
     """
     if task.data == "digits" and look is None:
         return "digits"
@@ -279,7 +269,7 @@ def look_cells(name: str) -> list[tuple[Cell, int]]:
 
 
 def look_rate_cells(name: str) -> list[tuple[Cell, int]]:
-    """Trainings of the look set at other rates, likewise."""
+    """Trainings of the look set at other rates, and the images of each."""
     task, cells = TASKS[name], []
     for part, batches in LOOK_RATES_BATCHES.items():
         samples = max(task.epochs) * task.look_images // part
@@ -338,10 +328,8 @@ def cells_of(names: Iterable[str]) -> Iterator[Cell]:
 
 
 def beyond(accuracies: Mapping[float, float]) -> float | None:
-    """The rate scale that is to be tried besides; `None` if the best is no end.
-
-    Args:
-        accuracies: By rate scale.
+    """The rate scale that is to be tried besides, by accuracies at others; `None`: the best is no
+    end.
     """
     best = max(accuracies, key=lambda scale: accuracies[scale])
     further = {min(accuracies): best / 3, max(accuracies): best * 3}.get(best)

@@ -149,7 +149,7 @@ def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power
 
 
 def fit(lines: Sequence[dict[str, Any]]) -> None:
-    """Print what `prediction.accuracy.unfinished` takes, and how well it holds."""
+    """Print what `prediction.accuracy.learning.AT_PEAK` holds, and how well it holds."""
     seen = list(shortfalls(lines))
     for name in (*OPTIMIZERS, "all"):
         own = [one for one in seen if name in (one.optimizer, "all")]

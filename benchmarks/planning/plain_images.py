@@ -16,6 +16,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, Dataset, Subset
 
 BATCH = 128
@@ -45,11 +47,9 @@ def arguments() -> argparse.Namespace:
 class Images(Dataset[tuple[Tensor, int]]):
     """Images of CIFAR-100, held in memory, or files in a folder for each class.
 
-    Args:
-        data: ``cifar100:PATH`` or ``imagefolder:PATH``.
-        part: ``train`` or ``test``; of a folder ``val`` is the latter.
-        side: In pixels.
-        augment: Random crops out of a border of an eighth of the side, and flips.
+    ``part`` is ``train`` or ``test`` (of a folder ``val`` is the latter); ``augment`` crops at
+    random
+    out of a border of an eighth of the side, and flips.
     """
 
     def __init__(self, data: str, part: str, side: int, *, augment: bool) -> None:
@@ -123,6 +123,14 @@ def loaders(asked: argparse.Namespace) -> tuple[DataLoader, DataLoader, int]:
         DataLoader(judged, BATCH, **more),
         classes,
     )
+
+
+def optimizer_of(network: nn.Module, rate: float, epochs: int) -> tuple[SGD, CosineAnnealingLR]:
+    """SGD with momentum, and a cosine over the epochs."""
+    optimizer = SGD(
+        network.parameters(), rate, momentum=MOMENTUM, nesterov=True, weight_decay=WEIGHT_DECAY
+    )
+    return optimizer, CosineAnnealingLR(optimizer, epochs)
 
 
 # ---------------------------------------------------------------------------------------- networks

@@ -1,4 +1,4 @@
-"""The same script as `benchmarks.planning.plain_torch`, as people write it with Lightning.
+"""The script of `benchmarks.planning.plain_torch`, as people write it with Lightning.
 
 Logger, checkpoints and progress bar are off, which makes it faster than by default. Uses nothing of
 the project, and runs in an environment of its own: `pip install torch==2.13.0 lightning pillow
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.planning.plain_images import MOMENTUM, NETWORKS, WEIGHT_DECAY, arguments, loaders
+from benchmarks.planning.plain_images import NETWORKS, arguments, loaders, optimizer_of
 
 
 class Classifier(lightning.LightningModule):
@@ -43,14 +43,7 @@ class Classifier(lightning.LightningModule):
 
     def configure_optimizers(self) -> dict[str, object]:
         """SGD with momentum, and a cosine over the epochs."""
-        optimizer = torch.optim.SGD(
-            self.parameters(),
-            lr=self.rate,
-            momentum=MOMENTUM,
-            nesterov=True,
-            weight_decay=WEIGHT_DECAY,
-        )
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
+        optimizer, schedule = optimizer_of(self, self.rate, self.epochs)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 

@@ -11,7 +11,7 @@ import json
 import torch
 from torch.nn import functional
 
-from benchmarks.planning.plain_images import MOMENTUM, NETWORKS, WEIGHT_DECAY, arguments, loaders
+from benchmarks.planning.plain_images import NETWORKS, arguments, loaders, optimizer_of
 
 
 def main() -> None:
@@ -20,14 +20,7 @@ def main() -> None:
     torch.manual_seed(asked.seed)
     train, test, classes = loaders(asked)
     network = NETWORKS[asked.network](classes)
-    optimizer = torch.optim.SGD(
-        network.parameters(),
-        lr=asked.rate,
-        momentum=MOMENTUM,
-        nesterov=True,
-        weight_decay=WEIGHT_DECAY,
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, asked.epochs)
+    optimizer, schedule = optimizer_of(network, asked.rate, asked.epochs)
     for _ in range(asked.epochs):
         network.train()
         for images, labels in train:

@@ -22,8 +22,6 @@ noise scale along it. Task and target were settled after seeing seed 0; docs/log
 
 Planner. Made-up profiles of five kinds of workers, 30 batches at 5 resolutions each; 10 to 10,000
 workers; objective knee with prices; wall time of `plan`, median of 5.
-
---quick copies the epochs to a target from the newest kept report.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from math import exp, log, sqrt
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -126,11 +126,7 @@ def found_offset(trials: Sequence[Observed], wrong: int, classes: int, prior: Pr
 def accuracy_at(trainings: Sequence[Observed], offset: float) -> float:
     """In percent, on the line between the two trainings nearest in the rate."""
     points = sorted((one.offset, 100 * one.accuracy) for one in trainings)
-    offset = min(max(offset, points[0][0]), points[-1][0])
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if offset <= x1:
-            return y0 + (y1 - y0) * (offset - x0) / (x1 - x0)
-    return points[-1][1]
+    return float(np.interp(offset, *zip(*points, strict=True)))
 
 
 # -------------------------------------------------------------------------------------- simulated
@@ -142,12 +138,9 @@ SHARE, SLOWER, TOLERANCE = 0.1, 1.1, 0.01
 
 
 def invented(classes: int, seed: int, *, apart: bool) -> LearningModel:
-    """A task drawn from the prior: neither learnt at once nor never.
+    """A task drawn from the prior, with best rates ``apart`` from the usual ones or not.
 
-    Args:
-        classes: Of its data.
-        seed: Draws it.
-        apart: Whether its best rates are others than the usual ones.
+    It is neither learnt at once nor never.
     """
     blank, numbers = fit_learning([], classes=classes, optimizers=OPTIMIZERS), None
     source = np.random.default_rng(seed)

@@ -48,9 +48,8 @@ hand, seed 0. Runs are made by
     python -m benchmarks.planning.time_to_accuracy_runs --data DIR --lightning-python PATH
 
 in the order of seeds, short tasks first, the uneven pair last. --full scores the lines that are in
-benchmarks/results/time-to-accuracy-runs.jsonl; a task counts from its first pair on. --quick copies
-the figures from the newest kept report and, with a data folder, makes one pair of 1,000 images and
-two epochs as a check.
+benchmarks/results/time-to-accuracy-runs.jsonl; a task counts from its first pair on. --quick makes
+one pair of 1,000 images and two epochs as a check, with a data folder.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class Pair:
 
     @property
     def training_ratio(self) -> float:
-        """The same without our probe."""
+        """Script's seconds over ours without our probe."""
         return self._over(self.ours["training_seconds"])
 
     def _over(self, seconds: float) -> float:

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -118,40 +118,28 @@ class TimeIsUpError(Exception):
 # ------------------------------------------------------------------------------------------- lines
 
 
+@dataclass
 class Bench:
-    """Makes runs, and keeps what came of them.
+    """Makes runs, and keeps what came of them."""
 
-    Args:
-        lines: JSON lines, one a run, in the order in which they ended.
-        data: Holds ``cifar-100-python/`` and ``imagenette2-160/``.
-        folder: Takes copies of images, and run folders.
-        lightning: Python of the environment that has Lightning; ``None``: there is none.
-        until: Nothing is started after it (`time.monotonic`).
-        busy: Whether others may use the machine meanwhile.
-        tasks: By name.
-    """
+    lines: Path  # JSON lines, one a run, in the order in which they ended
+    data: Path  # holds ``cifar-100-python/`` and ``imagenette2-160/``
+    folder: Path  # takes copies of images, and run folders
+    lightning: Path | None = None  # Python of the environment that has Lightning, if there is one
+    until: float = math.inf  # nothing is started after it (`time.monotonic`)
+    busy: bool = False  # whether others may use the machine meanwhile
+    tasks: Mapping[str, Task] = field(default_factory=lambda: TASKS)
 
-    def __init__(
-        self,
-        lines: Path,
-        data: Path,
-        folder: Path,
-        *,
-        lightning: Path | None = None,
-        until: float = math.inf,
-        busy: bool = False,
-        tasks: Mapping[str, Task] = TASKS,
-    ) -> None:
-        self._lines, self._data, self._folder = lines, data, folder
-        self._lightning, self._until, self._busy = lightning, until, busy
-        self._tasks, self._commit = tasks, commit()
-        self._found = read_lines(lines)
-        self._place = cache(lambda name: decisions_runs.copy_images(tasks[name], data, folder))
+    def __post_init__(self) -> None:
+        self._commit, self._found = commit(), read_lines(self.lines)
+        self._place = cache(
+            lambda name: decisions_runs.copy_images(self.tasks[name], self.data, self.folder)
+        )
 
     @property
     def scripts(self) -> tuple[Script, ...]:
         """Those that can be run."""
-        return SCRIPTS if self._lightning else SCRIPTS[:1]
+        return SCRIPTS if self.lightning else SCRIPTS[:1]
 
     def made(self, asked: Asked) -> dict[str, Any]:
         """The line of a run, which is made if there is none.
@@ -166,7 +154,7 @@ class Bench:
             with Burner(max(os.sched_getaffinity(0))) if asked.burner else nullcontext():
                 found = run(asked)
             others, stolen = load_since(before)
-            if others <= QUIET or self._busy:
+            if others <= QUIET or self.busy:
                 beside = {"others": round(others, 3), "stolen": round(stolen, 3)}
                 kept = self._store(asked, {**found, **beside})
             else:
@@ -178,22 +166,22 @@ class Bench:
         line = {
             **asdict(asked),
             **found,
-            "images": self._tasks[asked.task].images,
+            "images": self.tasks[asked.task].images,
             **{name: told[name] for name in ("processor", "cores", "python", "torch")},
             "commit": self._commit,
         }
-        append_line(self._lines, line)
+        append_line(self.lines, line)
         self._found.append(line)
         say(f"{asked.title}: {line['accuracy']:.2f} % in {line['seconds']:.1f} s")
         return line
 
     def _wait_until_quiet(self) -> None:
         told = -math.inf
-        while time.monotonic() < self._until:
+        while time.monotonic() < self.until:
             before = read_load()
-            time.sleep(max(LEAST_SECONDS, 0 if self._busy else WATCH_SECONDS))
+            time.sleep(max(LEAST_SECONDS, 0 if self.busy else WATCH_SECONDS))
             others, _ = load_since(before)
-            if others <= QUIET or self._busy:
+            if others <= QUIET or self.busy:
                 return
             if time.monotonic() > told + 60:
                 say(f"waiting: others use {others:.1f} cores")
@@ -203,8 +191,8 @@ class Bench:
     # ------------------------------------------------------------------------------------- scripts
 
     def _script(self, asked: Asked) -> dict[str, Any]:
-        task = self._tasks[asked.task]
-        python = sys.executable if asked.arm == "torch" else self._lightning
+        task = self.tasks[asked.task]
+        python = sys.executable if asked.arm == "torch" else self.lightning
         given = {
             "data": self._place(asked.task),
             "network": task.network,
@@ -256,8 +244,8 @@ class Bench:
         }
 
     def _command(self, asked: Asked, number: int) -> dict[str, Any]:
-        task = self._tasks[asked.task]
-        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+        task = self.tasks[asked.task]
+        with tempfile.TemporaryDirectory(dir=self.folder) as name:
             run = Path(name) / "run"
             keys = {
                 "data": self._place(asked.task),
@@ -289,7 +277,7 @@ class Bench:
             return {**found, **told, "evaluations": rounded(evaluations)}
 
     def _log(self, asked: Asked) -> Path:
-        return self._folder / f"{asked.title}.log"
+        return self.folder / f"{asked.title}.log"
 
     def _failed(self, asked: Asked) -> SystemExit:
         return SystemExit(f"{asked.title} failed:\n{self._log(asked).read_text()[-2000:]}")
@@ -490,12 +478,7 @@ def main(words: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
     with scratch() as folder:
         bench = Bench(
-            asked.lines,
-            asked.data,
-            folder,
-            lightning=asked.lightning_python,
-            until=asked.until,
-            busy=asked.busy,
+            asked.lines, asked.data, folder, asked.lightning_python, asked.until, asked.busy
         )
         try:
             gather(bench, {name: TASKS[name] for name in TASKS if asked.task in (None, name)})

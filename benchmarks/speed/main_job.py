@@ -25,9 +25,8 @@ CIFAR-100 for 3 epochs (settings as above, but the rate falls to 0 along half a 
 same weights and in the same order, seeds 0 to 7; difference of held-out accuracy (10,000 images),
 95 % interval of the mean; no worse means that its lower end is above -1.0 point.
 
---full measures everything. --quick copies the accuracy figures from the newest kept report and runs
-seed 0 of each again as a check. Without the CIFAR-100 folder, or where a peer is not installed, the
-figures that need it are left out.
+Without the CIFAR-100 folder, or where a peer is not installed, the figures that need it are left
+out.
 """
 
 from __future__ import annotations

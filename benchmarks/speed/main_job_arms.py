@@ -36,13 +36,8 @@ LOADER_PROCESSES = 2
 def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: str) -> Plan:
     """A plan that nothing was measured for: one worker, batch 128, as the benchmark fixes it.
 
-    Args:
-        folder: Holds ``cifar-100-python/``.
-        epochs: To train.
-        precision: ``float32``, or ``auto``: bfloat16 where the processor computes in it, which is
-            what the probe settles on for this network.
-        seed: Of weights, order and augmentation.
-        decay: ``none`` or ``cosine``.
+    ``precision`` is ``float32``, or ``auto``: bfloat16 where the processor computes in it, which is
+    what the probe settles on for this network.
     """
     job = Job(
         data=f"cifar100:{folder}",
@@ -79,7 +74,7 @@ def session(turns: Turns, data: Path, runs: Path) -> None:
 
 
 def session_auto(turns: Turns, data: Path, runs: Path) -> None:
-    """The same with ``precision=auto``."""
+    """Our loop with ``precision=auto``."""
     plan = cifar_plan(data, epochs=ENDLESS, precision="auto", seed=0, decay="none")
     train_session(turns, plan, runs / "auto")
 
@@ -89,11 +84,8 @@ def train_session(
 ) -> None:
     """Our loop as ``plan`` says, as one of its workers.
 
-    Args:
-        turns: Of the arm.
-        plan: Made from `cifar_plan`; where it is for fewer images, the first ones are used.
-        run_folder: Takes the records.
-        prepare: Called with the network before training begins, if given.
+    The plan is made from `cifar_plan`; where it is for fewer images, the first ones are used.
+    ``prepare`` is called with the network before training begins.
     """
     prepare_process(usable_cores())
     data = open_data(plan.job, verify=False)
@@ -133,7 +125,7 @@ def bare(turns: Turns, folder: Path, *_: Path) -> None:
 
 
 def bare_ddp(turns: Turns, folder: Path) -> None:
-    """The same by two or more workers under DistributedDataParallel, each with its equal part.
+    """That loop by two or more workers under DistributedDataParallel, each with its equal part.
 
     Statistics of batch normalization stay each worker's own, as in our loop: sending them around at
     every step, as DistributedDataParallel does by default, would slow it down.
@@ -176,7 +168,7 @@ def _train_bare(
 
 
 def resident_batch(turns: Turns, folder: Path, *_: Path) -> None:
-    """The same steps on one batch that is there already: what the processor can do."""
+    """Its steps on one batch that is there already: what the processor can do."""
     prepare_process(usable_cores())
     data = _open(folder)
     images, labels = _stored(data)

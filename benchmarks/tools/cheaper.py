@@ -178,13 +178,8 @@ def gather(data: Path, folder: Path, lines: Path, until: float) -> None:
 class Averages:
     """Exponential moving averages of all numbers of a network, each with its own horizon.
 
-    Args:
-        network: What is trained.
-        steps: Of the whole training.
-
-    Attributes:
-        networks: The averages, in the order of `HORIZONS`.
-        seconds: Of the processor, that averaging took.
+    ``networks`` are the averages, in the order of `HORIZONS`; ``seconds`` of the processor are what
+    averaging took.
     """
 
     def __init__(self, network: nn.Module, steps: int) -> None:
@@ -343,12 +338,7 @@ class Line:
 
 
 def lines_of(runs: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) -> dict[str, Line]:
-    """Each arm against `base`, as far as pairs were made.
-
-    Args:
-        runs: Of `LINES`.
-        steps: Of `STEPS`.
-    """
+    """Each arm against `base`, as far as pairs were made, from what `LINES` and `STEPS` hold."""
     cost = {
         (one["task"], one["optimizer"], one["side"], one["batch"]): one["step_seconds"]
         for one in steps

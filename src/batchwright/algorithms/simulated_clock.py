@@ -121,18 +121,14 @@ class Worker:
                 slows just its part.
         """
         now, left = start, work
-        for edge in self._edges(start):
+        edges = {at for one in self.disturbances for at in (one.start, one.end) if at is not None}
+        for edge in sorted(at for at in edges if at > start):
             rate = self._rate(now)
             if left <= (edge - now) * rate:
                 return now + left / rate
             left -= (edge - now) * rate
             now = edge
         return now + left / self._rate(now)
-
-    def _edges(self, start: float) -> list[float]:
-        """When a disturbance begins or ends, from ``start`` on."""
-        every = {t for one in self.disturbances for t in (one.start, one.end) if t is not None}
-        return sorted(edge for edge in every if edge > start)
 
     def _rate(self, now: float) -> float:
         slower = (

@@ -1,11 +1,21 @@
-"""One plan up to an epoch and another from there on, for a run that changes its plan on the way."""
+"""A run that changes its plan on the way, or goes on under another: whether it may, and how."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
+
+_TOLD = ("job", "considered", "knees", "held_out", "reasons")
+"""What of a plan says why it is so, and nothing of what to do."""
+
+_FREE = (
+    *("epochs", "local_batch_sizes", "micro_batch_size", "learning_rate"),
+    *("fixed_samples", "sample_seconds", "step_seconds"),
+    *("predicted_epoch_seconds", "predicted_bytes"),
+)
+"""What a row may have otherwise: its batches, the rate that goes with them, and what they take."""
 
 
 def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
@@ -43,7 +53,10 @@ def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
         )
     return followed.model_copy(
         update={
-            "stages": (*_before(followed.stages, epoch), *_from(new.stages, epoch)),
+            "stages": (
+                *_between(followed.stages, 0, epoch),
+                *_between(new.stages, epoch, new.epochs),
+            ),
             "considered": new.considered,
             "epoch_accuracy": tuple(
                 told if place < epoch else None
@@ -57,28 +70,43 @@ def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
     )
 
 
-def _before(stages: Sequence[Stage], epoch: int) -> list[Stage]:
-    """Rows up to an epoch, the last one shortened."""
-    return [
-        stage.model_copy(update={"epochs": min(stage.epochs, epoch - start)})
-        for start, stage in _starts(stages)
-        if start < epoch
-    ]
-
-
-def _from(stages: Sequence[Stage], epoch: int) -> list[Stage]:
-    """Rows from an epoch on, the first one shortened."""
-    return [
-        stage.model_copy(update={"epochs": min(stage.epochs, start + stage.epochs - epoch)})
-        for start, stage in _starts(stages)
-        if start + stage.epochs > epoch
-    ]
-
-
-def _starts(stages: Sequence[Stage]) -> list[tuple[int, Stage]]:
-    """Rows with the epochs that they begin at."""
-    starts, start = [], 0
+def _between(stages: Sequence[Stage], first: int, last: int) -> list[Stage]:
+    """Rows from one epoch up to another, those at the ends shortened."""
+    found, start = [], 0
     for stage in stages:
-        starts.append((start, stage))
+        epochs = min(start + stage.epochs, last) - max(start, first)
+        if epochs > 0:
+            found.append(stage.model_copy(update={"epochs": epochs}))
         start += stage.epochs
-    return starts
+    return found
+
+
+def why_not(plan: Plan, former: Plan, epochs: int) -> str:
+    """Why a run that did so many epochs of a former plan cannot go on under a plan; else empty.
+
+    The header and the rows of these epochs are the same, and later rows have other batches and
+    rates at most: network, data, optimizer and random numbers then go on as if nothing had changed.
+    """
+    if plan.epochs != former.epochs:
+        return f"it has {plan.epochs} epochs in place of {former.epochs}"
+    for name in Plan.model_fields:
+        if name not in (*_TOLD, "stages") and getattr(plan, name) != getattr(former, name):
+            return f"it has another {name}"
+    rows = zip(_by_epoch(plan), _by_epoch(former), strict=True)
+    changed = [number for number, (new, old) in enumerate(rows) if new != old]
+    if changed and changed[0] < max(1, epochs):  # nothing done under it: it is simply another
+        return f"it changes epoch {changed[0] + 1}, and {epochs} are done"
+    for number, (new, old) in enumerate(zip(_by_epoch(plan), _by_epoch(former), strict=True)):
+        for name in Stage.model_fields:
+            if name not in _FREE and getattr(new, name) != getattr(old, name):
+                return f"it has another {name} in epoch {number + 1}"
+        if new.workers != old.workers:
+            return f"it is for {new.workers} workers in place of {old.workers}"
+    return ""
+
+
+def _by_epoch(plan: Plan) -> Iterator[Stage]:
+    """The row of each epoch, as a row of one."""
+    for stage in plan.stages:
+        for _ in range(stage.epochs):
+            yield stage.model_copy(update={"epochs": 1})

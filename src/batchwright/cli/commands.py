@@ -384,7 +384,7 @@ def sweep(
     as_json: JsonFlag = False,
 ) -> None:
     """Run a job over a grid of its keys and several seeds, and compare."""
-    from batchwright.reporting.data.sweep_words import best_setting, progress_words
+    from batchwright.reporting.data.sweep_curves import best_setting, progress_words
     from batchwright.reporting.text.tables import sweep_table
     from batchwright.workflows.sweep.grid import read_seeds, words_of_grid
     from batchwright.workflows.sweep.verb import sweep as run_sweep

@@ -179,11 +179,8 @@ def reported(
 ) -> Iterator[ReporterProcess | None]:
     """Inside, the run is reported; after, the service knows how it ended, or will.
 
-    Args:
-        folder: The run folder, with the plan in it.
-        url: The service; ``None``: the run is not reported.
-        follow_advice: Whether training takes a new plan at the end of an epoch.
-        tell: Takes what is left to say after the end.
+    Arguments are those of `ReporterProcess`; without a URL the run is not reported. ``tell`` takes
+    what is left to say after the end.
     """
     if url is None:
         yield None

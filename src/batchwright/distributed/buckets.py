@@ -20,7 +20,6 @@ class Bucket:
         number: Place among the buckets, in the order in which they are sent.
         parameters: Whose gradients.
         tail: Numbers behind them.
-        dtype: Of the flat tensor.
         group: The workers.
         per_tensor: Whether each gradient's norm is wanted, not only that of all together.
 
@@ -41,7 +40,6 @@ class Bucket:
         number: int,
         parameters: Sequence[nn.Parameter],
         tail: int,
-        dtype: torch.dtype,
         group: Group,
         *,
         per_tensor: bool,
@@ -49,6 +47,7 @@ class Bucket:
         self.number, self.parameters = number, parameters
         self._group, self._per_tensor = group, per_tensor
         sizes = [p.numel() for p in parameters]
+        dtype = dtype_of(parameters)
         self.flat = torch.zeros(sum(sizes) + tail, dtype=dtype, device=group.device)
         *pieces, self.tail = self.flat.split([*sizes, tail])
         self.views = [_shaped_like(p, piece) for p, piece in zip(parameters, pieces, strict=True)]
@@ -75,7 +74,11 @@ class Bucket:
         if all(present) and not any(self.held):  # the usual case: one call for all of them
             if self._per_tensor:
                 self.squares = sqr_norms(self.parameters)
-            copy_all(self.views, cast("list[Tensor]", gradients))
+            try:
+                torch._foreach_copy_(self.views, cast("list[Tensor]", gradients))
+            except RuntimeError:
+                _refuse_sparse(cast("list[Tensor]", gradients))
+                raise
             self.held = present
             if not self._per_tensor:
                 self.squares = self.sum_sqr_norms()
@@ -118,11 +121,6 @@ class Bucket:
         norm: Tensor = torch.linalg.vector_norm(self._numbers, dtype=accurate)
         return norm.double().square().view(1)
 
-    def hand_over(self) -> None:
-        """Make the sums the parameters' gradients."""
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.grad = view
-
 
 def sqr_norms(parameters: Sequence[nn.Parameter], *, per_tensor: bool = True) -> Tensor:
     """Squared norm of each parameter's gradient, 0 where there is none: float64 (parameters,).
@@ -160,19 +158,6 @@ def _squares_of(tensors: Sequence[Tensor]) -> Tensor:
         raise
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors onto others of the same shapes.
-
-    Raises:
-        TrainingError: One is sparse.
-    """
-    try:
-        torch._foreach_copy_(list(targets), list(sources))
-    except RuntimeError:
-        _refuse_sparse(sources)
-        raise
-
-
 def grouped(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Parameters in the given order, cut where the number format changes or a bucket is full."""
     groups: list[list[nn.Parameter]] = []
@@ -192,20 +177,6 @@ def with_room_for_tail(groups: Sequence[Sequence[nn.Parameter]]) -> list[Sequenc
     if groups and (last := dtype_of(groups[-1])).itemsize >= 4 and not last.is_complex:
         return list(groups)
     return [*groups, ()]
-
-
-def make_buckets(
-    groups: Sequence[Sequence[nn.Parameter]], tail: int, group: Group, *, per_tensor: bool
-) -> list[Bucket]:
-    """Buckets in the order in which they are sent; the last has the tail behind its gradients.
-
-    Parameters of a bucket are of one number format.
-    """
-    tails = [0] * (len(groups) - 1) + [tail]
-    return [
-        Bucket(number, members, room, dtype_of(members), group, per_tensor=per_tensor)
-        for number, (members, room) in enumerate(zip(groups, tails, strict=True))
-    ]
 
 
 def dtype_of(members: Sequence[nn.Parameter]) -> torch.dtype:

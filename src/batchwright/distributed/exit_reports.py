@@ -67,8 +67,7 @@ def forget_report(folder: Path, rank: int) -> None:
 def killed(codes: Mapping[int, int]) -> list[tuple[int, str]]:
     """(rank, name of the signal) of each worker that a signal ended, but for a request to stop.
 
-    Args:
-        codes: Exit code of each worker, by rank; negative: killed by that signal.
+    ``codes`` are exit codes by rank, negative where a signal ended the worker.
     """
     return [
         (rank, signal.Signals(-code).name)
@@ -85,10 +84,7 @@ def killed_words(who: str, name: str) -> str:
 def error_of(log: Path, code: int, who: str) -> str:
     """What ended a command: the line by which it says so, else the last one it wrote.
 
-    Args:
-        log: Where it printed.
-        code: Its exit code; negative: killed by that signal.
-        who: What to call it.
+    ``code`` is its exit code, negative if a signal ended it, and ``who`` what to call it then.
     """
     if code < 0:
         return f"{killed_words(who, signal.Signals(-code).name)}; its log is {log}"

@@ -12,8 +12,8 @@ import os
 import re
 import socket
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -112,12 +112,21 @@ class Group:
             again: What `started_again` has said.
         """
         agents, processes, noted = self._starts(folder)
-        if self.rank == 0 and agents and (again or not (folder / "metrics.jsonl").exists()):
-            _note_starts(folder, {"agents": noted["agents"] | agents, "processes": processes})
+        if self.rank or not agents or ((folder / "metrics.jsonl").exists() and not again):
+            return
+        starts = {"agents": sorted(noted["agents"] | agents), "processes": sorted(processes)}
+        with suppress(OSError):  # whoever makes the folder will say so
+            folder.mkdir(parents=True, exist_ok=True)
+            aside = folder / f".{_LAUNCH_FILE}.writing"
+            aside.write_text(json.dumps(starts, indent=1), encoding="utf-8")
+            aside.replace(folder / _LAUNCH_FILE)
 
     def _starts(self, folder: Path) -> tuple[set[str], set[str], dict[str, set[str]]]:
         """Agents and processes of these workers, and those that are noted in a run folder."""
-        starts = self.gather((_launcher(), _process, _noted_starts(folder)))
+        own: dict[str, list[str]] = {}
+        with suppress(OSError, ValueError):  # where it cannot be read nobody has opened it
+            own = json.loads((folder / _LAUNCH_FILE).read_text("utf-8"))
+        starts = self.gather((_launcher(), _process, own))
         noted: dict[str, set[str]] = {"agents": set(), "processes": set()}
         for _, _, seen in starts:  # without a shared disk not all see the same
             for key, names in seen.items():
@@ -154,16 +163,13 @@ class Group:
         if self.size > 1:
             with torch.no_grad(), naming_the_lost():
                 for tensor in tensors:
-                    self._share_one(tensor)
-
-    def _share_one(self, tensor: torch.Tensor) -> None:
-        if tensor.dtype in _COMMON:
-            dist.broadcast(tensor, src=0, group=self.handle)
-            return
-        whole = tensor.contiguous()  # as bytes: not every backend knows every number format
-        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0, group=self.handle)
-        if whole is not tensor:
-            tensor.copy_(whole)
+                    if tensor.dtype in _COMMON:
+                        dist.broadcast(tensor, src=0, group=self.handle)
+                        continue
+                    whole = tensor.contiguous()  # as bytes: not every backend knows every format
+                    dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0, group=self.handle)
+                    if whole is not tensor:
+                        tensor.copy_(whole)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum of a tensor over the workers, in place; the same on all of them."""
@@ -240,26 +246,6 @@ def _launcher() -> str:
     return f"{socket.gethostname()}:{Path(report).parent.parent.parent}" if report else ""
 
 
-def _noted_starts(folder: Path) -> dict[str, list[str]]:
-    """Agents and worker processes that have opened a run folder; none where that cannot be read."""
-    try:
-        noted: dict[str, list[str]] = json.loads((folder / _LAUNCH_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return noted
-
-
-def _note_starts(folder: Path, noted: Mapping[str, Iterable[str]]) -> None:
-    text = json.dumps({key: sorted(names) for key, names in noted.items()}, indent=1)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{_LAUNCH_FILE}.writing"
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(folder / _LAUNCH_FILE)
-    except OSError:
-        return  # whoever makes the folder will say so
-
-
 def loss_behind(error: BaseException) -> LostWorkerError | None:
     """The loss of another worker that an error follows from, if it came out of a collective.
 
@@ -267,7 +253,11 @@ def loss_behind(error: BaseException) -> LostWorkerError | None:
     gone.
     """
     roll_call = RollCall.current
-    if roll_call is None or not isinstance(error, RuntimeError) or not _of_a_collective(error):
+    if roll_call is None or not isinstance(error, RuntimeError):
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    told = isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|ProcessGroup", str(error))
+    if not told and not any("torch/distributed" in frame.filename for frame in frames):
         return None
     lost = roll_call.inquire()
     if not lost:
@@ -275,13 +265,6 @@ def loss_behind(error: BaseException) -> LostWorkerError | None:
     return LostWorkerError(
         f"lost contact with another worker during an exchange: {lost} ({_cause(error)})"
     )
-
-
-def _of_a_collective(error: RuntimeError) -> bool:
-    if isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|ProcessGroup", str(error)):
-        return True
-    frames = traceback.extract_tb(error.__traceback__)
-    return any("torch/distributed" in frame.filename for frame in frames)
 
 
 def _cause(error: RuntimeError) -> str:

@@ -27,19 +27,12 @@ _ANSWER_SECONDS = 10.0  # a store that says nothing for so long is taken as gone
 
 @dataclass(frozen=True)
 class Presence:
-    """What the others must know of a worker to miss it.
+    """What the others must know of a worker to miss it."""
 
-    Attributes:
-        place: Where it computes: host name, device type and local rank, as in ``node1/cpu:0``.
-        machine: Names the machine and its set of process numbers; empty where that is unknown.
-        process: Process number there.
-        token: Differs at each start of each worker.
-    """
-
-    place: str
-    machine: str
-    process: int
-    token: str
+    place: str  # where it computes: host name, device type and local rank, as in ``node1/cpu:0``
+    machine: str  # names the machine and its set of process numbers; empty where that is unknown
+    process: int  # process number there
+    token: str  # differs at each start of each worker
 
 
 def machine_name() -> str:

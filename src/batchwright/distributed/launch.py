@@ -173,10 +173,8 @@ def _stop(children: Children, poll: Callable[[], None], noted: list[int]) -> str
 def told_killed(noted: list[int], seconds: float, *, lost: bool = True) -> str:
     """What to add to the message of a stop if processes had to be killed.
 
-    Args:
-        noted: The stop signals that came.
-        seconds: For which they were waited for, unless a second signal came.
-        lost: Whether the model that they had is lost with them.
+    They were waited for so many seconds, unless a second signal was noted; ``lost`` says whether
+    the model that they had is lost with them.
     """
     why = "a second one came" if len(noted) > 1 else f"{seconds:.0f} s had passed"
     what = ": what was done since the last checkpoint is lost" if lost else ""
@@ -219,9 +217,7 @@ def noting_signals() -> Iterator[list[int]]:
 def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
     """Raise what really went wrong: a killed worker first, then the first own error of a worker.
 
-    Args:
-        folder: Where the workers left reports and logs.
-        codes: Exit code of each worker that failed, by rank; negative: killed by that signal.
+    The folder has reports and logs; ``codes`` are exit codes by rank, negative: by that signal.
     """
     for rank, name in killed(codes):
         raise WorkerError(f"{killed_words(name_of(rank), name)}; logs are in {folder}")

@@ -62,19 +62,9 @@ def run_with_server(
     it is gone for good and the others go on. If the server was killed, all are started again, from
     its last checkpoint. An error of a worker's own ends the run, as it would only come again.
 
-    Args:
-        module: A module whose main calls `processes.worker_main`.
-        arguments: Its command line.
-        plan: What the server serves, as plain values.
-        workers: Number of processes.
-        threads: Compute threads of each.
-        run_folder: Takes the records and checkpoints.
-        folder: Where logs and error reports go; it exists.
-        resume: Go on from the run folder's last checkpoint.
-        restarts: How often processes are started again, all together.
-        lock: Of the run folder, which the server holds too.
-        poll: Called about ten times a second while they run.
-        tell: Takes the lines that say what was started again, and why.
+    The server serves ``plan``, plain values, and keeps records and checkpoints in ``run_folder``,
+    whose lock it holds too; with ``resume`` it goes on from the last one there. All else is as
+    `launch.run_workers` takes it; ``restarts`` are of all processes together.
 
     Raises:
         WorkerError: No worker is left, the server was killed once more than ``restarts``, or one
@@ -160,7 +150,13 @@ class _Run:
             elif code is not None:
                 self._after_server(code)
             else:
-                self._look_at_workers()
+                for event in self._server.events():
+                    rank = event.get("silent")
+                    if rank is not None and self._workers.runs(rank):
+                        self._silent.add(rank)
+                        self._workers.send_to(rank, signal.SIGKILL)
+                for rank, ended in self._workers.failures().items():
+                    self._after_worker(rank, ended)
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
@@ -194,15 +190,6 @@ class _Run:
         for rank in self._gone:  # it would wait for them
             self._server.give_up(rank)
         self.start()
-
-    def _look_at_workers(self) -> None:
-        for event in self._server.events():
-            rank = event.get("silent")
-            if rank is not None and self._workers.runs(rank):
-                self._silent.add(rank)
-                self._workers.send_to(rank, signal.SIGKILL)
-        for rank, code in self._workers.failures().items():
-            self._after_worker(rank, code)
 
     def _after_worker(self, rank: int, code: int) -> None:
         if code > 0:

@@ -155,11 +155,9 @@ def _flush_files() -> None:
 
 
 def child_environment(threads: int | None, without: tuple[str, ...] = ()) -> dict[str, str]:
-    """This process's variables for one that ends with it.
+    """This process's variables for one that ends with it, but those that begin with ``without``.
 
-    Args:
-        threads: Compute threads that it has; unset: as they say already.
-        without: How the names of those begin that are not for it.
+    It has so many compute threads; unset: as the variables say already.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}

@@ -29,7 +29,6 @@ from batchwright.distributed.buckets import (
     Bucket,
     dtype_of,
     grouped,
-    make_buckets,
     sqr_norms,
     with_room_for_tail,
 )
@@ -61,34 +60,22 @@ _NOTHING = WorkerNote()
 
 @dataclass(frozen=True)
 class Tally:
-    """What rides in the last message, summed over the workers.
+    """What rides in the last message, summed over the workers."""
 
-    Attributes:
-        weight: Weight of the step's samples (their number, unless the caller weighs them).
-        loss: Sum over the micro-batches of weight x mean loss.
-        stop: Workers that were asked to stop.
-        checkpoint: Workers that ask for a checkpoint (rank 0 does, by its clock).
-        out_of_memory: Workers whose gradients are missing for want of memory: the sums are then
-            to be thrown away.
-        note: What this worker says of itself; not summed.
-        parts: n, micro-batches of all workers that have a gradient.
-        local_sqr_norms: S = sum_i (b_i / B) |g_i|^2 over the parts, in gradient units squared: of
-            each parameter, (parameters,), or of all together, (1,); ``None`` where there is one
-            part only, as it says nothing.
-        sqr_norms: Squared norm of the summed gradient, of the same shape.
-        notes: What all workers say of themselves, in rank order.
-    """
-
-    weight: float
-    loss: float
-    stop: float = 0.0
-    checkpoint: float = 0.0
+    weight: float  # weight of the step's samples (their number, unless the caller weighs them)
+    loss: float  # sum over the micro-batches of weight x mean loss
+    stop: float = 0.0  # workers that were asked to stop
+    checkpoint: float = 0.0  # workers that ask for a checkpoint (rank 0 does, by its clock)
+    # Workers whose gradients are missing for want of memory: the sums are then to be thrown away.
     out_of_memory: float = 0.0
-    note: WorkerNote = _NOTHING
-    parts: int = 0
+    note: WorkerNote = _NOTHING  # what this worker says of itself; not summed
+    parts: int = 0  # n, micro-batches of all workers that have a gradient
+    # S = sum_i (b_i / B) |g_i|^2 over the parts, in gradient units squared: of each parameter,
+    # (parameters,), or of all together, (1,); ``None`` where there is one part only, as it says
+    # nothing.
     local_sqr_norms: Tensor | None = None
-    sqr_norms: Tensor | None = None
-    notes: tuple[WorkerNote, ...] = ()
+    sqr_norms: Tensor | None = None  # squared norm of the summed gradient, of the same shape
+    notes: tuple[WorkerNote, ...] = ()  # what all workers say of themselves, in rank order
 
 
 class Reducer:
@@ -277,9 +264,12 @@ class Reducer:
             for members in grouped([self._given[index] for index in part], self._bucket_bytes)
         ]
         tail = _tail_numbers(len(self.parameters), self._group.size, per_tensor=self._per_tensor)
-        self._buckets = make_buckets(
-            with_room_for_tail(groups), tail, self._group, per_tensor=self._per_tensor
-        )
+        members = with_room_for_tail(groups)
+        tails = [0] * (len(members) - 1) + [tail]
+        self._buckets = [
+            Bucket(number, own, numbers, self._group, per_tensor=self._per_tensor)
+            for number, (own, numbers) in enumerate(zip(members, tails, strict=True))
+        ]
         laid = [index for part in parts for index in part]
         owners = [bucket for bucket in self._buckets for _ in bucket.parameters]
         self._bucket_of = dict(zip(laid, owners, strict=True))
@@ -377,7 +367,8 @@ class Reducer:
 
     def _read_tail(self) -> Tally:
         for bucket in self._buckets:
-            bucket.hand_over()
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
         numbers = tail.tolist()
         weight, loss, stop, checkpoint, out_of_memory, parts = numbers[:_SCALARS]
@@ -434,11 +425,9 @@ class Reducer:
 def summed(
     totals: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients added to those before, in place; ``None`` where there is neither.
+    """Gradients, one for each parameter, added to totals in place; ``None`` where there is neither.
 
-    Args:
-        totals: Those before, which are changed; empty: none.
-        gradients: One for each parameter; may become totals themselves.
+    Without totals before, the gradients become totals themselves.
     """
     if not totals:
         return list(gradients)

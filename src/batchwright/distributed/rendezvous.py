@@ -43,12 +43,7 @@ def store_keeper() -> str:
 
 
 def meet(rank: int, size: int, timeout: float) -> Store:
-    """A store with which nobody but the workers of this start has anything to do.
-
-    Args:
-        rank: This worker.
-        size: Number of workers.
-        timeout: Seconds until those who have not come are missed.
+    """A store with which nobody but the ``size`` workers of this start has anything to do.
 
     Raises:
         LostWorkerError: Some did not come in time.

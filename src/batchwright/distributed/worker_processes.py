@@ -62,11 +62,7 @@ class Children:
     ) -> None:
         """Start a worker, also in place of one that has ended.
 
-        Args:
-            rank: Its number.
-            environment: Variables that it alone has.
-            files: Descriptors that it inherits.
-            arguments: Of its command line, behind those of all.
+        It alone has these variables, descriptors, and arguments behind those of all.
         """
         log = self._logs.get(rank)
         if log is None:
@@ -119,12 +115,9 @@ class Children:
         poll: Callable[[], None] = lambda: None,
         unless: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until all have ended.
+        """Wait until all have ended, for so long at most, or until ``unless`` says so.
 
-        Args:
-            seconds: At most so long.
-            poll: Called meanwhile, some twenty times a second.
-            unless: Says when there is no time for that.
+        ``poll`` is called meanwhile, some twenty times a second.
         """
         end = time.monotonic() + seconds
         while self.running() and time.monotonic() < end and not unless():
@@ -147,12 +140,8 @@ class Children:
 class Companion:
     """A process beside this one that takes orders, a line of JSON each, and says lines.
 
-    Args:
-        module: What it runs.
-        arguments: Its command line.
-        environment: All its variables.
-        log: Takes what it prints on standard error; unset: where this one prints.
-        files: Descriptors that it inherits, under the same numbers.
+    Arguments are those of `fork_server.start`, but ``log`` takes what it prints on standard error;
+    unset: where this one prints.
     """
 
     def __init__(

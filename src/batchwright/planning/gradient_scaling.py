@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from batchwright.algorithms.learning_rate import room_to_linear
 from batchwright.errors import JobError, PlanError
+from batchwright.planning.chosen import Chosen
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
 from batchwright.records.registries.optimizers import OPTIMIZERS
 
@@ -109,13 +110,7 @@ def ags_rule(job: Job) -> AgsRule | None:
 
 
 def most_factor(rule: AgsRule, rate: LearningRateRule, batch: int) -> float:
-    """The largest factor that a tensor can get in a step of so many samples.
-
-    Args:
-        rule: Of the factors.
-        rate: Of the rate that they act on top of.
-        batch: Samples of the step.
-    """
+    """The largest factor that a tensor can get in a step of so many samples."""
     most = room_to_linear(rate, rule.base_batch, batch) if rule.most is None else rule.most
     return max(rule.least, min(_of_noise(rule, batch), most))
 
@@ -124,12 +119,6 @@ def largest_rate(
     rule: AgsRule, rate: LearningRateRule, peak: float, batch: int
 ) -> tuple[float, bool]:
     """What factors can make of a rate in a step of so many samples.
-
-    Args:
-        rule: Of the factors.
-        rate: Of the rate; ``scaling=gain`` multiplies, too.
-        peak: The rate without them, per step.
-        batch: Samples of the step.
 
     Returns:
         The largest product, per step, and whether that is more than linear scaling gives.
@@ -145,11 +134,6 @@ def largest_rate(
 def check_parts(job: Job, stages: Sequence[Stage], least: int) -> None:
     """Refuse a batch that nothing can be told from.
 
-    Args:
-        job: Resolved.
-        stages: The plan's table.
-        least: Fewest samples of a part.
-
     Raises:
         PlanError: A step that wants factors has one part only.
         JobError: The smallest factor is larger than any that is wanted.
@@ -157,21 +141,14 @@ def check_parts(job: Job, stages: Sequence[Stage], least: int) -> None:
     parting = step_split_of(job)
     if parting is None:
         return
-    for stage in stages:
-        for sizes in _steps(parting, stage):
-            check_step(job, sizes, stage.micro_batch_size, least)
-    largest = max(sum(sizes) for stage in stages for sizes in _steps(parting, stage))
-    check_least(job, largest)
+    steps = [(sizes, stage) for stage in stages for sizes in _steps(parting, stage)]
+    for sizes, stage in steps:
+        check_step(job, sizes, stage.micro_batch_size, least)
+    check_least(job, max(sum(sizes) for sizes, _ in steps))
 
 
 def check_step(job: Job, local: Sequence[int], micro_batch: int, least: int) -> None:
     """Refuse a step that wants factors and has one part only.
-
-    Args:
-        job: Of the step.
-        local: Samples of each worker that takes part.
-        micro_batch: Most samples of a part.
-        least: Fewest samples of a part.
 
     Raises:
         PlanError: It is such a step.
@@ -206,18 +183,10 @@ def check_least(job: Job, batch: int) -> None:
 def reasons(
     job: Job, stages: Sequence[Stage], least: int, rate: LearningRateRule, update: str
 ) -> tuple[Reason, ...]:
-    """Why gradients are scaled as they are, and how steps are cut for it.
-
-    Args:
-        job: Resolved.
-        stages: The plan's table.
-        least: Fewest samples of a part.
-        rate: What the factors act on top of.
-        update: The optimizer.
-    """
+    """Why gradients are scaled as they are or could be, and how steps are cut for it."""
     parting, rule = step_split_of(job), ags_rule(job)
     if parting is None:
-        return ()
+        return _no_factors(job, stages) if OPTIMIZERS[update].follows_gradients else ()
     stage = stages[-1]
     sizes = max(_steps(parting, stage), key=sum)
     batch, larger = sum(sizes), sum(sizes) > parting.base_batch
@@ -228,33 +197,37 @@ def reasons(
         )
     if larger:
         parts = _parts(sizes, stage.micro_batch_size, least)
-        found.append(
-            Reason(
-                choice="parts of a step",
-                value=f"{parts} of up to {_largest(sizes, stage.micro_batch_size, least)} samples",
-                why="Noise is told from signal by the gradients of a step's parts, workers times "
-                f"micro-batches{_how_many(job, batch, parts, least)}.",
-                source="assumed",
-            )
+        wanted = job.ags.parts
+        told = f", of which there are to be at least ags.parts={wanted}"
+        if parts < wanted:
+            told = f": ags.parts={wanted} of at least {least} samples do not come out of {batch}"
+        few = f"; fewer than {WANTED_PARTS} tell little" if parts < WANTED_PARTS else ""
+        why = (
+            "Noise is told from signal by the gradients of a step's parts, workers times "
+            f"micro-batches{told}{few}."
         )
+        value = f"{parts} of up to {_largest(sizes, stage.micro_batch_size, least)} samples"
+        found.append(Chosen(value, why, "assumed").reason("parts of a step"))
     return tuple(found)
 
 
-def _how_many(job: Job, batch: int, parts: int, least: int) -> str:
-    wanted = job.ags.parts
-    told = f", of which there are to be at least ags.parts={wanted}"
-    if parts < wanted:
-        told = f": ags.parts={wanted} of at least {least} samples do not come out of {batch}"
-    return told + (f"; fewer than {WANTED_PARTS} tell little" if parts < WANTED_PARTS else "")
+def _no_factors(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+    """Why gradients are not scaled, where they could be and the job leaves it open."""
+    gather = max if job.method_spec.served else sum
+    batch = max(gather(stage.local_batch_sizes) for stage in stages)
+    if job.ags.mode != "auto" or batch <= job.base_batch:
+        return ()
+    why = (
+        f"A batch of {batch} has less noise than base_batch={job.base_batch}, for which "
+        "ags.mode=norm or gain make up tensor by tensor. On four tasks of few epochs norm with "
+        "scaling=sqrt reached from 2 points less to 16 more than off. Whether it pays here no run "
+        "given tells: `batchwright sweep --grid ags.mode=off,norm` does, and `plan --run` follows."
+    )
+    return (Chosen("off", why, "assumed").reason("gradient scaling"),)
 
 
 def doubts(plan: Plan, least: int) -> tuple[str, ...]:
-    """What of factors and parts may not be meant, a line each.
-
-    Args:
-        plan: Any.
-        least: Fewest samples of a part.
-    """
+    """What of factors and parts may not be meant, a line each."""
     parting = step_split_of(plan.job)
     if parting is None:
         return ()
@@ -382,12 +355,8 @@ def _scaling(
             f"Asked for (ags.mode={rule.mode}), and a batch of {batch} is not above "
             f"base_batch={rule.base_batch}: there is nothing to make up for."
         )
-    return Reason(
-        choice="gradient scaling",
-        value=value,
-        why=f"{why} {OPTIMIZERS[job.optimizer].on_factors}".rstrip(),
-        source="asked",
-    )
+    why = f"{why} {OPTIMIZERS[job.optimizer].on_factors}".rstrip()
+    return Chosen(value, why, "asked").reason("gradient scaling")
 
 
 def _steps(parting: StepSplit, stage: Stage) -> list[tuple[int, ...]]:

@@ -53,13 +53,7 @@ def rate_of(
 ) -> tuple[LearningRateRule, tuple[Reason, ...]]:
     """The rate of a plan of one row, and why it, its warm-up and its decay are so.
 
-    Args:
-        job: Resolved.
-        batch: Samples in a step.
-        data: Where there are few steps, Muon's default rate is raised.
-        network: Its normalization matters to that rate.
-        update: The optimizer.
-        learnt: What trials tell of rates.
+    ``learnt`` is what trials tell of rates.
 
     Raises:
         JobError: The warm-up asked for is longer than the training.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import attrgetter
 from statistics import median
 from typing import TypeVar
 
@@ -50,24 +51,20 @@ def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
     """
     if not profiles:
         raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
+    first = profiles[0]
     for other in profiles[1:]:
-        _refuse_other_workload(profiles[0], other)
-    groups = _grouped(profiles, kind_of)
-    return tuple(_merged(group) for group in groups)
-
-
-def _refuse_other_workload(first: Profile, other: Profile) -> None:
-    facts = [("data", first.data.digest, other.data.digest)]
-    facts += [
-        (key, getattr(first.job, key), getattr(other.job, key))
-        for key in Job.model_fields
-        if key not in _MAY_DIFFER
-    ]
-    facts += [
-        (f"network {key}", getattr(first.network, key), getattr(other.network, key))
-        for key in type(first.network).model_fields
-    ]
-    _refuse_difference(facts, "give profiles of one workload and the same settings")
+        facts = [("data", first.data.digest, other.data.digest)]
+        facts += [
+            (key, getattr(first.job, key), getattr(other.job, key))
+            for key in Job.model_fields
+            if key not in _MAY_DIFFER
+        ]
+        facts += [
+            (f"network {key}", getattr(first.network, key), getattr(other.network, key))
+            for key in type(first.network).model_fields
+        ]
+        _refuse_difference(facts, "give profiles of one workload and the same settings")
+    return tuple(_merged(group) for group in _grouped(profiles, kind_of))
 
 
 def _refuse_difference(facts: Iterable[tuple[str, object, object]], advice: str) -> None:
@@ -93,7 +90,8 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             ),
             "probe both in one environment, or name the kinds with probe.kind",
         )
-    steps = _pooled((p.steps for p in profiles), _key, _step)
+    key = attrgetter("workers", "resolution", "local_batch_size")
+    steps = _pooled((p.steps for p in profiles), key, _step)
     compared = next((p for p in profiles if p.precisions), first)
     noises = [p.noise for p in profiles if p.noise and p.noise.noise_scale] or [
         p.noise for p in profiles if p.noise
@@ -105,13 +103,19 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             "precisions": compared.precisions,
             "precision_ratio": compared.precision_ratio,
             "steps": steps,
-            "pairs": _pooled((p.pairs for p in profiles), _pair_key, _pair),
-            "memory": _pooled((p.memory for p in profiles), _key, _memory),
+            "pairs": _pooled(
+                (p.pairs for p in profiles),
+                attrgetter(
+                    *("resolution", "large_workers", "small_workers"), "large_batch", "small_batch"
+                ),
+                _pair,
+            ),
+            "memory": _pooled((p.memory for p in profiles), key, _memory),
             "memory_parts": next((p.memory_parts for p in profiles if p.memory_parts), None),
             "out_of_memory": tuple(dict.fromkeys(x for p in profiles for x in p.out_of_memory)),
             "collectives": _pooled(
                 (p.collectives for p in profiles),
-                lambda one: (one.operation, one.workers, one.bytes),
+                attrgetter("operation", "workers", "bytes"),
                 _collective,
             ),
             "updates": next((p.updates for p in profiles if p.updates), ()),
@@ -158,10 +162,6 @@ def _load(loads: Sequence[MachineLoad]) -> MachineLoad | None:
     return loads[0].model_copy(update={**means, **more})
 
 
-def _key(point: StepTime | MemoryPoint) -> tuple[int, int, int]:
-    return point.workers, point.resolution, point.local_batch_size
-
-
 def _grouped(items: Iterable[Point], key: Callable[[Point], Hashable]) -> list[list[Point]]:
     groups: dict[Hashable, list[Point]] = defaultdict(list)
     for item in items:
@@ -191,13 +191,6 @@ def _step(points: Sequence[StepTime]) -> StepTime:
             "visits": visits,
             "loading": pooled_loading([p.loading for p in points if p.loading is not None]),
         }
-    )
-
-
-def _pair_key(one: PairTime) -> tuple[int, ...]:
-    return (
-        *(one.resolution, one.large_workers, one.small_workers),
-        *(one.large_batch, one.small_batch),
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchwright.errors import PlanError
+from batchwright.planning.chosen import Chosen
 from batchwright.planning.run_history import experience_of
 from batchwright.planning.validation import check_open_method
 from batchwright.records import (
@@ -25,7 +26,6 @@ from batchwright.records import (
     Plan,
     Prediction,
     Profile,
-    Reason,
     RunSummary,
     Stage,
 )
@@ -84,11 +84,7 @@ def plan_of_best(
 ) -> Plan:
     """The plan of the method that a job with `method=auto` comes to, with the reason.
 
-    Args:
-        job: Resolved.
-        profile: What was measured.
-        runs: Finished runs of the same task.
-        make: The plan of the job with another method.
+    ``make`` gives the plan of the job with another method.
 
     Raises:
         PlanError: `plain` cannot be planned, nor any method known to learn as much; or a key
@@ -125,21 +121,14 @@ def plan_of_best(
         for method in sorted(METHODS, key=lambda name: METHODS[name].served)
         if method != best
     )
-    return _with_reason(weighed[best], job, others)
-
-
-def _with_reason(chosen: Weighed, job: Job, others: tuple[Alternative, ...]) -> Plan:
-    plan, tolerance = chosen.plan, counted_points(job.goal.accuracy_tolerance)
+    plan, tolerance = weighed[best].plan, counted_points(job.goal.accuracy_tolerance)
     described = next((one.why for one in plan.reasons if one.choice == "method"), "")
-    reason = Reason(
-        choice="method",
-        value=plan.method,
-        why=f"{chosen.words}. The least predicted time of the methods known to be at most "
+    why = (
+        f"{weighed[best].words}. The least predicted time of the methods known to be at most "
         f"{tolerance} less accurate than plain; plain itself where they save less than "
-        f"{_SAVING}. {described.removeprefix('Asked for. ')}".strip(),
-        source="predicted",
-        alternatives=others,
+        f"{_SAVING}. {described.removeprefix('Asked for. ')}"
     )
+    reason = Chosen(plan.method, why.strip(), "predicted", "", others).reason("method")
     rest = tuple(one for one in plan.reasons if one.choice != "method")
     return plan.model_copy(update={"reasons": (reason, *rest)})
 
@@ -149,11 +138,7 @@ def beside_plain(
 ) -> Plan:
     """The plan, which says what `plain` would reach where no run tells its own accuracy.
 
-    Args:
-        plan: Of a method that was asked for.
-        profile: What was measured.
-        runs: Finished runs of the same task.
-        make: The plan of the same job with another method.
+    ``make`` gives the plan of the same job with another method.
     """
     if _by_runs(plan, profile, runs) is not None:
         return plan
@@ -165,13 +150,11 @@ def beside_plain(
     if usual.accuracy is None:
         return plan
     own = _weighed(plan, plain, profile, runs)
-    reason = Reason(
-        choice="accuracy",
-        value=own.accuracy_words,
-        why=f"method={plan.method} takes {own.words}. With method=plain as many epochs are "
-        f"predicted to take {duration(usual.seconds)} and to reach {usual.accuracy_words}.",
-        source="predicted",
+    why = (
+        f"method={plan.method} takes {own.words}. With method=plain as many epochs are predicted "
+        f"to take {duration(usual.seconds)} and to reach {usual.accuracy_words}."
     )
+    reason = Chosen(own.accuracy_words, why, "predicted").reason("accuracy")
     return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
 
 

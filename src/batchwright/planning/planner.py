@@ -8,7 +8,7 @@ The way through the folder: `validation` and `merging` check what is given, `wor
 models, `cluster_options` lists the clusters, `local_batches` divides a batch between unequal
 workers, `table` predicts every candidate, `knees` finds where batch stops paying, `choice` applies
 limits and objective, `prediction_records` makes the records. Methods with several rows or two
-groups of workers go on from there: `multi_stage`, over `resolution`, `rows`, `groups` and
+groups of workers go on from there: `multi_stage`, over `resolution`, `two_groups`, `groups` and
 `dual_batch`; `method_choice` compares them all. A job without profiles takes the same way with
 times that it states (`time_models`).
 """
@@ -67,11 +67,10 @@ from batchwright.planning.methods.multi_stage import (
 )
 from batchwright.planning.methods.simulated import simulated
 from batchwright.planning.methods.time_models import Measured, Stated, stated_times
-from batchwright.planning.methods.update_rule import no_factors, settle
+from batchwright.planning.methods.update_rule import settle
 from batchwright.planning.resolution import resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
 from batchwright.planning.validation import (
-    PLANNING_KEYS,
     check_counts,
     check_goal,
     check_open_method,
@@ -93,14 +92,6 @@ from batchwright.records import (
     RunSummary,
 )
 from batchwright.records.base import Method
-
-__all__ = [
-    "PLANNING_KEYS",
-    "make_plan",
-    "plan_to_measure",
-    "plan_without_profile",
-    "planning_job",
-]
 
 
 def make_plan(
@@ -335,11 +326,9 @@ def _assembled(
     job, stages, rule, server = times.job, made.stages, made.rule, made.server
     least = least_local(times.network)
     check_parts(job, stages, least)
-    largest = max(stage.global_batch_size for stage in stages)
-    of_a_step = max(max(stage.local_batch_sizes) for stage in stages) if server else largest
-    update = update or chosen_optimizer(job, largest)
+    if update is None:
+        update = chosen_optimizer(job, max(stage.global_batch_size for stage in stages))
     assert job.method != "auto"  # noqa: S101 - settled before
-    scaling = scaling_reasons(job, stages, least, rule, update)
     return Plan(
         job=job,
         data=times.data,
@@ -352,7 +341,7 @@ def _assembled(
         merge="parameter server" if server else "sample-weighted all-reduce",
         server=server,
         stages=stages,
-        reasons=(*explained, *scaling, *no_factors(job, update, of_a_step)),
+        reasons=(*explained, *scaling_reasons(job, stages, least, rule, update)),
         **predicted,
     )
 

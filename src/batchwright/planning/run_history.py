@@ -170,21 +170,17 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
             f"the run {runs[0].run_folder} has optimizer={runs[0].plan.update}, the job "
             f"optimizer={job.optimizer}: give runs of the same task"
         )
-    alike = tuple(run for run in kept if _trained_as(run, job) and _tells(run, job.goal.accuracy))
+    resolutions = {*(sides(job) if job.method_spec.cycles else sides(job)[-1:])}
+    same_steps = job.method_spec.same_steps
+    target = job.goal.accuracy
+    alike = tuple(
+        run
+        for run in kept
+        if (run.plan.method_spec.same_steps if same_steps else run.plan.method == job.method)
+        and {one.resolution for one in run.plan.stages} == resolutions
+        and (_ended(run) or (target is not None and epochs_to(run, target) is not None))
+    )
     return Experience(job, alike, len(kept) - len(alike))
-
-
-def _trained_as(run: RunSummary, job: Job) -> bool:
-    """Whether a run had the resolutions that the job will have, and its method or one alike."""
-    wanted = sides(job) if job.method_spec.cycles else sides(job)[-1:]
-    alike = job.method_spec.same_steps and run.plan.method_spec.same_steps
-    return (alike or run.plan.method == job.method) and {
-        one.resolution for one in run.plan.stages
-    } == {*wanted}
-
-
-def _tells(run: RunSummary, target: float | None) -> bool:
-    return _ended(run) or (target is not None and epochs_to(run, target) is not None)
 
 
 def _ended(run: RunSummary) -> bool:

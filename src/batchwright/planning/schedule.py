@@ -28,17 +28,16 @@ def rate_schedule(plan: Plan) -> RateSchedule:
     """The rate of a plan against epochs.
 
     The points are those of a smooth curve: a step's own rate is that of the samples seen before it.
-
-    Args:
-        plan: Any.
     """
     rule = plan.learning_rate
-    rows = _rows(plan)
+    rows, batch = _rows(plan), _top_batch(plan)
+    meant = scaled_rate(rule.base, rule.base_batch, batch, rule.scaling)
     until = min(rule.warmup_epochs, float(plan.epochs))
     return RateSchedule(
         name=f"{plan.network.name} on {plan.data.name}",
         rule=rule,
-        scaled_to=_scaled_to(plan),
+        # The samples of the step that the peak is for: those at the highest resolution.
+        scaled_to=batch if isclose(meant, rule.peak, rel_tol=1e-3) else None,
         served=plan.server is not None,
         ags=plan.ags,
         epochs=plan.epochs,
@@ -82,13 +81,6 @@ def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
     return tuple(found)
 
 
-def _scaled_to(plan: Plan) -> int | None:
-    """The samples of the step that the peak is for: those at the highest resolution."""
-    rule, batch = plan.learning_rate, _top_batch(plan)
-    meant = scaled_rate(rule.base, rule.base_batch, batch, rule.scaling)
-    return batch if isclose(meant, rule.peak, rel_tol=1e-3) else None
-
-
 def _top_batch(plan: Plan) -> int:
     """Samples of a step at the highest resolution, of a large-batch worker under a server."""
     top = max(plan.stages, key=lambda stage: stage.resolution)
@@ -116,7 +108,7 @@ def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...
     for start, end in pairwise(sorted(happens)):
         row = next(index for index, one in enumerate(rows) if one.start <= start < one.end)
         first = _point(plan, rows, row, start, happens[start])
-        if found and _same(found[-1], first):
+        if found and isclose(found[-1].learning_rate, first.learning_rate, rel_tol=1e-6):
             found.pop()  # nothing falls at once
         found.append(first)
         count = ceil(POINTS * (end - start) / plan.epochs)
@@ -128,10 +120,6 @@ def _points(plan: Plan, rows: Sequence[ScheduleRow]) -> tuple[SchedulePoint, ...
         found.append(_point(plan, rows, row, last).model_copy(update=place))
     found[-1] = found[-1].model_copy(update={"what": happens[float(plan.epochs)]})
     return tuple(found)
-
-
-def _same(before: SchedulePoint, after: SchedulePoint) -> bool:
-    return isclose(before.learning_rate, after.learning_rate, rel_tol=1e-6)
 
 
 def _happens(plan: Plan, rows: Sequence[ScheduleRow]) -> dict[float, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from operator import attrgetter
 
 from batchwright.errors import PlanError
@@ -17,40 +18,14 @@ from batchwright.records.registries.optimizers import AUTO
 """Methods with two batch sizes, trained through a parameter server."""
 
 PLANNING_KEYS = frozenset(
-    {
-        "ags",
-        "base_batch",
-        "checkpoint_seconds",
-        "checkpoint_steps",
-        "clip_norm",
-        "cycle",
-        "decay",
-        "dual",
-        "epochs",
-        "evaluate_epochs",
-        "global_batch",
-        "goal",
-        "label_smoothing",
-        "launch",
-        "learning_rate",
-        "least_local_batch",
-        "link",
-        "method",
-        "micro_batch",
-        "most_local_batch",
-        "port",
-        "rebalance_steps",
-        "resolutions",
-        "restarts",
-        "sampling",
-        "scaling",
-        "seed",
-        "server",
-        "timeout",
-        "virtual",
-        "warmup_epochs",
-        "workers",
-    }
+    (
+        *("ags", "base_batch", "checkpoint_seconds", "checkpoint_steps", "clip_norm", "cycle"),
+        *("decay", "dual", "epochs", "evaluate_epochs", "global_batch", "goal"),
+        *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
+        *("micro_batch", "most_local_batch", "port", "rebalance_steps", "resolutions"),
+        *("restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
+        *("warmup_epochs", "workers"),
+    )
 )
 """Job keys that may change after measuring, because they do not change what was measured.
 
@@ -237,22 +212,24 @@ def shown(value: object) -> str:
 
 
 def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: Job) -> None:
-    """Refuse profiles that contradict themselves or hold too little for the job together.
-
-    Args:
-        profiles: As given.
-        merged: The same, one for each kind of worker.
-        job: To plan for.
+    """Refuse profiles that contradict themselves or, merged, hold too little for the job.
 
     Raises:
         PlanError: The first problem, and what to measure.
     """
     for profile in profiles:
         _check_points(profile)
-    for profile in merged:
-        for side in sides(job):
-            check_side(side, profile.network)
-            _check_resolution(profile, side)
+    for profile, side in product(merged, sides(job)):
+        check_side(side, profile.network)
+        for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
+            measured = sorted({point.resolution for point in points})
+            if side in measured or len(measured) > 1:  # from two on, others follow
+                continue
+            only = f", only {what} at {measured[0]} px" if measured else ""
+            wanted = ",".join(map(str, sorted({side, *measured})))
+            raise PlanError(
+                f"the profile holds no {what} at {side} px{only}: probe with resolutions={wanted}"
+            )
 
 
 def _check_points(profile: Profile) -> None:
@@ -279,18 +256,6 @@ def _check_points(profile: Profile) -> None:
                 f"the profile holds two {what} for {count} worker(s), {side} px and local batch "
                 f"{batch}: probe again"
             )
-
-
-def _check_resolution(profile: Profile, side: int) -> None:
-    for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
-        measured = sorted({point.resolution for point in points})
-        if side in measured or len(measured) > 1:  # from two on, others follow
-            continue
-        only = f", only {what} at {measured[0]} px" if measured else ""
-        wanted = ",".join(map(str, sorted({side, *measured})))
-        raise PlanError(
-            f"the profile holds no {what} at {side} px{only}: probe with resolutions={wanted}"
-        )
 
 
 def check_side(side: int, network: NetworkFacts) -> None:

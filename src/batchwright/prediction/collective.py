@@ -57,18 +57,13 @@ def exchange_seconds(
 
 @dataclass(frozen=True)
 class CollectiveModel:
-    """Exchange times.
+    """Exchange times."""
 
-    Attributes:
-        measured: For each operation and number of workers, the sizes measured, rising, in bytes,
-            and the seconds of each.
-        link: What was stated of the network, for more workers than measured.
-        relative_error: Standard deviation of one call's time, as a share of it.
-    """
-
+    # For each operation and number of workers, the sizes measured, rising, in bytes, and the
+    # seconds of each.
     measured: Mapping[tuple[str, int], tuple[tuple[int, float], ...]]
-    link: Link | None
-    relative_error: float
+    link: Link | None  # what was stated of the network, for more workers than measured
+    relative_error: float  # standard deviation of one call's time, as a share of it
 
     def seconds(self, size: int, workers: int, operation: Operation = "all-reduce") -> float:
         """Seconds to exchange ``size`` bytes between ``workers``.

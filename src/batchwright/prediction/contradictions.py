@@ -25,9 +25,7 @@ def contradictions(
 ) -> list[tuple[StepTime, StepTime]]:
     """Pairs of a batch and the next larger one measured, which takes far less time.
 
-    Args:
-        points: Measured steps, in any order.
-        drift: Relative standard deviation of a visit; unset: as the points show it.
+    ``drift`` is the relative standard deviation of a visit; unset: as the points show it.
     """
     if drift is None:
         drift, _ = pooled_drift(points)
@@ -48,12 +46,7 @@ def point_errors(
 
     Which of two that contradict each other is wrong cannot be told from them, so both get errors
     that make their difference one standard error: the points around them decide, the intervals
-    are wide, and a disturbed probe still gives a plan.
-
-    Args:
-        points: Measured steps, each point once.
-        drift: Relative standard deviation of a visit.
-        doubtful: What `contradictions` says of them.
+    are wide, and a disturbed probe still gives a plan. ``doubtful`` is what `contradictions` says.
     """
     errors = {key_of(point): point_error(point, drift) for point in points}
     for small, large in doubtful:

@@ -15,11 +15,9 @@ _SECONDS_PER_HOUR = 3600
 
 
 def train_cost(rates: Sequence[tuple[int, float]], seconds: Estimate) -> Estimate:
-    """Cost of training, in the currency of the prices.
+    """Cost of training, in the currency of the prices; every worker is paid for all of it.
 
-    Args:
-        rates: For each kind its number of workers and the price of one worker for an hour.
-        seconds: Training time; every worker is paid for all of it.
+    ``rates`` are for each kind its number of workers and the price of one for an hour.
     """
     per_second = sum(workers * price for workers, price in rates) / _SECONDS_PER_HOUR
     return Estimate(

@@ -30,29 +30,20 @@ _SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds against the batch.
+    """Seconds against the batch."""
 
-    Attributes:
-        batches: Measured batches, rising, in samples.
-        seconds: Measured medians, in seconds.
-        errors: Standard error of each median, as a share of it.
-        line: The line through them, weighted by those errors.
-        linear: Whether the line is used: it misses the medians by no more than they scatter, or
-            predicts points left out better than the pieces between the others.
-        misfit: How far the truth is from the line beyond scatter, or from the middle of a piece:
-            a standard error, as a share.
-        caveat: What the points cannot tell, in words; empty if nothing.
-        measured: Smallest and largest batch that were measured here.
-    """
-
-    batches: tuple[int, ...]
-    seconds: tuple[float, ...]
-    errors: tuple[float, ...]
-    line: Line
+    batches: tuple[int, ...]  # measured batches, rising, in samples
+    seconds: tuple[float, ...]  # measured medians, in seconds
+    errors: tuple[float, ...]  # standard error of each median, as a share of it
+    line: Line  # the line through them, weighted by those errors
+    # Whether the line is used: it misses the medians by no more than they scatter, or predicts
+    # points left out better than the pieces between the others.
     linear: bool
+    # How far the truth is from the line beyond scatter, or from the middle of a piece: a standard
+    # error, as a share.
     misfit: float
-    caveat: str
-    measured: tuple[int, int]
+    caveat: str  # what the points cannot tell, in words; empty if nothing
+    measured: tuple[int, int]  # smallest and largest batch that were measured here
 
     def at(self, batch: float) -> float:
         """Seconds for ``batch`` samples."""
@@ -99,13 +90,7 @@ class Curve:
 
 
 def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence[float]) -> Curve:
-    """Curve through medians, at least two.
-
-    Args:
-        batches: Rising, in samples.
-        seconds: Medians, in seconds.
-        errors: Standard error of each, as a share of it.
-    """
+    """Curve through medians, at least two; batches rise, errors are shares of the seconds."""
     scales = [max(error, _SMALLEST) * y for error, y in zip(errors, seconds, strict=True)]
     line = fit_line(batches, seconds, scales)
     validation = leave_one_out(batches, seconds, scales)

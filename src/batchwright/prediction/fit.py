@@ -47,24 +47,16 @@ def student_t_975(degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """``y = intercept + slope x`` with both at least 0, and its uncertainty.
+    """``y = intercept + slope x`` with both at least 0, and its uncertainty."""
 
-    Attributes:
-        intercept: y at x = 0, in the unit of y.
-        slope: y per unit of x.
-        relative_error: Standard deviation of (measured - line) / scale around a true line;
-            `None` if there are no more points than parameters.
-        degrees: Degrees of freedom behind ``relative_error``.
-        largest_residual: Largest absolute (measured - line) / scale of the points.
-        caveat: What the points cannot tell, in words; empty if nothing.
-    """
-
-    intercept: float
-    slope: float
+    intercept: float  # y at x = 0, in the unit of y
+    slope: float  # y per unit of x
+    # Standard deviation of (measured - line) / scale around a true line; `None` if there are no
+    # more points than parameters.
     relative_error: float | None
-    degrees: int
-    largest_residual: float
-    caveat: str
+    degrees: int  # degrees of freedom behind ``relative_error``
+    largest_residual: float  # largest absolute (measured - line) / scale of the points
+    caveat: str  # what the points cannot tell, in words; empty if nothing
     _mass: float  # variance of the line at x: s^2 (1 / mass + (x - center)^2 / spread)
     _center: float
     _spread: float
@@ -229,15 +221,10 @@ def _line(
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Relative errors at the inner points, each predicted from the others; empty below three.
+    """Relative errors at the inner points, each predicted from the others; empty below three."""
 
-    Attributes:
-        line: (predicted - y) / y by the line through the others.
-        pieces: The same by the straight piece between the neighbours.
-    """
-
-    line: tuple[float, ...]
-    pieces: tuple[float, ...]
+    line: tuple[float, ...]  # (predicted - y) / y by the line through the others
+    pieces: tuple[float, ...]  # the same by the straight piece between the neighbours
 
 
 def leave_one_out(

@@ -25,11 +25,7 @@ def nearest_loaded(
 ) -> StepTime | None:
     """The step measured beside loading that is nearest to another; `None` without any.
 
-    Args:
-        points: Measured steps.
-        workers: Of the step in question; that counts most.
-        resolution: Image side, in pixels.
-        batch: Samples that go through the network at once.
+    Its number of workers counts most, then the resolution, then the samples in a pass.
     """
     found = [point for point in points if point.loading is not None]
 

@@ -98,16 +98,11 @@ class NoiseState:
     """Running means of both estimates. They are averaged first and divided last.
 
     The ratio of two single estimates is biased, the ratio of two means hardly.
-
-    Attributes:
-        trace: Mean estimate of tr(Sigma), gradient units squared.
-        sqr_norm: Mean estimate of |G|^2, gradient units squared.
-        updates: Steps that entered.
     """
 
-    trace: float = 0.0
-    sqr_norm: float = 0.0
-    updates: int = 0
+    trace: float = 0.0  # mean estimate of tr(Sigma), gradient units squared
+    sqr_norm: float = 0.0  # mean estimate of |G|^2, gradient units squared
+    updates: int = 0  # steps that entered
 
     def update(
         self,

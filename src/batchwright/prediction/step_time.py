@@ -62,23 +62,15 @@ class _Law(Protocol):
 
 @dataclass(frozen=True)
 class _Blend:
-    """Between two laws, or beyond them: ``first + share (second - first)``.
+    """Between two laws, or beyond them: ``first + share (second - first)``."""
 
-    Attributes:
-        first: Law at the smaller resolution or number of workers.
-        second: Law at the larger.
-        share: 0 at the first, 1 at the second; outside [0, 1] it extrapolates.
-        steepest: Largest ratio of the two ends' times to this one's that is believed beyond them.
-        beyond: Doublings beyond the nearer one; 0 between.
-        measured: Whether being between counts as measured.
-    """
-
-    first: _Law
-    second: _Law
-    share: float
+    first: _Law  # law at the smaller resolution or number of workers
+    second: _Law  # law at the larger
+    share: float  # 0 at the first, 1 at the second; outside [0, 1] it extrapolates
+    # Largest ratio of the two ends' times to this one's that is believed beyond them.
     steepest: float
-    beyond: float
-    measured: bool
+    beyond: float  # doublings beyond the nearer one; 0 between
+    measured: bool  # whether being between counts as measured
 
     def at(self, batch: float) -> float:
         first, second = self.first.at(batch), self.second.at(batch)
@@ -128,22 +120,16 @@ class _Derived:
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    """Step times of one kind of worker.
+    """Step times of one kind of worker."""
 
-    Attributes:
-        workers: Measured numbers of workers, rising.
-        drift: Relative standard deviation of one visit's median about the point's own long-run
-            median, pooled over the points.
-        drift_measured: Whether visits showed it; else `drift.ASSUMED_DRIFT`.
-        overlap: Gamma of `overlap.combine`, from 1 to 10; `None` if the data do not tell.
-        notes: What the data could not identify, in words.
-    """
-
-    workers: tuple[int, ...]
+    workers: tuple[int, ...]  # measured numbers of workers, rising
+    # Relative standard deviation of one visit's median about the point's own long-run median,
+    # pooled over the points.
     drift: float
-    drift_measured: bool
+    drift_measured: bool  # whether visits showed it; else `drift.ASSUMED_DRIFT`
+    # Gamma of `overlap.combine`, from 1 to 10; `None` if the data do not tell.
     overlap: float | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what the data could not identify, in words
     _degrees: int
     _skew: float
     _level: float
@@ -167,8 +153,17 @@ class StepTimeModel:
         nearest measured one; a line stays a line unless an exchange overlaps.
         """
         key = (workers, resolution)
-        if key not in self._curves:
-            self._curves[key] = self._whole.get(key) or self._sampled(workers, resolution)
+        if key not in self._curves and key in self._whole:
+            self._curves[key] = self._whole[key]
+        elif key not in self._curves:
+            law, nearest = self._laws_of(workers, resolution)[0], self._nearest(workers)
+            side = min(self._resolutions(nearest), key=lambda side: abs(side - resolution))
+            batches = self._whole[nearest, side].batches
+            self._curves[key] = fit_curve(
+                batches,
+                [law.at(batch) for batch in batches],
+                [law.standard_error(batch) for batch in batches],
+            )
         return self._curves[key]
 
     def seconds(self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]) -> float:
@@ -317,17 +312,6 @@ class StepTimeModel:
             ratio,
             log2(ratio),
             measured=nearest == resolution,
-        )
-
-    def _sampled(self, workers: int, resolution: int) -> Curve:
-        law = self._laws_of(workers, resolution)[0]
-        nearest = self._nearest(workers)
-        side = min(self._resolutions(nearest), key=lambda side: abs(side - resolution))
-        batches = self._whole[nearest, side].batches
-        return fit_curve(
-            batches,
-            [law.at(batch) for batch in batches],
-            [law.standard_error(batch) for batch in batches],
         )
 
 

@@ -183,16 +183,12 @@ Steps = tuple[tuple[float, float], ...]
 
 @dataclass
 class Ledger:
-    """Visits so far.
+    """Visits so far."""
 
-    Attributes:
-        steps: What counts of each point, visit by visit: its undisturbed visits or, where it has
-            none, the disturbed ones.
-        turn: Visits made altogether.
-    """
-
+    # What counts of each point, visit by visit: its undisturbed visits or, where it has none, the
+    # disturbed ones.
     steps: dict[Point, list[Steps]] = field(default_factory=dict)
-    turn: int = 0
+    turn: int = 0  # visits made altogether
     _visits: dict[Point, dict[int, Steps]] = field(default_factory=dict)
     _loading: dict[int, StepLoading] = field(default_factory=dict)
     _disturbed: set[int] = field(default_factory=set)
@@ -243,16 +239,12 @@ class Ledger:
 
 @dataclass(frozen=True)
 class OpenChoice:
-    """What a plan of the measurements so far would rest on.
+    """What a plan of the measurements so far would rest on."""
 
-    Attributes:
-        used: Points that the plan would train at.
-        level: Points of candidates that measurements cannot tell from the chosen one.
-        best: Points of each number of workers at its best batch, which were compared.
-    """
-
-    used: frozenset[Point] = frozenset()
+    used: frozenset[Point] = frozenset()  # points that the plan would train at
+    # Points of candidates that measurements cannot tell from the chosen one.
     level: frozenset[Point] = frozenset()
+    # Points of each number of workers at its best batch, which were compared.
     best: frozenset[Point] = frozenset()
 
     def worth(self, point: Point) -> float:
@@ -307,9 +299,8 @@ def next_point(
 def half_width(error: float, drift: float) -> float:
     """Of the 95 % interval of a later measurement, as a share of the value.
 
-    Args:
-        error: Standard error of the model there.
-        drift: Standard deviation of one visit's median about the long-run median.
+    ``error`` is the model's standard error there, ``drift`` the standard deviation of one visit's
+    median about the long-run median.
     """
     return Z_975 * hypot(error, drift * median_share(LATER_VISITS))
 
@@ -332,14 +323,9 @@ def is_enough(
     Enough is three batches that were visited again: one visit does not tell how repeatable the
     machine is.
 
-    Args:
-        candidates: New points and visited ones.
-        ledger: Visits so far.
-        error: Standard error of a point, as a share of its value.
-        comparison_error: The same beside others, without what all measurements have in common.
-        drift: Standard deviation of one visit's median about the long-run median.
-        target: Half width of a 95 % interval that is good enough, as a share.
-        choice: What a plan would rest on, if any.
+    Arguments that `next_point` and `half_width` have are theirs; ``comparison_error`` is beside
+    others, without what all measurements have in common; ``target`` is the half width of a 95 %
+    interval that is good enough, as a share.
     """
     revisited: dict[tuple[int, int], int] = {point[:2]: 0 for point in candidates}
     for point, visits in ledger.steps.items():

@@ -48,19 +48,13 @@ Result = TypeVar("Result")
 
 
 class Taken(NamedTuple):
-    """A step that was tried.
+    """A step that was tried."""
 
-    Attributes:
-        fits: Whether there was memory for it on all workers; else the weights are as they were.
-        finite: Whether the gradient was; else the weights are the starting ones.
-        stopped: Whether a worker wants to stop after it.
-        exchanged: When the exchange of gradients was over.
-    """
-
+    # Whether there was memory for it on all workers; else the weights are as they were.
     fits: bool = True
-    finite: bool = True
-    stopped: bool = False
-    exchanged: float = 0.0
+    finite: bool = True  # whether the gradient was; else the weights are the starting ones
+    stopped: bool = False  # whether a worker wants to stop after it
+    exchanged: float = 0.0  # when the exchange of gradients was over
 
 
 class Bench:
@@ -300,10 +294,8 @@ class Bench:
     ) -> Taken:
         """One step of a training, if it fits, at the rate that the optimizer has.
 
-        Args:
-            supplies: Make this worker's micro-batches.
-            shares: Of each of them in the samples of the step, over all workers.
-            stop: 1 where this worker wants it to be the last, else 0.
+        ``shares`` are those of this worker's micro-batches in the samples of the step over all
+        workers; ``stop`` is 1 where this worker wants it to be the last, else 0.
         """
         own = self._backward_if_it_fits(supplies, shares)
         return self._finish(replace(own, stop=stop), shares[-1])
@@ -313,10 +305,6 @@ class Bench:
         """Inside, the starting weights and a new optimizer; after, the starting weights again.
 
         Nothing is put back after an error, with which the worker ends.
-
-        Args:
-            optimizer: Which one.
-            rate: Its learning rate.
 
         Raises:
             JobError: The network has nothing for this optimizer to do.

@@ -43,23 +43,14 @@ class Point(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two groups of workers that compute at the same time with unequal local batches.
+    """Two groups of workers that compute at the same time with unequal local batches."""
 
-    Attributes:
-        resolution: Image side, in pixels.
-        large_workers: Workers with the large batch.
-        small_workers: Workers with the small one.
-        large_batch: Samples per step of the former.
-        small_batch: Samples per step of the latter.
-        micro_batch: Most samples in one forward pass; `None`: as many as there are.
-    """
-
-    resolution: int
-    large_workers: int
-    small_workers: int
-    large_batch: int
-    small_batch: int
-    micro_batch: int | None = None
+    resolution: int  # image side, in pixels
+    large_workers: int  # workers with the large batch
+    small_workers: int  # workers with the small one
+    large_batch: int  # samples per step of the former
+    small_batch: int  # samples per step of the latter
+    micro_batch: int | None = None  # most samples in one forward pass; `None`: as many as there are
 
     @property
     def workers(self) -> int:

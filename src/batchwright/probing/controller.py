@@ -20,8 +20,10 @@ from typing import Any
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.planner import plan_to_measure
 from batchwright.planning.validation import least_local
+from batchwright.prediction.collective import Operation
 from batchwright.prediction.contradictions import contradictions, key_of
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
+from batchwright.probing import commands
 from batchwright.probing.acquisition import (
     LEAST_POINTS,
     OpenChoice,
@@ -35,20 +37,9 @@ from batchwright.probing.acquisition import (
     visit_seconds,
 )
 from batchwright.probing.bench import SMALLEST_BATCH, sides_of
-from batchwright.probing.commands import (
-    Evaluate,
-    Evaluated,
-    Exchange,
-    Exchanged,
-    MeasureNoise,
-    NoiseMeasured,
-    Point,
-    TimeUpdates,
-    UpdatesTimed,
-    ignored,
-)
+from batchwright.probing.commands import Point, ignored
 from batchwright.probing.learning import TrialProgress, run_trials
-from batchwright.probing.measure.collective import SIZES, Operation
+from batchwright.probing.measure.collective import SIZES
 from batchwright.probing.measure.evaluation import passes
 from batchwright.probing.visiting import Visitor
 from batchwright.records import (
@@ -209,7 +200,12 @@ class Controller:
             self._visit(Point(workers, side, smallest))
         largest = self._visit_largest({})
         if self._job.probe.budget == "auto":
-            seconds = self._job.probe.budget_for(self._training_seconds())
+            # What the training takes at least, by the fastest steps so far, at the top side.
+            each = self._sample_seconds
+            top = max(side for _, side in each)
+            fastest = min(each[workers, side] / workers for workers, side in each if side == top)
+            samples = self._job.epochs * self._visitor.prepared.data.train_samples
+            seconds = self._job.probe.budget_for(samples * fastest)
             if seconds > self._budget:
                 self._budget = seconds
                 largest = self._visit_largest(largest)
@@ -242,16 +238,6 @@ class Controller:
             if found[curve] != visited.get(curve):
                 self._visit(Point(*curve, size))
         return found
-
-    def _training_seconds(self) -> float:
-        """What the training should take at least, by the fastest steps so far, at the top side."""
-        top = max(side for _, side in self._curves)
-        least = min(
-            seconds / workers
-            for (workers, side), seconds in self._sample_seconds.items()
-            if side == top
-        )
-        return self._job.epochs * self._visitor.prepared.data.train_samples * least
 
     def _visit(self, point: Point) -> None:
         seconds = self._visitor.visit(point)
@@ -287,8 +273,10 @@ class Controller:
         for operation, count, size in asked:
             self._report(f"exchange of {size:,} bytes, {count} workers")
             seconds = _EXCHANGE * self._budget / len(asked)
-            command = Exchange(operation=operation, workers=count, bytes=size, seconds=seconds)
-            answer = self._visitor.ask(command, Exchanged, "exchanging gradients")
+            command = commands.Exchange(
+                operation=operation, workers=count, bytes=size, seconds=seconds
+            )
+            answer = self._visitor.ask(command, commands.Exchanged, "exchanging gradients")
             if answer is not None:
                 times.append(answer.time)
         return tuple(times)
@@ -297,14 +285,14 @@ class Controller:
         self._report("gradient noise")
         curve = self._curves[-1]
         visited = [p.local_batch_size for p in self._visitor.ledger.steps if p[:2] == curve]
-        command = MeasureNoise(
+        command = commands.MeasureNoise(
             workers=curve[0],
             resolution=curve[1],
             # Larger parts take hardly longer, and tell of as many more samples.
             part_size=max(self._smallest[curve], min(_PART, max(visited))),
             seconds=_NOISE * self._budget,
         )
-        answer = self._visitor.ask(command, NoiseMeasured, "measuring gradient noise")
+        answer = self._visitor.ask(command, commands.NoiseMeasured, "measuring gradient noise")
         return answer.noise if answer else None
 
     def _evaluation(self) -> float:
@@ -314,8 +302,10 @@ class Controller:
         affordable = _EVALUATION * self._budget / sum(each)
         size = max(1, min(_EVALUATION_BATCH, int(affordable / self._sample_seconds[curve])))
         while True:
-            command = Evaluate(workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS)
-            answer = self._visitor.ask(command, Evaluated, "evaluating")
+            command = commands.Evaluate(
+                workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS
+            )
+            answer = self._visitor.ask(command, commands.Evaluated, "evaluating")
             if answer is not None:
                 return answer.seconds_per_image
             size = max(1, size // 4)  # too much for the memory; restarts are counted
@@ -325,8 +315,8 @@ class Controller:
         if self._job.optimizer != "auto":
             return ()
         self._report("optimizers")
-        command = TimeUpdates(workers=self._curves[-1][0], seconds=_UPDATES * self._budget)
-        answer = self._visitor.ask(command, UpdatesTimed, "updating weights")
+        command = commands.TimeUpdates(workers=self._curves[-1][0], seconds=_UPDATES * self._budget)
+        answer = self._visitor.ask(command, commands.UpdatesTimed, "updating weights")
         return answer.times if answer else ()
 
     # --------------------------------------------------------------------------------- refinement
@@ -334,7 +324,10 @@ class Controller:
     def _refine(self) -> None:
         ledger, settings = self._visitor.ledger, self._job.probe
         while True:
-            model = self._fitted()
+            model, times = None, self._visitor.step_times()
+            if not contradictions(times):  # else one is astray: more visits will tell
+                with suppress(PlanError):  # not enough yet
+                    model = fit_step_time(times)
             choice = self._choice(model)
             far = self._far(choice)
             if far is not None:
@@ -464,11 +457,7 @@ class Controller:
                 self._visit(point)
 
     def learn(self, profile: Profile) -> Profile:
-        """The profile with trials, in time of their own; those that it has are not made again.
-
-        Args:
-            profile: Of these workers, which are prepared; all else is measured.
-        """
+        """The profile with trials, in time of their own; those that it has are not made again."""
         earlier = profile.probe_seconds - (self._clock() - self._started)
 
         def timed(known: Profile) -> Profile:
@@ -493,15 +482,6 @@ class Controller:
         """Seconds of the budget; starting the processes is not measuring."""
         spent = self._clock() - self._began - self._visitor.restart_seconds
         return self._budget - spent
-
-    def _fitted(self) -> StepTimeModel | None:
-        times = self._visitor.step_times()
-        if contradictions(times):  # a stray one: more visits will tell
-            return None
-        try:
-            return fit_step_time(times)
-        except PlanError:  # not enough yet
-            return None
 
     def _on_curve(self, curve: Curve, model: StepTimeModel | None) -> list[Point]:
         """Points worth a visit: that a plan may choose, that may fit, and that take no age.

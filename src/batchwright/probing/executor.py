@@ -29,13 +29,9 @@ from batchwright.workload.task import network_facts, set_training
 
 
 class Executor:
-    """One worker's share of every command.
+    """One worker's part in every command; commands may ask for these ``counts`` of the workers.
 
-    Args:
-        job: What is measured; its resolutions are concrete.
-        group: All workers.
-        counts: Numbers of workers that a command may ask for.
-        allocator: State of the memory allocator, in words.
+    The job's resolutions are concrete; ``allocator`` is the state of the memory allocator in words.
 
     Raises:
         DataError: The data are missing or damaged.
@@ -53,9 +49,7 @@ class Executor:
     ) -> Record:
         """Do what the command says, together with the other workers it is for.
 
-        Args:
-            command: What to do.
-            tell: Takes what there is to say before the end: how far a trial has come.
+        ``tell`` takes what there is to say before the end: how far a trial has come.
 
         Raises:
             BatchwrightError: What the user can mend, such as a network that does not take these

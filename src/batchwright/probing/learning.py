@@ -49,13 +49,9 @@ def run_trials(
 ) -> Profile:
     """Make the trials that the choice between the plan's candidates hangs on.
 
-    Args:
-        visitor: Has them made.
-        profile: All that was measured besides, and trials that were made before.
-        plan: Made of it, blind to how the network learns.
-        report: Called with what is made next, and how far it has come.
-        keep: Takes what is known before each trial, in case it is the last.
-        clock: Seconds since any moment.
+    The profile has all that was measured besides, and trials that were made before; the plan was
+    made of it, blind to how the network learns. ``report`` is called with what is made next and how
+    far it has come; ``keep`` takes what is known before each trial, in case it is the last.
 
     Returns:
         The profile with its trials, in the order in which they were made; none where

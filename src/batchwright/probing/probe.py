@@ -26,19 +26,12 @@ from batchwright.workload.load import LoadWatch
 
 @dataclass(frozen=True)
 class Measured:
-    """Points that were asked for.
+    """Points that were asked for."""
 
-    Attributes:
-        steps: Step times, by workers, resolution and batch.
-        memory: Memory, in the same order.
-        cluster: Where they were measured.
-        out_of_memory: Points that did not fit.
-    """
-
-    steps: tuple[StepTime, ...]
-    memory: tuple[MemoryPoint, ...]
-    cluster: Cluster
-    out_of_memory: tuple[OutOfMemory, ...]
+    steps: tuple[StepTime, ...]  # step times, by workers, resolution and batch
+    memory: tuple[MemoryPoint, ...]  # memory, in the same order
+    cluster: Cluster  # where they were measured
+    out_of_memory: tuple[OutOfMemory, ...]  # points that did not fit
 
 
 def probe(
@@ -86,7 +79,10 @@ def probe(
         if begun is not None:
             visitor, control = controller(begun.job)
             visitor.prepare(seconds=0)  # the number format is known
-            if _is_of(begun, visitor):
+            kept_bytes = {"memory_bytes": begun.cluster.memory_bytes}  # these vary
+            here = visitor.cluster().model_copy(update=kept_bytes)
+            made = (visitor.prepared.data, visitor.prepared.network, here)
+            if (begun.data, begun.network, begun.cluster) == made:
                 profile = control.learn(begun)
         profile = profile or controller(job)[1].measure()
     reporter.finish()
@@ -104,13 +100,6 @@ def unfinished(kept: Path, job: Job) -> Profile | None:
     if job.precision == "auto":
         job = job.model_copy(update={"precision": profile.job.precision})
     return profile if profile.trials_open and profile.job == job else None
-
-
-def _is_of(begun: Profile, visitor: Visitor) -> bool:
-    """Whether what was measured is of these data, this network, machine and software."""
-    prepared, cluster = visitor.prepared, visitor.cluster()
-    here = cluster.model_copy(update={"memory_bytes": begun.cluster.memory_bytes})
-    return (begun.data, begun.network, begun.cluster) == (prepared.data, prepared.network, here)
 
 
 def measure_points(

@@ -12,22 +12,9 @@ import torch
 from batchwright.errors import JobError, WorkerError
 from batchwright.prediction.drift import pooled_drift
 from batchwright.prediction.loading import pooled_loading
+from batchwright.probing import commands
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
-from batchwright.probing.commands import (
-    Command,
-    Compare,
-    Compared,
-    Guess,
-    Guessed,
-    Point,
-    Prepare,
-    Prepared,
-    Visit,
-    Visited,
-    Weigh,
-    Weighed,
-    ignored,
-)
+from batchwright.probing.commands import Command, Point, ignored
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
@@ -54,12 +41,8 @@ _GUESS_SHARE = 0.25  # of the memory; where less is taken for sure, nobody need 
 class Visitor:
     """Has points visited, and goes on where one of them kills the workers.
 
-    Args:
-        job: Its resolutions are concrete.
-        measuring: Carries the commands out.
-        workers: All of them.
-        report: Called with the name of each point before it is visited.
-        watch: Looks at what else the machine does; `None`: nobody does.
+    The job's resolutions are concrete. ``report`` is called with each point before it is visited;
+    ``watch`` looks at what else the machine does.
 
     Attributes:
         job: With the number format that was chosen.
@@ -97,18 +80,15 @@ class Visitor:
         return self.job.goal.memory or self.prepared.memory_bytes
 
     def prepare(self, *, seconds: float) -> None:
-        """Choose the number format and build the network.
-
-        Args:
-            seconds: Time for the choice, where there is one.
+        """Choose the number format, for which there is so much time, and build the network.
 
         Raises:
             JobError: Network or loss cannot be had.
         """
         if self.job.precision == "auto":
             self._report("number formats")
-            compare = Compare(workers=self._workers, seconds=seconds)
-            compared = self.ask(compare, Compared, "comparing number formats")
+            compare = commands.Compare(workers=self._workers, seconds=seconds)
+            compared = self.ask(compare, commands.Compared, "comparing number formats")
             precision = compared.precision if compared else "float32"
             if compared:
                 self.precisions, self.precision_ratio = compared.times, compared.ratio
@@ -122,13 +102,7 @@ class Visitor:
         what: str,
         heard: Callable[[float], None] = ignored,
     ) -> Answer | None:
-        """Have a command carried out; `None` if it killed a worker.
-
-        Args:
-            command: Any.
-            answer: Kind of record that comes back.
-            what: For the error.
-            heard: Takes the share of it that is done, where a trial tells.
+        """Have a command carried out, as `Measuring.ask` does; `None` if it killed a worker.
 
         Raises:
             WorkerError: The workers were killed too often.
@@ -160,9 +134,13 @@ class Visitor:
             return True
         if not self.may_fit(point):
             return False
-        if self._weighed_elsewhere(point):
+        # Workers in other numbers only need other buffers to exchange gradients, whose size is
+        # known: where the same batch left ample room, it is not weighed again.
+        same = [peak for known, peak in self.memory.items() if known[1:] == point[1:]]
+        most = max((peak.peak_bytes for peak in same), default=self.limit)
+        if most + self.prepared.parts.reduction <= _AMPLE * self.limit:
             return True
-        weighed = self.ask(Weigh(**point._asdict()), Weighed, str(point))
+        weighed = self.ask(commands.Weigh(**point._asdict()), commands.Weighed, str(point))
         if weighed is None or weighed.peak_bytes is None:
             self.out_of_memory.append(point)
             return False
@@ -172,15 +150,6 @@ class Visitor:
             resident_bytes=weighed.resident_bytes,
         )
         return True
-
-    def _weighed_elsewhere(self, point: Point) -> bool:
-        """Whether the same batch was weighed with other workers, and leaves ample room.
-
-        Only the buffers to exchange gradients differ, and their size is known.
-        """
-        same = [peak for known, peak in self.memory.items() if known[1:] == point[1:]]
-        most = max((peak.peak_bytes for peak in same), default=self.limit)
-        return most + self.prepared.parts.reduction <= _AMPLE * self.limit
 
     def visit(self, point: Point) -> float | None:
         """Time a few steps there; the shortest in seconds, `None` if they do not fit.
@@ -230,8 +199,10 @@ class Visitor:
         """
         peak: int | None = None
         if self.fixed_bytes > _GUESS_SHARE * self.limit:
-            command = Guess(resolution=point.resolution, local_batch_size=point.local_batch_size)
-            guessed = self.ask(command, Guessed, "guessing the memory")
+            command = commands.Guess(
+                resolution=point.resolution, local_batch_size=point.local_batch_size
+            )
+            guessed = self.ask(command, commands.Guessed, "guessing the memory")
             peak = guessed.peak_bytes if guessed else None
         if peak is None or peak <= self.limit:
             visited = self._visited(point)
@@ -256,11 +227,8 @@ class Visitor:
         return expected <= min([self.limit, *(self._expected_peak(p) - 1 for p in lost)])
 
     def _expected_peak(self, point: Point) -> float:
-        weighed = {
-            known.local_batch_size: peak.peak_bytes
-            for known, peak in self.memory.items()
-            if known[:2] == point[:2]
-        }
+        here = [known for known in self.memory if known[:2] == point[:2]]
+        weighed = {known.local_batch_size: self.memory[known].peak_bytes for known in here}
         return expected_peak(weighed, self.fixed_bytes, point.local_batch_size)
 
     @property
@@ -320,11 +288,13 @@ class Visitor:
         self._told[point] = visits, found
         return found
 
-    def _visited(self, point: Point) -> Visited | None:
+    def _visited(self, point: Point) -> commands.Visited | None:
         if not self.weigh(point):
             return None
-        command = Visit(**point._asdict(), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps)
-        visited = self.ask(command, Visited, str(point))
+        command = commands.Visit(
+            **point._asdict(), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps
+        )
+        visited = self.ask(command, commands.Visited, str(point))
         if visited is None:
             self.out_of_memory.append(point)
         return visited
@@ -332,9 +302,9 @@ class Visitor:
     def _prepare(self) -> None:
         precision = self.job.precision
         assert precision != "auto"  # noqa: S101 - chosen before
-        command = Prepare(workers=self._workers, precision=precision)
+        command = commands.Prepare(workers=self._workers, precision=precision)
         try:
-            self.prepared = self._measuring.ask(command, Prepared)
+            self.prepared = self._measuring.ask(command, commands.Prepared)
         except Killed:
             raise WorkerError(
                 f"network={self.job.network}: a worker was killed while it built the network and "

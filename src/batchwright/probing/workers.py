@@ -52,12 +52,9 @@ class Measuring(Protocol):
     def ask(
         self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
     ) -> Answer:
-        """Have a command carried out.
+        """Have a command carried out, which comes back with a record of kind ``answer``.
 
-        Args:
-            command: What to do.
-            answer: Kind of record that comes back.
-            heard: Takes the share of it that is done, where a trial tells.
+        ``heard`` takes the share of it that is done, where a trial tells.
 
         Raises:
             Killed: A worker was killed; `restart` starts others.

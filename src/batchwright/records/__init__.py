@@ -2,167 +2,111 @@
 
     Job --probe--> Profile --plan--> Plan --train--> RunSummary --report--> pages
 
-Words, settled once:
+Words, settled once; fields and their descriptions use them, and not those in brackets:
 
-* *worker*: one training rank. *Loader process*: a data-loading process.
-* *local* batch: samples per step on one worker. *Global* batch: their sum over the workers.
-* *epoch*: every training sample once. *Step*: one update of the weights.
+* *worker* (not *replica*, *trainer*): one training rank. *Loader process* (not *data worker*): a
+  process that loads data for a worker.
+* *local batch* (not *device batch*): samples per step on one worker. *Global batch* (not
+  *mini-batch*, *effective batch*): their sum over the workers. *Micro-batch* (not *sub-batch*): the
+  part of a local batch that goes through the network at once.
+* *epoch*: every training sample once. *Step* (not *iteration*): one update of the weights.
 * *round*: one worker's stretch between two exchanges with the parameter server.
-* *stage*: a stretch of constant learning rate (before warm-up and decay). *Sub-stage*: a stretch of
-  constant resolution inside a stage, a row of the plan. *Cycle*: the resolutions low to high inside
-  one stage.
-* *update factor*: the weight of a pushed model in a merge.
-* *cell*: one run of a sweep. *Setting*: the cells of a sweep that differ in the seed alone.
-* *micro-batch*: the part of a local batch that goes through the network at once.
+* *stage* (not *sub-stage*): a stretch of epochs under one resolution, batch and rate, a row of the
+  plan. *Rate stage*: a stretch of constant learning rate (before warm-up and decay), one stage or
+  more; the job's keys of the cycle mean this one. *Cycle*: the resolutions low to high inside one
+  rate stage.
+* *update factor* (not *merge weight*): the weight of a pushed model in a merge.
+* *cell* (not *experiment*): one run of a sweep. *Setting*: the cells of a sweep that differ in the
+  seed alone.
 
 Every record refuses unknown keys, NaN and infinity. A file holds one record; its ``format`` says
 which and in which version.
 """
 
 from batchwright.records.base import (
-    Augmentation,
-    Count,
-    Estimate,
-    Index,
-    Method,
-    NonNegative,
-    OptimizerName,
-    Positive,
-    Precision,
-    Record,
-    Source,
+    Augmentation as Augmentation,
+    Count as Count,
+    Estimate as Estimate,
+    Index as Index,
+    Method as Method,
+    NonNegative as NonNegative,
+    OptimizerName as OptimizerName,
+    Positive as Positive,
+    Precision as Precision,
+    Record as Record,
+    Source as Source,
 )
-from batchwright.records.check import Check, CheckPoint, RoundCheck
+from batchwright.records.check import (
+    Check as Check,
+    CheckPoint as CheckPoint,
+    RoundCheck as RoundCheck,
+)
 from batchwright.records.job import (
-    VIRTUAL_BANDWIDTH,
-    VIRTUAL_LATENCY,
-    Ags,
-    Cycle,
-    Disturbance,
-    DualBatch,
-    Goal,
-    Job,
-    Link,
-    ProbeSettings,
-    Server,
-    Virtual,
-    WorkerKind,
+    VIRTUAL_BANDWIDTH as VIRTUAL_BANDWIDTH,
+    VIRTUAL_LATENCY as VIRTUAL_LATENCY,
+    Ags as Ags,
+    Cycle as Cycle,
+    Disturbance as Disturbance,
+    DualBatch as DualBatch,
+    Goal as Goal,
+    Job as Job,
+    Link as Link,
+    ProbeSettings as ProbeSettings,
+    Server as Server,
+    Virtual as Virtual,
+    WorkerKind as WorkerKind,
 )
-from batchwright.records.plan import Plan
+from batchwright.records.plan import Plan as Plan
 from batchwright.records.plan_fields import (
-    AgsRule,
-    Alternative,
-    HeldOut,
-    KindCount,
-    Knee,
-    LearningRateRule,
-    Prediction,
-    Reason,
-    ServerRule,
-    Stage,
+    AgsRule as AgsRule,
+    Alternative as Alternative,
+    HeldOut as HeldOut,
+    KindCount as KindCount,
+    Knee as Knee,
+    LearningRateRule as LearningRateRule,
+    Prediction as Prediction,
+    Reason as Reason,
+    ServerRule as ServerRule,
+    Stage as Stage,
 )
 from batchwright.records.profile import (
-    Cluster,
-    CollectiveTime,
-    DataFacts,
-    GradientNoise,
-    MachineLoad,
-    MemoryParts,
-    MemoryPoint,
-    NetworkFacts,
-    OutOfMemory,
-    PairTime,
-    PrecisionRatio,
-    PrecisionTime,
-    Profile,
-    StepLoading,
-    StepTime,
-    Trial,
-    UpdateTime,
+    Cluster as Cluster,
+    CollectiveTime as CollectiveTime,
+    DataFacts as DataFacts,
+    GradientNoise as GradientNoise,
+    MachineLoad as MachineLoad,
+    MemoryParts as MemoryParts,
+    MemoryPoint as MemoryPoint,
+    NetworkFacts as NetworkFacts,
+    OutOfMemory as OutOfMemory,
+    PairTime as PairTime,
+    PrecisionRatio as PrecisionRatio,
+    PrecisionTime as PrecisionTime,
+    Profile as Profile,
+    StepLoading as StepLoading,
+    StepTime as StepTime,
+    Trial as Trial,
+    UpdateTime as UpdateTime,
 )
 from batchwright.records.run import (
-    CommandPart,
-    EpochRecord,
-    FactorRange,
-    LocalBatches,
-    Refit,
-    RoundRecord,
-    RunSummary,
-    WorkerTime,
+    CommandPart as CommandPart,
+    EpochRecord as EpochRecord,
+    FactorRange as FactorRange,
+    LocalBatches as LocalBatches,
+    Refit as Refit,
+    RoundRecord as RoundRecord,
+    RunSummary as RunSummary,
+    WorkerTime as WorkerTime,
 )
-from batchwright.records.schedule import RateSchedule, SchedulePoint, ScheduleRow
-from batchwright.records.sweep import Mean, Sweep, SweepCell, SweepSetting, SweptKey
-
-__all__ = [
-    "VIRTUAL_BANDWIDTH",
-    "VIRTUAL_LATENCY",
-    "Ags",
-    "AgsRule",
-    "Alternative",
-    "Augmentation",
-    "Check",
-    "CheckPoint",
-    "Cluster",
-    "CollectiveTime",
-    "CommandPart",
-    "Count",
-    "Cycle",
-    "DataFacts",
-    "Disturbance",
-    "DualBatch",
-    "EpochRecord",
-    "Estimate",
-    "FactorRange",
-    "Goal",
-    "GradientNoise",
-    "HeldOut",
-    "Index",
-    "Job",
-    "KindCount",
-    "Knee",
-    "LearningRateRule",
-    "Link",
-    "LocalBatches",
-    "MachineLoad",
-    "Mean",
-    "MemoryParts",
-    "MemoryPoint",
-    "Method",
-    "NetworkFacts",
-    "NonNegative",
-    "OptimizerName",
-    "OutOfMemory",
-    "PairTime",
-    "Plan",
-    "Positive",
-    "Precision",
-    "PrecisionRatio",
-    "PrecisionTime",
-    "Prediction",
-    "ProbeSettings",
-    "Profile",
-    "RateSchedule",
-    "Reason",
-    "Record",
-    "Refit",
-    "RoundCheck",
-    "RoundRecord",
-    "RunSummary",
-    "SchedulePoint",
-    "ScheduleRow",
-    "Server",
-    "ServerRule",
-    "Source",
-    "Stage",
-    "StepLoading",
-    "StepTime",
-    "Sweep",
-    "SweepCell",
-    "SweepSetting",
-    "SweptKey",
-    "Trial",
-    "UpdateTime",
-    "Virtual",
-    "WorkerKind",
-    "WorkerTime",
-]
+from batchwright.records.schedule import (
+    RateSchedule as RateSchedule,
+    SchedulePoint as SchedulePoint,
+    ScheduleRow as ScheduleRow,
+)
+from batchwright.records.sweep import (
+    Mean as Mean,
+    Sweep as Sweep,
+    SweepCell as SweepCell,
+    SweepSetting as SweepSetting,
+    SweptKey as SweptKey,
+)

@@ -52,15 +52,11 @@ class Keys(Record):
         """Refuse true and false for a number; Python takes them for 1 and 0."""
         several = type(value) is tuple or type(value) is list
         found = any(type(part) is bool for part in value) if several else type(value) is bool
-        if found and _is_number(cls, field.field_name):
-            raise PydanticCustomError("yes_or_no", "this key is no yes or no")
+        if found and field.field_name is not None:
+            kinds = _kinds_in(cls.model_fields[field.field_name].annotation)
+            if bool not in kinds and (int in kinds or float in kinds):
+                raise PydanticCustomError("yes_or_no", "this key is no yes or no")
         return value
-
-
-def _is_number(record: type[BaseModel], name: str | None) -> bool:
-    """Whether a field takes numbers, and no yes or no beside them."""
-    kinds = _kinds_in(record.model_fields[name].annotation) if name is not None else []
-    return bool not in kinds and (int in kinds or float in kinds)
 
 
 def _kinds_in(annotation: Any) -> list[Any]:

@@ -62,13 +62,9 @@ _TABLES = {  # keys that take several items
 def record_of(
     given: AnyRecord | str | Path, model: type[AnyRecord], function: str, what: str = ""
 ) -> AnyRecord:
-    """A record that was given to a function, itself or by the path of its file.
+    """A record that was given to a function, such as ``train``, itself or by the path of its file.
 
-    Args:
-        given: What was given.
-        model: The kind of record that the function takes.
-        function: Its name, such as ``train``.
-        what: The argument, where its name is not that of the kind.
+    ``what`` names the argument, where that is not the kind of record.
 
     Raises:
         ArgumentError: It is something else.
@@ -149,7 +145,12 @@ def change_job(
             raise JobError(f"job key {key} is given twice{place}, nested and with a dot: keep one")
         known.add(key)
         _put(merged, key, value, place)
-    given = [_override(text) for text in texts_of(overrides)]
+    given = []
+    for text in texts_of(overrides):
+        key, equals, raw = (part.strip() for part in text.partition("="))
+        if not (equals and key):
+            raise JobError(f"{text!r} is no job key: write key=value, such as epochs=3")
+        given.append((key, raw))
     for key, raw in given:
         _put(merged, key, None if raw in ("null", "~") else raw, "")
     try:
@@ -285,13 +286,6 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
     return values
 
 
-def _override(text: str) -> tuple[str, str]:
-    key, equals, raw = text.partition("=")
-    if not (equals and key.strip()):
-        raise JobError(f"{text!r} is no job key: write key=value, such as epochs=3")
-    return key.strip(), raw.strip()
-
-
 class _Loader(yaml.SafeLoader):
     """Names a value that looks like a date or a number and is none, and its line.
 
@@ -351,13 +345,6 @@ def yaml_problem(error: yaml.YAMLError) -> str:
     return getattr(error, "problem", None) or "it cannot be read"
 
 
-def _as_list(value: Any) -> Any:
-    """What ``24,32`` or a single value means for a key that takes several."""
-    if isinstance(value, str) and value != "auto":
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return [value] if isinstance(value, int) else value
-
-
 def _as_table(key: str, value: Any, place: str) -> Any:
     """The items of a key that takes several, from YAML or from such text; none for null.
 
@@ -406,4 +393,8 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
         values = values[parent]
     if key in _TABLES:
         value = _as_table(key, value, place)
-    values[last] = _as_list(value) if key in _LISTS else value
+    if key in _LISTS:  # ``24,32``, or a single value
+        if isinstance(value, str) and value != "auto":
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        value = [value] if isinstance(value, int) else value
+    values[last] = value

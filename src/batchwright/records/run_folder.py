@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,8 @@ def _refuse_filled(folder: Path) -> None:
 def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
     """The folder of a run to resume; inside, nobody else writes there.
 
-    Args:
-        wanted: The folder.
-        needed: Files of which it must hold one.
-
     Raises:
-        FileError: None was named, it holds no such file, or somebody else writes there.
+        FileError: None was named, it holds none of the files ``needed``, or somebody else writes.
     """
     if wanted is None:
         raise FileError("resume which run? name its folder with --out")
@@ -98,12 +94,12 @@ def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
 
 
 @contextmanager
-def telling_how_to_resume(folder: Path, job: Job) -> Iterator[None]:
-    """Add to the message of a stop that was asked for how to go on from it."""
+def telling_how_to_resume(command: str) -> Iterator[None]:
+    """Add to the message of a stop that was asked for which command goes on from it."""
     try:
         yield
     except Interrupted as stop:
-        stop.args = (f"{stop}; continue with `{resuming_command(folder, job)}`",)
+        stop.args = (f"{stop}; continue with `{command}`",)
         raise
 
 
@@ -111,14 +107,6 @@ def resuming_command(folder: str | Path, job: Job) -> str:
     """The command line that goes on with a run; it names again what the job imports."""
     named = (f"{key}={getattr(job, key)}" for key in job.code_keys)
     return shlex.join(["batchwright", "run", "--resume", "--out", str(folder), *named])
-
-
-def _how_to_go_on(folder: Path) -> str:
-    """With a run that has not finished."""
-    try:
-        return f"continue it with `{resuming_command(folder, load_job(folder / 'job.yaml'))}`"
-    except BatchwrightError:  # a loop of somebody's own leaves no job there
-        return "continue it as it was begun; in a loop of your own, with Session(resume=True)"
 
 
 def read_summary(run: str | Path) -> RunSummary:
@@ -135,9 +123,11 @@ def read_summary(run: str | Path) -> RunSummary:
     if path.is_dir():
         path = path / "summary.json"
         if not path.exists():
-            raise FileError(
-                f"{run} holds no summary.json: the run has not finished; {_how_to_go_on(Path(run))}"
-            )
+            how = "continue it as it was begun; in a loop of your own, with Session(resume=True)"
+            with suppress(BatchwrightError):  # a loop of somebody's own leaves no job there
+                job = load_job(Path(run) / "job.yaml")
+                how = f"continue it with `{resuming_command(run, job)}`"
+            raise FileError(f"{run} holds no summary.json: the run has not finished; {how}")
     return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
 
 

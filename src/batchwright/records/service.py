@@ -201,9 +201,7 @@ class JobProgress(Record):
     """What an agent has to say of its job; nothing more than `key` is a heartbeat."""
 
     key: Identifier
-    state: (
-        Literal["queued", "probing", "planned", "training", "done", "failed", "cancelled"] | None
-    ) = Field(
+    state: JobState | None = Field(
         None,
         description="The state that it is in now; left out if as before. `queued` gives the job "
         "back, for an agent that is being stopped.",

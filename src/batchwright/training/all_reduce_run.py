@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
 from batchwright.training.batches.batch_split import Sharing, share_of
-from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
-from batchwright.training.evaluate.evaluation import Forward, Metric
+from batchwright.training.evaluate.evaluation import Evaluation
 from batchwright.training.plan_switch import Advised
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
@@ -187,19 +187,13 @@ class AllReduceRun:
             )
         yield from self._batches
 
-    def evaluate(
-        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
-    ) -> dict[str, float]:
+    def evaluate(self, what: Evaluation) -> dict[str, float]:
         """Mean of each value over a held-out set, of which every worker takes its share."""
         started = time.perf_counter()
         self._merge_buffers()
         walk = self._sharing.walk
         sums, count, stopped = self._setup.evaluated(
-            model,
-            feed,
-            metric,
-            forward=forward,
-            batch_size=batch_size,
+            what,
             group=self._group,
             shares=self.local_batch_sizes,
             order=walk.order if walk is not None else None,

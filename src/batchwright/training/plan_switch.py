@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchwright.algorithms.continuing import why_not
-from batchwright.algorithms.splicing import spliced
+from batchwright.algorithms.splicing import spliced, why_not
 from batchwright.errors import FileError, PlanError, one_line
 from batchwright.records import Plan
 from batchwright.records.documents import read_record, write_record

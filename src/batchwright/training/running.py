@@ -1,13 +1,13 @@
-"""What `Session` hands to the run behind it, and what it asks of it."""
+"""What `Session` hands to the run behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
-from batchwright.records import Plan, Stage
+from batchwright.records import Plan
 from batchwright.storage.locks import Lock
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.stage_settings import StageSettings
 from batchwright.training.checkpoints.checkpoint_manager import RunState
-from batchwright.training.evaluate.evaluation import Fitting, Forward, Metric, evaluate
+from batchwright.training.evaluate.evaluation import Evaluation, Fitting, evaluate
 from batchwright.training.evaluate.recalibration import calibrating_batches, recalibrated
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
-from batchwright.training.step.stepper import Stepper
-from batchwright.training.step.update import Updater
+from batchwright.training.step.stepper import Updater
 from batchwright.workload.host import autocast
 from batchwright.workload.tensor_bytes import lasting_bytes
 
@@ -109,12 +108,8 @@ class Setup:
 
     def evaluated(
         self,
-        model: nn.Module,
-        feed: Feed,
-        metric: Metric,
+        what: Evaluation,
         *,
-        forward: Forward,
-        batch_size: int,
         group: Group,
         shares: Sequence[int],
         order: Tensor | None,
@@ -126,47 +121,17 @@ class Setup:
         Batch normalization has new statistics meanwhile, if the job asks for them.
 
         Args:
-            model: What is evaluated.
-            feed: Makes the held-out batches.
-            metric: As for `Session.evaluate`.
-            forward: f(model, batch) runs the model.
-            batch_size: Samples in one forward pass.
+            what: Model, held-out set and metric.
             group: The processes that evaluate.
             shares: Of the workers, in rank order; one process may be all of them.
             order: Of the epoch's training samples; ``None``: there is no epoch.
             epoch: Zero-based.
             between_epochs: Whether the training feed has nothing else under way.
         """
-        with self._recalibrated(model, forward, group, shares, order, epoch, between_epochs):
-            return evaluate(
-                model,
-                feed,
-                metric,
-                group=group,
-                stop=self.stop,
-                batch_size=batch_size,
-                resolution=None,
-                forward=forward,
-                autocast=self.autocast,
-                shares=shares if group.size > 1 else (1,),
-                fitting=self.fitting,
-            )
-
-    def _recalibrated(
-        self,
-        model: nn.Module,
-        forward: Forward,
-        group: Group,
-        shares: Sequence[int],
-        order: Tensor | None,
-        epoch: int,
-        between_epochs: bool,
-    ) -> AbstractContextManager[None]:
-        if not self.plan.job.cycle.recalibrate or order is None:
-            return nullcontext()
-        return recalibrated(
-            model,
-            partial(
+        how: dict[str, Any] = {"autocast": self.autocast, "fitting": self.fitting}
+        statistics: AbstractContextManager[None] = nullcontext()
+        if self.plan.job.cycle.recalibrate and order is not None:
+            batches = partial(
                 calibrating_batches,
                 self.feed,
                 self.plan,
@@ -176,63 +141,12 @@ class Setup:
                 ranks=(group.rank,) if group.size > 1 else range(len(shares)),
                 between_epochs=between_epochs,
                 fitting=self.fitting,
-            ),
-            group,
-            forward=forward,
-            autocast=self.autocast,
-            fitting=self.fitting,
-        )
+            )
+            statistics = recalibrated(what.model, batches, group, forward=what.forward, **how)
+        own = shares if group.size > 1 else (1,)
+        with statistics:
+            return evaluate(what, group=group, stop=self.stop, shares=own, **how)
 
     def autocast(self) -> torch.autocast:
         """The plan's precision, for a forward pass."""
         return partial(autocast, self.plan.precision, self.group.device)()
-
-
-class Run(Protocol):
-    """A run in progress, seen from one worker."""
-
-    stepper: Stepper
-
-    @property
-    def rank(self) -> int:
-        """This worker, from 0."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-
-    @property
-    def stage(self) -> Stage:
-        """The plan's row that holds now."""
-
-    @property
-    def local_batch_sizes(self) -> tuple[int, ...]:
-        """Samples per step of each worker, in rank order."""
-
-    @property
-    def noise_scale(self) -> float | None:
-        """Gradient noise scale so far, in samples."""
-
-    @property
-    def evaluation_due(self) -> bool:
-        """Whether this worker is to evaluate the model now."""
-
-    def keep(self, name: str, thing: Any) -> None:
-        """Put a thing into checkpoints."""
-
-    def epochs(self) -> Iterator[int]:
-        """Epochs, or rounds by their epoch, that are left."""
-
-    def batches(self) -> Iterator[Any]:
-        """Micro-batches of the epoch, or round, in progress."""
-
-    def evaluate(
-        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
-    ) -> dict[str, float]:
-        """Mean of each value of a metric over a held-out set."""
-
-    def finish(self) -> None:
-        """All went well: returns when everything is written."""
-
-    def close(self) -> None:
-        """Let go of everything but the group."""

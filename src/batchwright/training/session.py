@@ -38,13 +38,14 @@ from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.feeding import Batch, Feed, ImagePart, feed_of
 from batchwright.training.batches.stage_settings import StageSettings
 from batchwright.training.evaluate.evaluation import (
+    Evaluation,
     Forward,
     Metric,
     evaluation_batch,
     outputs_and_labels,
 )
 from batchwright.training.parameter_server.server_run import ServerRun
-from batchwright.training.running import Run, Setup
+from batchwright.training.running import Setup
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
 from batchwright.workload.data.image_files import FilePipeline
@@ -175,7 +176,12 @@ class Session:
             again = self._group.started_again(folder)
             self._lock = self._held(folder, again=again)
             self._group.note_start(folder, again=again)
-        self._check_data()
+        planned, found = self.plan.data.train_samples, len(self._feed)
+        if planned != found:
+            raise PlanError(
+                f"the plan is for {planned} training samples and the data set has {found}: "
+                "probe and plan again for this data"
+            )
         _refuse_synchronized_on_cpu(self.model, self.device)
         setup = Setup(
             plan=self.plan,
@@ -197,26 +203,9 @@ class Session:
         )
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
-        self._run: Run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
-        rule = self.plan.learning_rate
-        if self._own_rates and rule.scaling == "gain":
-            warnings.warn(
-                "learning_rate='mine': the plan wanted your rate times a measured gain "
-                "(scaling=gain), which is left out",
-                stacklevel=3,
-            )
-        if self.rank == 0:
-            _warn_of_device(self.plan, self.device)
-            _warn_of_other_optimizer(self.plan, self.optimizer)
-            _warn_of_other_loaders(self.plan, self._planned_loaders, self._loading["loaders"])
-            if self.plan.ags is not None:
-                _warn_of_adam(self.optimizer)
-        if self._own_rates and rule.peak != rule.base:
-            warnings.warn(
-                f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
-                f"rate at global batch {self.stage.global_batch_size}",
-                stacklevel=3,
-            )
+        self._run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
+        for doubt in self._doubts():
+            warnings.warn(doubt, stacklevel=3)
 
     @property
     def _planned_loaders(self) -> int:
@@ -386,13 +375,8 @@ class Session:
             TrainingError: Not even one sample fits into memory.
             Interrupted: A stop signal came; a checkpoint was written.
         """
-        return self._run.evaluate(
-            model or self.model,
-            self._held_out_feed(dataset),
-            metric,
-            forward,
-            batch_size or evaluation_batch(self.plan),
-        )
+        feed, size = self._held_out_feed(dataset), batch_size or evaluation_batch(self.plan)
+        return self._run.evaluate(Evaluation(model or self.model, feed, metric, forward, size))
 
     def __repr__(self) -> str:
         if not hasattr(self, "_run"):
@@ -424,7 +408,10 @@ class Session:
             ended = failure
             raise
         finally:
-            self._end_report(ended)
+            if self._companion is not None:
+                self._companion.end(*outcome_of(ended))
+                self._say_for(self._companion)
+                self._companion = None
             self._close()
         if isinstance(error, Interrupted) and self._exit_on_stop:
             if self.rank == 0:
@@ -465,12 +452,6 @@ class Session:
         self._companion = ReporterProcess(folder, service, follow_advice=self._follow_advice)
         self._say_for(self._companion)
 
-    def _end_report(self, error: BaseException | None) -> None:
-        if self._companion is not None:
-            self._companion.end(*outcome_of(error))
-            self._say_for(self._companion)
-            self._companion = None
-
     @staticmethod
     def _say_for(companion: ReporterProcess) -> None:
         for line in companion.lines():
@@ -488,12 +469,52 @@ class Session:
         seed = self.plan.job.seed
         return feed_of(dataset, self.device, seed=seed, sides=self._sides, **self._loading)
 
-    def _check_data(self) -> None:
-        planned, found = self.plan.data.train_samples, len(self._feed)
-        if planned != found:
-            raise PlanError(
-                f"the plan is for {planned} training samples and the data set has {found}: "
-                "probe and plan again for this data"
+    def _doubts(self) -> Iterator[str]:
+        """Where the loop does otherwise than the plan has it; most of it worker 0 alone tells."""
+        plan, rule, first = self.plan, self.plan.learning_rate, self.rank == 0
+        if self._own_rates and rule.scaling == "gain":
+            yield (
+                "learning_rate='mine': the plan wanted your rate times a measured gain "
+                "(scaling=gain), which is left out"
+            )
+        device = plan.job.device
+        if first and device not in ("auto", self.device.type):  # `auto`: nothing was measured
+            move = "model.to(f'cuda:{local_rank}')" if device == "cuda" else "model.to('cpu')"
+            yield (
+                f"the plan is for device={device} and the model is on {self.device}: {move} before "
+                f"the optimizer is built, or probe with device={self.device.type}"
+            )
+        # SGD for AdamW goes without a word: rates are factors on the user's own, times are close.
+        name = type(self.optimizer).__name__
+        spec, like = OPTIMIZERS[plan.update], name.lower()  # ours, torch's, or somebody's own
+        special = [one for one in OPTIMIZERS.values() if one.own_loop]
+        found = next((one for one in special if one.name in like), None)
+        if first and found != (spec if spec in special else None):
+            if found:
+                how = f"take an optimizer like {plan.update}, or plan with optimizer={found.name}"
+            else:
+                how = f"take {spec.own_loop}, or plan with optimizer=sgd"
+            yield (
+                f"the plan's batch and times are for optimizer={plan.update} and the session got "
+                f"{name}: {how}"
+            )
+        planned, loaders = self._planned_loaders, self._loading["loaders"]
+        timed = any(reason.choice == "loading" for reason in plan.reasons)  # with its loading
+        if first and timed and loaders != planned:
+            yield (
+                f"the plan's times were measured with loaders={planned} and the session got "
+                f"loaders={loaders}: leave it out, or probe with loaders={loaders}"
+            )
+        adam = any("betas" in group for group in self.optimizer.param_groups)
+        if first and plan.ags is not None and adam:
+            yield (
+                f"ags: {name} divides each gradient by its own recent size, so factors on "
+                "gradients nearly cancel: use SGD, or plan with ags.mode=off"
+            )
+        if self._own_rates and rule.peak != rule.base:
+            yield (
+                f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
+                f"rate at global batch {self.stage.global_batch_size}"
             )
 
     def _close(self) -> None:
@@ -537,45 +558,6 @@ def _checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:
     return weights
 
 
-def _warn_of_adam(optimizer: torch.optim.Optimizer) -> None:
-    if any("betas" in group for group in optimizer.param_groups):
-        warnings.warn(
-            f"ags: {type(optimizer).__name__} divides each gradient by its own recent size, so "
-            "factors on gradients nearly cancel: use SGD, or plan with ags.mode=off",
-            stacklevel=4,
-        )
-
-
-def _warn_of_device(plan: Plan, device: torch.device) -> None:
-    planned = plan.job.device  # `auto` where nothing was measured
-    if planned in ("auto", device.type):
-        return
-    move = "model.to(f'cuda:{local_rank}')" if planned == "cuda" else "model.to('cpu')"
-    warnings.warn(
-        f"the plan is for device={planned} and the model is on {device}: {move} before the "
-        f"optimizer is built, or probe with device={device.type}",
-        stacklevel=4,
-    )
-
-
-def _warn_of_other_optimizer(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-    """SGD for AdamW goes without a word: rates are factors on the user's own, times are close."""
-    name = type(optimizer).__name__
-    planned, like = OPTIMIZERS[plan.update], name.lower()  # ours, torch's, or somebody's own
-    found = next((one for one in OPTIMIZERS.values() if one.own_loop and one.name in like), None)
-    if found == (planned if planned.own_loop else None):
-        return
-    if found:
-        how = f"take an optimizer like {plan.update}, or plan with optimizer={found.name}"
-    else:
-        how = f"take {planned.own_loop}, or plan with optimizer=sgd"
-    warnings.warn(
-        f"the plan's batch and times are for optimizer={plan.update} and the session got {name}: "
-        f"{how}",
-        stacklevel=4,
-    )
-
-
 def _refuse_other_things(model: object, optimizer: object, dataset: object) -> None:
     """What stands in another's place is said at once, and by its name."""
     for name, given, fits in (
@@ -591,16 +573,6 @@ def _refuse_other_things(model: object, optimizer: object, dataset: object) -> N
         raise ArgumentError(
             f"dataset of Session is {described(dataset)}: give the data set itself, with a length "
             "and items by index; the session loads its batches"
-        )
-
-
-def _warn_of_other_loaders(plan: Plan, planned: int, found: Any) -> None:
-    """Only where the plan says that loading is in its times."""
-    if found != planned and any(reason.choice == "loading" for reason in plan.reasons):
-        warnings.warn(
-            f"the plan's times were measured with loaders={planned} and the session got "
-            f"loaders={found}: leave it out, or probe with loaders={found}",
-            stacklevel=4,
         )
 
 

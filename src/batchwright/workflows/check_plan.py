@@ -53,10 +53,7 @@ def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
 
     These are spread over workers, resolutions and batches: every pair of workers and resolution
     gets as many as every other, or one more; inside it they are evenly spaced over the batches.
-
-    Args:
-        plan: The plan that predicted them.
-        count: How many, at most.
+    There are ``count`` at most.
 
     Raises:
         PlanError: The plan predicts no step that can be measured, or simulated ones, so there is
@@ -184,11 +181,7 @@ def _point(
 
 
 def refuse_other_machine(profile: Profile, cluster: Cluster) -> None:
-    """Refuse to measure for a profile what could not join it.
-
-    Args:
-        profile: What was measured before.
-        cluster: Where it would be measured.
+    """Refuse to measure on a cluster, for a profile, what could not join it.
 
     Raises:
         PlanError: Hardware or versions differ.
@@ -203,9 +196,7 @@ def _named_as(profile: Profile, cluster: Cluster) -> Cluster:
 def with_points(profile: Profile, **points: object) -> Profile:
     """The profile with more measured points, those of one place pooled.
 
-    Args:
-        profile: What was measured before.
-        points: Fields of a profile that hold what is new, and where it was measured.
+    ``points`` are fields of a profile that hold what is new, and where it was measured.
 
     Raises:
         PlanError: It was measured on other hardware or with other versions.

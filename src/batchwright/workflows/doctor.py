@@ -16,25 +16,15 @@ _PACKAGES = ("numpy", "scipy", "pydantic", "pillow", "scikit-learn", "matplotlib
 
 
 class Finding(NamedTuple):
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-        name: What was looked at.
-        value: What was found.
-        problem: What is wrong and what to try; empty if nothing.
-    """
-
-    name: str
-    value: str
-    problem: str = ""
+    name: str  # what was looked at
+    value: str  # what was found
+    problem: str = ""  # what is wrong and what to try; empty if nothing
 
 
 def examine(version: str) -> list[Finding]:
-    """Look at versions, devices, cores, allocator, network and shared memory.
-
-    Args:
-        version: The package's own.
-    """
+    """Look at versions, the package's own first, devices, cores, allocator, network and memory."""
     import torch
 
     from batchwright.workload.host import (

@@ -40,19 +40,12 @@ CHOICE = "round times"
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan with two batch sizes, and how well its rounds agree.
+    """A plan with two batch sizes, and how well its rounds agree."""
 
-    Attributes:
-        plan: The planned pairs were measured, and a reason tells how well they fit.
-        profile: With all that was measured on the way.
-        rounds: Of the plan, by resolution.
-        times: How often pairs were measured.
-    """
-
-    plan: Plan
-    profile: Profile
-    rounds: tuple[RoundCheck, ...]
-    times: int
+    plan: Plan  # the planned pairs were measured, and a reason tells how well they fit
+    profile: Profile  # with all that was measured on the way
+    rounds: tuple[RoundCheck, ...]  # of the plan, by resolution
+    times: int  # how often pairs were measured
 
 
 def pairs_of(plan: Plan) -> tuple[Pair, ...]:
@@ -84,9 +77,7 @@ def pairs_of(plan: Plan) -> tuple[Pair, ...]:
 def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
     """What measures the pairs of a plan, and of others that may come of it, for `settle`.
 
-    Args:
-        plan: With two batch sizes.
-        folder: Takes the workers' files; made where it is not there.
+    The folder takes the workers' files, and is made where it is not there.
 
     Raises:
         BatchwrightError: As `probing.pairs.pair_measurer` raises.
@@ -115,12 +106,7 @@ def _groups(plan: Plan, stage: Stage) -> tuple[int, int]:
 
 
 def round_checks(plan: Plan, pairs: Sequence[PairTime]) -> tuple[RoundCheck, ...]:
-    """What the rounds of a plan take by measured pairs: those that are its own.
-
-    Args:
-        plan: With two batch sizes.
-        pairs: Of a profile, or as measured.
-    """
+    """What the rounds of a plan with two batch sizes take, by those measured pairs that it has."""
     measured = {_place(pair): pair for pair in pairs}
     found: dict[RoundCheck, None] = {}
     for stage in plan.stages:
@@ -156,11 +142,8 @@ def settle(
     own pair alone it would be the one that noise has flattered most. A later one that nobody has
     measured is not trained.
 
-    Args:
-        plan: From ``profile``; one without two batch sizes comes back as it is.
-        profile: What it was made from.
-        measure: Times pairs side by side.
-        again: Makes a plan from the profile with the new times.
+    ``measure`` times pairs side by side, and ``again`` makes a plan from the profile with the new
+    times. A plan without two batch sizes comes back as it is.
 
     Raises:
         JobError: A pair does not fit the memory.
@@ -199,9 +182,7 @@ def settle(
 def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
     """The largest difference between the groups' rounds by all pairs together, as a share.
 
-    Args:
-        plan: With two batch sizes.
-        pairs: Measured; its own are among them.
+    The plan has two batch sizes, and its own are among the measured pairs.
     """
     found = []
     for one in round_checks(plan, pairs):

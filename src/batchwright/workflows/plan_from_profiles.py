@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from batchwright.planning.merging import merge_profiles
-from batchwright.planning.planner import make_plan, planning_job
+from batchwright.planning.planner import make_plan
+from batchwright.planning.validation import planning_job
 from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records.documents import change_job
 

@@ -31,32 +31,23 @@ from batchwright.workflows.check_plan import open_again, with_points
 
 @dataclass(frozen=True)
 class EpochTime:
-    """What an epoch of training took.
+    """What an epoch of training took."""
 
-    Attributes:
-        seconds: All of it, without evaluation and checkpoints.
-        computing_seconds: Of the worker that computed longest, preparing its images included; the
-            rest went into exchanging and waiting.
-    """
-
-    seconds: float
+    seconds: float  # all of it, without evaluation and checkpoints
+    # Of the worker that computed longest, preparing its images included; the rest went into
+    # exchanging and waiting.
     computing_seconds: float
 
 
 @dataclass(frozen=True)
 class Level:
-    """How the machine is now, beside how it was when it was measured.
+    """How the machine is now, beside how it was when it was measured."""
 
-    Attributes:
-        computing: How many times as long computing takes.
-        exchange_seconds: How much longer the part of an exchange takes in each step that nothing
-            hides, in seconds; below 0 if it takes less.
-        profile: What was measured, brought to that.
-    """
-
-    computing: float
+    computing: float  # how many times as long computing takes
+    # How much longer the part of an exchange takes in each step that nothing hides, in seconds;
+    # below 0 if it takes less.
     exchange_seconds: float
-    profile: Profile
+    profile: Profile  # what was measured, brought to that
 
 
 def supported(plan: Plan) -> bool:
@@ -153,11 +144,8 @@ def at_level_of(
     :math:`\max(\alpha C, S + (\alpha - 1) C + \delta)` at every batch. An update takes
     :math:`\alpha` times as long, too.
 
-    Args:
-        epochs: At least one, of this row.
-        profile: What was measured before the run.
-        plan: What the run follows; `supported`.
-        stage: The row of it.
+    There is one epoch of the row at least, the profile was measured before the run, and the plan is
+    `supported`.
 
     Returns:
         `None` where so many workers were never measured together.
@@ -223,10 +211,7 @@ def epoch_seconds(profile: Profile, plan: Plan, stage: Stage) -> Estimate:
 def with_workers_of(plan: Plan, *, goal: Mapping[str, object], **keys: object) -> Job:
     """The plan's job for as many workers of the kind as the plan has, and no others.
 
-    Args:
-        plan: Its workers stay.
-        goal: Keys of the goal to change.
-        keys: Keys of the job to change.
+    ``goal`` and ``keys`` are keys of the goal and of the job to change.
     """
     chosen = {one.kind: one.count for one in plan.kinds}
     kinds = tuple(

@@ -17,7 +17,7 @@ from batchwright.planning.schedule import rate_schedule
 from batchwright.planning.validation import least_local
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.records.run_folder import read_summary, telling_how_to_resume
+from batchwright.records.run_folder import read_summary, resuming_command, telling_how_to_resume
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.schedule_words import start_lines
 from batchwright.reporting.text.progress import RunProgress, progress
@@ -154,7 +154,8 @@ def _train_once(
 ) -> None:
     """Until the training ends, is stopped, or takes another plan."""
     lines = Tail(folder / "metrics.jsonl", from_end=resume)
-    with telling_how_to_resume(folder, plan.job), progress(epochs=plan.epochs, plan=plan) as shown:
+    command = resuming_command(folder, plan.job)
+    with telling_how_to_resume(command), progress(epochs=plan.epochs, plan=plan) as shown:
         look = _looker(lines, companion, shown)
         begun = Begun(folder, plan, lock, look, shown, resume, follow_advice)
         resolve_name(plan.job.launcher.train)(begun)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import ArgumentError, FileError, JobError
-from batchwright.planning.planner import make_plan, plan_without_profile, planning_job
+from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.resolution import cycle_batches
+from batchwright.planning.validation import planning_job
 from batchwright.records import DataFacts, Job, Plan, Profile, RunSummary
 from batchwright.records.documents import change_job, read_one_of, texts_of
 from batchwright.records.text.problems import described

@@ -46,6 +46,7 @@ from batchwright.records.run_folder import (
     new_run_folder,
     read_summaries,
     read_summary,
+    resuming_command,
     telling_how_to_resume,
     write_inputs,
 )
@@ -413,13 +414,15 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
     logs = folder / "logs" / "probe"
     make_folder(logs)
     write_text(job_yaml(job), folder / "job.yaml")
-    with telling_how_to_resume(folder, job):  # the profile is of use even if no plan comes of it
+    told = telling_how_to_resume(resuming_command(folder, job))
+    with told:  # the profile is of use even if no plan comes of it
         profile = _probe_in(logs, job, folder / "profile.json")
     watch.lap("probe")
     decided = make_plan(profile)
     if pairs_of(decided):
         logs = folder / "logs" / "pairs"
-        with telling_how_to_resume(folder, job), pair_measurer_for(decided, logs) as measure:
+        told = telling_how_to_resume(resuming_command(folder, job))
+        with told, pair_measurer_for(decided, logs) as measure:
             settled = settle(decided, profile, measure, make_plan)
         decided = settled.plan
         write_record(settled.profile, folder / "profile.json")

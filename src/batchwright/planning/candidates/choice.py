@@ -156,7 +156,12 @@ def choose(
     side = max(row.resolution for row in rows)  # `plain` trains at the highest
     here = [row for row in rows if row.resolution == side]
     bends = [bend for bend in bends if bend.resolution == side]
-    asked = [row for row in here if _as_asked(row, job)]
+    workers = 1 if job.launcher.one_worker else job.workers
+    asked = [
+        row
+        for row in here
+        if workers in ("auto", row.mix.workers) and job.global_batch in ("auto", row.batch)
+    ]
     if not asked:
         raise PlanError(
             f"no candidate has workers={job.workers} and global_batch={job.global_batch}: leave "
@@ -181,11 +186,6 @@ def choose(
         level=objective.level(row, allowed, error),
         accurate=by["auto"].best(free) if told else None,
     )
-
-
-def _as_asked(row: Row, job: Job) -> bool:
-    workers = 1 if job.launcher.one_worker else job.workers
-    return workers in ("auto", row.mix.workers) and job.global_batch in ("auto", row.batch)
 
 
 def _others(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[str]:
@@ -277,11 +277,8 @@ def _why_none(rows: Sequence[Row]) -> str:
 def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Reason:
     """How many workers, of which kinds.
 
-    Args:
-        job: As given; its ``workers`` may be asked for.
-        choice: What was chosen.
-        named: Whether there are kinds to name.
-        apart: Whether there are several that cannot be mixed.
+    ``named``: whether there are kinds to name; ``apart``: whether there are several that cannot be
+    mixed.
     """
     row = choice.row
     why, source = _why_workers(job, choice)

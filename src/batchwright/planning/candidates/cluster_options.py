@@ -75,9 +75,13 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
     found = [ClusterOption(((kind, n),)) for kind in kinds for n in _sizes(kind, job)]
     if len(kinds) > 1 and link_given(job.link):
         for cap in (job.goal.max_workers, *([asked] if isinstance(asked, int) else [])):
-            found += _prefixes(_by_speed(kinds, job), cap)
+            speeds = {kind.name: _speed(kind, job) for kind in kinds}
+            found += _prefixes(sorted(kinds, key=lambda one: (-speeds[one.name], one.name)), cap)
             if all(kind.price for kind in kinds):
-                found += _prefixes(_by_value(kinds, job), cap)
+                found += _prefixes(
+                    sorted(kinds, key=lambda one: (-speeds[one.name] / (one.price or 1), one.name)),
+                    cap,
+                )
     if isinstance(asked, int):
         found += [
             ClusterOption(((kind, asked),))
@@ -91,11 +95,7 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
                 f"workers={asked}"
             )
     unique = {frozenset((kind.name, count) for kind, count in mix.members): mix for mix in found}
-    return tuple(sorted(unique.values(), key=_order))
-
-
-def _order(mix: ClusterOption) -> tuple[int, str]:
-    return mix.workers, str(mix)
+    return tuple(sorted(unique.values(), key=lambda mix: (mix.workers, str(mix))))
 
 
 def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> None:
@@ -105,9 +105,9 @@ def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> Non
                 f"goal.kinds: {kind.count} of {kind.name!r}, but the profile was measured with "
                 f"{kind.measured[0]} workers at least: probe with workers={kind.count}"
             )
-    most, measured = max(kind.count for kind in kinds), max(kind.measured[-1] for kind in kinds)
     if isinstance(asked, int):
         _check_count(kinds, job, asked)
+    most, measured = max(kind.count for kind in kinds), max(kind.measured[-1] for kind in kinds)
     if most > measured and not link_given(job.link):
         name = "goal.kinds" if job.goal.kinds else "goal.max_workers"
         raise PlanError(
@@ -153,14 +153,6 @@ def _sizes(kind: WorkerType, job: Job) -> list[int]:
             power *= 2
         sizes.add(top)
     return sorted(n for n in sizes if n >= kind.measured[0])
-
-
-def _by_speed(kinds: Sequence[WorkerType], job: Job) -> list[WorkerType]:
-    return sorted(kinds, key=lambda kind: (-_speed(kind, job), kind.name))
-
-
-def _by_value(kinds: Sequence[WorkerType], job: Job) -> list[WorkerType]:
-    return sorted(kinds, key=lambda kind: (-_speed(kind, job) / (kind.price or 1.0), kind.name))
 
 
 def _speed(kind: WorkerType, job: Job) -> float:

@@ -6,7 +6,7 @@ bounds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 
 from batchwright.algorithms.batch_size import candidates
 from batchwright.errors import PlanError
@@ -17,7 +17,6 @@ from batchwright.planning.candidates.local_batches import (
     memory_caps,
     split,
 )
-from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.records import DataFacts, Job
 
 Totals = tuple[int, ...]
@@ -27,12 +26,6 @@ def totals_to_compare(
     mix: ClusterOption, resolution: int, job: Job, data: DataFacts
 ) -> list[Totals]:
     """Samples per step of each kind, for every global batch to compare; rising.
-
-    Args:
-        mix: The workers.
-        resolution: Image side, in pixels.
-        job: Resolved; says how few steps an epoch may have.
-        data: Gives the number of images.
 
     Returns:
         Empty if the data are too few for the workers, or micro-batches as asked fit no batch.
@@ -45,7 +38,12 @@ def totals_to_compare(
     else:
         found = [(batch,) for batch in _of_one_kind(mix, resolution, most, data.train_samples)]
     # Whole numbers can meet at one global batch in two ways.
-    by_batch = {sum(totals): totals for totals in found if _can_be_cut(mix, totals)}
+    by_batch = {}
+    for totals in found:
+        with suppress(PlanError):  # micro-batches as asked leave no part too small
+            for (kind, _), share in zip(mix.members, largest_shares(mix, totals), strict=True):
+                kind.check_parts(share)
+            by_batch[sum(totals)] = totals
     return [by_batch[batch] for batch in sorted(by_batch) if batch <= data.train_samples]
 
 
@@ -72,7 +70,11 @@ def _of_equal_time(mix: ClusterOption, resolution: int, most: int) -> list[Total
     """Shares that take equal time, while the slowest kind goes through powers of two."""
     workers = mix.workers
     caps = [max(cap, 1) for cap in memory_caps(mix, resolution)]
-    leader = _slowest(mix, resolution, [min(cap, most) for cap in caps])
+    times = [  # the slowest kind leads
+        kind.seconds(workers, resolution, max(min(cap, most), kind.least))
+        for (kind, _), cap in zip(mix.members, caps, strict=True)
+    ]
+    leader = max(range(len(times)), key=times.__getitem__)
     kind = mix.members[leader][0]
     local = 1 << (kind.least - 1).bit_length()
     found: list[Totals] = []
@@ -91,28 +93,3 @@ def _of_equal_time(mix: ClusterOption, resolution: int, most: int) -> list[Total
             return [*found, *([largest] if largest else []), totals]
         found.append(totals)
         local *= 2
-
-
-def _slowest(mix: ClusterOption, resolution: int, shares: Sequence[int]) -> int:
-    """Index of the kind that takes longest for its share."""
-    times = [
-        kind.seconds(mix.workers, resolution, max(share, kind.least))
-        for (kind, _), share in zip(mix.members, shares, strict=True)
-    ]
-    return max(range(len(times)), key=times.__getitem__)
-
-
-def _can_be_cut(mix: ClusterOption, totals: Totals) -> bool:
-    """Whether micro-batches as asked leave no part too small."""
-    return all(
-        _parts_suffice(kind, share)
-        for (kind, _), share in zip(mix.members, largest_shares(mix, totals), strict=True)
-    )
-
-
-def _parts_suffice(kind: WorkerType, share: int) -> bool:
-    try:
-        kind.check_parts(share)
-    except PlanError:
-        return False
-    return True

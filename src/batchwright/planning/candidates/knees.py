@@ -88,7 +88,9 @@ def knee_fits_of(
 
 def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> KneeFit:
     mix, side = rows[0].mix, rows[0].resolution
-    open_to = [row for row in rows if not _bounded(row)]
+    # Limits on the batch itself bound it; those on time and cost are judged later.
+    bounds = {"goal.memory", "goal.least_steps"}
+    open_to = [row for row in rows if bounds.isdisjoint(miss.limit for miss in row.misses)]
     batches = [row.batch for row in open_to]
     line = line_of(mix, side)
     closed_form = batch = None
@@ -101,26 +103,17 @@ def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float])
             line = closed_form = None  # another optimizer's update on the way
     if line is None:
         batch = knee_point(batches, lambda n: _seconds_per_sample(rows, n, surplus), gain)
+    bent = None
+    if open_to:
+        bent = kneedle([log2(batch) for batch in batches], [row.per_sample for row in open_to])
     return KneeFit(
         rows=rows,
         row=next((row for row in rows if row.batch == batch), None),
         line=line,
         closed_form=closed_form if closed_form is not None and isfinite(closed_form) else None,
-        kneedle=_kneedle(open_to),
+        kneedle=round(2**bent) if bent is not None else None,
         surplus=surplus,
     )
-
-
-def _bounded(row: Row) -> bool:
-    """Whether a limit on the batch itself leaves it out; time and cost are judged later."""
-    return any(miss.limit in ("goal.memory", "goal.least_steps") for miss in row.misses)
-
-
-def _kneedle(rows: Sequence[Row]) -> int | None:
-    if not rows:
-        return None
-    found = kneedle([log2(row.batch) for row in rows], [row.per_sample for row in rows])
-    return None if found is None else round(2**found)
 
 
 def line_of(mix: ClusterOption, resolution: int) -> tuple[float, float] | None:
@@ -162,7 +155,11 @@ def _measured_per_sample(
     right = next((i for i, row in enumerate(rows) if row.batch >= batch), None)
     if right is None or (right == 0 and rows[0].batch != batch):
         totals = split(mix, side, max(round(batch), mix.least)) or rows[-1].totals
-        return _step_at_once(mix, side, totals) / sum(totals)
+        slowest = max(
+            kind.seconds_at_once(mix.workers, side, share)
+            for (kind, _), share in zip(mix.members, largest_shares(mix, totals), strict=True)
+        )
+        return slowest / sum(totals)
     if right == 0:
         return (rows[0].step_seconds - surplus(batch)) / batch
     first, last = rows[right - 1], rows[right]  # between candidates straight
@@ -171,24 +168,8 @@ def _measured_per_sample(
     return (low + share * (high - low)) / batch
 
 
-def _step_at_once(mix: ClusterOption, resolution: int, totals: Sequence[int]) -> float:
-    """Seconds of a step in one pass: that of the slowest kind."""
-    workers = mix.workers
-    return max(
-        kind.seconds_at_once(workers, resolution, share)
-        for (kind, _), share in zip(mix.members, largest_shares(mix, totals), strict=True)
-    )
-
-
 def knee_record(bend: KneeFit, doubling_gain: float, *, named: bool, ends: bool) -> Knee:
-    """The knee as a record.
-
-    Args:
-        bend: What was found.
-        doubling_gain: As in the goal.
-        named: Whether to name the kinds of workers.
-        ends: Whether to look for the interval's ends too.
-    """
+    """The knee as a record, with the ends of its interval where ``ends`` are wanted."""
     low, high = _ends(bend, doubling_gain) if ends else (None, None)
     return Knee(
         workers=bend.mix.workers,

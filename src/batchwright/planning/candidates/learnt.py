@@ -71,7 +71,7 @@ class Learnt:
         if epochs > MOST_EPOCHS:
             return ()
         from batchwright.planning.candidates.trial_choice import LEAST_STEPS
-        from batchwright.prediction.accuracy.unfinished import falls_short
+        from batchwright.prediction.accuracy.learning import falls_short
 
         factors = [
             rate_factor(
@@ -137,8 +137,14 @@ class Learnt:
         """
         if len(self.optimizers) < 2:
             return ()
-        batches = [2**power for power in range(self.train_samples.bit_length())]
-        return tuple(self._both(batch, self._length(batch, job)) for batch in batches)
+        found = []
+        for batch in (2**power for power in range(self.train_samples.bit_length())):
+            epochs = self._length(batch, job)
+            sgd, muon = (self.candidate(name, batch, epochs) for name in AUTO)
+            apart, error = self.model.apart(muon, sgd)
+            reached = self.model.accuracy(sgd).value
+            found.append(Compared(batch, reached, reached + apart, error, runs=0))
+        return tuple(found)
 
     def _length(self, batch: int, job: Job) -> int:
         goal = job.goal
@@ -149,12 +155,6 @@ class Learnt:
             for name in self.optimizers
         ]
         return min((one for one in needed if one is not None), default=job.epochs)
-
-    def _both(self, batch: int, epochs: float) -> Compared:
-        sgd, muon = (self.candidate(name, batch, epochs) for name in AUTO)
-        apart, error = self.model.apart(muon, sgd)
-        reached = self.model.accuracy(sgd).value
-        return Compared(batch, reached, reached + apart, error, runs=0)
 
 
 def learnt_of(

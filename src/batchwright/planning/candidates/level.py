@@ -97,10 +97,7 @@ def _first_at_most(
 ) -> list[Row]:
     """Rows that may be the first to save at most ``gain``; the last, if it may be that none does.
 
-    Args:
-        rows: In order.
-        saves: Share that going on from each saves, and its standard error.
-        gain: The share.
+    ``saves`` are the shares that going on from each saves, and their standard errors.
     """
     found = []
     for row, (share, error) in zip(rows, saves, strict=True):

@@ -6,6 +6,7 @@ Nothing here goes through single workers: a share is a kind's total, spread even
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from batchwright.algorithms.partition import apportion
 from batchwright.algorithms.solving import solve_rising
@@ -39,19 +40,13 @@ def equal_time(
     mix: ClusterOption, resolution: int, seconds: float, caps: Sequence[int]
 ) -> list[float]:
     """Local batch of each kind that takes ``seconds``, within its least and its cap, as a float."""
-    return [_batch_at(mix, index, resolution, seconds, caps[index]) for index in range(len(caps))]
-
-
-def _batch_at(mix: ClusterOption, index: int, resolution: int, seconds: float, cap: int) -> float:
-    kind, workers = mix.members[index][0], mix.workers
-
-    def at(batch: int) -> float:
-        return kind.seconds(workers, resolution, batch)
-
-    low, high = solve_rising(at, seconds, kind.least, max(cap, kind.least))
-    if low == high:
-        return low
-    return low + (seconds - at(low)) / (at(high) - at(low))
+    found: list[float] = []
+    for (kind, _), cap in zip(mix.members, caps, strict=True):
+        at = partial(kind.seconds, mix.workers, resolution)
+        low, high = solve_rising(at, seconds, kind.least, max(cap, kind.least))
+        part = 0.0 if low == high else (seconds - at(low)) / (at(high) - at(low))
+        found.append(low + part)
+    return found
 
 
 def split(mix: ClusterOption, resolution: int, batch: int) -> tuple[int, ...] | None:

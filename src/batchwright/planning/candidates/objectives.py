@@ -93,6 +93,8 @@ class Objective:
     goal: Goal
     bends: Sequence[KneeFit]
     progress: Progress
+    what: ClassVar[str] = "time"
+    best_is: ClassVar[str] = "best candidate"
     mends: ClassVar[str] = "a larger probe.budget may"
     mends_batches: ClassVar[str] = mends
 
@@ -148,41 +150,32 @@ class Objective:
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         """Why so many workers, of the best of each cluster."""
-        return f"That of the best candidate ({self._named})."
+        return f"That of the {self.best_is} ({self._named})."
 
     def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
         """Why that batch; ``bend`` is its cluster's knee."""
-        return self._least_of("time")
-
-    def _least_of(self, what: str) -> str:
-        return f"The least predicted {what} of the candidates within the limits ({self._named})."
+        within = f"of the candidates within the limits ({self._named})"
+        return f"The least predicted {self.what} {within}."
 
 
-class LeastCost(Objective):
+class _LeastCost(Objective):
     """The cheapest candidate."""
 
+    what = "cost"
+
     def value(self, row: Row) -> float:
-        """What it costs."""
         return row.cost or 0.0
 
-    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
-        """Why that batch."""
-        return self._least_of("cost")
 
-
-class MostAccurate(Objective):
+class _MostAccurate(Objective):
     """The quickest of the most accurate candidates."""
 
+    best_is = "most accurate candidate"
+
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Those that are shown as equally accurate."""
         return accurate(rows, EQUAL)
 
-    def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
-        """Why so many workers."""
-        return f"That of the most accurate candidate ({self._named})."
-
     def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
-        """Why that batch."""
         return (
             f"The most accurate of the candidates within the limits{self._told(row)} held out, and "
             f"of those that are shown as equal the quickest ({self._named})."
@@ -193,24 +186,21 @@ class MostAccurate(Objective):
         return "" if reached is None else f": {reached.value:.1%}"
 
 
-class AccurateSoon(MostAccurate):
+class _AccurateSoon(_MostAccurate):
     """The quickest of those as accurate as the best within the tolerance."""
 
     mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Those within the tolerance."""
         return accurate(rows, self.goal.accuracy_tolerance)
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
-        """Why so many workers."""
         within = counted_points(self.goal.accuracy_tolerance)
         return (
             f"That of the quickest candidate within {within} of the most accurate ({self._named})."
         )
 
     def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
-        """Why that batch."""
         return (
             "The least predicted time of the candidates within the limits that are as accurate as "
             f"the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}"
@@ -218,22 +208,19 @@ class AccurateSoon(MostAccurate):
         )
 
 
-class ToTarget(Objective):
+class _ToTarget(Objective):
     """The least time or cost of a training to an accuracy."""
 
     mends = mends_batches = "finished runs of several batches, or a larger probe.budget, may"
 
     def value(self, row: Row) -> float:
-        """Time or cost to the target."""
         aim = attrgetter("expense" if self.goal.least == "cost" else "seconds")
         return float(aim(replace(row, target_seconds=target_seconds(row, self.progress))))
 
     def epochs(self, row: Row, chosen: Row) -> Estimate | None:
-        """Epochs to the target."""
         return self.progress.compared_epochs(row.batch, chosen.batch)
 
     def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
-        """Why that batch."""
         progress, aim = self.progress, f"goal.accuracy={self.goal.accuracy:g}"
         epochs, missed = progress.epochs(row.batch), progress.model(row.batch).missed
         more = f" Of those given, {missed}." if missed else ""
@@ -260,7 +247,7 @@ class ToTarget(Objective):
         )
 
 
-class AtTheKnee(Objective):
+class _AtTheKnee(Objective):
     """The batch where doubling stops paying, and the cluster where the next size does."""
 
     def best(self, rows: Sequence[Row]) -> Row:
@@ -285,7 +272,6 @@ class AtTheKnee(Objective):
         return sorted([*found.values(), *asked], key=lambda row: row.order)
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
-        """Batches of the cluster, and clusters."""
         sizes, gain = self.sizes(rows), self.goal.doubling_gain
         bend = next((bend for bend in self.bends if bend.mix is chosen.mix), None)
         batches = level_batches(chosen, rows, bend, gain)
@@ -298,7 +284,6 @@ class AtTheKnee(Objective):
         return (*batches, *level_in_value(chosen, sizes, (), error, square_root))
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:
-        """Why so many workers."""
         if _priced(sizes):
             return (
                 "The least product of time and cost, each cluster at its knee: beyond it, one "
@@ -320,7 +305,6 @@ class AtTheKnee(Objective):
         )
 
     def why_batch(self, row: Row, bend: KneeFit | None) -> str:
-        """Why that batch."""
         if bend is None:
             return "The only candidate."
         texts = [self._knee_or_not(row, bend)]
@@ -366,11 +350,11 @@ class AtTheKnee(Objective):
 
 
 OBJECTIVES: dict[str, Callable[[Goal, Sequence[KneeFit], Progress], Objective]] = {
-    "auto": AccurateSoon,
-    "accuracy": MostAccurate,
-    "cost": LeastCost,
-    "knee": AtTheKnee,
-    "target-accuracy": ToTarget,
+    "auto": _AccurateSoon,
+    "accuracy": _MostAccurate,
+    "cost": _LeastCost,
+    "knee": _AtTheKnee,
+    "target-accuracy": _ToTarget,
     "time": Objective,
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
+from batchwright.planning.chosen import Chosen
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
 from batchwright.records.registries.optimizers import AUTO, MUON, SGD
 
@@ -56,9 +57,7 @@ def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
 def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[OptimizerName, ...]:
     """The same without those that the job speaks against, or that the network has nothing for.
 
-    Args:
-        job: Resolved.
-        updates: Of the optimizers that `auto` may come to, where they were timed.
+    ``updates`` are of the optimizers that `auto` may come to, where they were timed.
     """
     names = AUTO[:1] if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
     return tuple(name for name in names if not updates or _of(updates, name))
@@ -67,18 +66,9 @@ def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[Optimize
 def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) -> OptimizerName:
     """The optimizer for a global batch: as asked, as runs showed, or by the rule of `auto`.
 
-    Args:
-        job: May ask for one.
-        batch: In samples.
-        compared: Batches that ran with both; one within a factor of two counts, the nearest.
+    ``compared`` are batches that ran with both; one within a factor of two counts, the nearest.
     """
-    if job.optimizer != "auto":
-        return job.optimizer
-    if _against_muon(job):
-        return SGD.name
-    near = _near(batch, compared)
-    better = near.better if near else None
-    return better or AUTO[batch > MUON_ABOVE * job.base_batch]
+    return _chosen(job, batch, compared).value
 
 
 def optimizer_reason(
@@ -87,49 +77,40 @@ def optimizer_reason(
     """Why `auto` comes to what it comes to; nothing where the optimizer was asked for."""
     if asked.optimizer != "auto":
         return ()
-    name = chosen_optimizer(asked, batch, compared)
-    against, near = _against_muon(asked), _near(batch, compared)
-    if near and not against:
-        if not near.runs:
-            return (_predicted(near, name),)
+    return (_chosen(asked, batch, compared).reason("optimizer"),)
+
+
+def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[OptimizerName]:
+    if job.optimizer != "auto":
+        return Chosen(job.optimizer, "Asked for.", "asked")
+    if against := _against_muon(job):
+        return Chosen(SGD.name, against, "assumed")
+    near, measured = _near(batch, compared), ""
+    if near and not near.runs:
+        why = (
+            "By the trials, and what other tasks showed where these say nothing, this training "
+            f"would reach {near.sgd:.1%} held out with SGD and {near.muon:.1%} with Muon, give or "
+            f"take {100 * Z_975 * near.error:.1f} points between them."
+        )
+        return Chosen(near.better or SGD.name, why, "predicted")
+    if near:
         measured = (
             f"In the {near.runs} runs given with batch {near.batch}, SGD reached {near.sgd:.1%} "
             f"held out and Muon {near.muon:.1%}"
         )
         if near.better:
-            why = f"{measured}."
-            return (Reason(choice="optimizer", value=name, why=why, source="measured"),)
+            return Chosen(near.better, f"{measured}.", "measured")
         measured += ", no further apart than seeds are. "
-    else:
-        measured = ""
-    ratio = (
-        f"{measured}The batch is {batch / asked.base_batch:.3g} times the one that the rate is for."
+    times = batch / job.base_batch
+    why = f"{measured}The batch is {times:.3g} times the one that the rate is for."
+    if batch <= MUON_ABOVE * job.base_batch:
+        return Chosen(SGD.name, f"{why} {_KEPT}", "assumed")
+    why += (
+        " Momentum made orthogonal loses less to small batches than SGD with any scaled rate, in "
+        "as many epochs. In a loop of your own: `bw.muon(model, lr=...)`; `optimizer=sgd` keeps "
+        "SGD."
     )
-    if name == MUON.name:
-        return (
-            Reason(
-                choice="optimizer",
-                value=name,
-                why=f"{ratio} Momentum made orthogonal loses less to small batches than SGD with "
-                "any scaled rate, in as many epochs. In a loop of your own: "
-                "`bw.muon(model, lr=...)`; `optimizer=sgd` keeps SGD.",
-                source="published",
-                reference=JORDAN,
-            ),
-        )
-    why = against or f"{ratio} {_KEPT}"
-    return (Reason(choice="optimizer", value=name, why=why, source="assumed"),)
-
-
-def _predicted(near: Compared, name: OptimizerName) -> Reason:
-    """Why, where trials decide."""
-    doubt = Z_975 * near.error
-    why = (
-        "By the trials, and what other tasks showed where these say nothing, this training would "
-        f"reach {near.sgd:.1%} held out with SGD and "
-        f"{near.muon:.1%} with Muon, give or take {100 * doubt:.1f} points between them."
-    )
-    return Reason(choice="optimizer", value=name, why=why, source="predicted")
+    return Chosen(MUON.name, why, "published", JORDAN)
 
 
 def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:

@@ -43,14 +43,16 @@ def frontier(rows: Sequence[Row]) -> set[Row]:
             for row in rows
             if row.resolution == side and not row.misses and isfinite(row.seconds)
         ]
-        indices = pareto([(row.seconds, row.expense, _wrong(row)) for row in allowed])
-        found |= {allowed[index] for index in indices}
+        points = [
+            (
+                row.seconds,
+                row.expense,
+                0 if row.accuracy is None or row.target_seconds is not None else 1 - row.accuracy,
+            )
+            for row in allowed
+        ]
+        found |= {allowed[index] for index in pareto(points)}
     return found
-
-
-def _wrong(row: Row) -> float:
-    """Share of held-out images that it gets wrong in the end, where that is known and counts."""
-    return 0.0 if row.accuracy is None or row.target_seconds is not None else 1 - row.accuracy
 
 
 def kept_rows(rows: Sequence[Row], bends: Sequence[KneeFit], choice: Choice) -> list[Row]:
@@ -74,16 +76,7 @@ def predictions(
     *,
     named: bool,
 ) -> tuple[Prediction, ...]:
-    """Records of the rows that are kept.
-
-    Args:
-        table: What they are judged by.
-        rows: All candidates, for the frontier.
-        kept: Those to turn into records, in order.
-        choice: What was chosen of them.
-        progress: What a batch means for progress.
-        named: Whether to name the kinds of workers.
-    """
+    """Records of the rows that are kept; ``rows`` are all, for the frontier."""
     edge = frontier(rows)
     level = set(choice.level)
     return tuple(
@@ -99,15 +92,11 @@ def prediction(
     step = table.step_estimate(row)
     shares = largest_shares(row.mix, row.totals)
     workers = row.mix.workers
-    cuts = [
-        table.parts(row, kind, share)[0]
-        for (kind, _), share in zip(row.mix.members, shares, strict=True)
-    ]
-    peaks = [
-        table.peak(row, kind, share)
-        for (kind, _), share in zip(row.mix.members, shares, strict=True)
-    ]
+    members = [(kind, share) for (kind, _), share in zip(row.mix.members, shares, strict=True)]
+    cuts = [table.parts(row, kind, share)[0] for kind, share in members]
+    peaks = [table.peak(row, kind, share) for kind, share in members]
     train = scaled(step, row.train_seconds)
+    prices = [(count, kind.price or 0.0) for kind, count in row.mix.members]
     return Prediction(
         workers=workers,
         kinds=row.mix.kinds if named else (),
@@ -125,7 +114,7 @@ def prediction(
         target_seconds=_target(row, step, progress),
         accuracy=progress.reached(row.batch),
         train_seconds=train,
-        cost=_cost(row, train),
+        cost=None if row.cost is None else train_cost(prices, train),
         extrapolated=any(
             kind.times.extrapolates(workers, row.resolution, micro)
             for (kind, _), micro in zip(row.mix.members, cuts, strict=True)
@@ -164,12 +153,6 @@ def micro_batch(shares: Sequence[int], cuts: Sequence[int]) -> int:
     return min(limited) if limited else max(cuts)
 
 
-def _cost(row: Row, train: Estimate) -> Estimate | None:
-    if row.cost is None:
-        return None
-    return train_cost([(count, kind.price or 0.0) for kind, count in row.mix.members], train)
-
-
 def scaled(step: Estimate, value: float) -> Estimate:
     """An interval around ``value`` as wide, relative to it, as that of the step time."""
     ratio = value / step.value
@@ -185,25 +168,19 @@ def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
     for point in kind.profile.steps:
         measured.setdefault((point.workers, point.resolution), set()).add(point.local_batch_size)
     return tuple(
-        _held_out(kind, workers, side, batch)
+        HeldOut(
+            workers=workers,
+            resolution=side,
+            local_batch_size=batch,
+            step_seconds=kind.times.predict(workers, side, [batch]),
+            peak_bytes=kind.memory.predict(side, batch, workers=workers),
+            resident_bytes=kind.memory.resident(side, batch, workers=workers),
+        )
         for (workers, side), batches in sorted(measured.items())
-        for batch in _midpoints(sorted(batches))
-    )
-
-
-def _midpoints(batches: Sequence[int]) -> list[int]:
-    middles = [2 * round(sqrt(low * high) / 2) for low, high in pairwise(batches)]
-    return [middle for middle in dict.fromkeys(middles) if middle and middle not in batches]
-
-
-def _held_out(kind: WorkerType, workers: int, side: int, batch: int) -> HeldOut:
-    return HeldOut(
-        workers=workers,
-        resolution=side,
-        local_batch_size=batch,
-        step_seconds=kind.times.predict(workers, side, [batch]),
-        peak_bytes=kind.memory.predict(side, batch, workers=workers),
-        resident_bytes=kind.memory.resident(side, batch, workers=workers),
+        for batch in dict.fromkeys(
+            2 * round(sqrt(low * high) / 2) for low, high in pairwise(sorted(batches))
+        )
+        if batch and batch not in batches
     )
 
 
@@ -213,14 +190,7 @@ def _held_out(kind: WorkerType, workers: int, side: int, batch: int) -> HeldOut:
 def prediction_reasons(
     job: Job, row: Row, found: Prediction, stage: Stage
 ) -> tuple[Reason, tuple[Reason, ...], Reason]:
-    """Of the chosen row: its local batches, its memory and its time.
-
-    Args:
-        job: As given.
-        row: What was chosen.
-        found: Its record.
-        stage: The row of the plan that it became.
-    """
+    """Of the chosen row: its local batches, its memory and its time."""
     return (
         _local_batches(stage, row.mix, row.totals),
         _memory(row, found, job.goal),

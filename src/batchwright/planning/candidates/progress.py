@@ -119,16 +119,13 @@ class Progress:
             return None
         most = most or self.planned
         if (batch, most) not in self._needed:
-            fewest = self._fewest_by_trials if self.by_trials(batch) else self._fewest_by_runs
-            found = fewest(batch, most)
+            if self.learnt is not None and self.target is not None and self.by_trials(batch):
+                aim = self.optimizer(batch), batch, self.target, self.confidence
+                found = self.learnt.needed(*aim, most)
+            else:
+                found = self._fewest_by_runs(batch, most)
             self._needed[batch, most] = found and max(found, self.least or 1)
         return self._needed[batch, most]
-
-    def _fewest_by_trials(self, batch: int, most: int) -> int | None:
-        if self.learnt is None or self.target is None:
-            return None
-        update = self.optimizer(batch)
-        return self.learnt.needed(update, batch, self.target, self.confidence, most)
 
     def _fewest_by_runs(self, batch: int, most: int) -> int | None:
         epochs = self.epochs(batch)
@@ -195,10 +192,7 @@ class Progress:
     ) -> tuple[Estimate | None, ...]:
         """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
 
-        Args:
-            batch: Global batch.
-            rule: Its learning rate.
-            held_out: Images that are evaluated.
+        ``held_out`` is the number of images that are evaluated.
         """
         if self.law is None:
             return ()

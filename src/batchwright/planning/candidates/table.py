@@ -58,7 +58,7 @@ class Row:
         asked: Whether the batch is the job's own and no candidate otherwise.
         misses: Limits that it misses.
         target_seconds: Training to the target accuracy, where that is the objective
-            (`choice.target_seconds`).
+            (`objectives.target_seconds`).
         accuracy: Held out at the end of the training, a share; `None` if nothing tells.
     """
 
@@ -212,13 +212,13 @@ class Table:
         return self._extras[mix, name]
 
     def evaluating(self, mix: ClusterOption, epochs: int) -> float:
-        """Seconds of all evaluations of a training."""
-        return ceil(epochs / self.job.evaluate_epochs) * self._evaluation(mix)
+        """Seconds of all evaluations of a training.
 
-    def _evaluation(self, mix: ClusterOption) -> float:
-        """Seconds of one evaluation: the images are dealt out evenly, the slowest worker counts."""
+        In each the images are dealt out evenly, and the slowest worker counts.
+        """
         slowest = max(kind.evaluation_seconds for kind, _ in mix.members)
-        return -(-self.data.val_samples // mix.workers) * slowest
+        once = -(-self.data.val_samples // mix.workers) * slowest
+        return ceil(epochs / self.job.evaluate_epochs) * once
 
     # -------------------------------------------------------------------------------- limits
 
@@ -231,13 +231,6 @@ class Table:
         if whole < goal.least_steps and not row.asked:
             text = f"leaves {whole} whole steps an epoch, goal.least_steps={goal.least_steps}"
             yield Miss("goal.least_steps", text, goal.least_steps / whole, whole)
-        yield from self._memory_misses(row)
-        if goal.deadline is not None:
-            yield from self._over("goal.deadline", "take", row.train_seconds, goal.deadline, row)
-        if goal.max_cost is not None and row.cost is not None:
-            yield from self._over("goal.max_cost", "cost", row.cost, goal.max_cost, row)
-
-    def _memory_misses(self, row: Row) -> Iterable[Miss]:
         for (kind, _), share in zip(
             row.mix.members, largest_shares(row.mix, row.totals), strict=True
         ):
@@ -248,6 +241,10 @@ class Table:
                     f"{mebibytes(high)}, the limit is {mebibytes(kind.limit)}"
                 )
                 yield Miss("goal.memory", text, high / kind.limit)
+        if goal.deadline is not None:
+            yield from self._over("goal.deadline", "take", row.train_seconds, goal.deadline, row)
+        if goal.max_cost is not None and row.cost is not None:
+            yield from self._over("goal.max_cost", "cost", row.cost, goal.max_cost, row)
 
     def _over(self, limit: str, verb: str, value: float, most: float, row: Row) -> Iterable[Miss]:
         """A miss if the upper end of the interval is above the limit."""

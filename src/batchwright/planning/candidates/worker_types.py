@@ -246,6 +246,10 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
             f"it with probe.kind={like}, or say which of these it is like"
         )
     profile = measured[like]
+    steps = profile.steps
+    if wanted.speed != 1:
+        steps = tuple(_sped_up(point, wanted.speed) for point in steps)
+    measured_side = max((*sides(profile.job), *(point.resolution for point in profile.steps)))
     stated = ""
     if like != wanted.kind or wanted.speed != 1:
         stated = f"{wanted.kind} is taken as {wanted.speed:g} times as fast as {like}"
@@ -258,21 +262,20 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
         micro_batch=None if job.micro_batch == "auto" else job.micro_batch,
         most=profile.data.train_samples,
         profile=profile,
-        times=_times(profile, wanted.speed, job.link),
+        times=fit_step_time(
+            steps,
+            collectives=profile.collectives,
+            gradient_bytes=profile.network.trained_bytes,
+            link=job.link if link_given(job.link) else None,
+        ),
         memory=fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device),
-        evaluation_seconds=_evaluation_seconds(profile, job) / wanted.speed,
+        # Scaled by the area of the images from the highest resolution measured.
+        evaluation_seconds=profile.evaluation_seconds_per_image
+        * (max(sides(job)) / measured_side) ** 2
+        / wanted.speed,
         speed=wanted.speed,
         stated=stated,
         parting=step_split_of(job),
-    )
-
-
-def _times(profile: Profile, speed: float, link: Link) -> StepTimeModel:
-    return fit_step_time(
-        [_sped_up(point, speed) for point in profile.steps] if speed != 1 else profile.steps,
-        collectives=profile.collectives,
-        gradient_bytes=profile.network.trained_bytes,
-        link=link if link_given(link) else None,
     )
 
 
@@ -294,9 +297,3 @@ def _sped_up(point: StepTime, speed: float) -> StepTime:
             "visits": tuple(visit * ratio for visit in point.visits),
         }
     )
-
-
-def _evaluation_seconds(profile: Profile, job: Job) -> float:
-    """Per image at the job's highest resolution; measured at the profile's, scaled by the area."""
-    measured = max((*sides(profile.job), *(p.resolution for p in profile.steps)))
-    return profile.evaluation_seconds_per_image * (max(sides(job)) / measured) ** 2

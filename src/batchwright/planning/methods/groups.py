@@ -164,13 +164,14 @@ def grouped(
                 ": give smaller dual.large_batches, or fewer or more even workers"
             )
     a, b = line
-    seconds = [
-        _stretch((a, worker.overhead * b), share, batch, pace.least) / worker.speed
-        + exchange * _exchanges(share, batch, exchange_steps)
-        for share, batch, worker, exchange in zip(
-            shares, batches, pace.workers, pace.exchange, strict=True
-        )
-    ]
+    seconds = []
+    each = zip(shares, batches, pace.workers, pace.exchange, strict=True)
+    for share, batch, worker, exchange in each:
+        steps, last = steps_per_epoch(share, batch, pace.least)
+        fixed = worker.overhead * b
+        computing = (steps - 1) * (a * batch + fixed) + a * last + fixed
+        exchanges = 1 if exchange_steps is None else -(-share // (batch * exchange_steps))
+        seconds.append(computing / worker.speed + exchange * exchanges)
     return Groups(pair, large_batch, a, max(b, 0.0), shares, batches, max(seconds), measured)
 
 
@@ -297,19 +298,6 @@ def _crossing(pace: Pace, sought: _Sought) -> int:
         else:
             low = middle + 1
     return low
-
-
-def _stretch(line: tuple[float, float], samples: int, batch: int, least: int) -> float:
-    """Seconds of so many samples in steps of ``batch``, the last one what is left."""
-    a, b = line
-    steps, last = steps_per_epoch(samples, batch, least)
-    return (steps - 1) * (a * batch + b) + a * last + b
-
-
-def _exchanges(samples: int, batch: int, exchange_steps: int | None) -> int:
-    if exchange_steps is None:
-        return 1
-    return -(-samples // (batch * exchange_steps))
 
 
 def shown_relative(values: Sequence[float]) -> str:

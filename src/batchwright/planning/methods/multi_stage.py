@@ -75,11 +75,7 @@ def laid_out(
 ) -> tuple[Stage, ...]:
     """The table: each sub-stage of the schedule with what holds at its resolution.
 
-    Args:
-        job: Resolved.
-        rule: Its peak is the first stage's rate.
-        levels: For each resolution of the schedule, low to high; one without a schedule.
-        schedule: Stages and resolutions; `None`: one row over all epochs.
+    ``levels`` are for each resolution, low to high; without a schedule there is one row.
     """
     usual = {"dropout": job.dropout, "augmentation": job.augmentation}
     if schedule is None:

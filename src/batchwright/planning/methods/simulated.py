@@ -40,7 +40,7 @@ def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
     points = [point for point in profile.steps if point.workers == least]
     if job.virtual.sample_seconds is not None or job.virtual.step_seconds is not None:
         points = _stated(points, job)
-    fixed = _fixed_seconds(points)
+    fixed = {side: max(line[1], 0.0) for side, line in _lines(points).items()}
     workers = _workers(job) if slowest else [(1.0, 1.0)]
     memory = min((point.workers for point in profile.memory), default=1)
     return profile.model_copy(
@@ -67,15 +67,15 @@ def _workers(job: Job) -> list[tuple[float, float]]:
     return list(job.virtual.relative_times(count))
 
 
-def _fixed_seconds(points: Sequence[StepTime]) -> dict[int, float]:
-    """The fixed part of a step at each resolution."""
+def _lines(points: Sequence[StepTime]) -> dict[int, tuple[float, float]]:
+    """Seconds per sample and fixed ones at each resolution, where several batches were measured."""
     found = {}
     for side in {point.resolution for point in points}:
         here = [point for point in points if point.resolution == side]
         sizes = [point.local_batch_size for point in here]
         if len(set(sizes)) > 1:
             line = fit_line(sizes, [point.compute_seconds for point in here])
-            found[side] = max(line.intercept, 0.0)
+            found[side] = line.slope, line.intercept
     return found
 
 
@@ -105,15 +105,7 @@ def _stated(points: Sequence[StepTime], job: Job) -> list[StepTime]:
     The proportion is that of the measured slopes, or of the pixels where only one resolution was
     measured.
     """
-    lines: dict[int, tuple[float, float]] = {}
-    for side in {point.resolution for point in points}:
-        here = [point for point in points if point.resolution == side]
-        if len(here) > 1:
-            line = fit_line(
-                [point.local_batch_size for point in here],
-                [point.compute_seconds for point in here],
-            )
-            lines[side] = (line.slope, line.intercept)
+    lines = _lines(points)
     top = max((point.resolution for point in points), default=1)
     found = []
     for point in points:

@@ -115,11 +115,6 @@ def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:
     job states a deadline and leaves the number open: as many of the usual part as have a batch of
     at most half the large one in that time, as all published ones of that part have.
 
-    Args:
-        job: Resolved.
-        pace: How long steps take.
-        fixed: As for `served`.
-
     Raises:
         PlanError: As for `served`.
     """
@@ -284,13 +279,8 @@ def served_level(
 ) -> Level:
     """What holds at one resolution under a parameter server.
 
-    Args:
-        groups: Both groups.
-        rule: How update factors are made.
-        side: Resolution, in pixels.
-        micro_batch: Most samples in one forward pass.
-        ends: Of the interval of the round time as shares of it.
-        peak: Peak bytes of a large-batch worker; `None` where nothing was measured.
+    ``ends`` are of the interval of the round time as shares of it; ``peak`` bytes are those of a
+    large-batch worker, `None` where nothing was measured.
     """
     small, seconds = rule.small_workers, groups.round_seconds
     large = len(groups.samples) - small
@@ -319,12 +309,7 @@ def group_reasons(
 ) -> tuple[Reason, ...]:
     """Both batches, both shares, and what the server does.
 
-    Args:
-        found: Both groups at each resolution.
-        pace: How long steps take.
-        sides: Resolutions, low to high.
-        samples: Training samples of an epoch.
-        measured: Whether step times were measured rather than stated.
+    ``samples`` are those of an epoch; ``measured``: whether step times were, rather than stated.
     """
     small, workers = found.small_workers, len(pace.workers)
     more = f"{small.why}{_updates(found, pace)}{_control(pace)}"

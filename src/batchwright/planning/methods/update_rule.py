@@ -8,9 +8,9 @@ from math import hypot, log2
 from typing import Any
 
 from batchwright.planning.candidates.optimizer import Z_975, Compared, chosen_optimizer
+from batchwright.planning.chosen import Chosen
 from batchwright.records import Alternative, Job, OptimizerName, Plan, Reason
 from batchwright.records.job import AgsMode, Scaling
-from batchwright.records.registries.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,6 @@ def settle(
     tried. Only runs with the optimizer that the batch is given are looked at, and the usual way
     stays unless another is better by more than seeds may be.
 
-    Args:
-        job: To plan for.
-        tried: What runs reached.
-        compared: Which optimizer they speak for.
-
     Returns:
         The job, and why; no reason where no runs tell.
     """
@@ -105,42 +100,22 @@ def settle(
         if apart <= Z_975 * hypot(outcomes[best].error, outcomes[usual].error):
             chosen, remark = usual, f" {best} was ahead by no more than seeds may differ."
     count = sum(one.runs for one in outcomes.values())
-    reason = Reason(
-        choice="rule for the batch",
-        value=f"scaling={chosen.scaling} ags.mode={chosen.ags}",
-        why=f"Of the {count} runs given with batch {judged.batch} and optimizer={chosen.update}, "
-        f"those with {chosen} reached {outcomes[chosen].mean:.1%} held out.{remark}",
-        source="measured",
-        alternatives=tuple(
-            Alternative(value=str(recipe), loss=f"reached {outcomes[recipe].mean:.1%}")
-            for recipe in sorted(outcomes, key=lambda one: -outcomes[one].mean)
-            if recipe != chosen
-        ),
+    why = (
+        f"Of the {count} runs given with batch {judged.batch} and optimizer={chosen.update}, "
+        f"those with {chosen} reached {outcomes[chosen].mean:.1%} held out.{remark}"
     )
+    others = tuple(
+        Alternative(value=str(recipe), loss=f"reached {outcomes[recipe].mean:.1%}")
+        for recipe in sorted(outcomes, key=lambda one: -outcomes[one].mean)
+        if recipe != chosen
+    )
+    value = f"scaling={chosen.scaling} ags.mode={chosen.ags}"
+    reason = Chosen(value, why, "measured", "", others).reason("rule for the batch")
     known: dict[str, Any] = {
         "scaling": chosen.scaling,
         "ags": job.ags.model_copy(update={"mode": chosen.ags}),
     }
     return job.model_copy(update=known), (reason,)
-
-
-def no_factors(job: Job, update: OptimizerName, batch: int) -> tuple[Reason, ...]:
-    """Why gradients are not scaled, where they could be and the job leaves it open."""
-    open_ = job.ags.mode == "auto" and job.rate_scaling != "gain"
-    if not (open_ and OPTIMIZERS[update].follows_gradients) or batch <= job.base_batch:
-        return ()
-    return (
-        Reason(
-            choice="gradient scaling",
-            value="off",
-            why=f"A batch of {batch} has less noise than base_batch={job.base_batch}, for which "
-            "ags.mode=norm or gain make up tensor by tensor. On four tasks of few epochs norm with "
-            "scaling=sqrt reached from 2 points less to 16 more than off. Whether it pays here no "
-            "run given tells: `batchwright sweep --grid ags.mode=off,norm` does, and `plan --run` "
-            "follows.",
-            source="assumed",
-        ),
-    )
 
 
 def _usual(job: Job, batch: int, compared: Sequence[Compared]) -> Recipe:

@@ -17,7 +17,8 @@ follows
 so the share still to be learnt falls as a power of the steps once it is small, as learning curves
 do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing; :math:`\tau_0` is of
 a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
-it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower.
+it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower
+(`falls_short`).
 
 At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
 
@@ -81,29 +82,17 @@ class Normal(NamedTuple):
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known of a task before anything of it was observed; logarithms are natural.
+    """What is known of a task before anything of it was observed; logarithms are natural."""
 
-    Attributes:
-        level: Logit u after the training of reference.
-        slope: Of it against the logarithm of steps of noiseless gradients.
-        critical: Logarithm of the critical batch, in samples.
-        level_apart: Level of an optimizer less that of SGD.
-        slope_apart: The same of slopes.
-        critical_apart: The same of critical batches.
-        best_rate: Logarithm of an optimizer's best rate over the usual one, m.
-        rate_weight: Logarithm of c.
-        seed: Scatter of logit u from seed to seed and around the law.
-    """
-
-    level: Normal
-    slope: Normal
-    critical: Normal
-    level_apart: dict[str, Normal]
-    slope_apart: dict[str, Normal]
-    critical_apart: dict[str, Normal]
-    best_rate: dict[str, Normal]
-    rate_weight: dict[str, Normal]
-    seed: float
+    level: Normal  # logit u after the training of reference
+    slope: Normal  # of it against the logarithm of steps of noiseless gradients
+    critical: Normal  # logarithm of the critical batch, in samples
+    level_apart: dict[str, Normal]  # level of an optimizer less that of SGD
+    slope_apart: dict[str, Normal]  # the same of slopes
+    critical_apart: dict[str, Normal]  # the same of critical batches
+    best_rate: dict[str, Normal]  # logarithm of an optimizer's best rate over the usual one, m
+    rate_weight: dict[str, Normal]  # logarithm of c
+    seed: float  # scatter of logit u from seed to seed and around the law
 
 
 OTHER = "other"
@@ -124,30 +113,19 @@ PRIOR = Prior(
 
 
 class Aim(NamedTuple):
-    """A training that ends at an accuracy.
+    """A training that ends at an accuracy."""
 
-    Attributes:
-        samples: It takes.
-        by_parameters: Derivatives of their logarithm by the law's parameters.
-        slope: Of logit u in that logarithm.
-    """
-
-    samples: float
-    by_parameters: np.ndarray
-    slope: float
+    samples: float  # it takes
+    by_parameters: np.ndarray  # derivatives of their logarithm by the law's parameters
+    slope: float  # of logit u in that logarithm
 
 
 @dataclass(frozen=True)
 class LearningModel:
-    """Accuracy of trainings of one task, with its error.
+    """Accuracy of trainings of one task, with its error."""
 
-    Attributes:
-        classes: Of the data.
-        observed: What it rests on.
-    """
-
-    classes: int
-    observed: tuple[Observed, ...]
+    classes: int  # of the data
+    observed: tuple[Observed, ...]  # what it rests on
     _names: tuple[str, ...]
     # Level, slope and log critical batch of each optimizer, one after the other; then of each best
     # rate and weight.
@@ -399,6 +377,27 @@ def fit_learning(
     return LearningModel(
         classes, tuple(observed), names, mean, np.linalg.inv(precision), prior.seed
     )
+
+
+AT_PEAK = Normal(0.0, 0.3)
+"""By how much the logit is below the law at the peak of the rate: mean, and spread over tasks,
+optimizers and batches (`benchmarks.planning.epoch_curves`; docs/log.md). Noise of a high rate costs
+about as much as the short training loses by its few steps at a low one, here a little less and
+there a little more, so what is left is the spread."""
+
+
+def falls_short(factor: float, last: float) -> Normal:
+    r"""By how much logit u is below that of a whole training, before the rate has come down.
+
+    Where it is the share f of its peak, and ends at :math:`f_E`, by :math:`d (f - f_E)`. Trials of
+    a job whose rate never comes down were trained in that way, so nothing is missing there.
+
+    Args:
+        factor: f now.
+        last: f at the training's end.
+    """
+    share = max(0.0, factor - last)
+    return Normal(AT_PEAK.mean * share, AT_PEAK.error * share)
 
 
 def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndarray]:

@@ -17,21 +17,14 @@ _LEAST_SCATTER = 0.005  # of a held-out accuracy, a share
 
 @dataclass(frozen=True)
 class Run:
-    """What a run tells.
+    """What a run tells."""
 
-    Attributes:
-        batch: Global batch.
-        scaling: How the rate follows the batch.
-        curve: Epochs done and held-out accuracy then, from chance level on.
-        to_target: Epochs to the target; `None` if not reached or none given.
-        noise_scale: Geometric mean up to the target, in samples; `None` if not known.
-    """
-
-    batch: int
-    scaling: Scaling
+    batch: int  # global batch
+    scaling: Scaling  # how the rate follows the batch
+    # Epochs done and held-out accuracy then, from chance level on.
     curve: tuple[tuple[float, float], ...]
-    to_target: float | None
-    noise_scale: float | None
+    to_target: float | None  # epochs to the target; `None` if not reached or none given
+    noise_scale: float | None  # geometric mean up to the target, in samples; `None` if not known
 
     @property
     def length(self) -> float:
@@ -41,19 +34,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Which runs reached the target, by batch.
+    """Which runs reached the target, by batch."""
 
-    Attributes:
-        reached: Epochs that those took which did, of batches that mostly did.
-        missed: Lengths of those that did not: they would have taken more.
-        failed: Batches that mostly did not.
-        note: What is to be said of those that did not, in words; empty if nothing.
-    """
-
+    # Epochs that those took which did, of batches that mostly did.
     reached: Mapping[int, Sequence[float]]
+    # Lengths of those that did not: they would have taken more.
     missed: Mapping[int, Sequence[float]]
-    failed: frozenset[int]
-    note: str
+    failed: frozenset[int]  # batches that mostly did not
+    note: str  # what is to be said of those that did not, in words; empty if nothing
 
     def misses(self, batch: int) -> bool:
         """Whether runs with a batch mostly did not, or with a smaller one beyond all that did."""

@@ -110,19 +110,12 @@ class _Law:
 
 @dataclass(frozen=True)
 class ProgressModel:
-    """Progress per sample and per epoch against the global batch.
+    """Progress per sample and per epoch against the global batch."""
 
-    Attributes:
-        noise_scale: In samples, with a 95 % interval; `None` if nothing tells it.
-        notes: Where it comes from and what is missing, in words.
-        base_batch: Batch whose progress per sample counts as 1.
-        scaling: How the rate follows the batch.
-    """
-
-    noise_scale: Estimate | None
-    notes: tuple[str, ...]
-    base_batch: int
-    scaling: Scaling
+    noise_scale: Estimate | None  # in samples, with a 95 % interval; `None` if nothing tells it
+    notes: tuple[str, ...]  # where it comes from and what is missing, in words
+    base_batch: int  # batch whose progress per sample counts as 1
+    scaling: Scaling  # how the rate follows the batch
     _law: _Law | None  # of two or more batches that reached the target
     _reference: tuple[int, float, float] | None  # batch, epochs, relative standard error
     _runs: tuple[Run, ...]

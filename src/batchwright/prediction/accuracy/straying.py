@@ -21,11 +21,8 @@ from batchwright.records.text.formatting import percent
 def straying(plan: Plan, epochs: Sequence[EpochRecord]) -> str:
     """What to say of the accuracy of the last epoch, in a line; empty if it is as predicted.
 
-    Of several epochs on the same side of their intervals only the first is worth a line.
-
-    Args:
-        plan: What is followed.
-        epochs: Finished, in order.
+    Of several epochs on the same side of their intervals only the first is worth a line. They are
+    all that have finished, in order.
     """
     side = _side(plan, epochs[-1])
     if not side or any(_side(plan, one) == side for one in epochs[:-1]):

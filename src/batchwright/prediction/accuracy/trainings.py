@@ -25,25 +25,15 @@ def with_guessing(unit: float, classes: int) -> float:
 
 
 class Observed(NamedTuple):
-    """A whole training, short or long, of the task.
+    """A whole training, short or long, of the task."""
 
-    Attributes:
-        optimizer: As in a job.
-        batch: Global batch, in samples.
-        samples: Trained on; a sample twice counts twice.
-        accuracy: Held out, a share.
-        held_out: Images that this is over.
-        offset: As of a `Candidate`.
-        diverged: Whether gradients or the loss were not finite.
-    """
-
-    optimizer: str
-    batch: int
-    samples: float
-    accuracy: float
-    held_out: int
-    offset: float = 0.0
-    diverged: bool = False
+    optimizer: str  # as in a job
+    batch: int  # global batch, in samples
+    samples: float  # trained on; a sample twice counts twice
+    accuracy: float  # held out, a share
+    held_out: int  # images that this is over
+    offset: float = 0.0  # as of a `Candidate`
+    diverged: bool = False  # whether gradients or the loss were not finite
 
     @property
     def training(self) -> Candidate:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import mean
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from batchwright.distributed.group import Group, naming_the_lost
+from batchwright.prediction.collective import Operation
 from batchwright.probing.measure.timing import follow, now, spread
 from batchwright.records import CollectiveTime
-
-Operation = Literal["all-reduce", "push-pull"]
 
 SIZES = (40_000, 4_000_000)
 """Bytes; the gradient's own size is measured beside them."""
@@ -25,13 +23,9 @@ _MOST_CALLS, _LEAST_CALLS = 20, 3
 def time_exchange(
     group: Group, operation: Operation, size: int, *, seconds: float
 ) -> CollectiveTime:
-    """Time of one exchange, its quartiles over the calls, each the mean over the workers.
+    """Time of one exchange of ``size`` bytes: quartiles over the calls of the workers' mean.
 
-    Args:
-        group: The workers, at least two.
-        operation: A sum over all, or sending to rank 0 and back.
-        size: Of the message, in bytes.
-        seconds: Time to spend.
+    An operation is a sum over all, or sending to rank 0 and back; ``seconds`` may be spent on it.
     """
     call = _exchange(group, operation, size)
     start = now(group.device)

@@ -16,10 +16,7 @@ from batchwright.workload.task import set_training
 def evaluation_seconds(bench: Bench, batch_size: int, repeats: int) -> float:
     """Seconds per image, loading or making batches included, after passes to warm up.
 
-    Args:
-        bench: Its network is in training mode again afterwards.
-        batch_size: Images in one pass.
-        repeats: Timed passes, at least 1; loader processes load equally many each.
+    At least one pass is timed, and loader processes load equally many each.
 
     Returns:
         The median; where loader processes feed the passes, whose batches come in bursts, the mean.

@@ -48,11 +48,7 @@ def measure_noise(
 ) -> GradientNoise | None:
     """Noise scale after a few steps from the starting weights; those of the steps stay.
 
-    Args:
-        bench: What is measured.
-        resolution: Image side, in pixels.
-        part_size: Samples in each part; fewer where the data are few.
-        seconds: Time to spend.
+    Parts have ``part_size`` samples, or fewer where the data are few.
 
     Returns:
         The estimate; `None` if no two parts' gradients were finite, the data do not make two, or
@@ -78,7 +74,11 @@ def _measured(
     bench: Bench, parts: Sequence[Tensor], resolution: int, *, seconds: float
 ) -> GradientNoise | None:
     """The estimate from as many of this worker's ``parts``, and of the others', as it takes."""
-    group, signs = bench.group, _random_signs(bench)
+    group = bench.group
+    weights = sum(parameter.numel() for parameter in bench.trained)
+    random = torch.Generator().manual_seed(0)  # for the same signs on all workers
+    signs = torch.randint(2, (weights,), generator=random, dtype=torch.int8) * 2 - 1
+    signs = signs.to(bench.device)
     batches = bench.training_batches(parts, resolution)
     began, time, late = now(bench.device), _MOST_TIME * seconds, 0
     rows: list[Tensor] = []
@@ -171,15 +171,6 @@ def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, secon
             return done * step
         bench.step(batches.__next__)
     return steps * step
-
-
-def _random_signs(bench: Bench) -> Tensor:
-    """1 and -1, one for each weight: the same on all workers."""
-    weights = sum(parameter.numel() for parameter in bench.trained)
-    random = torch.Generator().manual_seed(0)
-    return (torch.randint(2, (weights,), generator=random, dtype=torch.int8) * 2 - 1).to(
-        bench.device
-    )
 
 
 def _sketch(bench: Bench, batch: Batch, signs: Tensor) -> Tensor:

@@ -25,10 +25,7 @@ def visit_pair(
 ) -> tuple[tuple[float, float], ...]:
     """Mean seconds of a step with the large and with the small batch, in two stretches.
 
-    Args:
-        bench: Takes this worker's steps; its group is this worker alone.
-        everyone: The workers that compute at the same time; all call this together.
-        command: What to visit.
+    The bench's group is this worker alone; ``everyone`` computes at the same time, and calls this.
 
     Returns:
         As `PairVisited` says; means over the workers of a group.
@@ -49,7 +46,15 @@ def _stretch(
         supplies = [bench.stream(feed, parts, command.resolution).__next__] * len(parts)
     each = _warm(bench, supplies)
     seconds = max(command.seconds, (LEAST_STEPS + 0.5) * max(everyone.gather(each)))
-    own = _free_steps(bench, supplies, seconds)
+    # Steps go on until the time is up, so that the others have company; one that ends later had
+    # none to its end and does not count, unless it is the first.
+    began = now(bench.device)
+    ends: list[float] = []
+    while not ends or ends[-1] < seconds:
+        bench.step(*supplies)
+        ends.append(now(bench.device) - began)
+    counted = max(1, sum(end <= seconds for end in ends))
+    own = ends[counted - 1] / counted
     told = everyone.gather((is_large, own))
     large, small = ([own for is_, own in told if is_ == wanted] for wanted in (True, False))
     return fmean(large), fmean(small)
@@ -59,21 +64,6 @@ def _warm(bench: Bench, supplies: Supplies) -> float:
     """Seconds of the last of one or two steps that are not timed."""
     each = sum(bench.step(*supplies))
     return each if each >= LONG_STEP else sum(bench.step(*supplies))
-
-
-def _free_steps(bench: Bench, supplies: Supplies, seconds: float) -> float:
-    """Mean seconds of the steps that end within ``seconds``.
-
-    Steps go on until then, so that the others have company; one that ends later had none to its
-    end and does not count, unless it is the first.
-    """
-    began = now(bench.device)
-    ends: list[float] = []
-    while not ends or ends[-1] < seconds:
-        bench.step(*supplies)
-        ends.append(now(bench.device) - began)
-    counted = max(1, sum(end <= seconds for end in ends))
-    return ends[counted - 1] / counted
 
 
 def _parts(size: int, most: int) -> list[int]:

@@ -62,13 +62,9 @@ class Choice(NamedTuple):
 
 
 def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float) -> Choice:
-    """The number format to train in.
+    """The number format to train in; all workers of the group come to the same answer.
 
-    Args:
-        job: Its resolutions are concrete.
-        data: The job's data.
-        group: The workers; all come to the same answer.
-        seconds: Time to spend; `LEAST_SECONDS` or three rounds of ABBA if they take longer.
+    ``seconds`` are spent, or `LEAST_SECONDS`, or three rounds of ABBA if they take longer.
     """
     if job.precision != "auto":
         return Choice(job.precision)
@@ -112,10 +108,7 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
 def planned_batch(job: Job, samples: int, workers: int) -> int:
     """Samples in a forward pass of each worker, as they are asked for or usually planned.
 
-    Args:
-        job: Its batches count.
-        samples: In the training set.
-        workers: That share a global batch.
+    ``samples`` are those of the training set.
     """
     if job.global_batch != "auto":
         size = -(-job.global_batch // workers)
@@ -191,7 +184,12 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
     began = now(group.device)
     tried: list[tuple[int, float]] = []
     while size < wanted:
-        tried.append((size, sum(_second_step(bench, size, resolution) for bench in benches)))
+        together = 0.0
+        for bench in benches:  # the second step of each counts
+            supply = bench.supply(size, resolution)
+            bench.step(supply)
+            together += sum(bench.step(supply))
+        tried.append((size, together))
         left = max(seconds, LEAST_SECONDS) - (now(group.device) - began)
         sizes = [min(factor * size, wanted, most) for factor in _GROWTH]
         allowed = [one for one in sizes if one > size and _comparison(tried, one) <= left]
@@ -200,12 +198,6 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
             break
         size = larger
     return size
-
-
-def _second_step(bench: Bench, size: int, resolution: int) -> float:
-    supply = bench.supply(size, resolution)
-    bench.step(supply)
-    return sum(bench.step(supply))
 
 
 def _comparison(tried: Sequence[tuple[int, float]], size: int) -> float:

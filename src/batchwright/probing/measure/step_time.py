@@ -31,13 +31,7 @@ def visit(bench: Bench, supply: Callable[[], Batch], *, seconds: float, most_ste
     """Seconds of computing and of waiting for the exchange of a few steps in a row.
 
     The first one or two steps at each visit are discarded: kernels are chosen, caches filled and
-    memory touched.
-
-    Args:
-        bench: What takes the steps.
-        supply: Makes their batches.
-        seconds: Time to spend, the discarded steps aside.
-        most_steps: Most timed steps, at least 1.
+    memory touched. They are not in the ``seconds`` to spend.
 
     Returns:
         Means over the workers, for each timed step; at least `LEAST_STEPS` if so many may be.
@@ -64,15 +58,8 @@ def visit_beside_loading(
 
     Each step takes a batch and so has another loaded. Before the clock runs, those that were loaded
     in advance are used up: of what loads faster than the steps as many are there again, of what
-    loads more slowly none, and either way it stays so. All processes load equally many meanwhile.
-
-    Args:
-        bench: What takes the steps.
-        feed: Loads.
-        size: Samples in a step of each worker.
-        resolution: Image side, in pixels.
-        seconds: Time to spend on the timed steps.
-        most_steps: Most of them, at least 1; but each process loads one batch at least.
+    loads more slowly none, and either way it stays so. All processes load equally many meanwhile,
+    one batch at least; ``seconds`` and ``most_steps`` are otherwise kept for the timed steps.
 
     Returns:
         The mean step, as often as one was timed, since batches come in bursts; and what loading had

@@ -52,12 +52,8 @@ def run_trial(
     """Train and judge; all workers of the bench's group call this together.
 
     The learning rate is as in a training of one epoch of so many samples. Images are judged at the
-    resolution that was trained at.
-
-    Args:
-        bench: Has its starting weights again afterwards, and the optimizer that it had.
-        command: What to train.
-        tell: Takes the share that is done, now and then.
+    resolution that was trained at. The bench has its starting weights again afterwards, and the
+    optimizer that it had. ``tell`` takes the share that is done, now and then.
 
     Returns:
         What was learnt; `None` if memory ran out on some worker. Where a gradient or the held-out

@@ -15,11 +15,9 @@ _WARM_UP, _LEAST, _MOST = 2, 3, 50
 
 
 def update_times(bench: Bench, *, seconds: float) -> tuple[UpdateTime, ...]:
-    """Time the update of each optimizer, all workers at the same time.
+    """Time the update of each optimizer, all workers at the same time, for so many seconds each.
 
-    Args:
-        bench: Its weights are the same again afterwards, and it has no gradients.
-        seconds: To spend on each, warm-up aside.
+    The bench's weights are the same again afterwards, and it has no gradients.
 
     Returns:
         By optimizer; without those that have nothing to do on this network.

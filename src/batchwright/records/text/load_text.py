@@ -39,9 +39,7 @@ def load_words(load: MachineLoad | None) -> str:
 def disturbances(load: MachineLoad, *, room: bool = False) -> list[str]:
     """Who takes a good share of the cores besides us, each in words.
 
-    Args:
-        load: What was seen.
-        room: Cores were idle beside all that ran, so only a limit can have kept us from them.
+    With ``room``, cores were idle beside all that ran: only a limit can have kept us from them.
     """
     told = [("a control group's limit kept back", load.throttled)]
     if not room:

@@ -12,7 +12,6 @@ from textwrap import wrap
 from batchwright.records.base import Estimate
 from batchwright.records.plan_fields import (
     KindCount,
-    Knee,
     PlanFields,
     Prediction,
     ServerRule,
@@ -42,10 +41,8 @@ Cluster = tuple[int, tuple[KindCount, ...]]
 def explain(plan: PlanFields, width: int | None = None) -> str:
     """The plan as text for a person.
 
-    Args:
-        plan: Any.
-        width: Of the terminal, in characters: tables that are wider go on below. ``None``: text is
-            100 wide, tables are as wide as they are.
+    Tables that are wider than a terminal of ``width`` characters go on below; with ``None`` text is
+    100 wide, and tables are as wide as they are.
     """
     parts = (
         [line for told in _header_lines(plan) for line in _hanging(told, width, 0)],
@@ -165,20 +162,18 @@ def knee_rows(plan: PlanFields) -> list[list[str]]:
         shown = {(one.workers, one.kinds, one.resolution) for one in kept_candidates(plan)}
         knees = tuple(one for one in knees if (one.workers, one.kinds, one.resolution) in shown)
     rows = [["cluster", "side", "knee", "interval", "closed form", "Kneedle"]]
-    return rows + [_knee_row(knee) for knee in knees[: MOST_ROWS // 2]]
-
-
-def _knee_row(knee: Knee) -> list[str]:
-    batch = "none: each doubling pays" if knee.global_batch_size is None else None
-    ends = (knee.low, knee.high)
-    return [
-        cluster_words(knee.workers, knee.kinds),
-        f"{knee.resolution} px",
-        batch or f"{knee.global_batch_size:,}",
-        " to ".join("?" if end is None else number(end) for end in ends) if any(ends) else "-",
-        "not straight" if knee.closed_form is None else number(knee.closed_form),
-        "none" if knee.kneedle is None else f"{knee.kneedle:,}",
-    ]
+    for knee in knees[: MOST_ROWS // 2]:
+        batch, ends = knee.global_batch_size, (knee.low, knee.high)
+        row = [
+            cluster_words(knee.workers, knee.kinds),
+            f"{knee.resolution} px",
+            "none: each doubling pays" if batch is None else f"{batch:,}",
+            " to ".join("?" if end is None else number(end) for end in ends) if any(ends) else "-",
+            "not straight" if knee.closed_form is None else number(knee.closed_form),
+            "none" if knee.kneedle is None else f"{knee.kneedle:,}",
+        ]
+        rows.append(row)
+    return rows
 
 
 # ------------------------------------------------------------------------------------ the parts
@@ -186,23 +181,19 @@ def _knee_row(knee: Knee) -> list[str]:
 
 def _header_lines(plan: PlanFields) -> list[str]:
     data, network = plan.data, plan.network
+    batches = dict.fromkeys(stage.global_batch_size for stage in plan.stages)
+    batch = f"global batch {', '.join(map(str, batches))}"
+    if plan.server is not None:
+        batch = f"local batches {local_batches(plan.stages[-1].local_batch_sizes)}"
     kinds = f" ({cluster_words(plan.workers, plan.kinds)})" if plan.kinds else ""
     return [
         f"{network.name} ({network.parameters:,} weights) on {data.name} "
         f"({data.train_samples:,} training and {data.val_samples:,} held-out images, "
         f"{len(data.classes)} classes)",
-        f"{counted(plan.workers, 'worker')}{kinds}, {_batch_words(plan)}, "
+        f"{counted(plan.workers, 'worker')}{kinds}, {batch}, "
         f"{plan.precision}, {plan.update}, {plan.merge}, {counted(plan.epochs, 'epoch')}",
         *(words for words in [method_words(plan)] if words != plan.method),
     ]
-
-
-def _batch_words(plan: PlanFields) -> str:
-    """The batch of all rows in few words."""
-    if plan.server is not None:
-        return f"local batches {local_batches(plan.stages[-1].local_batch_sizes)}"
-    found = list(dict.fromkeys(stage.global_batch_size for stage in plan.stages))
-    return f"global batch {', '.join(map(str, found))}"
 
 
 def _stage_lines(plan: PlanFields, width: int | None) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from batchwright.records.text.formatting import percent
 from batchwright.reporting.charts.chart import Chart, Point, Series, linear_axis, look
-from batchwright.reporting.data.comparison import ComparedRun, RunComparison, time_unit
+from batchwright.reporting.data.comparison import ComparedRun, RunComparison
+from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.data.spending import hourly_price
 
 _MOST_MARKS = 40  # on one line

@@ -270,4 +270,4 @@ def _over_steps(plan: Plan, lines: RunLines, key: str, say: Callable[[float], st
 
 
 def _thinned(points: Sequence[Point]) -> tuple[Point, ...]:
-    return tuple(points[index] for index in spread(len(points), _MOST_POINTS))
+    return tuple(spread(points, _MOST_POINTS))

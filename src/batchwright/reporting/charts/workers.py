@@ -54,8 +54,7 @@ def batches_chart(curves: Sequence[WorkerCurve]) -> Chart:
         for line in step_lines(one.shares):
             points = tuple(Point(at, size) for at, size in line)
             series.append(Series(one.label, style, points, "none"))
-        told = changes(one.shares)
-        marks = tuple(_change(one, told[index]) for index in spread(len(told), _MOST_MARKS))
+        marks = tuple(_change(one, at) for at in spread(changes(one.shares), _MOST_MARKS))
         series.append(Series(one.label, style, marks, marker, line=False))
     sizes = [float(share.local_batch_size) for one in curves for share in one.shares]
     ends = [

@@ -18,8 +18,6 @@ from batchwright.reporting.data.reading import training_clock, training_words
 _UNLIKE = {"seed", "port", "timeout", "restarts", "checkpoint_seconds", "checkpoint_steps"}
 """Job keys in which runs of one setting may differ."""
 
-_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-
 
 @dataclass(frozen=True)
 class ComparedRun:
@@ -155,11 +153,6 @@ def setting_rows(told: RunComparison) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def time_unit(seconds: float) -> tuple[float, str]:
-    """Seconds and name of the unit in which up to ``seconds`` are of readable size."""
-    return next((unit for unit in _UNITS if seconds >= 2 * unit[0]), _UNITS[-1])
 
 
 def _share(value: float | None) -> str:

@@ -163,14 +163,14 @@ def units_of(curves: PlanCurves) -> tuple[tuple[float, str], tuple[float, str]]:
 
     ``curves`` holds at least one cluster.
     """
-    time = _unit(top_of(curves, "seconds"))
+    time = time_unit(top_of(curves, "seconds"))
     if curves.priced:
         return time, (1.0, "in the price's currency")
-    seconds, name = _unit(3600 * top_of(curves, "cost"))
+    seconds, name = time_unit(3600 * top_of(curves, "cost"))
     return time, (seconds / 3600, f"worker-{name}")
 
 
-def _unit(highest: float) -> tuple[float, str]:
+def time_unit(highest: float) -> tuple[float, str]:
     """Seconds and name of the unit in which ``highest``, in seconds, is of readable size."""
     return next((unit for unit in _UNITS if highest >= 2 * unit[0]), _UNITS[-1])
 
@@ -199,7 +199,7 @@ def _worth_showing(
     curves = [key for key in rising if len(groups[key]) > 1] or rising
     chosen = [key for key in rising if any(is_chosen(plan, one) for one in groups[key])]
     room = MOST_CURVES - len([key for key in chosen if key not in curves])
-    kept = {*chosen, *(curves[index] for index in spread(len(curves), room))}
+    kept = {*chosen, *spread(curves, room)}
     while len(kept) > MOST_CURVES:
         kept.remove(next(key for key in reversed(rising) if key in kept and key not in chosen))
     return [key for key in rising if key in kept]

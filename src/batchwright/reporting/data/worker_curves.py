@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 from batchwright.records import EpochRecord, LocalBatches, RunSummary, WorkerTime
 from batchwright.records.text.problems import printable
@@ -19,6 +19,7 @@ Part = Literal["input", "compute", "wait", "communication"]
 PARTS: tuple[Part, ...] = ("input", "compute", "wait", "communication")
 """What a worker's training time is made of, in the order of a step."""
 
+T = TypeVar("T")
 Step = tuple[float, int]  # place in epochs since the start of the run, local batch
 
 _LONGEST = 30  # letters of a label, as many as stand above a small panel
@@ -123,19 +124,19 @@ def most_different(curves: Sequence[WorkerCurve], most: int) -> list[WorkerCurve
     They come back in their own order.
     """
     ordered = sorted(curves, key=lambda one: (one.samples, one.number))
-    kept = [ordered[index] for index in spread(len(ordered), most)]
-    return sorted(kept, key=lambda one: one.number)
+    return sorted(spread(ordered, most), key=lambda one: one.number)
 
 
-def spread(count: int, most: int) -> list[int]:
-    """At most ``most`` indices below ``count``, both ends among them, evenly spaced.
+def spread(things: Sequence[T], most: int) -> list[T]:
+    """At most ``most`` of the things, both ends among them, evenly spaced.
 
-    >>> spread(3, 5), spread(9, 3)
-    ([0, 1, 2], [0, 4, 8])
+    >>> spread("abc", 5), spread("abcdefghi", 3)
+    (['a', 'b', 'c'], ['a', 'e', 'i'])
     """
-    if count <= most:
-        return list(range(count))
-    return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
+    last = len(things) - 1
+    if last < most:
+        return list(things)
+    return [things[at] for at in sorted({round(n * last / (most - 1)) for n in range(most)})]
 
 
 def step_lines(shares: Iterable[Share]) -> list[list[Step]]:

@@ -102,6 +102,11 @@ def figure(chart: Chart | Lanes, numbers: str) -> str:
     )
 
 
+def left_out(rows: Sequence[object], most: int, where: str = "") -> str:
+    """What a caption says of a table with ``most`` of the rows; empty where that is all."""
+    return f" ({most} of {len(rows):,}{where})" if len(rows) > most else ""
+
+
 def or_dash(value: float | None) -> str:
     """A number, or a dash where there is none."""
     return "-" if value is None else number(value)

@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from batchwright.records import EpochRecord, Plan, Profile, Reason, RunSummary
-from batchwright.records.text.formatting import counted, duration, percent
+from batchwright.records.text.formatting import (
+    counted,
+    duration,
+    in_bytes,
+    in_seconds,
+    number,
+    percent,
+    shares_between,
+    size,
+)
+from batchwright.records.text.load_text import load_words
+from batchwright.records.text.plan_text import is_chosen, rivals
+from batchwright.reporting.charts import run as charts
 from batchwright.reporting.data.live_run import EpochNow
 from batchwright.reporting.data.plan_words import (
     batches_words,
@@ -22,27 +35,25 @@ from batchwright.reporting.data.plan_words import (
 )
 from batchwright.reporting.data.reading import (
     SIMULATED,
+    Comparison,
     accuracy,
     accuracy_words,
     compared_rows,
+    epoch_accuracies,
     last_evaluated,
     learnt_words,
     measured_word,
     memory_note,
     pace_words,
     refit_words,
+    simulated_word,
+    training_clock,
     training_words,
     whole_accounting,
+    worker_rows,
 )
 from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.pages import markup
-from batchwright.reporting.pages.page_charts import (
-    candidates_chart,
-    epochs_chart,
-    learning_charts,
-    worker_chart,
-)
-from batchwright.reporting.pages.page_facts import environment_part, job_part
 from batchwright.reporting.pages.page_plan import choice_charts, stages_part
 from batchwright.reporting.pages.page_rounds import rounds_part
 from batchwright.reporting.pages.page_workers import workers_charts
@@ -241,3 +252,154 @@ def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
         return table
     over_epochs = workers_charts(summary) if by_epoch else ""
     return markup.pair(worker_chart(summary), f"<div>{table}</div>") + over_epochs
+
+
+def candidates_chart(summary: RunSummary) -> str:
+    """Predicted seconds of the plan's own cluster, the measured point on top; or nothing."""
+    chart = charts.candidates_chart(summary)
+    if chart is None:
+        return ""
+    table = markup.table(
+        "Candidates",
+        ["global batch", "side", "workers", "steps", "s / step", "s / epoch", "peak memory", ""],
+        [
+            [
+                f"{one.global_batch_size:,}",
+                f"{one.resolution} px",
+                str(one.workers),
+                f"{one.steps_per_epoch:,}",
+                in_seconds(one.step_seconds),
+                in_seconds(one.epoch_seconds),
+                in_bytes(one.peak_bytes),
+                "chosen " * is_chosen(summary.plan, one) + "extrapolated" * one.extrapolated,
+            ]
+            for one in rivals(summary.plan)
+        ],
+    )
+    return markup.figure(chart, table)
+
+
+def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> str:
+    """Measured seconds of each epoch over the predicted interval; empty without epochs.
+
+    The one in progress, ``now``, is drawn as long as it would take at its pace so far.
+    """
+    chart = charts.epochs_chart(summary, now)
+    if chart is None:
+        return ""
+    head = ["epoch", "steps", "skipped", f"{simulated_word(summary)}training", "evaluation"]
+    table = markup.table(
+        "Seconds of each epoch",
+        [*head, "checkpoints", "learning rate"],
+        [
+            [
+                str(epoch.epoch + 1),
+                f"{epoch.steps:,}",
+                f"{epoch.skipped_steps:,}",
+                number(epoch.training_seconds),
+                number(epoch.evaluation_seconds),
+                number(epoch.checkpoint_seconds),
+                f"{epoch.learning_rate:.4g}",
+            ]
+            for epoch in summary.epochs
+        ],
+    )
+    return markup.figure(chart, table)
+
+
+def learning_charts(summary: RunSummary) -> str:
+    """Loss and held-out accuracy over the epochs; at least one was finished."""
+    epochs, clock, word = summary.epochs, training_clock(summary), simulated_word(summary)
+    told = epoch_accuracies(summary)
+    head = ["epoch", f"training ({word}s)", "training loss", "held-out loss", "held-out accuracy"]
+    table = markup.table(
+        "Epochs",
+        [*head, *(["predicted (95 %)", "the prediction was"] if told else [])],
+        [
+            [
+                str(epoch.epoch + 1),
+                number(seconds),
+                markup.or_dash(epoch.train_loss),
+                markup.or_dash(epoch.val_loss),
+                accuracy(epoch),
+                *(_predicted_cells(told.get(epoch.epoch)) if told else []),
+            ]
+            for epoch, seconds in zip(epochs, clock, strict=True)
+        ],
+    )
+    loss, right = charts.learning_charts(summary)
+    return markup.pair(markup.figure(loss, table), markup.figure(right, table))
+
+
+def _predicted_cells(one: Comparison | None) -> list[str]:
+    if one is None or one.predicted is None:
+        return ["-", "-"]
+    return [shares_between(one.predicted), one.verdict.replace("the 95 % interval", "the interval")]
+
+
+def worker_chart(summary: RunSummary) -> str:
+    """Where each worker's time went, a bar as long as the wall time for each."""
+    head, *told = worker_rows(summary)
+    table = markup.table(f"Workers{', simulated time' * summary.simulated}", head, told)
+    return markup.figure(charts.time_chart(summary), table)
+
+
+def job_part(summary: RunSummary) -> str:
+    """The job, as YAML that reads back."""
+    import yaml
+
+    text = yaml.safe_dump(summary.plan.job.model_dump(mode="json"), sort_keys=False)
+    return f"<pre>{escape(text)}</pre>"
+
+
+def environment_part(summary: RunSummary) -> str:
+    """Data and network, and what was measured on."""
+    data, network = summary.plan.data, summary.plan.network
+    facts = [
+        ("data", f"{data.name}, {data.side} px"),
+        ("images", f"{data.train_samples:,} training, {data.val_samples:,} held out"),
+        ("held out", data.split),
+        ("unreadable images left out", f"{data.skipped:,}"),
+        ("data SHA-256", data.digest),
+        ("network", f"{network.name}, {network.parameters:,} weights"),
+        ("exchanged gradient", size(network.trained_bytes)),
+        ("run folder", Path(summary.run_folder).name),
+    ]
+    classes = ", ".join(markup.safe(name) for name in data.classes)
+    names = f"<summary>Names of the classes ({len(data.classes):,})</summary><p>{classes}</p>"
+    return markup.pair(
+        f"<div>{markup.table('Data and network', None, facts)}<details>{names}</details></div>",
+        f"<div>{markup.table('Environment', None, _cluster(summary))}</div>",
+    )
+
+
+def profile_facts(profile: Profile) -> str:
+    """What a profile was measured on, as a table."""
+    steps = [
+        ("network and data", f"{profile.network.name} on {profile.data.name}"),
+        ("step times", f"{len(profile.steps):,} measured"),
+    ]
+    return markup.table("What was measured", None, [*steps, *_measured(profile)])
+
+
+def _cluster(summary: RunSummary) -> list[tuple[str, str]]:
+    if summary.profile is None:
+        return [("hardware", "not measured: the run had no profile")]
+    return _measured(summary.profile)
+
+
+def _measured(profile: Profile) -> list[tuple[str, str]]:
+    cluster, noise = profile.cluster, profile.noise
+    scale = noise.noise_scale if noise else None
+    return [
+        ("device", f"{cluster.device_name} ({cluster.device})"),
+        ("cores", str(cluster.cores)),
+        ("workers that measured", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each"),
+        ("memory per worker", size(cluster.memory_bytes)),
+        ("Python", cluster.python),
+        ("PyTorch", cluster.torch),
+        ("allocator", cluster.allocator),
+        ("gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"),
+        ("measured in", duration(profile.probe_seconds)),
+        *([("busy meanwhile", told)] if (told := load_words(profile.load)) else []),
+    ]

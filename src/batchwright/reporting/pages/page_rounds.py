@@ -8,8 +8,7 @@ from batchwright.records import Plan, RoundRecord, RunSummary
 from batchwright.records.text.formatting import number, percent
 from batchwright.reporting.charts import rounds as charts
 from batchwright.reporting.data.reading import simulated_word
-from batchwright.reporting.data.round_curves import epoch_rounds, one_clock
-from batchwright.reporting.data.rounds_words import round_facts, round_rows
+from batchwright.reporting.data.round_curves import epoch_rounds, one_clock, round_facts, round_rows
 from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
 
@@ -43,11 +42,10 @@ def _side_by_side(drawn: Sequence[str]) -> str:
 
 def _rounds_table(summary: RunSummary) -> str:
     rounds = one_clock(summary.rounds)
-    kept = [rounds[index] for index in spread(len(rounds), _MOST_ROWS)]
-    more = f" ({len(kept)} of {len(rounds):,}; all are in summary.json)"
+    more = markup.left_out(rounds, _MOST_ROWS, "; all are in summary.json")
     head = ["round", "worker", "epoch", "side", "batch", "samples", "start", "training"]
     return markup.table(
-        f"Rounds, {simulated_word(summary)}seconds" + (more if len(kept) < len(rounds) else ""),
+        f"Rounds, {simulated_word(summary)}seconds{more}",
         [*head, "wait", "exchange", "evaluation", "lead"],
         [
             [
@@ -64,7 +62,7 @@ def _rounds_table(summary: RunSummary) -> str:
                 number(one.evaluation_seconds),
                 str(one.lead),
             ]
-            for one in kept
+            for one in spread(rounds, _MOST_ROWS)
         ],
     )
 

@@ -7,13 +7,16 @@ from pathlib import Path
 from batchwright.records import Sweep, SweptKey
 from batchwright.records.text.formatting import job_value, percent
 from batchwright.reporting.charts.sweep import against_chart, epochs_charts
-from batchwright.reporting.data.sweep_curves import Panel, against, curves, varying
-from batchwright.reporting.data.sweep_words import (
+from batchwright.reporting.data.sweep_curves import (
+    Panel,
+    against,
     best_setting,
     cell_words,
+    curves,
     progress_words,
     setting_head,
     setting_rows,
+    varying,
 )
 from batchwright.reporting.pages import markup
 from batchwright.storage.files import make_folder, write_whole

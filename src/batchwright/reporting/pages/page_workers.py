@@ -53,12 +53,11 @@ def _batches_table(curves: Sequence[WorkerCurve]) -> str:
         cells = [_share_words(one.get(at)) for one in by_start]
         if not rows or rows[-1][2:] != cells:
             rows.append([str(at[0] + 1), str(at[1] + 1), *cells])
-    kept = [rows[index] for index in spread(len(rows), _MOST_ROWS)]
-    more = f" ({len(kept)} of {len(rows):,}; all are in summary.json)"
+    more = markup.left_out(rows, _MOST_ROWS, "; all are in summary.json")
     return markup.table(
-        "Local batches, and their share" + (more if len(kept) < len(rows) else ""),
+        f"Local batches, and their share{more}",
         ["from epoch", "step", *(one.label for one in curves)],
-        kept,
+        spread(rows, _MOST_ROWS),
     )
 
 

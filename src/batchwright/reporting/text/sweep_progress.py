@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from batchwright.records import SweepCell
 from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.problems import printable
-from batchwright.reporting.data.live_words import Pace, left_words
-from batchwright.reporting.data.sweep_words import cell_words
+from batchwright.reporting.data.sweep_curves import cell_words
 from batchwright.reporting.text.progress import (
     BAR_WIDTH,
+    Pace,
     is_live,
+    left_words,
     live_picture,
     print_line,
     standard_error,

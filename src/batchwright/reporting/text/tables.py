@@ -48,9 +48,9 @@ from batchwright.reporting.data.reading import (
     whole_accounting,
     worker_rows,
 )
-from batchwright.reporting.data.rounds_words import round_facts, round_rows
+from batchwright.reporting.data.round_curves import round_facts, round_rows
 from batchwright.reporting.data.schedule_words import fact_rows
-from batchwright.reporting.data.sweep_words import setting_head, setting_rows
+from batchwright.reporting.data.sweep_curves import setting_head, setting_rows
 from batchwright.reporting.text.terminal import facts, rows_below, stacked, table
 
 if TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +20,68 @@ from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.recorder import Recorder
 
 
-class Sharing:
+class Division(ABC):
+    """Who takes which samples of an epoch, or of a round of one worker, step by step.
+
+    Args:
+        plan: Its table says batch and resolution.
+        state: How far the steps are; limits of micro-batches in it are kept up to date.
+        place: Where this worker computes.
+        samples: Size of the data set.
+        least: Fewest samples that a worker can train on.
+        weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
+
+    Attributes:
+        walk: Through the epoch, or the stretch of one, in progress; ``None`` between two.
+        least: Fewest samples that a worker can train on.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: RunState,
+        place: str,
+        *,
+        samples: int,
+        least: int,
+        weights: Tensor | None,
+    ) -> None:
+        self.walk: EpochSteps | None = None
+        self.least = least
+        self._plan, self._state, self._place = plan, state, place
+        self._samples, self._weights = samples, weights
+
+    @property
+    @abstractmethod
+    def position(self) -> tuple[float, Stage]:
+        """What the learning rate takes for seen before the step, in samples, and the plan's row."""
+
+    @abstractmethod
+    def after_step(self, step: Step, tally: Tally) -> None:
+        """Take in what the workers said of a step that the state counts already."""
+
+    @abstractmethod
+    def after_out_of_memory(self, tally: Tally) -> None:
+        """Workers that ran out of memory go on in smaller micro-batches."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Most samples at once on this worker."""
+        return self._micro_batch_of(self._place, self.position[1])
+
+    @property
+    def asked_ahead(self) -> int:
+        """Steps after the state's whose samples this worker's feed has asked for."""
+        return 0 if self.walk is None else self.walk.taken - self._state.step
+
+    def _micro_batch_of(self, place: str, stage: Stage) -> int:
+        """As planned for the row, or less where memory ran out, by the number of pixels."""
+        planned, pixels = stage.micro_batch_size, stage.resolution**2
+        limit = self._state.micro_limits.get(place, planned * pixels)
+        return max(self.least, min(planned, limit // pixels))
+
+
+class Sharing(Division):
     """Divides each step between the workers. All workers decide alike, from the same figures.
 
     Args:
@@ -26,13 +89,7 @@ class Sharing:
         group: The workers.
         state: Of the run; shares, speeds and micro-batches in it are kept up to date.
         recorder: Told of changes.
-        samples: Size of the data set.
-        least: Fewest samples that a worker can train on.
-        weights: How often each sample is drawn, (samples,); ``None``: once per epoch.
-
-    Attributes:
-        walk: Through the epoch in progress; ``None`` between epochs.
-        least: As given.
+        how: More of `Division`'s.
 
     Raises:
         PlanError: A global batch is larger than the data set.
@@ -44,21 +101,16 @@ class Sharing:
         group: Group,
         state: RunState,
         recorder: Recorder,
-        *,
-        samples: int,
-        least: int,
-        weights: Tensor | None,
+        **how: Any,
     ) -> None:
+        super().__init__(plan, state, group.places[group.rank], **how)
         largest = max(stage.global_batch_size for stage in plan.stages)
-        if largest > samples:
+        if largest > self._samples:
             raise PlanError(
-                f"the global batch of {largest} is larger than the {samples} training samples: "
-                f"choose global_batch={samples} or less"
+                f"the global batch of {largest} is larger than the {self._samples} training "
+                f"samples: choose global_batch={self._samples} or less"
             )
-        self.walk: EpochSteps | None = None
-        self._plan, self._group, self._state, self._recorder = plan, group, state, recorder
-        self.least = least
-        self._samples, self._weights = samples, weights
+        self._group, self._recorder = group, recorder
         self._balancer: Balancer | None = None
         self._told: tuple[int, ...] = ()  # the sizes that the records have last
         self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
@@ -66,7 +118,7 @@ class Sharing:
             self._balancer = Balancer(
                 plan.job,
                 group.places,
-                least=least,
+                least=self.least,
                 speeds=state.speeds,
                 fixed_samples=state.fixed_samples or state.stage(plan).fixed_samples,
             )
@@ -79,16 +131,6 @@ class Sharing:
         if min(sizes) > 0 and sum(sizes) == self._state.stage(self._plan).global_batch_size:
             return sizes
         return self._first_sizes()
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Most samples at once on this worker."""
-        return self._micro_batch_of(self._group.places[self._group.rank])
-
-    @property
-    def asked_ahead(self) -> int:
-        """Steps after the state's whose samples this worker's feed has asked for."""
-        return 0 if self.walk is None else self.walk.taken - self._state.step
 
     @property
     def position(self) -> tuple[float, Stage]:
@@ -134,10 +176,10 @@ class Sharing:
 
     def after_out_of_memory(self, tally: Tally) -> None:
         """Workers that ran out of memory go on in smaller micro-batches."""
+        stage = self._state.stage(self._plan)
         for rank, (place, note) in enumerate(zip(self._group.places, tally.notes, strict=True)):
-            if note.micro_batch < self._micro_batch_of(place):
-                side = self._state.stage(self._plan).resolution
-                self._state.micro_limits[place] = int(note.micro_batch) * side * side
+            if note.micro_batch < self._micro_batch_of(place, stage):
+                self._state.micro_limits[place] = int(note.micro_batch) * stage.resolution**2
                 self._recorder.note(
                     f"worker {rank} ({place}) ran out of memory: the step is done again, and its "
                     f"samples go on in micro-batches of at most {note.micro_batch:.0f}"
@@ -160,14 +202,6 @@ class Sharing:
         if len(planned) == self._group.size:
             return planned
         return tuple(apportion([1.0] * self._group.size, sum(planned)))
-
-    def _micro_batch_of(self, place: str) -> int:
-        """As planned for the row, or less where memory ran out, by the number of pixels."""
-        stage = self._state.stage(self._plan)
-        if place not in self._state.micro_limits:
-            return stage.micro_batch_size
-        fitting = self._state.micro_limits[place] // stage.resolution**2
-        return max(self.least, min(stage.micro_batch_size, fitting))
 
     def _change(self, sizes: tuple[int, ...], first: int) -> None:
         """Other shares from ``first`` on, a step that no worker's feed has asked for."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchwright.algorithms.continuing import why_not
+from batchwright.algorithms.splicing import why_not
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError, PlanError
 from batchwright.prediction.noise_scale import NoiseState

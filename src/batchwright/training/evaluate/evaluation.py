@@ -53,16 +53,30 @@ class Fitting:
         return wanted if self.most is None else min(wanted, self.most)
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What `Session.evaluate` was asked for.
+
+    Attributes:
+        model: What is evaluated.
+        feed: Makes the held-out batches.
+        metric: f(outputs, labels) -> a value for each sample.
+        forward: f(model, batch) -> (outputs, labels).
+        batch_size: Samples in one forward pass.
+    """
+
+    model: nn.Module
+    feed: Feed
+    metric: Metric
+    forward: Forward
+    batch_size: int
+
+
 def evaluate(
-    model: nn.Module,
-    feed: Feed,
-    metric: Metric,
+    what: Evaluation,
     *,
     group: Group,
     stop: StopRequest,
-    batch_size: int,
-    resolution: int | None,
-    forward: Forward,
     autocast: Callable[[], AbstractContextManager[Any]],
     shares: Sequence[int],
     fitting: Fitting,
@@ -83,6 +97,7 @@ def evaluate(
         TrainingError: Not even one sample fits into memory.
         ValueError: The metric gave something else than one value for each sample.
     """
+    model, feed = what.model, what.feed
     if not len(feed):
         raise DataError("session.evaluate() got an empty data set: there is nothing to evaluate")
     first, last = Step(0, tuple(apportion(shares, len(feed)))).span(group.rank)
@@ -92,15 +107,15 @@ def evaluate(
 
     def add(part: Tensor, batch: Any) -> None:
         with autocast():
-            values = metric(*forward(model, batch))
+            values = what.metric(*what.forward(model, batch))
         for name, value in _sums(values, len(part)).items():
             totals[name] = totals.get(name, 0.0) + value
 
     with evaluation_mode(model), merged_batch_norm(model, group, share), without_gradients():
         while count < len(indices) and not stop.number:
             left = indices[count:]
-            batches = left.split(fitting.of(batch_size))
-            done = _added(batches, feed.evaluation(batches, resolution), add, stop)
+            batches = left.split(fitting.of(what.batch_size))
+            done = _added(batches, feed.evaluation(batches, None), add, stop)
             count += done
             if done < len(left) and not stop.number:
                 halve(fitting, min(len(batches[0]), len(left) - done), group)

@@ -3,27 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from batchwright.training.parameter_server.merging import Weights
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """Scores of a model.
-
-    Attributes:
-        epochs: Those that ended with it; without a score of their own since they are unscored.
-        sums: Of each score over the samples, by name.
-        count: Of the samples.
-        seconds: Of the evaluation.
-    """
-
-    epochs: tuple[int, ...]
-    sums: Mapping[str, float]
-    count: int
-    seconds: float
+from batchwright.training.parameter_server.messages import Settled
 
 
 class Evaluations:
@@ -68,27 +51,22 @@ class Evaluations:
             if worker == rank:
                 self._unscored[epoch] = None
 
-    def take(self, rank: int, told: Mapping[str, Any]) -> Evaluated | None:
+    def take(self, rank: int, settled: Settled) -> tuple[int, ...]:
         """What a worker tells after it got a model.
 
-        Args:
-            rank: The worker.
-            told: ``scores``, sums by name, their ``count`` and the ``evaluation`` in seconds.
-
         Returns:
-            Nothing if it was asked for nothing, or its loop has no scores.
+            The epochs that it has scored: none if it was asked for none, or its loop has no scores.
         """
         epochs, weights = self._asked.pop(rank, ((), None))
         for epoch in epochs:
             del self._unscored[epoch]
-        if not epochs or not told["scores"]:
-            return None
-        found = Evaluated(epochs, told["scores"], told["count"], told["evaluation"])
-        self.scores = {name: value / found.count for name, value in found.sums.items()}
+        if not epochs or not settled.scores:
+            return ()
+        self.scores = {name: value / settled.count for name, value in settled.scores.items()}
         score = next(iter(self.scores.values()))
         if score > self.best_score:
             self.best_score, self._best = score, weights
-        return found
+        return epochs
 
     def take_best(self) -> Weights | None:
         """The model that is the best so far, if nobody has taken it yet."""

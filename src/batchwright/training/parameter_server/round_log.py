@@ -81,8 +81,8 @@ class RoundLog:
 
     Attributes:
         rounds: As they were added.
-        places: As given; may be changed when a worker comes back elsewhere.
-        gone: Workers that are lost for good, kept up to date by whoever loses them.
+        places: Where each worker computes; may be changed when one comes back elsewhere.
+        gone: Workers that are lost for good; may be a set that somebody else keeps.
     """
 
     def __init__(self, recorder: Recorder, plan: Plan, samples: int, places: Sequence[str]) -> None:

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 from batchwright.errors import DeadlineReached, Interrupted, LostWorkerError, PlanError
-from batchwright.training.parameter_server.merging import Entry, Weights
-from batchwright.training.parameter_server.rounds import RoundAssignment
-from batchwright.training.parameter_server.transport import BEAT_SECONDS, Message, connect
+from batchwright.training.parameter_server.merging import Weights
+from batchwright.training.parameter_server.messages import (
+    Beat,
+    Bye,
+    Farewell,
+    Hello,
+    Message,
+    Next,
+    Refused,
+    Round,
+    Settled,
+    Stop,
+    Stopped,
+    Trained,
+)
+from batchwright.training.parameter_server.transport import BEAT_SECONDS, Received, connect
 from batchwright.training.signals import StopRequest
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """What the server answers.
-
-    Attributes:
-        weights: The merged model.
-        ticket: The next round; ``None``: there is none left.
-        evaluate: The epoch after which this worker is to evaluate the model; ``None``: it is not.
-        scores: Of the last evaluation, by name; empty before the first.
-        away: Seconds of the exchange in which this worker waited for others, or had nothing left.
-    """
-
-    weights: Weights
-    ticket: RoundAssignment | None
-    evaluate: int | None
-    scores: dict[str, float]
-    away: float
 
 
 class ServerClient:
@@ -55,88 +47,35 @@ class ServerClient:
             self._link = connect(address, bytes.fromhex(key), timeout)
         self._thread = threading.Thread(target=self._beat, name="beats", daemon=True)
 
-    def hello(
-        self,
-        *,
-        rank: int,
-        place: str,
-        samples: int,
-        plan: str,
-        entries: Sequence[Entry],
-        description: Mapping[str, Any],
-        weights: Weights | None,
-    ) -> None:
-        """Say who this is.
-
-        Args:
-            rank: This worker.
-            place: Where it computes.
-            samples: Size of its data set.
-            plan: That it follows, as JSON text.
-            entries: How its weights lie.
-            description: Of its network's input.
-            weights: To begin with; from worker 0 only.
+    def hello(self, hello: Hello, weights: Weights | None) -> None:
+        """Say who this is; worker 0 brings the weights to begin with.
 
         Raises:
             PlanError: It does not fit the others.
         """
         with self._naming_the_server():
-            self._link.send(
-                "hello",
-                weights,
-                rank=rank,
-                place=place,
-                samples=samples,
-                plan=plan,
-                layout=[(one.name, one.shape, one.dtype, one.start) for one in entries],
-                description=dict(description),
-            )
+            self._link.send(hello, weights)
             self._thread.start()
-            answer = self._answer()
-        if answer.kind == "refused":
-            raise PlanError(answer.values["message"])
+            answer, _, _ = self._answer()
+        if isinstance(answer, Refused):
+            raise PlanError(answer.message)
 
-    def next(self) -> Pulled:
-        """The first round."""
+    def next(self) -> tuple[Weights, Round]:
+        """The merged model, and the first round."""
         with self._naming_the_server():
-            self._link.send("next")
-            return self._pulled()
+            self._link.send(Next())
+            return self._round()
 
-    def push(self, weights: Weights, told: Mapping[str, Any]) -> Pulled:
-        """Hand in the model of a round and get the next.
-
-        Args:
-            weights: The model.
-            told: ``steps``, ``loss``, ``rate`` and ``compute`` (seconds) of the round.
-        """
+    def push(self, weights: Weights, trained: Trained) -> tuple[Weights, Round]:
+        """Hand in the model of a round; returns the merged model, and the next round."""
         with self._naming_the_server():
-            self._link.send("push", weights, **told)
-            return self._pulled()
+            self._link.send(trained, weights)
+            return self._round()
 
-    def settled(
-        self,
-        *,
-        exchange: float,
-        evaluation: float = 0.0,
-        scores: Mapping[str, float] | None = None,
-        count: int = 0,
-    ) -> None:
-        """Tell what the last exchange and the evaluation after it were like.
-
-        Args:
-            exchange: Seconds, waiting for others left out.
-            evaluation: Seconds.
-            scores: Sums over the held-out samples, by name.
-            count: Held-out samples.
-        """
+    def settle(self, settled: Settled) -> None:
+        """Tell what the last exchange and the evaluation after it were like."""
         with self._naming_the_server():
-            self._link.send(
-                "settled",
-                exchange=exchange,
-                evaluation=evaluation,
-                scores=dict(scores) if scores else None,
-                count=count,
-            )
+            self._link.send(settled)
 
     def look(self) -> None:
         """Take in what the server says unasked.
@@ -146,7 +85,7 @@ class ServerClient:
         """
         with self._naming_the_server():
             while self._link.has_word():
-                self._refuse_stop(self._link.receive())
+                self._refuse_stop(self._link.receive().message)
 
     def stop(self, number: int) -> None:
         """Ask the server to stop the run, because of a signal; does not return.
@@ -156,15 +95,15 @@ class ServerClient:
         """
         with self._naming_the_server():
             self._told_of_stop = True
-            self._link.send("stop", signal=number)
+            self._link.send(Stop(number))
             while True:
                 self._answer()
 
     def bye(self) -> None:
         """Nothing more will be asked; returns when all is written."""
         with self._naming_the_server():
-            self._link.send("bye")
-            while self._answer().kind != "farewell":
+            self._link.send(Bye())
+            while not isinstance(self._answer().message, Farewell):
                 pass
 
     def close(self) -> None:
@@ -172,33 +111,33 @@ class ServerClient:
         self._ending.set()
         self._link.close()
 
-    def _pulled(self) -> Pulled:
-        answer = self._answer()
-        assert answer.weights is not None  # noqa: S101 - a round, or the end, has them
-        values = answer.values
-        ticket = RoundAssignment(**values["ticket"]) if answer.kind == "round" else None
-        away = values["wait"] + values["idle"]
-        return Pulled(answer.weights, ticket, values["evaluate"], dict(values["scores"]), away)
+    def _round(self) -> tuple[Weights, Round]:
+        answer, weights, _ = self._answer()
+        assert isinstance(answer, Round)  # noqa: S101 - nothing else answers
+        assert weights is not None  # noqa: S101 - they come along
+        return weights, answer
 
-    def _answer(self) -> Message:
+    def _answer(self) -> Received:
         """The next message that is more than a sign of life."""
-        while (message := self._link.receive()).kind == "beat":
+        while isinstance((received := self._link.receive()).message, Beat):
             if self._stop.number and not self._told_of_stop:
                 self._told_of_stop = True
-                self._link.send("stop", signal=self._stop.number)
-        self._refuse_stop(message)
-        return message
+                self._link.send(Stop(self._stop.number))
+        self._refuse_stop(received.message)
+        return received
 
     def _refuse_stop(self, message: Message) -> None:
-        if message.kind != "stop":
-            return
-        number, text = message.values["signal"], message.values["message"]
-        raise Interrupted(number, text) if number else DeadlineReached(text)
+        if isinstance(message, Stopped):
+            raise (
+                Interrupted(message.signal, message.message)
+                if message.signal
+                else DeadlineReached(message.message)
+            )
 
     def _beat(self) -> None:
         while not self._ending.wait(BEAT_SECONDS):
             try:
-                self._link.send("beat")
+                self._link.send(Beat())
             except OSError:
                 return  # the next exchange will fail and say so
 

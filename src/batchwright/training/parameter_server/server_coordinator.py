@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
 from batchwright.errors import PlanError, TrainingError
 from batchwright.records import Plan, RoundRecord
 from batchwright.training.parameter_server.evaluations import Evaluations
+from batchwright.training.parameter_server.membership import Membership
 from batchwright.training.parameter_server.merging import Entry, Weights, layout_difference
+from batchwright.training.parameter_server.messages import (
+    Farewell,
+    Hello,
+    Round,
+    Settled,
+    Stopped,
+    Trained,
+)
 from batchwright.training.parameter_server.parameter_server import ParameterServer
 from batchwright.training.parameter_server.round_log import RoundLog
 from batchwright.training.parameter_server.rounds import RoundAssignment
@@ -22,33 +31,8 @@ from batchwright.training.parameter_server.speed_estimate import SpeedEstimate
 from batchwright.training.parameter_server.transport import Transport
 from batchwright.training.recorder import Recorder
 
-
-@dataclass(frozen=True)
-class Arrival:
-    """What a worker says of itself when it comes.
-
-    Attributes:
-        rank: The worker.
-        place: Where it computes.
-        samples: Size of its data set.
-        entries: How its model's weights lie in a message.
-        description: What a user of the network must know of its input.
-    """
-
-    rank: int
-    place: str
-    samples: int
-    entries: tuple[Entry, ...]
-    description: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a worker gets that waits: a round, or the end (``done``, ``stop``, ``farewell``)."""
-
-    kind: str
-    weights: Weights | None
-    values: Mapping[str, Any]
+Answer = tuple[Round | Farewell | Stopped, Weights | None]
+"""What a worker gets that waits: a round, or the end; and a model along with a round."""
 
 
 class ServerCoordinator:
@@ -73,6 +57,7 @@ class ServerCoordinator:
         description: Of the network's input.
         steps: Updates of all workers.
         begun: Whether the first rounds went out.
+        members: Who is there, and who is not.
         evaluations: Who evaluates, and what came of it.
     """
 
@@ -87,13 +72,11 @@ class ServerCoordinator:
         self._samples = plan.data.train_samples
         self.book = RoundLog(recorder, plan, self._samples, [""] * plan.workers)
         self._pace = SpeedEstimate()
-        self._links: dict[int, Transport] = {}
-        self._lost: dict[int, float] = {}  # since when, by the clock of this process
-        self._gone: set[int] = set()
-        self._left: set[int] = set()
+        self.members = Membership(plan.workers)
+        self.book.gone = self.members.gone
         self.begun = False
         self._dismissed = False
-        self._asked: dict[int, float] = {}  # since when, as above
+        self._asked: dict[int, float] = {}  # since when, by the clock of this process
         self._idle: dict[int, float] = {}  # since when there has been nothing left to do
         self._answers: dict[int, Answer] = {}
         self._rounds_begun: dict[int, tuple[float, int]] = {}  # when, and how far ahead
@@ -101,35 +84,31 @@ class ServerCoordinator:
 
     # ----------------------------------------------------------------------------- coming and going
 
-    def join(self, arrival: Arrival, weights: Weights | None, link: Transport) -> None:
+    def join(self, hello: Hello, weights: Weights | None, link: Transport) -> None:
         """A worker has come, for the first time or again.
 
         Raises:
             PlanError: Its data, its model or its rank is not that of the others.
         """
         with self.lock:
-            self._refuse(arrival)
-            rank = arrival.rank
-            if rank in self._links:  # started again before its end was noticed
-                self.lose(rank, self._links[rank], "it was started again")
-            self._links[rank] = link
-            self.book.places[rank] = arrival.place
-            self.entries, self.description = arrival.entries, dict(arrival.description)
+            self._refuse(hello)
+            rank = hello.rank
+            if rank in self.members.links:  # started again before its end was noticed
+                self.lose(rank, self.members.links[rank], "it was started again")
+            self.book.places[rank] = hello.place
+            self.entries, self.description = hello.entries, dict(hello.description)
             if self.server is None and weights is not None:
                 self.server = ParameterServer(weights, self._plan, self._samples)
-                for worker in self._gone:
+                for worker in self.members.gone:
                     self.server.lose(worker, for_good=True)
             known = self.server.rounds.gone if self.server is not None else frozenset()
-            if self.server is not None and (rank in self._lost or rank in known):
+            if self.server is not None and (rank in self.members.lost or rank in known):
                 self.server.come_back(rank)
-                text = f"worker {rank} ({arrival.place}) came back"
+                text = f"worker {rank} ({hello.place}) came back"
                 if rank in self.server.rounds.open:
                     text += ": its unfinished round is repeated, with fresh momentum"
                 self._recorder.note(text)
-            self._lost.pop(rank, None)
-            self._gone.discard(rank)
-            self._left.discard(rank)
-            self.book.gone.discard(rank)
+            self.members.join(rank, link)
             self._hand_out()
 
     def lose(self, rank: int, link: Transport, why: str) -> None:
@@ -141,12 +120,12 @@ class ServerCoordinator:
             why: In words.
         """
         with self.lock:
-            if self._links.get(rank) is not link:
+            if not self.members.speaks(rank, link):
                 return
             self._cut_off(rank)
-            if rank in self._left or self._through or self._dismissed:
+            if rank in self.members.left or self._through or self._dismissed:
                 return
-            self._lost[rank] = perf_counter()
+            self.members.lose(rank)
             text = f"worker {rank} ({self.book.places[rank]}) is lost ({why})"
             self._recorder.note(text if self.finished else f"{text}: the others go on")
             if self.server is not None:
@@ -169,16 +148,15 @@ class ServerCoordinator:
         Nobody starts a process again that has ended without an error and without a word.
         """
         with self.lock:
-            now = perf_counter()
-            for rank in [one for one, since in self._lost.items() if now - since >= seconds]:
-                if self._links:
+            for rank in self.members.lost_for(seconds):
+                if self.members.links:
                     self._give_up(rank)
 
     def leave(self, rank: int, link: Transport) -> None:
         """A worker has nothing more to do; before the end of training it is gone for good."""
         with self.lock:
-            self._refuse_replaced(rank, link)
-            self._left.add(rank)
+            self.members.refuse_replaced(rank, link)
+            self.members.left.add(rank)
             if not self.finished and not self._stop:
                 self._give_up(rank)
             self.lock.notify_all()
@@ -188,7 +166,7 @@ class ServerCoordinator:
     def ask(self, rank: int, link: Transport) -> None:
         """A worker waits for a round; see `answer`."""
         with self.lock:
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             self._asked.setdefault(rank, perf_counter())
             self._hand_out()
 
@@ -196,14 +174,14 @@ class ServerCoordinator:
         """What a worker gets, as soon as it is there, but after ``seconds`` nothing."""
         with self.lock:
             self.lock.wait_for(
-                lambda: rank in self._answers or self._links.get(rank) is not link,
+                lambda: rank in self._answers or not self.members.speaks(rank, link),
                 timeout=seconds,
             )
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             return self._answers.pop(rank, None)
 
     def push(
-        self, rank: int, link: Transport, weights: Weights, told: Mapping[str, Any], seconds: float
+        self, rank: int, link: Transport, weights: Weights, trained: Trained, seconds: float
     ) -> None:
         """A worker's round has ended.
 
@@ -211,42 +189,33 @@ class ServerCoordinator:
             rank: The worker.
             link: The connection that its model came through.
             weights: Its model.
-            told: ``steps``, those of them ``skipped`` and ``repeated``, ``loss``, ``rate`` and
-                ``compute``, in seconds, of the round.
+            trained: What it says of the round.
             seconds: That the message took to come in.
         """
         with self.lock:
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             assert self.server is not None  # noqa: S101 - or there were no rounds
             started = perf_counter()
             rounds = self.server.rounds
             epochs = rounds.epochs_done
             ticket = self.server.push(rank, weights)
-            self.steps += told["steps"]
+            self.steps += trained.steps
             spent = seconds + perf_counter() - started
-            self._enter(ticket, told, spent)
-            self._pace.add(rank, ticket.stage, ticket.samples, told["compute"])
+            self._enter(ticket, trained, spent)
+            self._pace.add(rank, ticket.stage, ticket.samples, trained.compute)
             for epoch in range(epochs, rounds.epochs_done):
                 self._end_epoch(rank, epoch)
             self.ask(rank, link)
 
-    def settle(self, rank: int, link: Transport, told: Mapping[str, Any]) -> None:
-        """A worker says how long its last exchange took, and how good the model is.
-
-        Args:
-            rank: The worker.
-            link: The connection that it said so through.
-            told: ``exchange`` and ``evaluation``, in seconds; ``scores``, sums by name, and their
-                ``count``, or no scores.
-        """
+    def settle(self, rank: int, link: Transport, settled: Settled) -> None:
+        """A worker says how long its last exchange took, and how good the model is."""
         with self.lock:
-            self._refuse_replaced(rank, link)
-            found = self.evaluations.take(rank, told)
-            if found is not None:
-                for epoch in found.epochs:
-                    self.book.scored(epoch, found.sums, found.count, found.seconds)
+            self.members.refuse_replaced(rank, link)
+            for epoch in self.evaluations.take(rank, settled):
+                assert settled.scores is not None  # noqa: S101 - it was taken
+                self.book.scored(epoch, settled.scores, settled.count, settled.evaluation)
             self.book.complete(
-                rank, exchange_seconds=told["exchange"], evaluation_seconds=told["evaluation"]
+                rank, exchange_seconds=settled.exchange, evaluation_seconds=settled.evaluation
             )
             if self._recorder.reached:  # those that wait for others are done, too
                 self._hand_out()
@@ -265,9 +234,9 @@ class ServerCoordinator:
     def deserted(self) -> bool:
         """Whether nobody is there any more, nor will come."""
         with self.lock:
-            absent = len(self._left | self._gone) == self._plan.workers
-            through = self.begun and self._through and not set(self._links) - self._left
-            return absent or through
+            members = self.members
+            through = self.begun and self._through and not set(members.links) - members.left
+            return members.absent or through
 
     @property
     def stop_asked(self) -> int:
@@ -278,7 +247,7 @@ class ServerCoordinator:
     def empty(self) -> bool:
         """Whether no worker is connected."""
         with self.lock:
-            return not self._links
+            return not self.members.links
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -292,7 +261,7 @@ class ServerCoordinator:
     def ask_to_stop(self, rank: int, link: Transport, number: int) -> None:
         """A worker was asked to stop, by a signal: all are to stop."""
         with self.lock:
-            self._refuse_replaced(rank, link)
+            self.members.refuse_replaced(rank, link)
             self.stop(number)
 
     def stop(self, number: int) -> None:
@@ -306,15 +275,15 @@ class ServerCoordinator:
         with self.lock:
             return self.evaluations.take_best()
 
-    def dismiss(self, answer: Answer) -> list[Transport]:
+    def dismiss(self, word: Farewell | Stopped) -> list[Transport]:
         """Give all workers that wait a last answer; returns the connections of those that don't."""
         with self.lock:
             self._dismissed = True
-            waiting = set(self._links) & (self._asked.keys() | self._left)
-            self._answers.update(dict.fromkeys(waiting, answer))
+            waiting = set(self.members.links) & (self._asked.keys() | self.members.left)
+            self._answers.update(dict.fromkeys(waiting, (word, None)))
             self._asked.clear()
             self.lock.notify_all()
-            return [link for rank, link in self._links.items() if rank not in waiting]
+            return [link for rank, link in self.members.links.items() if rank not in waiting]
 
     def close_book(self) -> None:
         """Enter all rounds that have ended, whatever is still missing of them."""
@@ -349,31 +318,24 @@ class ServerCoordinator:
 
     # ------------------------------------------------------------------------------------ in here
 
-    def _refuse(self, arrival: Arrival) -> None:
-        rank, most = arrival.rank, self._plan.workers
+    def _refuse(self, hello: Hello) -> None:
+        rank, most = hello.rank, self._plan.workers
         if not 0 <= rank < most:
             raise PlanError(f"worker {rank} is none of the plan's {most}: start {most} workers")
-        if arrival.samples != self._samples:
+        if hello.samples != self._samples:
             raise PlanError(
-                f"worker {rank} has {arrival.samples} training samples and the plan "
+                f"worker {rank} has {hello.samples} training samples and the plan "
                 f"{self._samples}: give all workers the same data"
             )
-        difference = layout_difference(self.entries, arrival.entries) if self.entries else ""
+        difference = layout_difference(self.entries, hello.entries) if self.entries else ""
         if difference:
             raise PlanError(
                 f"the model of worker {rank} is not that of the others: {difference}; build the "
                 "same one on all workers"
             )
 
-    def _refuse_replaced(self, rank: int, link: Transport) -> None:
-        if self._links.get(rank) is not link:
-            raise ConnectionError(f"this is not the connection of worker {rank} any more")
-
     def _cut_off(self, rank: int) -> None:
-        """End a worker's connection, if it has one; whoever receives from it closes it."""
-        link = self._links.pop(rank, None)
-        if link is not None:
-            link.cut()
+        self.members.cut_off(rank)
         self._forget(rank)
 
     def _give_up(self, rank: int) -> None:
@@ -383,14 +345,12 @@ class ServerCoordinator:
                 "worker 0 is gone for good and had not brought the first weights, which all "
                 "begin with: look into its log, and resume the run"
             )
-        self._gone.add(rank)
-        self.book.gone.add(rank)
-        self._lost.pop(rank, None)
+        self.members.give_up(rank)
         self._forget(rank)
         text = f"worker {rank} is gone for good"
         if self.server is not None and rank not in self.server.rounds.gone:
             self.server.lose(rank, for_good=True)
-            others = len(self._gone) < self._plan.workers and not self.finished
+            others = len(self.members.gone) < self._plan.workers and not self.finished
             if others and self.server.rounds.whole:
                 text += f": samples per round are now {self._told_shares()}"
         self._recorder.note(text)
@@ -423,31 +383,29 @@ class ServerCoordinator:
                 again = again or server.rounds.members != before
             if self.finished:
                 for rank in list(self._asked):
-                    self._reply(server, rank, "done")
+                    self._reply(server, rank, None)
         self.lock.notify_all()
 
     def _all_asked(self) -> bool:
-        if not self.begun and len(self._asked.keys() | self._gone) == self._plan.workers:
+        if not self.begun and len(self._asked.keys() | self.members.gone) == self._plan.workers:
             self.begun = True
             self._recorder.training_begins()
         return self.begun
 
     def _begin(self, server: ParameterServer, rank: int, ticket: RoundAssignment) -> None:
         self._rounds_begun[rank] = self._recorder.training_seconds, server.rounds.lead(rank)
-        self._reply(server, rank, "round", ticket=asdict(ticket))
+        self._reply(server, rank, ticket)
 
-    def _reply(self, server: ParameterServer, rank: int, kind: str, **values: Any) -> None:
+    def _reply(self, server: ParameterServer, rank: int, ticket: RoundAssignment | None) -> None:
         now = perf_counter()
         since = self._idle.pop(rank, now)  # from then on it did not wait for others, but was done
         waited = since - self._asked.pop(rank)
         self.book.note(rank, wait_seconds=waited)
-        told = {
-            "evaluate": self.evaluations.ask(rank, server.weights),
-            "scores": self.evaluations.scores,
-            "wait": waited,
-            "idle": now - since,
-        }
-        self._answers[rank] = Answer(kind, server.weights, {**values, **told})
+        evaluate, scores = self.evaluations.ask(rank, server.weights), self.evaluations.scores
+        self._answers[rank] = (
+            Round(ticket, evaluate, scores, wait=waited, idle=now - since),
+            server.weights,
+        )
 
     @property
     def _through(self) -> bool:
@@ -479,7 +437,7 @@ class ServerCoordinator:
         shares = rounds.shares(self._plan.stages[self._plan.stage_of(epoch)])
         return ", ".join(map(str, shares))
 
-    def _enter(self, ticket: RoundAssignment, told: Mapping[str, Any], exchange: float) -> None:
+    def _enter(self, ticket: RoundAssignment, trained: Trained, exchange: float) -> None:
         assert self.server is not None  # noqa: S101 - it has just taken the round
         stage = self._plan.stages[ticket.stage]
         start, lead = self._rounds_begun.get(ticket.worker, (0.0, 0))
@@ -490,17 +448,17 @@ class ServerCoordinator:
             resolution=stage.resolution,
             local_batch_size=stage.local_batch_sizes[ticket.worker],
             samples=ticket.samples,
-            steps=told["steps"],
-            skipped_steps=told["skipped"],
-            repeated_steps=told["repeated"],
+            steps=trained.steps,
+            skipped_steps=trained.skipped,
+            repeated_steps=trained.repeated,
             update_factor=ticket.factor,
-            loss=told["loss"],
+            loss=trained.loss,
             start=start,
-            compute_seconds=told["compute"],
+            compute_seconds=trained.compute,
             exchange_seconds=exchange,
             wait_seconds=0.0,
             lead=lead,
-            peak_bytes=told.get("peak") or None,
+            peak_bytes=trained.peak or None,
         )
         committed = self.server.rounds.committed
-        self.book.await_rest(record, rate=told["rate"], committed=committed)
+        self.book.await_rest(record, rate=trained.rate, committed=committed)

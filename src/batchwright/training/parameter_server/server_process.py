@@ -28,13 +28,20 @@ from batchwright.errors import BatchwrightError
 from batchwright.records import Plan
 from batchwright.training.checkpoints.server_checkpoints import ServerCheckpoints
 from batchwright.training.parameter_server import strangers
-from batchwright.training.parameter_server.merging import Entry
-from batchwright.training.parameter_server.server_coordinator import (
-    Answer,
-    Arrival,
-    ServerCoordinator,
+from batchwright.training.parameter_server.messages import (
+    Beat,
+    Bye,
+    Farewell,
+    Hello,
+    Refused,
+    Settled,
+    Stop,
+    Stopped,
+    Trained,
+    Welcome,
 )
-from batchwright.training.parameter_server.transport import BEAT_SECONDS, Message, Transport
+from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
+from batchwright.training.parameter_server.transport import BEAT_SECONDS, Received, Transport
 from batchwright.training.recorder import Recorder
 from batchwright.training.signals import StopRequest, stopped
 from batchwright.workload.host import prepare_process
@@ -106,7 +113,7 @@ class ServerProcess:
             self._coordinator.close_book()
             self._keeper.finish()
             self._recorder.finish(rounds=tuple(self._coordinator.book.rounds))
-            self._dismiss("farewell")
+            self._dismiss(Farewell())
         finally:
             self._over.set()
             self._listener.close()
@@ -125,14 +132,14 @@ class ServerProcess:
         epochs, samples, _ = self._coordinator.progress
         stop = stopped(number, most, f"after {epochs} epoch(s), {samples} samples")
         self._keeper.finish()
-        self._dismiss("stop", signal=number, message=str(stop))
+        self._dismiss(Stopped(number, str(stop)))
         raise stop
 
-    def _dismiss(self, kind: str, **values: Any) -> None:
+    def _dismiss(self, word: Farewell | Stopped) -> None:
         """Send all workers away, and wait until they have gone."""
-        for link in self._coordinator.dismiss(Answer(kind, None, values)):
+        for link in self._coordinator.dismiss(word):
             with suppress(OSError):
-                link.send(kind, **values)
+                link.send(word)
         end = time.monotonic() + _GOODBYE_SECONDS
         while not self._coordinator.empty and time.monotonic() < end:
             time.sleep(POLL_SECONDS / 10)
@@ -190,53 +197,46 @@ class ServerProcess:
             self._strangers.remove(link)
             link.close()
 
-    def _admit(self, link: Transport, hello: Message) -> int | None:
-        values = hello.values
-        arrival = Arrival(
-            rank=values["rank"],
-            place=values["place"],
-            samples=values["samples"],
-            entries=tuple(Entry(n, tuple(shape), t, s) for n, shape, t, s in values["layout"]),
-            description=values["description"],
-        )
+    def _admit(self, link: Transport, received: Received) -> int | None:
+        hello = received.message
+        assert isinstance(hello, Hello)  # noqa: S101 - only our own client gets so far
         try:
-            self._keeper.refuse_other_plan("the parameter server's plan", values["plan"])
-            self._coordinator.join(arrival, hello.weights, link)
+            self._keeper.refuse_other_plan("the parameter server's plan", hello.plan)
+            self._coordinator.join(hello, received.weights, link)
         except BatchwrightError as refusal:
-            link.send("refused", message=str(refusal))
+            link.send(Refused(str(refusal)))
             return None
-        link.send("welcome")
-        return arrival.rank
+        link.send(Welcome())
+        return hello.rank
 
-    def _take(self, link: Transport, rank: int, message: Message) -> None:
-        if message.kind == "push":
-            assert message.weights is not None  # noqa: S101 - only our own client gets so far
-            self._coordinator.push(rank, link, message.weights, message.values, message.seconds)
-            self._answer(link, rank)
-        elif message.kind == "next":
-            self._coordinator.ask(rank, link)
-            self._answer(link, rank)
-        elif message.kind == "settled":
-            self._coordinator.settle(rank, link, message.values)
-        elif message.kind == "stop":
-            self._coordinator.ask_to_stop(rank, link, message.values["signal"])
-            self._coordinator.ask(rank, link)
-            self._answer(link, rank)
-        elif message.kind == "bye":
-            self._coordinator.leave(rank, link)
-            self._answer(link, rank)
+    def _take(self, link: Transport, rank: int, received: Received) -> None:
+        message, weights, seconds = received
+        coordinator = self._coordinator
+        if isinstance(message, Settled):
+            coordinator.settle(rank, link, message)
+        if isinstance(message, Settled | Beat):
+            return
+        if isinstance(message, Trained):
+            assert weights is not None  # noqa: S101 - as above
+            coordinator.push(rank, link, weights, message, seconds)
+        elif isinstance(message, Bye):
+            coordinator.leave(rank, link)
+        else:
+            if isinstance(message, Stop):
+                coordinator.ask_to_stop(rank, link, message.signal)
+            coordinator.ask(rank, link)
+        self._answer(link, rank)
 
     def _answer(self, link: Transport, rank: int) -> None:
         """Wait for what the worker gets; meanwhile it and we give each other signs of life."""
         while (answer := self._coordinator.answer(rank, link, BEAT_SECONDS)) is None:
             while link.has_word():
-                message = link.receive()
-                if message.kind == "stop":
-                    self._coordinator.ask_to_stop(rank, link, message.values["signal"])
+                if isinstance(message := link.receive().message, Stop):
+                    self._coordinator.ask_to_stop(rank, link, message.signal)
             if time.monotonic() - link.heard > self._plan.job.timeout:
                 raise TimeoutError(f"silent for {self._plan.job.timeout:g} s")
-            link.send("beat")
-        link.send(answer.kind, answer.weights, **answer.values)
+            link.send(Beat())
+        link.send(*answer)
 
     def _take_orders(self) -> None:
         for order in self._orders:

@@ -20,14 +20,15 @@ from batchwright.distributed.rendezvous import own_address
 from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
 from batchwright.errors import LostWorkerError, PlanError
 from batchwright.records import Stage
-from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
-from batchwright.training.evaluate.evaluation import Forward, Metric
+from batchwright.training.evaluate.evaluation import Evaluation
 from batchwright.training.parameter_server.merging import Weights, layout, pack, unpack
+from batchwright.training.parameter_server.messages import Hello, Round, Settled, Trained
 from batchwright.training.parameter_server.round_split import RoundSharing
 from batchwright.training.parameter_server.rounds import RoundAssignment
-from batchwright.training.parameter_server.server_client import Pulled, ServerClient
+from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.running import Setup
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
@@ -111,22 +112,10 @@ class RoundWorker:
             resolution = self.sharing.stage.resolution
             yield from self._passes.through(walk, epoch, resolution, after_step)
 
-    def evaluate(
-        self,
-        model: nn.Module,
-        feed: Feed,
-        metric: Metric,
-        forward: Forward,
-        batch_size: int,
-        epoch: int,
-    ) -> tuple[dict[str, float], int, int]:
+    def evaluate(self, what: Evaluation, epoch: int) -> tuple[dict[str, float], int, int]:
         """What this worker alone finds for a model at the end of an epoch; see `evaluate`."""
         return self._setup.evaluated(
-            model,
-            feed,
-            metric,
-            forward=forward,
-            batch_size=batch_size,
+            what,
             group=self._setup.group.alone(),
             shares=(1,),
             order=self.sharing.order(epoch),
@@ -157,8 +146,8 @@ class ServerRun:
         self._state, self._clock = self._worker.state, self._worker.clock
         self._sharing, self.stepper = self._worker.sharing, self._worker.stepper
         self._batches: Once | None = None
-        self._pulled: Pulled | None = None
-        self._unsettled: dict[str, Any] | None = None  # of an exchange before an evaluation
+        self._answer: Round | None = None  # the server's last
+        self._unsettled: Settled | None = None  # of an exchange before an evaluation
         self.rank, self.world_size = _place(setup)
         if self.world_size != self._plan.workers:
             raise PlanError(
@@ -191,7 +180,7 @@ class ServerRun:
     @property
     def evaluation_due(self) -> bool:
         """Whether the server has asked this worker to evaluate the model that it has just given."""
-        return self._pulled is not None and self._pulled.evaluate is not None
+        return self._answer is not None and self._answer.evaluate is not None
 
     def keep(self, name: str, thing: Any) -> None:
         """Each worker's things are its own, and checkpoints are the server's."""
@@ -207,15 +196,15 @@ class ServerRun:
         Before them comes an epoch without batches, if a lost worker or a stop has left it to be
         evaluated.
         """
-        pulled = self._client.next()
-        if pulled.evaluate is not None:
-            self._take(replace(pulled, ticket=None))
-            self._sharing.stand(pulled.evaluate)
+        weights, answer = self._client.next()
+        if answer.evaluate is not None:
+            self._take(weights, replace(answer, ticket=None))
+            self._sharing.stand(answer.evaluate)
             self._setup.settings.enter(self.stage)
-            self._unsettled = {"exchange": 0.0}
-            yield pulled.evaluate
+            self._unsettled = Settled(exchange=0.0)
+            yield answer.evaluate
             self._settle()
-        self._take(replace(pulled, evaluate=None))
+        self._take(weights, replace(answer, evaluate=None))
         while self._sharing.ticket is not None:
             ticket = self._sharing.ticket
             self._batches = Once(self._round(), self.stepper, self._clock)
@@ -242,27 +231,24 @@ class ServerRun:
         yield from self._worker.batches(self._after_step)
         self._exchange()
 
-    def evaluate(
-        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
-    ) -> dict[str, float]:
+    def evaluate(self, what: Evaluation) -> dict[str, float]:
         """Mean of each value over all of a held-out set, if it is this worker's turn.
 
         The first of several evaluations after an exchange is the one that counts.
         """
         if not self.evaluation_due:
-            return dict(self._pulled.scores) if self._pulled is not None else {}
+            return dict(self._answer.scores) if self._answer is not None else {}
         started = time.perf_counter()
-        sums, count, stopped = self._worker.evaluate(
-            model, feed, metric, forward, batch_size, self._state.epoch
-        )
+        sums, count, stopped = self._worker.evaluate(what, self._state.epoch)
         if stopped:
             self._client.stop(self._setup.stop.number)
         seconds = time.perf_counter() - started
         self._clock.leave_out(seconds)
-        if self._unsettled is not None:
-            self._unsettled.setdefault("scores", sums)
-            self._unsettled.setdefault("count", count)
-            self._unsettled["evaluation"] = self._unsettled.get("evaluation", 0.0) + seconds
+        told = self._unsettled
+        if told is not None:
+            if told.scores is None:
+                told = replace(told, scores=sums, count=count)
+            self._unsettled = replace(told, evaluation=told.evaluation + seconds)
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
@@ -292,31 +278,30 @@ class ServerRun:
         """Hand in the model of the round, and take the merged one and the next round."""
         meter = self._state.meter
         started = time.perf_counter()
-        pulled = self._client.push(
-            pack(self._model),
-            {
-                "steps": meter.steps,
-                "skipped": meter.skipped,
-                "repeated": meter.repeated,
-                "loss": meter.mean_loss,
-                "rate": meter.rate,
-                "compute": meter.training,
-                "peak": meter.peak,
-            },
+        trained = Trained(
+            steps=meter.steps,
+            skipped=meter.skipped,
+            repeated=meter.repeated,
+            loss=meter.mean_loss,
+            rate=meter.rate,
+            compute=meter.training,
+            peak=meter.peak,
         )
-        self._take(pulled)
-        self._unsettled = {"exchange": max(0.0, time.perf_counter() - started - pulled.away)}
-        if pulled.evaluate is None:
+        weights, answer = self._client.push(pack(self._model), trained)
+        self._take(weights, answer)
+        exchange = time.perf_counter() - started - answer.wait - answer.idle
+        self._unsettled = Settled(max(0.0, exchange))
+        if answer.evaluate is None:
             self._settle()
 
-    def _take(self, pulled: Pulled) -> None:
-        self._worker.take(pulled.weights, pulled.ticket)
-        self._pulled = pulled
+    def _take(self, weights: Weights, answer: Round) -> None:
+        self._worker.take(weights, answer.ticket)
+        self._answer = answer
 
     def _settle(self) -> None:
         """Tell the server what the last exchange took, once it is known that no more will come."""
         if self._unsettled is not None:
-            self._client.settled(**self._unsettled)
+            self._client.settle(self._unsettled)
             self._unsettled = None
 
     # --------------------------------------------------------------------------------------- set-up
@@ -330,15 +315,15 @@ class ServerRun:
         timeout = self._plan.job.timeout
         client = ServerClient(address, key, timeout, self._setup.stop)
         try:
-            client.hello(
+            hello = Hello(
                 rank=self.rank,
                 place=self._group.places[0],
                 samples=len(self._setup.feed),
                 plan=self._plan.model_dump_json(),
-                entries=layout(self._model),
+                entries=tuple(layout(self._model)),
                 description=self._setup.feed.description(),
-                weights=pack(self._model) if self.rank == 0 else None,
             )
+            client.hello(hello, pack(self._model) if self.rank == 0 else None)
         except BaseException:
             client.close()
             raise

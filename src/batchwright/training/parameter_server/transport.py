@@ -7,41 +7,31 @@ them piece by piece and copy them twice. Nothing is unpickled.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from batchwright.training.parameter_server.merging import Weights
+from batchwright.training.parameter_server.messages import Message, as_text, of_text
 
 BEAT_SECONDS = 1.0  # between two signs of life while there is nothing else to say
 _LONGEST = 64 * 2**20  # bytes of a message without its weights
 
 
-@dataclass(frozen=True)
-class Message:
-    """One message.
+class Received(NamedTuple):
+    """What has come: a message, the model that came along, seconds from first byte to last."""
 
-    Attributes:
-        kind: What it is about.
-        values: Plain values, as JSON holds them.
-        weights: Whole models; else ``None``.
-        seconds: From its first byte's arrival to its last.
-    """
-
-    kind: str
-    values: Mapping[str, Any]
+    message: Message
     weights: Weights | None
     seconds: float
 
@@ -89,26 +79,26 @@ class Transport:
             except (AuthenticationError, AssertionError, ValueError) as error:
                 raise ConnectionError("the keys differ") from error
 
-    def send(self, kind: str, weights: Weights | None = None, **values: Any) -> None:
+    def send(self, message: Message, weights: Weights | None = None) -> None:
         """Send a message; returns when the system has taken all of it."""
         tensors = [weights.floats, weights.integers] if weights is not None else []
-        head = {"kind": kind, "values": values, "tensors": [_shape(one) for one in tensors]}
+        text = as_text(message, tensors=[_shape(one) for one in tensors])
         with self._sending, _naming(self._timeout):
-            self._connection.send_bytes(json.dumps(head).encode())
+            self._connection.send_bytes(text)
             for tensor in tensors:
                 self._socket.sendall(_bytes_of(tensor))
 
-    def receive(self) -> Message:
+    def receive(self) -> Received:
         """The next message; waits for it."""
         with _naming(self._timeout):
-            head = json.loads(self._connection.recv_bytes(_LONGEST))
+            message, head = of_text(self._connection.recv_bytes(_LONGEST))
             started = time.perf_counter()
             tensors = [torch.empty(n, dtype=getattr(torch, name)) for name, n in head["tensors"]]
             for tensor in tensors:
                 self._fill(_bytes_of(tensor))
         self.heard = time.monotonic()
         weights = Weights(*tensors) if tensors else None
-        return Message(head["kind"], head["values"], weights, time.perf_counter() - started)
+        return Received(message, weights, time.perf_counter() - started)
 
     def has_word(self) -> bool:
         """Whether a message, or the end of the connection, is there to be received."""

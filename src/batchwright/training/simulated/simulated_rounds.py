@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torch import nn
-
 from batchwright.algorithms.simulated_clock import Cluster, Events, step_times
 from batchwright.records import RoundRecord
-from batchwright.training.batches.feeding import Batch, Feed
+from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
-from batchwright.training.evaluate.evaluation import Forward, Metric
+from batchwright.training.evaluate.evaluation import Evaluation
 from batchwright.training.parameter_server.merging import Weights, pack, unpack
 from batchwright.training.parameter_server.parameter_server import ParameterServer
 from batchwright.training.parameter_server.round_log import RoundLog
@@ -176,15 +174,11 @@ class SimulatedRounds(Turns):
         if self._scoring is None:
             yield from self._workers[self._running].batches(lambda _: None)
 
-    def evaluate(
-        self, model: nn.Module, feed: Feed, metric: Metric, forward: Forward, batch_size: int
-    ) -> None:
+    def evaluate(self, what: Evaluation) -> None:
         """Score the merged model, by one worker as real ones do, outside of the simulated time."""
         assert self._scoring is not None  # noqa: S101 - it is due
         started, epoch = time.perf_counter(), self._scoring
-        sums, count, stopping = self._workers[0].evaluate(
-            model, feed, metric, forward, batch_size, epoch
-        )
+        sums, count, stopping = self._workers[0].evaluate(what, epoch)
         if stopping:
             self._events.add(self._now, SERVER, "score")  # once more, after a resume
             self._stop_if_asked()

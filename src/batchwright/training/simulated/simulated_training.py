@@ -19,7 +19,11 @@ from batchwright.errors import PlanError
 from batchwright.records import Plan
 from batchwright.training.batches.feeding import Feed, feed_of
 from batchwright.training.batches.stage_settings import StageSettings
-from batchwright.training.evaluate.evaluation import evaluation_batch, outputs_and_labels
+from batchwright.training.evaluate.evaluation import (
+    Evaluation,
+    evaluation_batch,
+    outputs_and_labels,
+)
 from batchwright.training.loop import Task, accuracy_and_loss, open_task
 from batchwright.training.running import Setup
 from batchwright.training.session import Images
@@ -82,17 +86,14 @@ def train_task(
         run: SimulatedAllReduce | SimulatedRounds
         run = SimulatedAllReduce(setup) if plan.server is None else SimulatedRounds(setup)
         stack.enter_context(closing(run))
+        scoring = Evaluation(
+            task.network, held_out, accuracy_and_loss, outputs_and_labels, evaluation_batch(plan)
+        )
         for _ in run.epochs():
             for images, labels in run.batches():
                 run.stepper.step(partial(task.mean_loss, images, labels), None)
             if run.evaluation_due:
-                run.evaluate(
-                    task.network,
-                    held_out,
-                    accuracy_and_loss,
-                    outputs_and_labels,
-                    evaluation_batch(plan),
-                )
+                run.evaluate(scoring)
         run.finish()
 
 

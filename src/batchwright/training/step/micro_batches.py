@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
+from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.epoch_steps import EpochSteps
 from batchwright.training.batches.feeding import Batch, Feed
 from batchwright.training.batches.sampler import Step, micro_batches
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
-from batchwright.training.step.stepper import Division, Stepper
+from batchwright.training.step.stepper import Stepper
 
 
 class Once:

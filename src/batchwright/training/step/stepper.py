@@ -1,27 +1,32 @@
-"""One step after the other: backward passes, the exchange, the update, and what can go wrong."""
+"""The training step: backward passes, the exchange of gradients, the update, and what can go wrong.
+
+`Session.step` calls `Stepper.step`; from there it reads downwards to the optimizer's own step.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer, Tally, WorkerNote
 from batchwright.errors import TrainingError
 from batchwright.records import Plan, Stage
+from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock, book_waiting
 from batchwright.training.step.epoch_totals import met
-from batchwright.training.step.gradient_scaling import Adaptation, Adaptive
+from batchwright.training.step.gradient_scaling import Adaptation, Adaptive, multiply
 from batchwright.training.step.normalization import Statistics
-from batchwright.training.step.update import Updater
 from batchwright.workload.host import autocast, is_out_of_memory
 
 MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
@@ -39,31 +44,6 @@ class Wishes(NamedTuple):
     """Whether it asks for a checkpoint."""
     digest: float = 0.0
     """Of its weights, at steps where the workers compare them; see `weights_digest`."""
-
-
-class Division(Protocol):
-    """Who takes which samples; `Sharing`, or the rounds of a parameter server."""
-
-    least: int
-    """Fewest samples that a worker can train on."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Most samples at once on this worker."""
-
-    @property
-    def asked_ahead(self) -> int:
-        """Steps after the state's whose samples this worker's feed has asked for."""
-
-    @property
-    def position(self) -> tuple[float, Stage]:
-        """What the learning rate follows: samples seen before the step, and the plan's row."""
-
-    def after_step(self, step: Step, tally: Tally) -> None:
-        """Take in what the workers said of a step that the state counts already."""
-
-    def after_out_of_memory(self, tally: Tally) -> None:
-        """Workers that ran out of memory go on in smaller micro-batches."""
 
 
 @dataclass
@@ -168,6 +148,9 @@ class Stepper:
             value = loss() if callable(loss) else loss
             self._take_up()
             with torch.autocast(self._group.device.type, enabled=False):
+                # Weighted by samples: b_i / B of the step's samples over all workers, so that the
+                # sum of all gradients is that of the mean loss over the global batch, however
+                # unequal the shares are.
                 (value * (mean_over / micro.step.samples)).backward()
             self._loss += float(value.detach()) * mean_over
         except (RuntimeError, MemoryError) as error:
@@ -182,12 +165,12 @@ class Stepper:
         micro = self._opened()
         if loss is not None:
             if micro.last:
-                self._reducer.arm()
+                self._reducer.arm()  # from here on a bucket of gradients is sent once it is full
             self.backward(loss, weight)
         self.leave_autocast()
         self._micro = None
         if not (micro.last or self._out_of_memory):
-            self._reducer.take(micro.share)
+            self._reducer.take(micro.share)  # one of several micro-batches: they are added up here
             return False
         expected = self._weight > 0 and not self._out_of_memory
         if expected and self._reducer.empty:
@@ -195,11 +178,80 @@ class Stepper:
                 "session.step() found no gradient: is the loss computed from the session's model, "
                 "and is any parameter trained (requires_grad)?"
             )
-        return self._update(micro.step, micro.samples, micro.share)
+        return self._exchange_and_update(micro.step, micro.samples, micro.share)
 
     def step_without_samples(self, step: Step) -> None:
         """Take part in a step of the others."""
-        self._update(step, 0, 0.0)
+        self._exchange_and_update(step, 0, 0.0)
+
+    def _exchange_and_update(self, step: Step, samples: int, share: float) -> bool:
+        """Sum the gradients of a step and, unless something is wrong, step the optimizer.
+
+        Args:
+            step: Which one.
+            samples: Of the last micro-batch.
+            share: Its part of the step's weight.
+        """
+        state, meter, updater = self._state, self._state.meter, self._updater
+        self._take_up()
+        self._clock.lap(meter, "compute")
+        own = self._own_tally(samples)
+        if own.out_of_memory:  # it has no gradients to give, and takes part: the others wait
+            updater.clear()
+
+        # One message: what the workers have to tell each other rides behind the last gradients.
+        tally = self._reducer.finish(own, 0.0 if own.out_of_memory else share)
+        seconds = self._clock.lap(meter, "communication")
+        book_waiting(meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
+
+        # Agree before acting: all workers hold the same tally here, so all of them repeat the step,
+        # leave it out or update, and nobody is left alone in an exchange.
+        self.repeat = tally.out_of_memory > 0
+        if self.repeat:
+            updater.clear()
+            self._statistics.end(updated=False)
+            meter.repeated += 1
+            if self._group.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._sharing.after_out_of_memory(tally)
+            return False
+
+        # The losses may have been means over something else than samples, such as labelled pixels.
+        norms = updater.rescale(tally, step.samples / tally.weight if tally.weight else 1.0)
+        self._warn_of_weights(step, tally)
+        # By what steps before have shown: a factor that knew its gradient would bend its direction.
+        adaptation = self._adaptive.of_step(step.samples)
+        self._adaptive.learn(tally, norms, batch=step.samples)
+        updated = tally.weight > 0 and updater.apply(norms, *self._sharing.position, adaptation)
+        updater.clear()
+        self._statistics.end(updated=updated)
+
+        if adaptation.factors is not None:
+            meter.factors = met(meter.factors, adaptation.factors.tolist())
+        if self._adaptive.gaining:
+            meter.gains = met(meter.gains, [adaptation.gain])
+        meter.rate = updater.rate
+        meter.steps += 1
+        meter.skipped += not updated
+        meter.samples += step.samples
+        meter.local_samples += step.local_batch_sizes[self._group.rank]
+        meter.weight += tally.weight
+        meter.loss += tally.loss
+        state.step += 1
+        state.steps += 1
+        state.samples_seen += step.samples
+        self.tally = tally
+        # A step of weight 0 has no gradient: it is neither a good nor a bad one.
+        self._bad_steps = 0 if updated else self._bad_steps + (tally.weight > 0)
+        if self._bad_steps >= MOST_BAD_STEPS:
+            raise TrainingError(
+                f"gradients were infinite or not a number for {MOST_BAD_STEPS} steps in a row "
+                f"(epoch {meter.epoch + 1}, step {meter.steps}): lower learning_rate, now "
+                f"{meter.rate:.3g}, or set clip_norm"
+            )
+        self._clock.lap(meter, "compute")
+        self._sharing.after_step(step, tally)
+        return updated
 
     def _opened(self) -> _MicroBatch:
         if self._micro is None:
@@ -207,46 +259,6 @@ class Stepper:
                 "session.step() without a batch: call it once for each batch of session.batches()"
             )
         return self._micro
-
-    def _update(self, step: Step, samples: int, share: float) -> bool:
-        """Exchange the gradients of a step and, unless something is wrong, step the optimizer.
-
-        Args:
-            step: Which one.
-            samples: Of the last micro-batch.
-            share: Its part of the step's weight.
-        """
-        self._take_up()
-        state, own = self._state, self._own_tally(samples)
-        if own.out_of_memory:
-            self._updater.clear()
-        tally = self._reducer.finish(own, 0.0 if own.out_of_memory else share)
-        seconds = self._clock.lap(state.meter, "communication")
-        book_waiting(state.meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
-        self.repeat = tally.out_of_memory > 0
-        if self.repeat:
-            self._updater.clear()
-            self._statistics.end(updated=False)
-            state.meter.repeated += 1
-            if self._group.device.type == "cuda":
-                torch.cuda.empty_cache()
-            self._sharing.after_out_of_memory(tally)
-            return False
-        factor = step.samples / tally.weight if tally.weight else 1.0
-        norms = self._updater.rescale(tally, factor)
-        self._warn_of_weights(step, tally)
-        adaptation = self._adaptive.of_step(step.samples)
-        self._adaptive.learn(tally, norms, batch=step.samples)
-        updated = tally.weight > 0 and self._updater.apply(
-            norms, *self._sharing.position, adaptation
-        )
-        self._updater.clear()
-        self._statistics.end(updated=updated)
-        self._note(adaptation)
-        self._count(step, tally, updated=updated)
-        self._clock.lap(state.meter, "compute")
-        self._sharing.after_step(step, tally)
-        return updated
 
     def _warn_of_weights(self, step: Step, tally: Tally) -> None:
         """Say once that losses which are no means over samples leave gradients as they are."""
@@ -273,7 +285,6 @@ class Stepper:
 
     def _own_tally(self, samples: int) -> Tally:
         """What this worker sends along with its gradients; ``samples`` of the last micro-batch."""
-        self._clock.lap(self._state.meter, "compute")
         failed, weight, loss = self._out_of_memory, self._weight, self._loss
         self._out_of_memory, self._weight, self._loss = False, 0.0, 0.0
         micro_batch = self._sharing.micro_batch_size
@@ -296,35 +307,143 @@ class Stepper:
             ),
         )
 
-    def _note(self, adaptation: Adaptation) -> None:
-        """Into the epoch's sums, if the plan adapts anything."""
-        meter, factors = self._state.meter, adaptation.factors
-        if factors is not None:
-            meter.factors = met(meter.factors, factors.tolist())
-        if self._adaptive.gaining:
-            meter.gains = met(meter.gains, [adaptation.gain])
 
-    def _count(self, step: Step, tally: Tally, *, updated: bool) -> None:
-        meter, state = self._state.meter, self._state
-        meter.rate = self._updater.rate
-        meter.steps += 1
-        meter.skipped += not updated
-        meter.samples += step.samples
-        meter.local_samples += step.local_batch_sizes[self._group.rank]
-        meter.weight += tally.weight
-        meter.loss += tally.loss
-        state.step += 1
-        state.steps += 1
-        state.samples_seen += step.samples
-        self.tally = tally
-        # A step of weight 0 has no gradient: it is neither a good nor a bad one.
-        self._bad_steps = 0 if updated else self._bad_steps + (tally.weight > 0)
-        if self._bad_steps >= MOST_BAD_STEPS:
-            raise TrainingError(
-                f"gradients were infinite or not a number for {MOST_BAD_STEPS} steps in a row "
-                f"(epoch {meter.epoch + 1}, step {meter.steps}): lower learning_rate, now "
-                f"{meter.rate:.3g}, or set clip_norm"
+class Updater:
+    """Steps an optimizer.
+
+    The plan's rate is a factor on each parameter group's own initial rate.
+
+    Args:
+        parameters: What is trained, whether the optimizer has it or not.
+        optimizer: Of most of them.
+        plan: Its learning rate rule is followed.
+        first_rates: Of each of the optimizer's parameter groups, as its builder set it.
+        clip_norm: Largest global gradient norm; ``None``: no limit.
+        own_rates: Whether the optimizer's rates are left alone.
+        samples_per_epoch: Size of the data set.
+
+    Attributes:
+        own_rates: Whether they are.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        *,
+        first_rates: Sequence[float],
+        clip_norm: float | None,
+        own_rates: bool,
+        samples_per_epoch: int,
+    ) -> None:
+        self._parameters, self._optimizer = parameters, optimizer
+        self._plan, self._clip_norm, self.own_rates = plan, clip_norm, own_rates
+        self._samples_per_epoch = samples_per_epoch
+        self._first_rates = first_rates
+        self.follow([p for p in parameters if p.requires_grad])
+
+    @property
+    def rate(self) -> float:
+        """Of the optimizer's first parameter group, per step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether weights come to depend on norms of gradients: by clipping, factors or the rate.
+
+        Then a `Reducer` is to give those of single tensors. They sum to the same bits however
+        tensors are put into buckets.
+        """
+        gaining = self._plan.learning_rate.scaling == "gain" and not self.own_rates
+        return self._plan.ags is not None or self._clip_norm is not None or gaining
+
+    def follow(self, trained: Sequence[nn.Parameter]) -> None:
+        """From now on these of the parameters are those that a `Reducer` has."""
+        self._trained = list(trained)
+
+    def rescale(self, tally: Tally, factor: float) -> Tensor:
+        """Multiply all summed gradients.
+
+        Args:
+            tally: Of their sum.
+            factor: By which they are multiplied.
+
+        Returns:
+            The squared norms after that, on the CPU, as `Tally.sqr_norms` has them.
+        """
+        assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
+        if factor != 1:
+            torch._foreach_mul_(self._gradients(), factor)
+        return tally.sqr_norms.cpu() * factor**2
+
+    def apply(
+        self,
+        norms: Tensor,
+        samples_seen: float,
+        stage: Stage,
+        adaptation: Adaptation,
+    ) -> bool:
+        """Set the rate and, where the gradient is finite, scale, clip and step.
+
+        Args:
+            norms: Squared norms of the gradients of what is trained, as `rescale` gives them: of
+                each, (trained,), where the adaptation has factors.
+            samples_seen: Training samples before this step, all workers.
+            stage: The plan's row.
+            adaptation: What rate and gradients are multiplied by, besides.
+
+        Returns:
+            Whether the weights were updated.
+
+        Raises:
+            RuntimeError: The optimizer has other parameter groups than it had.
+        """
+        groups, first = len(self._optimizer.param_groups), len(self._first_rates)
+        if groups != first:
+            raise RuntimeError(
+                f"the optimizer has {groups} parameter group(s) and had {first} when the session "
+                "was made: give it all groups before, those of layers to be unfrozen later too; "
+                "frozen ones just have no gradient"
             )
+        self._set_rates(samples_seen, stage, adaptation.gain)
+        norms, factors = norms.double(), adaptation.factors
+        sqr_norm = float(norms.sum())
+        if not math.isfinite(sqr_norm):
+            return False
+        if factors is not None:
+            sqr_norm = float((factors.square() * norms).sum())
+        norm, clip = math.sqrt(sqr_norm), 1.0
+        if self._clip_norm is not None and norm > self._clip_norm:
+            clip = self._clip_norm / norm
+        if factors is not None:
+            multiply([p.grad for p in self._trained], (clip * factors).tolist())
+        elif clip != 1:
+            torch._foreach_mul_(self._gradients(), clip)
+        self._optimizer.step()
+        return True
+
+    def clear(self) -> None:
+        """Drop all gradients, those too that the optimizer does not have."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._trained if p.grad is not None]
+
+    def _set_rates(self, samples_seen: float, stage: Stage, gain: float) -> None:
+        if self.own_rates:
+            return
+        rule = self._plan.learning_rate
+        factor = rate_factor(
+            samples_seen,
+            rule=rule,
+            samples_per_epoch=self._samples_per_epoch,
+            epochs=self._plan.epochs,
+        )
+        relative = gain * factor * stage.learning_rate / rule.base
+        for group, first in zip(self._optimizer.param_groups, self._first_rates, strict=True):
+            group["lr"] = first * relative
 
 
 def release_graph(loss: Tensor) -> None:

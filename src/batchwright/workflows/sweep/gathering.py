@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -24,15 +24,7 @@ from batchwright.workflows.sweep.runner import State, is_done, run_folder_of
 
 
 class Book:
-    """What is known of each cell, as the sweep goes on.
-
-    Args:
-        folder: Of the sweep.
-        job: What all cells share.
-        keys: What varies.
-        seeds: Of every setting.
-        cells: Of the sweep, in order.
-    """
+    """What is known of each cell, as the sweep goes on; arguments as `Sweep` holds them."""
 
     def __init__(
         self,
@@ -68,7 +60,18 @@ class Book:
         told: dict[str, object] = {"state": state, "error": error}
         if state == "done":
             path = run_folder_of(self._folder, self._cells[name]) / "summary.json"
-            told |= _of_summary(read_record(path, RunSummary))
+            summary = read_record(path, RunSummary)
+            best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
+            told |= {
+                "accuracy": summary.accuracy,
+                "best_accuracy": summary.best_accuracy,
+                "best_epoch": best.epoch + 1 if best else None,
+                "accuracies": tuple(epoch.top1 for epoch in summary.epochs),
+                "train_loss": last.train_loss if last else None,
+                "noise_scale": last.noise_scale if last else None,
+                "training_seconds": sum(epoch.training_seconds for epoch in summary.epochs),
+                "simulated": summary.simulated,
+            }
         self._records[name] = self._records[name].model_copy(update=told)
 
     def state_of(self, name: str) -> State:
@@ -102,19 +105,19 @@ def settings_of(cells: Iterable[SweepCell]) -> tuple[SweepSetting, ...]:
             groups.append([cell])
         else:
             group.append(cell)
-    return tuple(_setting(group) for group in groups)
-
-
-def _setting(cells: Sequence[SweepCell]) -> SweepSetting:
-    done = [cell for cell in cells if cell.state == "done"]
-    return SweepSetting(
-        values=cells[0].values,
-        done=len(done),
-        failed=sum(cell.state == "failed" for cell in cells),
-        accuracy=mean_of(cell.accuracy for cell in done),
-        best_accuracy=mean_of(cell.best_accuracy for cell in done),
-        training_seconds=mean_of(cell.training_seconds for cell in done),
-    )
+    settings = []
+    for group in groups:
+        done = [cell for cell in group if cell.state == "done"]
+        setting = SweepSetting(
+            values=group[0].values,
+            done=len(done),
+            failed=sum(cell.state == "failed" for cell in group),
+            accuracy=mean_of(cell.accuracy for cell in done),
+            best_accuracy=mean_of(cell.best_accuracy for cell in done),
+            training_seconds=mean_of(cell.training_seconds for cell in done),
+        )
+        settings.append(setting)
+    return tuple(settings)
 
 
 def mean_of(values: Iterable[float | None]) -> Mean | None:
@@ -132,17 +135,3 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
     error = stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
     rounded = None if error is None else float(f"{error:.12g}")
     return Mean(value=float(f"{fmean(known):.12g}"), standard_error=rounded, count=len(known))
-
-
-def _of_summary(summary: RunSummary) -> Mapping[str, object]:
-    best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
-    return {
-        "accuracy": summary.accuracy,
-        "best_accuracy": best.top1 if best else None,
-        "best_epoch": best.epoch + 1 if best else None,
-        "accuracies": tuple(epoch.top1 for epoch in summary.epochs),
-        "train_loss": last.train_loss if last else None,
-        "noise_scale": last.noise_scale if last else None,
-        "training_seconds": sum(epoch.training_seconds for epoch in summary.epochs),
-        "simulated": summary.simulated,
-    }

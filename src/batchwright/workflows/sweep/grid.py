@@ -47,19 +47,12 @@ _LONGEST_NAME = 96  # of a folder, in characters
 
 @dataclass(frozen=True)
 class Cell:
-    """One run to be made.
+    """One run to be made."""
 
-    Attributes:
-        name: Of its folder; the same in every sweep that has the cell.
-        values: Of the keys, in their order.
-        seed: Of the run.
-        job: With values and seed.
-    """
-
-    name: str
-    values: tuple[JsonValue, ...]
-    seed: int
-    job: Job
+    name: str  # of its folder; the same in every sweep that has the cell
+    values: tuple[JsonValue, ...]  # of the keys, in their order
+    seed: int  # of the run
+    job: Job  # with values and seed
 
 
 def words_of_grid(texts: Iterable[str]) -> dict[str, str]:

@@ -29,11 +29,7 @@ _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "worke
 
 
 def needs_probe(job: Job) -> bool:
-    """Whether a plan has to wait for measurements: no batch is given, or no time that it goes by.
-
-    Args:
-        job: Of a cell.
-    """
+    """Whether a plan waits for measurements: no batch is given, or no time that it goes by."""
     stated = None not in (job.virtual.sample_seconds, job.virtual.step_seconds)
     if (job.method_spec.served or job.launcher.simulated) and not (
         stated and job.launcher.simulated
@@ -51,9 +47,6 @@ def needs_probe(job: Job) -> bool:
 
 class Planner:
     """Makes the plans, and keeps what it has opened and measured on the way.
-
-    Args:
-        keys: Of the sweep, to name a cell by.
 
     Attributes:
         plans: By cell; missing: not made yet.
@@ -90,11 +83,8 @@ class Planner:
     def measure(self, cells: Iterable[Cell], folder: Path) -> None:
         """Probe for the cells that are not planned yet, and plan them.
 
-        A cell for which no plan comes of it gets its line among `errors`; the others go on.
-
-        Args:
-            cells: Among them those that `prepare` has seen.
-            folder: Of the sweep; takes profiles and logs.
+        A cell for which no plan comes of it gets its line among `errors`; the others go on. The
+        sweep's folder takes profiles and logs.
 
         Raises:
             BatchwrightError: The probe itself failed.

@@ -25,7 +25,6 @@ from batchwright.distributed.processes import VERB_PARENT
 from batchwright.distributed.worker_processes import POLL_SECONDS
 from batchwright.errors import FileError
 from batchwright.records import Plan
-from batchwright.records.documents import write_record
 from batchwright.records.text.formatting import job_value
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
@@ -42,17 +41,11 @@ _LAST_SECONDS = GRACE_SECONDS + 15.0  # a cell with workers of its own waits so 
 
 @dataclass(frozen=True)
 class Watcher:
-    """Who is told what the cells do.
+    """Who is told what the cells do."""
 
-    Attributes:
-        began: A cell runs: (name, epochs).
-        wrote: It wrote a line of metrics: (name, line).
-        ended: It has ended: (name, state, error).
-    """
-
-    began: Callable[[str, int], None]
-    wrote: Callable[[str, dict[str, Any]], None]
-    ended: Callable[[str, State, str], None]
+    began: Callable[[str, int], None]  # a cell runs: (name, epochs)
+    wrote: Callable[[str, dict[str, Any]], None]  # it wrote a line of metrics: (name, line)
+    ended: Callable[[str, State, str], None]  # it has ended: (name, state, error)
 
 
 @dataclass(frozen=True)
@@ -65,13 +58,7 @@ class _Running:
 
 
 class Runner:
-    """Starts cells as there is room, until all have ended or a signal stops them.
-
-    Args:
-        folder: Of the sweep.
-        slots: Who may run.
-        watcher: Is told what happens.
-    """
+    """Starts cells as there is room, until all have ended or a signal stops them."""
 
     def __init__(self, folder: Path, slots: Slots, watcher: Watcher) -> None:
         self._folder, self._slots, self._watcher = folder, slots, watcher
@@ -93,7 +80,11 @@ class Runner:
                 if noted:
                     self._stop(noted)
             finally:
-                self._kill()
+                for one in self._running:
+                    one.process.kill()
+                for one in self._running:
+                    one.process.wait()
+                self._look(stopping=True)
         return noted[0] if noted else 0
 
     def _start(self, waiting: list[tuple[Cell, Plan]]) -> None:
@@ -155,23 +146,9 @@ class Runner:
             time.sleep(POLL_SECONDS)
             self._look(stopping=True)
 
-    def _kill(self) -> None:
-        for one in self._running:
-            one.process.kill()
-        for one in self._running:
-            one.process.wait()
-        self._look(stopping=True)
-
 
 def words_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str]:
-    """The command of a cell's process: what the plan leaves open, and code that may be run.
-
-    Args:
-        folder: Of the sweep.
-        cell: The cell.
-        plan: That it follows.
-        resumes: Whether it goes on from its checkpoint.
-    """
+    """The command of a cell's process: what the plan leaves open, and code that may be run."""
     changed = {
         key: getattr(cell.job, key)
         for key in TRAINING_KEYS
@@ -204,9 +181,3 @@ def log_of(folder: Path, cell: Cell) -> Path:
 def is_done(folder: Path, cell: Cell) -> bool:
     """Whether the cell has ended well."""
     return (run_folder_of(folder, cell) / "summary.json").exists()
-
-
-def keep_plan(folder: Path, cell: Cell, plan: Plan) -> None:
-    """Write the plan that the cell follows, and goes on with when it is resumed."""
-    make_folder(folder / "plans")
-    write_record(plan, plan_file_of(folder, cell))

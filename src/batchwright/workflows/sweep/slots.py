@@ -15,14 +15,10 @@ AtOnce = Literal["auto"] | int
 
 @dataclass(frozen=True)
 class Machine:
-    """What cells may use.
+    """What cells may use."""
 
-    Attributes:
-        cores: Usable by this process.
-        gpus: Names by which CUDA knows them; empty where cells compute on the CPU.
-    """
-
-    cores: int
+    cores: int  # usable by this process
+    # Names by which CUDA knows them; empty where cells compute on the CPU.
     gpus: tuple[str, ...] = ()
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,19 @@ from batchwright.records.documents import (
     write_record,
     write_text,
 )
-from batchwright.records.run_folder import existing_run, new_folder
+from batchwright.records.run_folder import existing_run, new_folder, telling_how_to_resume
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
-from batchwright.reporting.data.sweep_words import sweep_csv
+from batchwright.reporting.data.sweep_curves import sweep_csv
 from batchwright.reporting.pages.page_sweep import write_sweep_page
 from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.text.sweep_progress import SweepProgress
+from batchwright.storage.files import make_folder
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.workflows.sweep.gathering import Book
 from batchwright.workflows.sweep.grid import Cell, Grid, cells_of, read_grid, seeds_of, widened
 from batchwright.workflows.sweep.plans import Planner, cell_words
-from batchwright.workflows.sweep.runner import Runner, State, Watcher, keep_plan, plan_file_of
+from batchwright.workflows.sweep.runner import Runner, State, Watcher, plan_file_of
 from batchwright.workflows.sweep.slots import AtOnce, Slots, machine_for, read_at_once, width_of
 
 DEFAULT_SEEDS = 3
@@ -104,7 +105,7 @@ def sweep(
         _slots(planner, most)  # refuses too many at once
         if not resume:
             folder = held.enter_context(new_folder(out, job, "sweep"))
-        held.enter_context(_telling_how_to_resume(folder, _code_words(job, swept, cells)))
+        held.enter_context(telling_how_to_resume(_resuming_command(folder, job, swept, cells)))
         _say(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
         book = Book(folder, job, swept, chosen, cells)
         book.data = planner.facts
@@ -167,8 +168,9 @@ def _take_plans(folder: Path, book: Book, cells: Iterable[Cell], planner: Planne
         if plan is None:
             book.ended(cell.name, "failed", planner.errors[cell.name])
             continue
-        if not plan_file_of(folder, cell).exists():
-            keep_plan(folder, cell, plan)
+        if not plan_file_of(folder, cell).exists():  # it goes on with it when it is resumed
+            make_folder(folder / "plans")
+            write_record(plan, plan_file_of(folder, cell))
         book.planned(cell.name, plan)
 
 
@@ -217,27 +219,18 @@ def _write(book: Book) -> None:
     write_record(found, Path(found.folder) / "sweep.json")
 
 
-@contextmanager
-def _telling_how_to_resume(folder: Path, words: Sequence[str]) -> Iterator[None]:
-    """Add to the message of a stop how to go on; ``words`` name again what the runs import."""
-    try:
-        yield
-    except Interrupted as stop:
-        command = shlex.join(["batchwright", "sweep", "--resume", "--out", str(folder), *words])
-        stop.args = (f"{stop}; continue with `{command}`",)
-        raise
-
-
-def _code_words(job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]) -> list[str]:
-    """What a resume has to name again: keys of the job, and those of the grid."""
+def _resuming_command(
+    folder: Path, job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]
+) -> str:
+    """What goes on with the sweep: it names again the code that the job and the grid import."""
     values = {one.key: ",".join(map(str, one.values)) for one in swept}
-    words = []
+    words = ["batchwright", "sweep", "--resume", "--out", str(folder)]
     for key in dict.fromkeys(key for cell in cells for key in cell.job.code_keys):
         if key in values:
             words += ["--grid", f"{key}={values[key]}"]
         else:
             words.append(f"{key}={getattr(job, key)}")
-    return words
+    return shlex.join(words)
 
 
 def _say(text: str) -> None:

@@ -22,8 +22,7 @@ from batchwright.records.service import Identifier, Name
 from batchwright.records.text.formatting import between, counted, duration, in_seconds, percent
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.plan_words import batches_words, decided_words
-from batchwright.reporting.pages.page import plan_part
-from batchwright.reporting.pages.page_facts import profile_facts
+from batchwright.reporting.pages.page import plan_part, profile_facts
 from batchwright.reporting.pages.page_plan import accuracy_chart, pareto_part
 from batchwright.service.access import check_form, need_page, own, store_of
 from batchwright.service.caller import Caller
