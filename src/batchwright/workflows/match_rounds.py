@@ -55,7 +55,7 @@ def pairs_of(plan: Plan) -> tuple[Pair, ...]:
     """
     from batchwright.probing.commands import Pair
 
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         return ()
     found: dict[Pair, None] = {}
     for stage in plan.stages:

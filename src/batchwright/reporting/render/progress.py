@@ -67,7 +67,7 @@ class RunProgress:
         self._epochs = epochs
         self._plan = plan
         self._clock, self._begun, self._pace = clock, clock(), Pace()
-        self._simulated = plan is not None and plan.job.launch == "virtual"
+        self._simulated = plan is not None and plan.job.launcher.simulated
         self._rounds = LiveRounds(plan) if plan is not None and plan.server is not None else None
         self._workers = LiveWorkers()
         self._bar: Progress | None = _bar(console) if is_live(console) else None
