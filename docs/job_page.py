@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import Disturbance, Job, WorkerKind
 from batchwright.records.job_keys import job_keys
+from batchwright.records.registries.registry import Named
 from batchwright.workflows.prepare_job import TRAINING_KEYS
 
 PAGE = Path(__file__).with_name("job.md")
@@ -308,6 +309,7 @@ def _field(key: str) -> Any:
 def _choices(field: Any) -> str:
     """The words a key takes, unless its description names them all."""
     words = [word for word in get_args(field.annotation) if isinstance(word, str)]
+    words += [word for one in field.metadata if isinstance(one, Named) for word in one.words]
     if all(f"`{word}`" in field.description for word in words):
         return ""
     return f" One of {', '.join(f'`{word}`' for word in words)}."

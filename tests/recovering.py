@@ -22,7 +22,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.data import Dataset  # noqa: E402
 
 from batchwright import Session  # noqa: E402
-from batchwright.workload.task import without_compiler  # noqa: E402
+from batchwright.workload.optimizers import without_compiler  # noqa: E402
 
 FEATURES, CLASSES = 4, 3
 

@@ -6,7 +6,7 @@ import pytest
 
 from batchwright.records import Job
 from batchwright.records.agent_rules import DEFAULTS, not_allowed, rules_of
-from batchwright.workload.networks import NETWORKS
+from batchwright.records.registries.networks import NETWORKS
 
 
 def job(**keys):

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 import batchwright as bw
-from batchwright.workload.task import without_compiler
+from batchwright.workload.optimizers import without_compiler
 
 class OneHot(Dataset):
     def __len__(self):

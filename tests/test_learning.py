@@ -7,7 +7,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from batchwright.algorithms.learning_rate import DEFAULT_RATE, make_rule, remark_on_muon, rule_for
+from batchwright.algorithms.learning_rate import make_rule, remark_on_rate, rule_for
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.learnt import why_unknown
 from batchwright.planning.candidates.objectives import OBJECTIVES, accurate
@@ -18,6 +18,7 @@ from batchwright.prediction.accuracy import learning
 from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from batchwright.records import Estimate, Goal, RunSummary, Trial
+from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.reporting.data.reading import compared_rows
 from samples import make_job, make_profile, make_summary
 from test_choice import chosen, reason
@@ -492,9 +493,9 @@ def test_a_muon_rate_raised_for_few_steps_is_raised_no_less_by_trials():
     job, size = make_job(optimizer="muon", learning_rate="auto"), {"samples": 4000}
     usual = make_rule(job, 128, 1, "muon", **size)
     tried = make_rule(job, 128, 1, "muon", **size, tried=1.5)
-    assert usual.base > DEFAULT_RATE["muon"]
+    assert usual.base > OPTIMIZERS["muon"].rate
     assert tried.base == pytest.approx(1.5 * usual.base)
-    assert remark_on_muon(job, tried) == remark_on_muon(job, usual) != ""
+    assert remark_on_rate(job, tried, "muon") == remark_on_rate(job, usual, "muon") != ""
 
 
 # ------------------------------------------------------------------------------------ next trial

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.algorithms.learning_rate import (
-    MUON_REACH,
     fitted_warmup,
     make_rule,
     rate_factor,
@@ -21,7 +20,8 @@ from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, LearningRateRule
 from batchwright.records.documents import load_job
-from batchwright.workload.task import without_compiler
+from batchwright.records.registries.optimizers import MUON
+from batchwright.workload.optimizers import without_compiler
 from samples import make_data, make_network
 
 SAMPLES = 50_000
@@ -256,13 +256,13 @@ def test_the_plan_says_what_its_rate_is_made_of(job, batch, said):
 def test_the_default_rate_of_muon_reaches_far_enough_in_few_steps(decay, scaling):
     job = Job(optimizer="muon", global_batch=500, decay=decay, scaling=scaling)
     usual = planned_rule(job, 500, 5)
-    assert reach(usual, 500, samples=1500, epochs=5) < MUON_REACH
+    assert reach(usual, 500, samples=1500, epochs=5) < MUON.reach
     rule = planned_rule(job, 500, 5, samples=1500)
     seen = [500 * (step + 0.5) for step in range(15)]
     rates = [
         rule.peak * rate_factor(one, rule=rule, samples_per_epoch=1500, epochs=5) for one in seen
     ]
-    assert sum(rates) == pytest.approx(MUON_REACH, rel=0.05)
+    assert sum(rates) == pytest.approx(MUON.reach, rel=0.05)
     assert rule.warmup_epochs == usual.warmup_epochs
     assert rule.peak == pytest.approx(scaled_rate(rule.base, 128, 500, scaling))
 

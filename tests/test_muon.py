@@ -15,14 +15,13 @@ from torch import nn
 from torch.nn import functional
 
 import batchwright as bw
-from batchwright.algorithms.learning_rate import DEFAULT_RATE
 from batchwright.distributed.group import Group
 from batchwright.errors import JobError
-from batchwright.probing.bench import PROBE_RATES, Bench
+from batchwright.probing.bench import Bench
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.records import Job, LearningRateRule
+from batchwright.records.registries.networks import NETWORKS
 from batchwright.workload import muon
-from batchwright.workload.networks import NETWORKS
 from batchwright.workload.optimizers import without_compiler
 from batchwright.workload.task import build_network, build_optimizer, freeze
 from test_probe import tiny_image_data, tiny_job
@@ -449,7 +448,6 @@ def test_the_job_gives_momentum_and_decay_and_the_rate():
     assert others["lr"] == vectors["lr"] == 0.3 * muon.SGD_SHARE
     assert matrices["orthogonal"]
     assert not any(group["orthogonal"] for group in (others, vectors))
-    assert {"auto", *DEFAULT_RATE} == PROBE_RATES.keys()
 
 
 def test_the_probe_counts_its_state_and_keeps_the_groups_rates_in_proportion(monkeypatch):

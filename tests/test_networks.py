@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.workload.networks import NETWORKS, ResidualBlock, resnet18, vgg8
+from batchwright.records.registries.networks import NETWORKS
+from batchwright.workload.networks import ResidualBlock, resnet18, vgg8
+from batchwright.workload.task import import_object
 
 WEIGHTS = {
     "resnet8": 78_042,
@@ -17,22 +19,26 @@ WEIGHTS = {
 }
 
 
+def constructor(name):
+    return import_object(NETWORKS[name].build, "network")
+
+
 def build(name: str, **options: object) -> nn.Module:
     torch.manual_seed(0)
-    return NETWORKS[name][0](10, **options)
+    return constructor(name)(10, **options)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_has_the_stated_number_of_weights(name):
     network = build(name)
     assert sum(p.numel() for p in network.parameters()) == WEIGHTS[name]
-    assert f"{WEIGHTS[name]:,}" in (NETWORKS[name][0].__doc__ or "")
+    assert f"{WEIGHTS[name]:,}" in (constructor(name).__doc__ or "")
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_trains_at_its_least_side_and_at_odd_ones(name):
     network = build(name)
-    for side in (NETWORKS[name][1], 13):
+    for side in (NETWORKS[name].least_side, 13):
         logits = network(torch.randn(2, 3, side, side))
         assert logits.shape == (2, 10)
         logits.sum().backward()

@@ -6,13 +6,14 @@ from math import exp
 
 import pytest
 
-from batchwright.algorithms.learning_rate import DEFAULT_RATE, make_rule
+from batchwright.algorithms.learning_rate import make_rule
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.planner import make_plan
 from batchwright.planning.run_history import experience_of
 from batchwright.prediction.accuracy.quality import SEED_ERROR
 from batchwright.records import Ags, AgsRule, Goal, RunSummary
+from batchwright.records.registries.optimizers import SGD
 from samples import make_epoch, make_job, make_server, make_summary
 from samples import make_plan as make_sample_plan
 from test_optimizer import profile_of
@@ -61,7 +62,7 @@ def test_what_runs_with_both_showed_at_a_batch_comes_before_the_rule():
     runs = [run_of("sgd", 512, 0.97), run_of("muon", 512, 0.90)]
     plan = make_plan(profile_of(), job, runs=runs)
     assert plan.update == "sgd"
-    assert plan.learning_rate.base == DEFAULT_RATE["sgd"]
+    assert plan.learning_rate.base == SGD.rate
     why = reason_of(plan, "optimizer")
     assert why.source == "measured"
     assert (

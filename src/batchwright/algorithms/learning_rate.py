@@ -13,19 +13,10 @@ from typing import Literal, NamedTuple
 
 from batchwright.errors import JobError
 from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts, OptimizerName
+from batchwright.records.registries.optimizers import OPTIMIZERS
 
-DEFAULT_RATE = {"sgd": 0.1, "adamw": 0.001, "muon": 0.1}  # at the base batch, per step
-MUON_UNNORMALIZED = 0.02
-"""Default rate of Muon without batch normalization. Steps as long as they are at 0.1, whatever the
-gradient, are undone by it where it is; elsewhere outputs grow with the weights, layer on layer,
-until nothing is learnt: `vgg8` from some 0.1 per step on (docs/log.md)."""
-MUON_REACH = 4.0
-"""Least sum of the rates of a training with Muon, if its rate is left open and the network has
-batch normalization. A step at rate r moves a matrix by some r in spectral norm whatever its
-gradient, and matrices begin 1 to 3 long: below a sum of 3 accuracy falls steeply, above it hardly,
-until single rates come to 1 (docs/log.md)."""
-MUON_MOST = 1.0
-"""Most that the rate is raised to for that."""
+MOST_RAISED = 1.0
+"""Most that a rate is raised to where few steps would leave the weights near where they began."""
 DECAY_SHARES = (1 / 3, 2 / 3, 8 / 9)  # of the epochs; Goyal et al. decay at 30, 60, 80 of 90
 DECAY_FACTOR = 0.1
 
@@ -203,20 +194,18 @@ def make_rule(
         global_batch: Samples per step over all workers.
         epochs: Length of the training, in epochs.
         update: The optimizer, which the default rate goes by.
-        samples: Of an epoch; with it the default rate of Muon is raised where there are so few
-            steps that weights would not get far (`reach`).
-        batch_norm: Whether the network has batch normalization; without it the default rate of Muon
-            is `MUON_UNNORMALIZED`.
+        samples: Of an epoch; with it the default rate of an optimizer that wants a `reach` is
+            raised where there are so few steps that weights would not get far.
+        batch_norm: Whether the network has batch normalization.
         tried: The best rate over the usual one, by trials; a rate that the job gives stays.
 
     Raises:
         JobError: The warm-up asked for is longer than the training, or the scaled rate is no
             finite number above 0.
     """
-    asked = job.learning_rate
-    cautious = update == "muon" and not batch_norm
-    usual = MUON_UNNORMALIZED if cautious else DEFAULT_RATE[update]
-    base = usual if asked == "auto" else asked
+    asked, spec = job.learning_rate, OPTIMIZERS[update]
+    cautious = spec.unnormalized_rate if not batch_norm else None
+    base = (cautious or spec.rate) if asked == "auto" else asked
     scaling = job.rate_scaling
     peak = scaled_rate(base, job.base_batch, global_batch, scaling)
     if not (isfinite(peak) and peak > 0):
@@ -235,9 +224,9 @@ def make_rule(
     if asked != "auto":
         return rule
     raised = 1.0
-    if update == "muon" and not cautious and samples is not None:
-        needed = MUON_REACH / reach(rule, global_batch, samples=samples, epochs=epochs)
-        raised = max(1.0, min(needed, MUON_MOST / peak))
+    if spec.reach and not cautious and samples is not None:
+        needed = spec.reach / reach(rule, global_batch, samples=samples, epochs=epochs)
+        raised = max(1.0, min(needed, MOST_RAISED / peak))
     factor = raised * tried
     return rule.model_copy(update={"base": base * factor, "peak": peak * factor, "tried": tried})
 
@@ -262,22 +251,22 @@ def rule_for(
     )
 
 
-def remark_on_muon(job: Job, rule: LearningRateRule) -> str:
-    """Why Muon's default rate is not what it usually is, in a sentence; empty if it is."""
-    usual = DEFAULT_RATE["muon"]
+def remark_on_rate(job: Job, rule: LearningRateRule, update: OptimizerName) -> str:
+    """Why the default rate is not what it usually is, in a sentence; empty if it is."""
+    spec = OPTIMIZERS[update]
     if job.learning_rate != "auto":
         return ""
     base = rule.base / rule.tried
-    if isclose(base, MUON_UNNORMALIZED):
+    if spec.unnormalized_rate and isclose(base, spec.unnormalized_rate):
         return (
-            f"It is Muon's for networks without batch normalization, where {usual:g} lets outputs "
-            "grow until nothing is learnt."
+            f"It is {spec.title}'s for networks without batch normalization, where {spec.rate:g} "
+            "lets outputs grow until nothing is learnt."
         )
-    if base > 1.000001 * max(DEFAULT_RATE.values()):
+    if base > 1.000001 * spec.rate:
         return (
-            f"Muon's usual {usual:g} was raised, as there are few steps: a step moves a matrix by "
-            f"the rate at most, and rates that add up to less than {MUON_REACH:g} leave weights "
-            "near where they began."
+            f"{spec.title}'s usual {spec.rate:g} was raised, as there are few steps: a step moves "
+            f"a matrix by the rate at most, and rates that add up to less than {spec.reach:g} "
+            "leave weights near where they began."
         )
     return ""
 

@@ -172,7 +172,7 @@ def probe(
     out: Annotated[Path | None, typer.Option(help="File for the profile; - is stdout.")] = None,
 ) -> None:
     """Measure: step times, memory, exchange times, gradient noise, and how the network learns."""
-    from batchwright.reporting.text.tables import profile_table
+    from batchwright.reporting.render.tables import profile_table
     from batchwright.workflows import verbs
 
     refuse_bad_target(out)
@@ -245,7 +245,7 @@ def check(
     from batchwright.records import Plan
     from batchwright.records.documents import read_record
     from batchwright.reporting.data.reading import check_words
-    from batchwright.reporting.text.tables import check_table
+    from batchwright.reporting.render.tables import check_table
     from batchwright.workflows import verbs
     from batchwright.workflows.prepare_job import refuse_unconfirmed_code
 
@@ -282,7 +282,7 @@ def schedule(
 ) -> None:
     """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
     from batchwright.reporting.render.figures import check_figure, write_schedule_figure
-    from batchwright.reporting.text.tables import schedule_table
+    from batchwright.reporting.render.tables import schedule_table
     from batchwright.workflows import verbs
 
     places, overrides = files_and_keys(words)
@@ -388,7 +388,7 @@ def sweep(
 ) -> None:
     """Run a job over a grid of its keys and several seeds, and compare."""
     from batchwright.reporting.data.sweep_curves import best_setting, progress_words
-    from batchwright.reporting.text.tables import sweep_table
+    from batchwright.reporting.render.tables import sweep_table
     from batchwright.workflows.sweep.grid import read_seeds, words_of_grid
     from batchwright.workflows.sweep.verb import sweep as run_sweep
 

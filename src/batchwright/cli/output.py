@@ -90,7 +90,7 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
         expected += f", {counted(plan.epochs, 'epoch')}"
     if plan.chosen is not None and plan.chosen.accuracy is not None:
         expected += f", accuracy {percent(plan.chosen.accuracy.value)}"
-    first = " at first" if plan.method == "dynamic-batch" else ""
+    first = " at first" if plan.method_spec.follows_speed else ""
     batches = f"global batch {top.global_batch_size}"
     if plan.server is not None:
         batches = f"local batches {local_batches(top.local_batch_sizes)}"
@@ -116,7 +116,7 @@ def show(table: Any) -> None:
 def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
     """What a run comes to: a table for a person, one object for a program."""
     from batchwright.reporting.data.reading import learnt_words, refit_words
-    from batchwright.reporting.text.tables import summary_table
+    from batchwright.reporting.render.tables import summary_table
 
     show(summary_table(summary))
     for line in (refit_words(summary), learnt_words(summary)):
@@ -135,7 +135,7 @@ def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None
 
 def compare(runs: list[str], out: Path, as_json: bool) -> None:
     """Several runs beside each other: page, figure, table."""
-    from batchwright.reporting.text.tables import comparison_table
+    from batchwright.reporting.render.tables import comparison_table
     from batchwright.workflows import verbs
 
     told, page = verbs.compare_runs(runs, out=out)

@@ -147,7 +147,7 @@ class JobWork:
             self._verb("probe", str(file), *code_words(job), "--out", str(place))
             self._pulse.say(profile=read_record(place, Profile))
         plan = self._plan_once(place)
-        if plan.server is not None and plan.job.launch != "virtual":
+        if plan.server is not None and not plan.job.launcher.simulated:
             plan = self._settled(plan, place)
         profile = read_record(place, Profile)
         self._pulse.say("planned", profile=profile, plan=plan)
@@ -178,7 +178,7 @@ class JobWork:
             self._note_run()
             return
         words = ["--out", str(self._run), "--report-to", self._service.url]
-        if self._follow_advice and plan.server is None and plan.job.launch != "virtual":
+        if self._follow_advice and plan.server is None and not plan.job.launcher.simulated:
             words.append("--follow-advice")
         if (self._run / "plan.json").exists():
             words = ["train", "--resume", *words]

@@ -13,22 +13,14 @@ from dataclasses import dataclass
 from batchwright.algorithms.learning_rate import room_to_linear
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.chosen import Chosen
-from batchwright.planning.validation import SERVED
 from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, Stage
+from batchwright.records.registries.optimizers import OPTIMIZERS
 
 WANTED_PARTS = 4
 """Of fewer parts noise and signal are hardly told from each other."""
 NORMALIZED = 8
 """Samples; with fewer in a part, batch normalization costs accuracy: Wu and He 2018, arXiv
 1803.08494, have 1.2 points more error with 8 than with 32, 3.7 with 4 and 11.1 with 2."""
-
-_OTHERS = {
-    "adamw": " AdamW divides each gradient by its own recent size, so a factor that changes slowly "
-    "nearly cancels: expect little.",
-    "muon": " Muon makes the updates of its matrices equally large whatever their gradients' size, "
-    "so factors act on what is left to SGD only.",
-}
-"""What is to be said of optimizers that do not follow the gradient's size."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ def step_split_of(job: Job) -> StepSplit | None:
     """How a job's steps are to be cut; `None` where nothing is told from parts."""
     if job.ags.factors == "off" and job.rate_scaling != "gain":
         return None
-    return StepSplit(job.ags.parts, job.base_batch, job.method in SERVED)
+    return StepSplit(job.ags.parts, job.base_batch, job.method_spec.served)
 
 
 def small_parts(local: int, passes: int, least: int) -> list[int]:
@@ -194,13 +186,15 @@ def reasons(
     """Why gradients are scaled as they are or could be, and how steps are cut for it."""
     parting, rule = step_split_of(job), ags_rule(job)
     if parting is None:
-        return _no_factors(job, stages) if update == "sgd" else ()
+        return _no_factors(job, stages) if OPTIMIZERS[update].follows_gradients else ()
     stage = stages[-1]
     sizes = max(_steps(parting, stage), key=sum)
     batch, larger = sum(sizes), sum(sizes) > parting.base_batch
     found = []
     if rule is not None:
-        found.append(_scaling(job, rule, batch, rate, followed=update == "sgd"))
+        found.append(
+            _scaling(job, rule, batch, rate, followed=OPTIMIZERS[update].follows_gradients)
+        )
     if larger:
         parts = _parts(sizes, stage.micro_batch_size, least)
         wanted = job.ags.parts
@@ -219,7 +213,7 @@ def reasons(
 
 def _no_factors(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
     """Why gradients are not scaled, where they could be and the job leaves it open."""
-    gather = max if job.method in SERVED else sum
+    gather = max if job.method_spec.served else sum
     batch = max(gather(stage.local_batch_sizes) for stage in stages)
     if job.ags.mode != "auto" or batch <= job.base_batch:
         return ()
@@ -268,7 +262,7 @@ def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> st
 
 def _doubts_of_rate(plan: Plan, parting: StepSplit) -> tuple[str, ...]:
     rule, rate = plan.ags, plan.learning_rate
-    if rule is None or plan.update != "sgd":
+    if rule is None or not OPTIMIZERS[plan.update].follows_gradients:
         return ()
     found, idle = [], True
     for stage in plan.stages:
@@ -361,7 +355,7 @@ def _scaling(
             f"Asked for (ags.mode={rule.mode}), and a batch of {batch} is not above "
             f"base_batch={rule.base_batch}: there is nothing to make up for."
         )
-    why += _OTHERS.get(job.optimizer, "")
+    why = f"{why} {OPTIMIZERS[job.optimizer].on_factors}".rstrip()
     return Chosen(value, why, "asked").reason("gradient scaling")
 
 

@@ -11,13 +11,13 @@ from batchwright.algorithms.learning_rate import (
     fitted_warmup,
     make_rule,
     raises_nothing,
-    remark_on_muon,
+    remark_on_rate,
     rule_for,
 )
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.chosen import Chosen
-from batchwright.planning.resolution import CYCLED, preset_of
+from batchwright.planning.resolution import preset_of
 from batchwright.records import (
     DataFacts,
     Job,
@@ -60,7 +60,7 @@ def rate_of(
     """
     scale = learnt.rate_scale(update) if learnt else 1.0
     rule = rule_for(job, batch, data, network, update, scale)
-    rate = _rate(rule, batch, remark_on_muon(job, rule))
+    rate = _rate(rule, batch, remark_on_rate(job, rule, update))
     if tried := _rates_tried(job, batch, update, learnt):
         rate = rate._replace(why=f"{rate.why} {tried}", source="measured", reference="")
     return rule, _reasons(job, rule, batch, rate, Chosen(rule.decay, *_DECAY[rule.decay]))
@@ -76,7 +76,7 @@ def rate_at_top(
     Raises:
         JobError: The warm-up asked for is longer than the training.
     """
-    preset, asked, by_stages = preset_of(job), job, job.method in CYCLED
+    preset, asked, by_stages = preset_of(job), job, job.method_spec.cycles
     published = preset is not None and job.learning_rate == "auto"
     if preset is not None and published:
         asked = asked.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
@@ -84,7 +84,7 @@ def rate_at_top(
         asked = asked.model_copy(update={"decay": "none"})
     update = chosen_optimizer(asked, batch)
     rule = make_rule(asked, batch, job.epochs, update, batch_norm=network.batch_norm)
-    whose = "steps" if job.method == "cyclic" else "a worker's own steps"
+    whose = "a worker's own steps" if job.method_spec.served else "steps"
     rate = _rate(rule, batch)
     rate = rate._replace(
         why=f"{rate.why} It is that of {whose} at the highest resolution, and the same for other "

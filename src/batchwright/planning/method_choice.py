@@ -1,7 +1,7 @@
 r"""What `method=auto` comes to: the least predicted time to the accuracy of `plain`.
 
 Each method is planned as if it were asked for. Those count that are known to learn as much: by
-runs given, because they take the same steps, or by what other tasks showed (`RULES`).
+runs given, because they take the same steps, or by what other tasks showed.
 
 `dynamic-batch` begins with even shares, of which its plan tells the time; then worker i, whose step
 takes :math:`(b_i + o_i) / v_i`, gets a share by its speed, and a step takes
@@ -11,14 +11,13 @@ takes :math:`(b_i + o_i) / v_i`, gets a share by its speed, and a step takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
-from batchwright.planning.resolution import ONE_BATCH
 from batchwright.planning.run_history import experience_of
-from batchwright.planning.validation import SERVED, check_open_method
+from batchwright.planning.validation import check_open_method
 from batchwright.records import (
     Alternative,
     Estimate,
@@ -31,37 +30,13 @@ from batchwright.records import (
     Stage,
 )
 from batchwright.records.base import Method
+from batchwright.records.registries.methods import METHODS, PLAIN
 from batchwright.records.text.formatting import counted_points, duration, shares_between
 from batchwright.records.text.plan_text import is_chosen
 
 LEAST_SAVING = 0.02
 """Share of the time that a method must save: less is within what predictions are off."""
 _SAVING = f"{100 * LEAST_SAVING:g} %"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What is known of a method before anything ran.
-
-    Attributes:
-        told: What tells how much it learns, in words.
-        apart: Held-out accuracy less that of `plain` with the same optimizer, in points, with its
-            95 % interval, where other tasks showed it; `None`: they did not.
-    """
-
-    told: str
-    apart: tuple[float, float, float] | None = None
-
-
-# `cyclic`: benchmarks/tools/cheaper.py, five pairs; the interval is that of one more, by
-# Student's t.
-RULES: Mapping[Method, Rule] = {
-    "plain": Rule("the others are compared with it"),
-    "dynamic-batch": Rule("it takes the same steps, however samples are shared"),
-    "cyclic": Rule("as short trainings of three other tasks showed", (-2.2, -6.9, 2.5)),
-    "dual-batch": Rule("only runs with it tell, and none was given"),
-    "hybrid": Rule("only runs with it tell, and none was given"),
-}
 
 
 @dataclass(frozen=True)
@@ -118,15 +93,15 @@ def plan_of_best(
     check_open_method(job)
     problems: dict[Method, PlanError] = {}
     plans: dict[Method, Plan] = {}
-    for method in RULES:
+    for method, spec in METHODS.items():
         try:
             made = make(method)
-            if method in SERVED and made.workers == 1:
+            if spec.served and made.workers == 1:
                 raise PlanError("two batches at once take 2 workers or more")
             plans[method] = made
         except PlanError as error:
             problems[method] = error
-    plain = plans.get("plain")
+    plain = plans.get(PLAIN.name)
     weighed = {method: _weighed(one, plain, profile, runs) for method, one in plans.items()}
     alike = {
         method: one
@@ -134,15 +109,16 @@ def plan_of_best(
         if one.least is not None and one.least >= -job.goal.accuracy_tolerance
     }
     if not alike:
-        raise problems["plain"]
+        raise problems[PLAIN.name]
     best = min(alike, key=lambda method: alike[method].seconds)
-    if "plain" in alike and alike[best].seconds > (1 - LEAST_SAVING) * alike["plain"].seconds:
-        best = "plain"
+    plain_one = alike.get(PLAIN.name)
+    if plain_one is not None and alike[best].seconds > (1 - LEAST_SAVING) * plain_one.seconds:
+        best = PLAIN.name
     others = tuple(
         Alternative(value=method, loss=weighed[method].against(weighed[best], job.goal))
         if method in weighed
         else Alternative(value=method, loss=f"not possible: {problems[method]}")
-        for method in RULES
+        for method in sorted(METHODS, key=lambda name: METHODS[name].served)
         if method != best
     )
     plan, tolerance = weighed[best].plan, counted_points(job.goal.accuracy_tolerance)
@@ -167,7 +143,7 @@ def beside_plain(
     if _by_runs(plan, profile, runs) is not None:
         return plan
     try:
-        plain = make("plain")
+        plain = make(PLAIN.name)
     except PlanError:  # a limit that this plan keeps
         return plan
     usual = _weighed(plain, plain, profile, runs)
@@ -186,15 +162,15 @@ def _weighed(
     plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
 ) -> Weighed:
     """A method's plan, beside that of `plain`; `None`: there is none."""
-    rule, seconds = RULES[plan.method], _seconds(plan)
+    rule, seconds = plan.method_spec, _seconds(plan)
     usual = _candidate(plain).accuracy if plain else None
-    if plan.method == "dynamic-batch":
+    if rule.follows_speed:
         saved = saved_by_shares(plan, runs)
         told = f"{rule.told}; no worker is known to be slower than others"
         if saved:
             told = f"{rule.told}; even shares would take {duration(seconds)}"
         return Weighed(plan, seconds - saved, usual, 0.0, told)
-    if plan.method == "plain":
+    if rule.same_steps:
         return Weighed(plan, seconds, usual, 0.0, rule.told)
     own = _by_runs(plan, profile, runs)
     if own is not None:
@@ -254,14 +230,14 @@ def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
 
 def _speeds(plan: Plan, stage: Stage, runs: Sequence[RunSummary]) -> list[tuple[float, float]]:
     """Samples a second and fixed samples' worth of each worker: stated, or from the last run."""
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         a, b = stage.sample_seconds, stage.step_seconds
         if not a or b is None:
             return []
         each = plan.job.virtual.relative_times(plan.workers)
         return [(speed / a, overhead * b / a) for speed, overhead in each]
     for run in reversed(runs):
-        if run.plan.method not in ONE_BATCH or not run.epochs:
+        if not run.plan.method_spec.same_steps or not run.epochs:
             continue
         last = run.epochs[-1]
         fixed = run.plan.stages[-1].fixed_samples

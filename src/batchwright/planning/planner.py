@@ -34,7 +34,7 @@ from batchwright.planning.candidates.choice import (
 )
 from batchwright.planning.candidates.cluster_options import cluster_options_of
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
-from batchwright.planning.candidates.learnt import TAUGHT, Learnt, learnt_of, why_unknown
+from batchwright.planning.candidates.learnt import Learnt, learnt_of, why_unknown
 from batchwright.planning.candidates.optimizer import (
     Compared,
     chosen_optimizer,
@@ -58,7 +58,6 @@ from batchwright.planning.learning_rates import rate_of
 from batchwright.planning.measurements import loading, machine, measured_precision
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.methods.multi_stage import (
-    COMPOSED,
     Layout,
     laid_out,
     lay_out,
@@ -69,10 +68,9 @@ from batchwright.planning.methods.multi_stage import (
 from batchwright.planning.methods.simulated import simulated
 from batchwright.planning.methods.time_models import Measured, Stated, stated_times
 from batchwright.planning.methods.update_rule import settle
-from batchwright.planning.resolution import CYCLED, resolution_reason, sides
+from batchwright.planning.resolution import resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
 from batchwright.planning.validation import (
-    SERVED,
     check_counts,
     check_goal,
     check_open_method,
@@ -128,8 +126,8 @@ def make_plan(
 
     if job.method == "auto":
         return method_choice.plan_of_best(job, merged[0], runs, with_method)
-    if job.launch == "virtual":
-        slowest = job.method not in SERVED
+    if job.launcher.simulated:
+        slowest = not job.method_spec.served
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, merged, job)
@@ -168,7 +166,7 @@ def make_plan(
     workers = workers_reason(job, choice, named=named, apart=apart)
     precision = measured_precision(merged[0], precision_of(job))
     why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
-    if job.method in COMPOSED:
+    if not job.method_spec.same_steps:
         made = lay_out(settled, times)
         explained = (workers, precision, *made.reasons, *why_update)
     else:
@@ -193,7 +191,7 @@ def make_plan(
             *progress_reasons(progress, batch, in_training),
             *link_reason(settled),
         )
-    virtual = job.launch == "virtual"  # nothing that is measured tells of simulated times
+    virtual = job.launcher.simulated  # nothing that is measured tells of simulated times
     plan = _assembled(
         times,
         made,
@@ -214,7 +212,7 @@ def make_plan(
         kinds=choice.row.mix.kinds if named else (),
     )
     told_of = runs or any(profile.trials for profile in given)
-    if job.method in COMPOSED and told_of:
+    if not job.method_spec.same_steps and told_of:
         return method_choice.beside_plain(plan, merged[0], runs, with_method)
     return plan
 
@@ -251,7 +249,7 @@ def plan_without_profile(
     times = stated_times(job, data, network, local_batch_sizes)
     job, batch = times.job, times.batch
     why_update = optimizer_reason(job, batch)
-    if job.method in COMPOSED:
+    if not job.method_spec.same_steps:
         made = lay_out(job, times, why_update)
         return _assembled(times, made, made.reasons)
     rule, rates = rate_of(job, batch, data, network, chosen_optimizer(job, batch))
@@ -301,12 +299,12 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
         bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
         return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
 
-    if job.method in SERVED and job.workers == "auto":  # one worker makes no two groups
+    if job.method_spec.served and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.mix.workers > 1] or rows
     try:
         return chosen(rows)
     except PlanError:
-        if job.method not in CYCLED or job.goal.deadline is None:
+        if not job.method_spec.cycles or job.goal.deadline is None:
             raise
     limits = [tuple(one for one in row.misses if one.limit != "goal.deadline") for row in rows]
     return chosen([replace(row, misses=left) for row, left in zip(rows, limits, strict=True)])
@@ -357,7 +355,7 @@ def _progress(
     job, least = told.job, None
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
     # Cycles and two batch sizes are laid out over the epochs that are stated.
-    if job.goal.target is not None and job.method in TAUGHT:
+    if job.goal.target is not None and job.method_spec.same_steps:
         least = 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
     return Progress(
         models={name: told.progress(noise, name) for name in optimizers_of(job)},

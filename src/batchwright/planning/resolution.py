@@ -21,10 +21,6 @@ from batchwright.records import Alternative, DataFacts, Job, Reason, Source
 
 Number = TypeVar("Number", int, float)
 
-CYCLED = ("cyclic", "hybrid")
-ONE_BATCH = ("plain", "dynamic-batch")  # the same training, however samples are shared
-"""Methods that go through resolutions and stages of the rate."""
-
 LARGE_SIDE = 64
 """Up to this top resolution, in pixels, one lower one; above it two."""
 
@@ -194,7 +190,7 @@ def _divided(epochs: int, weights: Sequence[float]) -> list[int]:
 
 def preset_of(job: Job) -> Preset | None:
     """The published schedule that the job follows; `None`: none, or the method has no cycle."""
-    return PRESETS.get(job.cycle.preset) if job.method in CYCLED else None
+    return PRESETS.get(job.cycle.preset) if job.method_spec.cycles else None
 
 
 def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
@@ -217,7 +213,7 @@ def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
         sides: tuple[int, ...] = (data.side,)
         if preset is not None:
             sides = preset.resolutions
-        elif job.method in (*CYCLED, "auto"):
+        elif job.method_spec.cycles or job.method == "auto":
             sides = tuple(s for s in rising_sides(data.side) if s >= least_side) or sides
         changes["resolutions"] = sides
     return job.model_copy(update=changes)
@@ -251,7 +247,7 @@ def cycle_batches(job: Job, data: DataFacts) -> Chosen[tuple[int, ...]] | None:
     Raises:
         PlanError: They contradict the global batch or the number of resolutions.
     """
-    if job.method != "cyclic":
+    if not job.method_spec.takes("cycle.batches"):
         return None
     given, preset = job.cycle.batches, preset_of(job)
     if given != "auto":

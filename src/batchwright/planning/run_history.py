@@ -12,11 +12,12 @@ from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
 from batchwright.planning.methods.update_rule import Outcome, Recipe, Tried, recipe_of
-from batchwright.planning.resolution import CYCLED, ONE_BATCH, sides
+from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.outcomes import epochs_to
 from batchwright.prediction.accuracy.quality import SEED_ERROR, ProgressModel, fit_progress
 from batchwright.prediction.accuracy.trainings import Observed, offset_of
 from batchwright.records import GradientNoise, Job, OptimizerName, Profile, RunSummary
+from batchwright.records.registries.optimizers import AUTO
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Experience:
         """
         kept: dict[int, Compared] = {}
         for tried in self.tried():
-            sgd, muon = (tried.best(name) for name in ("sgd", "muon"))
+            sgd, muon = (tried.best(name) for name in AUTO)
             if sgd is not None and muon is not None:
                 error = hypot(sgd.error, muon.error)
                 kept[tried.batch] = Compared(
@@ -169,13 +170,13 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
             f"the run {runs[0].run_folder} has optimizer={runs[0].plan.update}, the job "
             f"optimizer={job.optimizer}: give runs of the same task"
         )
-    resolutions = {*(sides(job) if job.method in CYCLED else sides(job)[-1:])}
-    methods = ONE_BATCH if job.method in ONE_BATCH else (job.method,)
+    resolutions = {*(sides(job) if job.method_spec.cycles else sides(job)[-1:])}
+    same_steps = job.method_spec.same_steps
     target = job.goal.accuracy
     alike = tuple(
         run
         for run in kept
-        if run.plan.method in methods
+        if (run.plan.method_spec.same_steps if same_steps else run.plan.method == job.method)
         and {one.resolution for one in run.plan.stages} == resolutions
         and (_ended(run) or (target is not None and epochs_to(run, target) is not None))
     )

@@ -15,6 +15,7 @@ from batchwright.planning.gradient_scaling import doubts as scaling_doubts
 from batchwright.planning.gradient_scaling import largest_rate
 from batchwright.planning.validation import least_local
 from batchwright.records import Plan, RateSchedule, SchedulePoint, ScheduleRow
+from batchwright.records.registries.optimizers import OPTIMIZERS
 
 POINTS = 240
 """Of a schedule, or a few more: where something happens there are points, too."""
@@ -62,7 +63,7 @@ def _rows(plan: Plan) -> tuple[ScheduleRow, ...]:
         step = batch if plan.server is None else max(stage.local_batch_sizes)
         most_gain = max(1.0, batch / base) if gains else 1.0
         together = most_gain
-        if plan.ags and plan.update == "sgd":  # others hardly follow the size of a gradient
+        if plan.ags and OPTIMIZERS[plan.update].follows_gradients:
             together, _ = largest_rate(plan.ags, plan.learning_rate, 1.0, step)
         found.append(
             ScheduleRow(

@@ -9,10 +9,12 @@ from operator import attrgetter
 
 from batchwright.errors import PlanError
 from batchwright.planning.methods.simulated import with_link
-from batchwright.planning.resolution import CYCLED, per_resolution, settled, sides
+from batchwright.planning.resolution import per_resolution, settled, sides
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
+from batchwright.records.job_keys import job_keys
+from batchwright.records.registries.methods import METHODS
+from batchwright.records.registries.optimizers import AUTO
 
-SERVED = ("dual-batch", "hybrid")
 """Methods with two batch sizes, trained through a parameter server."""
 
 PLANNING_KEYS = frozenset(
@@ -54,7 +56,7 @@ def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
         before, now = getattr(measured, key), getattr(job, key)
         if before == now or (key in PLANNING_KEYS and (key, now) != ("resolutions", "auto")):
             continue
-        if key == "optimizer" and (before, now) in (("auto", "sgd"), ("auto", "muon")):
+        if key == "optimizer" and before == "auto" and now in AUTO:
             continue  # what each update takes was measured
         if now != "auto":
             raise PlanError(
@@ -101,19 +103,19 @@ def resolved(
 
 def check_counts(job: Job) -> None:
     """Refuse what is said of other workers or resolutions than the job has, where it says which."""
-    at_each = sides(job) if job.method in CYCLED else sides(job)[-1:]
-    if job.method in SERVED and job.dual.large_batches != "auto":
+    at_each = sides(job) if job.method_spec.cycles else sides(job)[-1:]
+    if job.method_spec.served and job.dual.large_batches != "auto":
         per_resolution("dual.large_batches", job.dual.large_batches, at_each)
-    if job.method == "cyclic" and job.cycle.batches != "auto":
+    if job.method_spec.takes("cycle.batches") and job.cycle.batches != "auto":
         per_resolution("cycle.batches", job.cycle.batches, at_each)
     if job.workers == "auto":
         return
     small = job.dual.small_workers
-    if job.method in SERVED and small != "auto" and small > job.workers:
+    if job.method_spec.served and small != "auto" and small > job.workers:
         raise PlanError(
             f"dual.small_workers={small} of workers={job.workers}: give at most {job.workers}"
         )
-    if job.launch != "virtual":
+    if not job.launcher.simulated:
         return
     misfit = job.virtual.misfit(job.workers)
     if misfit:
@@ -122,16 +124,10 @@ def check_counts(job: Job) -> None:
 
 def method_keys() -> dict[str, tuple[str, ...]]:
     """Job keys that do something with some methods alone, and these."""
-    usual = Job()
-    meant: dict[str, tuple[str, ...]] = {
-        f"{part}.{key}": methods
-        for part, methods in (("dual", SERVED), ("server", SERVED), ("cycle", CYCLED))
-        for key in type(getattr(usual, part)).model_fields
+    takers = {
+        key: tuple(name for name, one in METHODS.items() if one.takes(key)) for key in job_keys(Job)
     }
-    meant["cycle.batches"] = ("cyclic",)
-    for key in ("rebalance_steps", "least_local_batch", "most_local_batch"):
-        meant[key] = ("dynamic-batch",)
-    return meant
+    return {key: methods for key, methods in takers.items() if methods}
 
 
 def check_open_method(job: Job) -> None:
@@ -167,7 +163,7 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={value} does nothing without a target: give goal.accuracy, with "
                 "goal.objective=auto or target-accuracy"
             )
-    if job.method in SERVED and job.workers == 1:
+    if job.method_spec.served and job.workers == 1:
         found.append(
             f"method={job.method} with workers=1 has one group, and so one batch at a time: two "
             "take 2 workers or more"
@@ -289,7 +285,7 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
 def check_order(job: Job) -> None:
     """Refuse bounds for `dynamic-batch` of which the lower one is the larger."""
     least, most = job.least_local_batch or 1, job.most_local_batch
-    if job.method == "dynamic-batch" and most is not None and least > most:
+    if job.method_spec.follows_speed and most is not None and least > most:
         raise PlanError(
             f"least_local_batch={least} is more than most_local_batch={most}: give a smaller one"
         )
@@ -299,7 +295,7 @@ def check_bounds(job: Job, local: Sequence[int]) -> None:
     """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
     check_order(job)
     least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
-    if job.method != "dynamic-batch":
+    if not job.method_spec.follows_speed:
         return
     for name, bound, missed in (
         ("least_local_batch", least, least * len(local) > sum(local)),

@@ -19,6 +19,7 @@ from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
 from batchwright.errors import JobError
 from batchwright.probing.measure.timing import now
 from batchwright.records import Job, MemoryParts, OptimizerName, Precision
+from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.batches.sampler import balancing_weights
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
@@ -36,9 +37,6 @@ from batchwright.workload.task import (
     set_training,
 )
 from batchwright.workload.tensor_bytes import bytes_of, lasting_bytes
-
-PROBE_RATES = {"auto": 0.1, "sgd": 0.1, "adamw": 0.001, "muon": 0.1}
-"""Learning rates while measuring, where the job leaves its own open; `auto` measures with SGD."""
 
 SMALLEST_BATCH = 2
 """Samples of the smallest step tried; batch normalization takes no fewer."""
@@ -85,7 +83,8 @@ class Bench:
         self.network = self._network(self.classes).to(self.device)
         set_training(self.network)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
-        rate = PROBE_RATES[job.optimizer] if job.learning_rate == "auto" else job.learning_rate
+        usual = OPTIMIZERS[job.optimizer].rate  # `auto` measures with SGD
+        rate = usual if job.learning_rate == "auto" else job.learning_rate
         self.optimizer = build_optimizer(self.network, job, rate)
         self._loss = build_loss(job)
         self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"

@@ -18,6 +18,7 @@ from batchwright.records import (
     MemoryParts,
     NetworkFacts,
     NonNegative,
+    OptimizerName,
     Positive,
     Precision,
     PrecisionRatio,
@@ -251,7 +252,7 @@ class RunTrial(Record):
     do: Literal["trial"] = "trial"
     workers: Count
     resolution: Count
-    optimizer: Literal["sgd", "adamw", "muon"]
+    optimizer: OptimizerName
     global_batch_size: Count
     rate_scale: Positive = Field(1.0, description="Multiple of the usual learning rate.")
     samples: Count = Field(description="To train on, over all workers.")

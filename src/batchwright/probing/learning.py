@@ -179,7 +179,7 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
         arms=tuple(
             Arm(
                 batch,
-                1 if job.launch == "virtual" else one.workers,
+                1 if job.launcher.simulated else one.workers,
                 one.micro_batch_size,
                 one.epoch_seconds.value,
                 slowness(one),
@@ -205,7 +205,7 @@ def _candidates(plan: Plan, job: Job) -> list[Prediction]:
 
     A virtual cluster's are trained by one worker, however many it has.
     """
-    virtual = job.launch == "virtual"
+    virtual = job.launcher.simulated
     here = [one for one in plan.considered if (virtual or not one.assumed) and not one.refused]
     asked = [one for one in here if job.workers in ("auto", one.workers)]
     return [one for one in asked if one.resolution == plan.top_resolution]
@@ -219,7 +219,7 @@ def _slowness(profile: Profile) -> Slowness:
     Raises:
         PlanError: Too little was measured to tell.
     """
-    if profile.job.launch != "virtual":
+    if not profile.job.launcher.simulated:
         return lambda _: 1.0
     times = fit_step_time(profile.steps)
 

@@ -166,7 +166,7 @@ def compare_formats(job: Job, folder: Path) -> Compared:
 
 def counts_of(job: Job) -> tuple[int, ...]:
     """Numbers of workers that a probe of the job measures, rising."""
-    if job.launch in ("in-process", "virtual"):  # a virtual worker has the machine to itself
+    if not job.launcher.processes:  # a virtual worker has the machine to itself
         return (1,)
     return worker_counts(default_workers(job.device)) if job.workers == "auto" else (job.workers,)
 
@@ -180,7 +180,7 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
     Raises:
         JobError: Several workers in one process.
     """
-    if job.launch == "in-process":
+    if job.launcher.one_worker:
         if max(counts) > 1:
             raise JobError(f"workers={max(counts)} with launch=in-process: that is one worker")
         with closing(Here(job)) as here:

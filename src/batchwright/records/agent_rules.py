@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from batchwright.records.job import Job
+from batchwright.records.registries.data_sources import DATA
+from batchwright.records.registries.networks import NETWORKS
 
 DEFAULTS = {
-    "data": ("digits",),
-    "network": ("mobilenet_small", "resnet18", "resnet8", "vgg8"),
+    "data": tuple(name for name, one in DATA.own.items() if not one.takes_path),
+    "network": tuple(sorted(NETWORKS.own)),
     "loss": ("cross_entropy",),
     "weights": (),
 }

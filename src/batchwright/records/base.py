@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from batchwright.errors import ArgumentError
+from batchwright.records.registries.methods import METHODS
+from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.registries.registry import Named
 from batchwright.records.text.problems import described, printable
 from batchwright.storage.files import write_whole
 
@@ -20,9 +23,9 @@ Index = Annotated[int, Field(ge=0)]
 
 Precision = Literal["float32", "bfloat16"]
 Augmentation = Literal["none", "crop", "crop-flip"]
-Method = Literal["plain", "dynamic-batch", "dual-batch", "cyclic", "hybrid"]
-OptimizerName = Literal["sgd", "adamw", "muon"]
-AskedMethod = Literal["auto", Method]
+Method = Annotated[str, Named(METHODS)]
+OptimizerName = Annotated[str, Named(OPTIMIZERS)]
+AskedMethod = Annotated[str, Named(METHODS, "auto")]
 Source = Literal["measured", "predicted", "published", "assumed", "asked"]
 
 

@@ -18,12 +18,15 @@ from batchwright.records.base import (
     html_table,
 )
 from batchwright.records.job_keys import job_keys, job_problem
+from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
+from batchwright.records.registries.launchers import LAUNCHERS, Launcher
+from batchwright.records.registries.methods import METHODS, MethodSpec
+from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.registries.registry import Named, explained, listed
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
 AgsMode = Literal["off", "norm", "gain"]
-
-_DATA_WITH_A_PATH = ("cifar10", "cifar100", "imagefolder")
-
 
 LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
@@ -379,7 +382,7 @@ class Job(Keys):
     data: str = Field(
         "digits",
         min_length=1,
-        description="`digits`, `cifar10:PATH`, `cifar100:PATH`, `imagefolder:PATH`, or an import "
+        description=f"{listed(one.form for one in DATA.own.values())}, or an import "
         "string `package.module:function` that returns (train, validation, class names).",
     )
     val: float | None = Field(
@@ -397,7 +400,7 @@ class Job(Keys):
     network: str = Field(
         "resnet8",
         min_length=1,
-        description="`resnet8`, `resnet18`, `vgg8`, `mobilenet_small`, or an import string such as "
+        description=f"{listed(NETWORKS.own)}, or an import string such as "
         "`torchvision.models:resnet50` or `timm.models:resnet50`, called with `num_classes=` "
         '(`pip install "batchwright[vision]"` installs these two packages).',
     )
@@ -419,7 +422,7 @@ class Job(Keys):
         description="Random shift and crop, with or without horizontal flip. `auto`: `crop` for "
         "digits, else `crop-flip`.",
     )
-    optimizer: Literal["auto", "sgd", "adamw", "muon"] = Field(
+    optimizer: Annotated[str, Named(OPTIMIZERS, "auto")] = Field(
         "auto",
         description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
         "kernels, SGD for everything else. `auto`: the one of SGD and Muon that trials or runs "
@@ -485,11 +488,7 @@ class Job(Keys):
     )
     method: AskedMethod = Field(
         "plain",
-        description="`plain`: one batch and resolution throughout; `dynamic-batch`: each worker's "
-        "share follows its measured speed, the global batch stays; `dual-batch`: two local batch "
-        "sizes at once, through a parameter server; `cyclic`: resolutions low to high in each "
-        "stage of the learning rate; `hybrid`: both; `auto`: the plan takes the one with the least "
-        "predicted time of those that are known to learn as much as `plain`.",
+        description=explained(*METHODS.values(), METHODS["auto"]),
     )
     rebalance_steps: Index = Field(
         25,
@@ -512,10 +511,9 @@ class Job(Keys):
         description="Training processes. `auto`: the plan decides, up to all visible GPUs, or 2 "
         "on CPU.",
     )
-    launch: Literal["local", "in-process", "virtual"] = Field(
+    launch: Annotated[str, Named(LAUNCHERS)] = Field(
         "local",
-        description="`local`: a process for each worker; `in-process`: one worker, here; "
-        "`virtual`: all workers' gradients in one process, in simulated time.",
+        description=explained(*LAUNCHERS.values()),
     )
     loaders: Literal["auto"] | Index = Field(
         "auto",
@@ -597,18 +595,26 @@ class Job(Keys):
         return "sqrt" if self.scaling == "auto" else self.scaling
 
     @property
+    def method_spec(self) -> MethodSpec:
+        """What is known of `method`."""
+        return METHODS[self.method]
+
+    @property
+    def launcher(self) -> Launcher:
+        """What is known of `launch`."""
+        return LAUNCHERS[self.launch]
+
+    @property
     def code_keys(self) -> tuple[str, ...]:
         """The keys that name a function to import."""
-        own_data = self.data.partition(":")[0] not in _DATA_WITH_A_PATH
-        named = {"data": self.data if own_data else "", "network": self.network, "loss": self.loss}
+        own_data = self.data if source_of(self.data) is FUNCTION else ""
+        named = {"data": own_data, "network": self.network, "loss": self.loss}
         return tuple(key for key, name in named.items() if ":" in name)
 
     @property
     def augmentation(self) -> Augmentation:
         """`augment`, with `auto` resolved."""
-        if self.augment != "auto":
-            return self.augment
-        return "crop" if self.data == "digits" else "crop-flip"
+        return source_of(self.data).augment if self.augment == "auto" else self.augment
 
     @model_validator(mode="after")
     def _resolutions_rise(self) -> Job:

@@ -14,6 +14,7 @@ from batchwright.records.base import (
     Index,
     Method,
     NonNegative,
+    OptimizerName,
     Positive,
     Precision,
     Record,
@@ -21,6 +22,7 @@ from batchwright.records.base import (
 )
 from batchwright.records.job import Job
 from batchwright.records.profile import DataFacts, NetworkFacts
+from batchwright.records.registries.methods import METHODS, MethodSpec
 from batchwright.records.text.formatting import in_seconds, local_batches
 
 
@@ -284,7 +286,7 @@ class PlanFields(Document):
         "sample-weighted all-reduce", description="How the workers' learning comes together."
     )
     server: ServerRule | None = Field(None, description="The parameter server; null without.")
-    update: Literal["sgd", "adamw", "muon"] = Field(description="Optimizer.")
+    update: OptimizerName = Field(description="Optimizer.")
     ags: AgsRule | None = Field(None, description="Adaptive gradient scaling; null: none.")
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The rate over time.")
@@ -300,6 +302,11 @@ class PlanFields(Document):
     held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")
     reasons: tuple[Reason, ...] = Field((), description="Why, choice by choice.")
+
+    @property
+    def method_spec(self) -> MethodSpec:
+        """What is known of `method`."""
+        return METHODS[self.method]
 
     def _facts(self) -> list[tuple[str, str]]:
         sides = ", ".join(str(side) for side in sorted({one.resolution for one in self.stages}))

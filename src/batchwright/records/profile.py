@@ -13,6 +13,7 @@ from batchwright.records.base import (
     Estimate,
     Index,
     NonNegative,
+    OptimizerName,
     Positive,
     Precision,
     Record,
@@ -197,7 +198,7 @@ class CollectiveTime(Record):
 class UpdateTime(Record):
     """Time of an optimizer's step alone: it is the same whatever the batch."""
 
-    optimizer: Literal["sgd", "muon"] = Field(description="As in a job.")
+    optimizer: OptimizerName = Field(description="As in a job.")
     seconds: Positive = Field(description="Median, in seconds.")
     low: Positive = Field(description="Lower quartile, in seconds.")
     high: Positive = Field(description="Upper quartile, in seconds.")
@@ -226,7 +227,7 @@ class Trial(Record):
     set, which no trial was trained on; the job's own held-out images were not looked at.
     """
 
-    optimizer: Literal["sgd", "adamw", "muon"] = Field(description="As in a job.")
+    optimizer: OptimizerName = Field(description="As in a job.")
     global_batch_size: Count = Field(description="Samples per step over all workers.")
     rate: Positive = Field(description="Highest learning rate, per step.")
     usual_rate: Positive = Field(

@@ -17,7 +17,6 @@ from typing import Any
 from batchwright.algorithms.splicing import spliced
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
-from batchwright.planning.resolution import ONE_BATCH
 from batchwright.records import Estimate, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
 from batchwright.records.text.formatting import between, counted, duration
@@ -193,7 +192,7 @@ def _can_change(plan: Plan) -> bool:
     """
     return (
         supported(plan)
-        and plan.method in ONE_BATCH
+        and plan.method_spec.same_steps
         and plan.job.global_batch == "auto"
         and len({stage.resolution for stage in plan.stages}) == 1
     )

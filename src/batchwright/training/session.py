@@ -31,6 +31,7 @@ from batchwright.distributed.server_child import SERVER
 from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError
 from batchwright.records import Plan, Stage
 from batchwright.records.documents import record_of, refuse_no_path, write_record
+from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.problems import described, printable
 from batchwright.storage.locks import WAIT_SECONDS, Lock, take
 from batchwright.training.all_reduce_run import AllReduceRun
@@ -485,12 +486,14 @@ class Session:
             )
         # SGD for AdamW goes without a word: rates are factors on the user's own, times are close.
         name = type(self.optimizer).__name__
-        muon = "muon" in name.lower()  # ours, torch's, or somebody's own
-        if first and muon != (plan.update == "muon"):
-            if muon:
-                how = f"take an optimizer like {plan.update}, or plan with optimizer=muon"
+        spec, like = OPTIMIZERS[plan.update], name.lower()  # ours, torch's, or somebody's own
+        special = [one for one in OPTIMIZERS.values() if one.own_loop]
+        found = next((one for one in special if one.name in like), None)
+        if first and found != (spec if spec in special else None):
+            if found:
+                how = f"take an optimizer like {plan.update}, or plan with optimizer={found.name}"
             else:
-                how = "take bw.muon(model, lr=...), or plan with optimizer=sgd"
+                how = f"take {spec.own_loop}, or plan with optimizer=sgd"
             yield (
                 f"the plan's batch and times are for optimizer={plan.update} and the session got "
                 f"{name}: {how}"

@@ -59,7 +59,7 @@ def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
         PlanError: The plan predicts no step that can be measured, or simulated ones, so there is
             nothing to check; or none is wanted.
     """
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         raise PlanError(
             "the plan's times are those of a simulated cluster (launch=virtual), of which steps "
             "measured here say nothing: plan with launch=local, and check that plan"

@@ -22,9 +22,8 @@ from batchwright.errors import ArgumentError, DataError, JobError, PlanError
 from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.gradient_scaling import ags_rule, check_least, check_step
 from batchwright.planning.methods.simulated import stated_line
-from batchwright.planning.resolution import CYCLED, preset_of, schedule_of, settled
+from batchwright.planning.resolution import preset_of, schedule_of, settled
 from batchwright.planning.validation import (
-    SERVED,
     check_batch,
     check_counts,
     check_goal,
@@ -37,9 +36,11 @@ from batchwright.planning.validation import (
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.base import Keys
 from batchwright.records.documents import change_job, load_job
+from batchwright.records.registries.data_sources import source_of
+from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -121,7 +122,7 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     check_goal(job)
     check_order(job)
     check_open_method(job)
-    if job.method in CYCLED:
+    if job.method_spec.cycles:
         _check_strengths(job, schedule_of(job).strengths)
     network = network_facts(job.network, _check_network(job, facts), max(_sides(job, facts)))
     _check_batch(job, facts, least_local(network))
@@ -132,7 +133,7 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
 
 def _check_strengths(job: Job, strengths: Iterable[float]) -> None:
     """Refuse strengths of an augmentation that is not ours to set."""
-    if set(strengths) != {1.0} and "data" in job.code_keys:
+    if set(strengths) != {1.0} and source_of(job.data).as_they_come:
         listed = ",".join(f"{strength:g}" for strength in strengths)
         raise JobError(
             f"cycle.strengths={listed}: data={job.data} augments its images itself: leave "
@@ -152,7 +153,7 @@ def _check_batch(job: Job, data: DataFacts, least: int) -> None:
         local = least if open_ else -(-job.global_batch // workers)
     if job.micro_batch != "auto":
         check_micro_batches(local, job.micro_batch, least)
-    if job.global_batch != "auto" and job.method not in SERVED:
+    if job.global_batch != "auto" and not job.method_spec.served:
         check_step(job, apportion([1] * workers, job.global_batch), least, least)
         check_least(job, job.global_batch)
 
@@ -168,7 +169,7 @@ def tell_doubts(job: Job, data: DataFacts) -> None:
 
     The plan's reasons say the latter, too.
     """
-    drawn = job.data.startswith("imagefolder:") and not data.split.startswith("the folder ")
+    drawn = source_of(job.data).takes_val and not data.split.startswith("the folder ")
     if job.val is not None and not drawn:
         print(  # noqa: T201
             f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
@@ -197,11 +198,11 @@ def resolve(job: Job, data: DataFacts) -> Job:
             "statistics are merged over the workers for evaluation in any case"
         )
     workers = job.workers
-    if job.launch == "in-process":
+    if job.launcher.one_worker:
         if workers not in ("auto", 1):
             raise JobError(f"workers={workers} with launch=in-process: that is one worker")
         workers = 1
-    if job.launch == "virtual" and workers == "auto" and job.goal.max_workers is None:
+    if job.launcher.simulated and workers == "auto" and job.goal.max_workers is None:
         raise JobError(
             "launch=virtual needs to know how many workers to simulate: give workers=4, say, or "
             "goal.max_workers for the plan to choose"
@@ -253,14 +254,12 @@ def _groups_known(job: Job) -> bool:
     """Whether the job says how many workers of one kind are in which group, and their time."""
     unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
     known = "auto" not in (job.dual.small_workers, job.dual.extra_time, job.workers)
-    return job.method in SERVED and known and not unlike
+    return job.method_spec.served and known and not unlike
 
 
 def _least_side(network: str) -> int:
     """Of a network of ours, in pixels; others are tried once they are built."""
-    from batchwright.workload.networks import NETWORKS
-
-    return NETWORKS[network][1] if network in NETWORKS else 1
+    return NETWORKS[network].least_side if network in NETWORKS else 1
 
 
 def check_training(plan: Plan) -> None:
@@ -269,14 +268,14 @@ def check_training(plan: Plan) -> None:
     Raises:
         BatchwrightError: Port, workers, data, network or weights do not fit the plan.
     """
-    if plan.workers > 1 and plan.job.launch == "in-process":
+    if plan.workers > 1 and plan.job.launcher.one_worker:
         raise PlanError(f"the plan is for {plan.workers} workers: launch=in-process is one")
     if isinstance(plan.job.workers, int) and plan.job.workers != plan.workers:
         raise PlanError(
             f"the plan's table has {plan.workers} workers and its job {plan.job.workers}: "
             "plan again"
         )
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         Cluster(plan.job, plan.workers)
         step_times(plan)
     else:
@@ -288,7 +287,7 @@ def _refuse_other_machines(plan: Plan) -> None:
     """A plan for workers that were never measured may be one for machines that are not here."""
     from batchwright.workload.host import usable_cores
 
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         return
     assumed = any(one.assumed and is_chosen(plan, one) for one in plan.considered)
     if not (assumed or len(plan.kinds) > 1):

@@ -52,7 +52,7 @@ class Level:
 
 def supported(plan: Plan) -> bool:
     """Whether the plan's epochs are made of steps as those that were measured."""
-    return plan.server is None and plan.job.launch != "virtual" and len(plan.kinds) < 2
+    return plan.server is None and not plan.job.launcher.simulated and len(plan.kinds) < 2
 
 
 def refit(summary: RunSummary) -> Refit | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.distributed.launch import run_workers
@@ -13,13 +14,13 @@ from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.errors import BatchwrightError, NewPlan, PlanError, one_line
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.schedule import rate_schedule
-from batchwright.planning.validation import SERVED, least_local
+from batchwright.planning.validation import least_local
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.run_folder import read_summary, resuming_command, telling_how_to_resume
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.schedule_words import start_lines
-from batchwright.reporting.text.progress import RunProgress, progress
+from batchwright.reporting.render.progress import RunProgress, progress
 from batchwright.storage.follow_lines import Tail, following
 from batchwright.storage.locks import Lock, writing
 from batchwright.workflows.replan import refit
@@ -52,12 +53,12 @@ def checked_destination(
     if url is None:
         raise PlanError("--follow-advice follows a service: name it with --report-to URL")
     job = what.job if isinstance(what, Plan) else what
-    if job.launch == "virtual":
+    if job.launcher.simulated:
         raise PlanError(
             "--follow-advice with launch=virtual: its seconds are simulated, so they cannot miss "
             "the prediction; leave it out"
         )
-    if job.method in SERVED:
+    if job.method_spec.served:
         raise PlanError(
             f"--follow-advice with method={job.method}: its rounds keep their batches; leave it "
             "out, or train with method=plain"
@@ -130,6 +131,18 @@ def _is_done(folder: Path, plan: Plan) -> bool:
     return summary.model_copy(update={"plan": plan}).ended
 
 
+class Begun(NamedTuple):
+    """A training that is begun or gone on with, as its launcher gets it; see `conduct`."""
+
+    folder: Path
+    plan: Plan
+    lock: Lock  # on the folder; worker processes inherit it
+    look: Callable[[], None]  # shows what training has written; to be called now and then
+    shown: RunProgress  # where notes go
+    resume: bool
+    follow_advice: bool
+
+
 def _train_once(
     folder: Path,
     plan: Plan,
@@ -144,58 +157,56 @@ def _train_once(
     command = resuming_command(folder, plan.job)
     with telling_how_to_resume(command), progress(epochs=plan.epochs, plan=plan) as shown:
         look = _looker(lines, companion, shown)
-        if plan.job.launch == "in-process":
-            _train_here(folder, plan, look, resume=resume, follow_advice=follow_advice)
-        elif plan.job.launch == "virtual":
-            from batchwright.training.simulated.simulated_training import train_virtually
-
-            with following(look):
-                train_virtually(plan, folder, resume=resume)
-        else:
-            options = ["--resume"] * resume + ["--follow-advice"] * follow_advice
-            _launch(folder, plan, lock, look, shown, options, resume=resume)
+        begun = Begun(folder, plan, lock, look, shown, resume, follow_advice)
+        resolve_name(plan.job.launcher.train)(begun)
 
 
-def _train_here(
-    folder: Path, plan: Plan, look: Callable[[], None], *, resume: bool, follow_advice: bool
-) -> None:
+def train_here(run: Begun) -> None:
+    """Train with one worker, in this process."""
     from batchwright.training.loop import train
 
-    with following(look):
+    with following(run.look):
         try:
-            train(plan, run_folder=folder, resume=resume, follow_advice=follow_advice)
+            train(
+                run.plan,
+                run_folder=run.folder,
+                resume=run.resume,
+                follow_advice=run.follow_advice,
+            )
         except NewPlan:
             return  # the caller sees that the folder's plan is another
 
 
-def _launch(
-    folder: Path,
-    plan: Plan,
-    lock: Lock,
-    look: Callable[[], None],
-    shown: RunProgress,
-    flags: list[str],
-    *,
-    resume: bool,
-) -> None:
+def train_simulated(run: Begun) -> None:
+    """Train all workers in this process, in simulated time."""
+    from batchwright.training.simulated.simulated_training import train_virtually
+
+    with following(run.look):
+        train_virtually(run.plan, run.folder, resume=run.resume)
+
+
+def launch_workers(run: Begun) -> None:
+    """Train with a process for each worker, and one for the server if the plan has one."""
     from batchwright.workload.host import worker_threads
 
+    plan = run.plan
     options: dict[str, Any] = {
         "workers": plan.workers,
         "threads": worker_threads(plan.workers),
-        "folder": folder / "logs" / "train",
+        "folder": run.folder / "logs" / "train",
         "restarts": plan.job.restarts,
-        "lock": lock,
-        "poll": look,
-        "tell": lambda line: shown.update({"kind": "note", "text": line}),
+        "lock": run.lock,
+        "poll": run.look,
+        "tell": lambda line: run.shown.update({"kind": "note", "text": line}),
     }
     loop = "batchwright.training.loop"
-    arguments = [str(folder), *flags]
+    flags = ["--resume"] * run.resume + ["--follow-advice"] * run.follow_advice
+    arguments = [str(run.folder), *flags]
     if plan.server is None:
         run_workers(loop, arguments, port=plan.job.port, **options)
     else:
         values = plan.model_dump(mode="json")
-        served: dict[str, Any] = {"plan": values, "run_folder": folder, "resume": resume}
+        served: dict[str, Any] = {"plan": values, "run_folder": run.folder, "resume": run.resume}
         run_with_server(loop, arguments, **served, **options)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.resolution import cycle_batches
-from batchwright.planning.validation import SERVED, planning_job
+from batchwright.planning.validation import planning_job
 from batchwright.records import DataFacts, Job, Plan, Profile, RunSummary
 from batchwright.records.documents import change_job, read_one_of, texts_of
 from batchwright.records.text.problems import described
@@ -68,7 +68,7 @@ def _read(place: str | Path) -> Plan | Profile | RunSummary | Job:
 
 def _plan_of_job(job: Job) -> Plan:
     """As for training without measuring; data and network are looked at here."""
-    from batchwright.reporting.text.progress import steps
+    from batchwright.reporting.render.progress import steps
     from batchwright.workload.data.sources import open_data
     from batchwright.workload.task import build_network, network_facts
 
@@ -84,7 +84,7 @@ def _plan_of_job(job: Job) -> Plan:
 def _check_batch(job: Job, data: DataFacts) -> None:
     """The rate hangs on the batch, which `plan` chooses from measurements."""
     given = job.global_batch != "auto" or cycle_batches(job, data) is not None
-    if given or (job.method in SERVED and job.dual.large_batches != "auto"):
+    if given or (job.method_spec.served and job.dual.large_batches != "auto"):
         return
     raise JobError(
         "global_batch=auto: the schedule of a job hangs on its batch, which the plan would choose: "

@@ -40,6 +40,7 @@ from batchwright.records.documents import (
     write_record,
     write_text,
 )
+from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.run_folder import (
     existing_run,
     new_run_folder,
@@ -56,7 +57,7 @@ from batchwright.reporting.data.comparison import RunComparison, compared
 from batchwright.reporting.pages.page import write_page
 from batchwright.reporting.pages.page_comparison import write_comparison_page
 from batchwright.reporting.render.figures import write_comparison_figure, write_figures
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.check_plan import (
     chosen_points,
@@ -193,7 +194,7 @@ def check(
     own = own_steps(plan)
     chosen = chosen_points(plan, len(own) + len(plan.held_out) if points is None else points)
     # A probe leaves `auto` at SGD: what the plan trains with is measured apart from its points.
-    changed = plan.job.optimizer == "auto" and plan.update != "sgd"
+    changed = plan.update != OPTIMIZERS[plan.job.optimizer].name
     alone = [one for one in chosen if one in own and changed]
     others = [one for one in chosen if one not in alone]
     accept = None if profile is None else partial(refuse_other_machine, profile)
@@ -441,7 +442,7 @@ def _reported(summary: RunSummary) -> RunSummary:
 
 def _workers_of(job: Job) -> AbstractContextManager[None]:
     """Inside, the job's workers start quickly; its own imports take place beside this process's."""
-    return nullcontext() if job.launch == "in-process" else imported_once()
+    return nullcontext() if job.launcher.one_worker else imported_once()
 
 
 def _received(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from batchwright.errors import ArgumentError, JobError
+from batchwright.records import Job
 from batchwright.records.text.problems import described
 from batchwright.workload.optimizers import without_compiler
 
@@ -268,3 +269,8 @@ def muon(
         {"params": [p for p in rest if p.ndim <= 1], **sgd, "weight_decay": 0.0},
     ]
     return cast("Muon", without_compiler(Muon)([group for group in groups if group["params"]]))
+
+
+def for_job(network: nn.Module, job: Job, rate: float) -> Muon:
+    """Muon as a job asks for it; its groups are those of `muon`."""
+    return muon(network, rate, momentum=job.momentum, weight_decay=job.weight_decay)

@@ -2,14 +2,14 @@
 
 All take float images of shape (n, 3, height, width) and return logits of shape (n, num_classes).
 They end in global average pooling, dropout and one linear layer called ``classifier``, so that
-any resolution from the least side in `NETWORKS` up goes through the same weights. Weights start
-as in He et al. 2015 (arXiv 1502.01852), the last normalization of each residual block at zero
-(Goyal et al. 2017, arXiv 1706.02677). Numbers of weights are for 10 classes.
+any resolution from their least side (`registries.networks`) up goes through the same weights.
+Weights start as in He et al. 2015 (arXiv 1502.01852), the last normalization of each residual block
+at zero (Goyal et al. 2017, arXiv 1706.02677). Numbers of weights are for 10 classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -109,15 +109,6 @@ def mobilenet_small(
         depthwise = _convolution(width_in, width_in, stride=stride, groups=width_in)
         stages.append(depthwise.extend(_convolution(width_in, width, kernel=1)))
     return Network(_convolution(3, 32), stages, 256, num_classes=num_classes, dropout=dropout)
-
-
-NETWORKS: dict[str, tuple[Callable[..., nn.Module], int]] = {
-    "resnet8": (resnet8, 4),
-    "resnet18": (resnet18, 8),
-    "vgg8": (vgg8, 8),
-    "mobilenet_small": (mobilenet_small, 4),
-}
-"""Constructor and least image side, in pixels: the one that the halvings bring down to 1."""
 
 
 class Network(nn.Module):

@@ -22,9 +22,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from batchwright.errors import FileError, JobError
 from batchwright.records import Job, NetworkFacts
-from batchwright.workload.muon import muon
-from batchwright.workload.networks import NETWORKS
-from batchwright.workload.optimizers import without_compiler
+from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.optimizers import OPTIMIZERS
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
@@ -81,9 +80,12 @@ def build_network(
         JobError: There is no such network, it cannot be built, or ``side`` is too small for it.
     """
     if name in NETWORKS:
-        constructor, least = NETWORKS[name]
-        if side < least:
-            raise JobError(f"network={name}: takes images of at least {least} pixels, not {side}")
+        spec = NETWORKS[name]
+        if side < spec.least_side:
+            raise JobError(
+                f"network={name}: takes images of at least {spec.least_side} pixels, not {side}"
+            )
+        constructor = import_object(spec.build, "network")
         options = {"dropout": dropout, "top_resolution": side}
     elif ":" in name:
         constructor = import_object(name, "network")
@@ -126,7 +128,9 @@ def network_facts(name: str, network: nn.Module, side: int) -> NetworkFacts:
         parameters=sum(p.numel() for p in parameters),
         trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         batch_norm=has_batch_norm(network),
-        least_side=NETWORKS[name][1] if name in NETWORKS else _find_least_side(name, network, side),
+        least_side=(
+            NETWORKS[name].least_side if name in NETWORKS else _find_least_side(name, network, side)
+        ),
     )
 
 
@@ -355,28 +359,11 @@ def build_optimizer(
         rate: Learning rate of the first group, per step; of all groups but with Muon.
         name: What the plan decided; unset: as in the job, where `auto` is SGD.
 
-    Returns:
-        SGD with Nesterov momentum, or AdamW, fused: one pass over the weights takes 0.1 ms for
-        `resnet8` on two cores, a loop over its tensors 0.2 ms (AdamW 0.2 and 0.5 ms). The first
-        group decays; the second, vectors and scalars (normalizations and biases), does not. Or
-        Muon, whose groups `muon` describes.
-
     Raises:
-        JobError: The network has nothing for Muon to do.
+        JobError: The network has nothing for the optimizer to do.
     """
-    name = name or job.optimizer
-    if name == "muon":
-        return muon(network, rate, momentum=job.momentum, weight_decay=job.weight_decay)
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": job.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if name == "adamw":
-        return without_compiler(torch.optim.AdamW)(groups, lr=rate, fused=True)
-    return without_compiler(torch.optim.SGD)(
-        groups, lr=rate, momentum=job.momentum, nesterov=job.momentum > 0, fused=True
-    )
+    build = import_object(OPTIMIZERS[name or job.optimizer].build, "optimizer")
+    return build(network, job, rate)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------- messages

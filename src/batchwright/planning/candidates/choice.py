@@ -156,7 +156,7 @@ def choose(
     side = max(row.resolution for row in rows)  # `plain` trains at the highest
     here = [row for row in rows if row.resolution == side]
     bends = [bend for bend in bends if bend.resolution == side]
-    workers = 1 if job.launch == "in-process" else job.workers
+    workers = 1 if job.launcher.one_worker else job.workers
     asked = [
         row
         for row in here
@@ -307,7 +307,7 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
 
 
 def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
-    if job.launch == "in-process":
+    if job.launcher.one_worker:
         return "launch=in-process is one worker.", "asked"
     if job.workers != "auto":
         if {n for kind, _ in choice.row.mix.members for n in kind.measured} == {job.workers}:

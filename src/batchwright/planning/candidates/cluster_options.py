@@ -70,7 +70,7 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
     Raises:
         PlanError: More workers asked for than there are, or than can be predicted.
     """
-    asked = 1 if job.launch == "in-process" else job.workers
+    asked = 1 if job.launcher.one_worker else job.workers
     _check_asked(kinds, job, asked)
     found = [ClusterOption(((kind, n),)) for kind in kinds for n in _sizes(kind, job)]
     if len(kinds) > 1 and link_given(job.link):
@@ -118,7 +118,7 @@ def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> Non
 
 def _check_count(kinds: Sequence[WorkerType], job: Job, asked: int) -> None:
     counts = sorted({count for kind in kinds for count in kind.measured})
-    if job.launch == "in-process" and counts[0] > 1:
+    if job.launcher.one_worker and counts[0] > 1:
         raise PlanError(
             f"launch=in-process runs one worker, the profile was measured with {counts[0]}: "
             "probe again with workers=1, or give launch=local"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
-from batchwright.planning.resolution import ONE_BATCH, sides
+from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
 from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Profile
+from batchwright.records.registries.optimizers import AUTO
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
 
-TAUGHT = (*ONE_BATCH, "auto")
 """Methods that train as trials do: one batch, one resolution; what `auto` compares others with."""
 
 
@@ -140,7 +140,7 @@ class Learnt:
         found = []
         for batch in (2**power for power in range(self.train_samples.bit_length())):
             epochs = self._length(batch, job)
-            muon, sgd = (self.candidate(name, batch, epochs) for name in ("muon", "sgd"))
+            sgd, muon = (self.candidate(name, batch, epochs) for name in AUTO)
             apart, error = self.model.apart(muon, sgd)
             reached = self.model.accuracy(sgd).value
             found.append(Compared(batch, reached, reached + apart, error, runs=0))
@@ -199,7 +199,7 @@ def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
     """Why trials tell nothing of a job's accuracy, and what may, in sentences."""
     if not teaches(job):
         other = "with rates or gradients scaled by gradient noise"
-        other = other if job.method in TAUGHT else f"as method={job.method} does"
+        other = other if job.method_spec.same_steps else f"as method={job.method} does"
         return f"Trials do not train {other}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):
         return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
@@ -216,7 +216,7 @@ def _note(profiles: Sequence[Profile]) -> str:
 def teaches(job: Job) -> bool:
     """Whether a job's trainings are like trials, in which nothing is scaled by gradient noise."""
     factors = job.ags.factors != "off" or job.rate_scaling == "gain"
-    return job.method in TAUGHT and not factors
+    return job.method_spec.same_steps and not factors
 
 
 def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:

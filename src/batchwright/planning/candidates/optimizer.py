@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
-from typing import Literal
 
 from batchwright.planning.chosen import Chosen
-from batchwright.planning.resolution import ONE_BATCH
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
+from batchwright.records.registries.optimizers import AUTO, MUON, SGD
 
 MUON_ABOVE = 2.0
 """Global batch over base batch beyond which `auto` takes Muon, where no runs tell better."""
@@ -43,16 +42,16 @@ class Compared:
     runs: int
 
     @property
-    def better(self) -> Literal["sgd", "muon"] | None:
+    def better(self) -> OptimizerName | None:
         """The one that reached more; `None` if runs differ by no more than chance."""
         if self.runs and abs(self.muon - self.sgd) <= Z_975 * self.error:
             return None
-        return "muon" if self.muon > self.sgd else "sgd"
+        return AUTO[self.muon > self.sgd]
 
 
 def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
     """The optimizers that a job can come to."""
-    return ("sgd", "muon") if job.optimizer == "auto" else (job.optimizer,)
+    return AUTO if job.optimizer == "auto" else (job.optimizer,)
 
 
 def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[OptimizerName, ...]:
@@ -60,7 +59,7 @@ def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[Optimize
 
     ``updates`` are of the optimizers that `auto` may come to, where they were timed.
     """
-    names = ("sgd",) if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
+    names = AUTO[:1] if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
     return tuple(name for name in names if not updates or _of(updates, name))
 
 
@@ -85,7 +84,7 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
     if job.optimizer != "auto":
         return Chosen(job.optimizer, "Asked for.", "asked")
     if against := _against_muon(job):
-        return Chosen("sgd", against, "assumed")
+        return Chosen(SGD.name, against, "assumed")
     near, measured = _near(batch, compared), ""
     if near and not near.runs:
         why = (
@@ -93,7 +92,7 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
             f"would reach {near.sgd:.1%} held out with SGD and {near.muon:.1%} with Muon, give or "
             f"take {100 * Z_975 * near.error:.1f} points between them."
         )
-        return Chosen(near.better or "sgd", why, "predicted")
+        return Chosen(near.better or SGD.name, why, "predicted")
     if near:
         measured = (
             f"In the {near.runs} runs given with batch {near.batch}, SGD reached {near.sgd:.1%} "
@@ -105,13 +104,13 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
     times = batch / job.base_batch
     why = f"{measured}The batch is {times:.3g} times the one that the rate is for."
     if batch <= MUON_ABOVE * job.base_batch:
-        return Chosen("sgd", f"{why} {_KEPT}", "assumed")
+        return Chosen(SGD.name, f"{why} {_KEPT}", "assumed")
     why += (
         " Momentum made orthogonal loses less to small batches than SGD with any scaled rate, in "
         "as many epochs. In a loop of your own: `bw.muon(model, lr=...)`; `optimizer=sgd` keeps "
         "SGD."
     )
-    return Chosen("muon", why, "published", JORDAN)
+    return Chosen(MUON.name, why, "published", JORDAN)
 
 
 def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:
@@ -126,7 +125,7 @@ def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:
 
 def _against_muon(job: Job) -> str:
     """What in a job speaks for SGD at any batch, in a sentence; empty if nothing does."""
-    if job.method not in (*ONE_BATCH, "auto"):
+    if not job.method_spec.same_steps:
         return f"method={job.method} is as published: with SGD."
     if job.learning_rate != "auto":
         return (
@@ -164,9 +163,9 @@ def extra_seconds(
         In seconds, at least 0; `None` where it is the same optimizer, where nothing was measured,
         and for a virtual cluster, whose clock goes by the steps alone.
     """
-    if profile.job.optimizer != "auto" or name == "sgd" or job.launch == "virtual":
+    if profile.job.optimizer != "auto" or name == SGD.name or job.launcher.simulated:
         return None
-    usual, other = _of(profile.updates, "sgd"), _of(profile.updates, name)
+    usual, other = _of(profile.updates, SGD.name), _of(profile.updates, name)
     if usual is None or other is None:
         return None
     return Estimate(

@@ -24,14 +24,13 @@ from batchwright.planning.methods.two_groups import (
     served_level,
 )
 from batchwright.planning.resolution import (
-    CYCLED,
     Schedule,
     cycle_batches,
     resolution_reason,
     schedule_of,
     sides,
 )
-from batchwright.planning.validation import SERVED, check_goal
+from batchwright.planning.validation import check_goal
 from batchwright.records import (
     DataFacts,
     Estimate,
@@ -43,19 +42,7 @@ from batchwright.records import (
     Stage,
 )
 
-COMPOSED = (*CYCLED, "dual-batch")
-"""Methods whose plans are laid out here."""
-
 YE = "Ye et al. 2020, arXiv 2007.11831"
-
-_METHODS = {
-    "cyclic": "Resolutions go low to high in each stage of the learning rate, with one network and "
-    "optimizer throughout.",
-    "dual-batch": "Two local batch sizes at once, merged by a parameter server, so that most "
-    "workers train with a small batch for little more time.",
-    "hybrid": "Two local batch sizes at each resolution, merged by a parameter server, while "
-    "resolutions go low to high in each stage of the learning rate.",
-}
 
 
 @dataclass(frozen=True)
@@ -77,7 +64,7 @@ class Layout:
 
 def searched(job: Job, data: DataFacts) -> Job:
     """The job whose cluster and batch are chosen as for `plain`, at a batch given for the top."""
-    if job.method in CYCLED:
+    if job.method_spec.cycles:
         schedule_of(job)  # refuses what cannot be laid out, before anything is searched
     batches = cycle_batches(job, data)
     return job if batches is None else job.model_copy(update={"global_batch": batches.value[-1]})
@@ -118,8 +105,8 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
     Raises:
         PlanError: No pair of batches exists, stages do not add up, or a limit is missed.
     """
-    schedule = schedule_of(job) if job.method in CYCLED else None
-    if job.method in SERVED:
+    schedule = schedule_of(job) if job.method_spec.cycles else None
+    if job.method_spec.served:
         made = _served(job, times, schedule, optimizer)
         check_goal(job)
     else:
@@ -209,7 +196,7 @@ def _total_seconds(stages: Sequence[Stage], other: float) -> Estimate:
 def _check_limits(job: Job, high: float, hourly: float | None) -> None:
     """Refuse rows that together miss a deadline or cost, as they may where `plain` keeps both."""
     advice = "train fewer epochs"
-    if job.method in SERVED:
+    if job.method_spec.served:
         advice += ", or leave dual.extra_time to the plan"
     for limit, verb, value, unit in (
         ("deadline", "take", high, " s"),
@@ -228,11 +215,11 @@ def _check_limits(job: Job, high: float, hourly: float | None) -> None:
 
 def method_reason(job: Job) -> tuple[Reason, ...]:
     """What the method does; nothing to say of `plain`."""
-    if job.method == "plain":
-        return ()
-    if job.method in _METHODS:
-        why = f"Asked for. {_METHODS[job.method]}"
+    if job.method_spec.why:
+        why = f"Asked for. {job.method_spec.why}"
         return (Chosen(job.method, why, "published", PAPER).reason("method"),)
+    if not job.method_spec.follows_speed:
+        return ()
     when = "at the end of each epoch"
     if job.rebalance_steps:
         when = f"every {job.rebalance_steps} steps and {when}"
@@ -246,7 +233,7 @@ def method_reason(job: Job) -> tuple[Reason, ...]:
 
 def link_reason(job: Job) -> tuple[Reason, ...]:
     """The network of a virtual cluster."""
-    if job.launch != "virtual" or job.link.latency is None or job.link.bandwidth is None:
+    if not job.launcher.simulated or job.link.latency is None or job.link.bandwidth is None:
         return ()
     value = f"{1e3 * job.link.latency:g} ms and {job.link.bandwidth / 1e6:g} MB/s"
     why = (
@@ -260,7 +247,7 @@ def _training_time(job: Job, stages: Sequence[Stage], total: Estimate) -> tuple[
     """The whole training over all rows; nothing where nothing is predicted."""
     if any(stage.predicted_epoch_seconds is None for stage in stages):
         return ()
-    simulated = " of the simulated clock" if job.launch == "virtual" else ""
+    simulated = " of the simulated clock" if job.launcher.simulated else ""
     why = f"{sum(stage.epochs for stage in stages)} epochs, and the evaluations among them."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
@@ -279,7 +266,7 @@ def _round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
         f"At {top.resolution} px, until the last worker has ended its samples, the exchange with "
         "the server included."
     )
-    source: Source = "assumed" if job.launch == "virtual" else "predicted"
+    source: Source = "assumed" if job.launcher.simulated else "predicted"
     return (Chosen(value, why, source).reason("round time"),)
 
 

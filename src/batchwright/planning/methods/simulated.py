@@ -21,7 +21,7 @@ from batchwright.records import (
 
 def with_link(job: Job) -> Job:
     """A job for the virtual cluster with what it leaves open of the link assumed."""
-    if job.launch != "virtual":
+    if not job.launcher.simulated:
         return job
     given = {key: value for key, value in job.link.model_dump().items() if value is not None}
     assumed = {"latency": VIRTUAL_LATENCY, "bandwidth": VIRTUAL_BANDWIDTH}
@@ -142,7 +142,7 @@ def usual_times(job: Job, line: tuple[float, float], batch: int) -> dict[str, fl
         batch: Local batch, in samples, at which that worker is the slowest.
     """
     a, b = line if line[0] >= 0 else (0.0, line[0] * batch + line[1])
-    workers = _workers(job) if job.launch == "virtual" else [(1.0, 1.0)]
+    workers = _workers(job) if job.launcher.simulated else [(1.0, 1.0)]
 
     def seconds(usual: tuple[float, float]) -> float:
         return max((usual[0] * batch + o * usual[1]) / speed for speed, o in workers)
@@ -157,6 +157,6 @@ def stated_line(job: Job, side: int) -> tuple[float, float] | None:
     """Seconds per sample and fixed seconds from the job alone, by the area of the images."""
     sides = () if job.resolutions == "auto" else job.resolutions
     a, b = job.virtual.sample_seconds, job.virtual.step_seconds
-    if job.launch != "virtual" or a is None or b is None:
+    if not job.launcher.simulated or a is None or b is None:
         return None
     return a * (side / max(sides, default=side)) ** 2, b

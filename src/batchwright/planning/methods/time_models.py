@@ -23,9 +23,8 @@ from batchwright.planning.gradient_scaling import step_split_of
 from batchwright.planning.methods.groups import LEAST_FIXED, Pace
 from batchwright.planning.methods.simulated import stated_line, usual_times
 from batchwright.planning.methods.two_groups import Level
-from batchwright.planning.resolution import CYCLED, cycle_batches, sides
+from batchwright.planning.resolution import cycle_batches, sides
 from batchwright.planning.validation import (
-    SERVED,
     check_batch,
     check_bounds,
     check_micro_batches,
@@ -113,7 +112,7 @@ class Measured:
         local, side = local_batches(row.mix, row.totals), chosen.resolution
         check_bounds(self.job, local)
         alone = {}
-        if self.job.launch == "virtual":
+        if self.job.launcher.simulated:
             alone = usual_times(self.job, kind.chord(len(local), side, max(local)), max(local))
         return {
             "resolution": side,
@@ -184,8 +183,8 @@ class Measured:
         usual = seconds_on(first, top, batch)
         speeds = [usual / seconds_on(kind, top, batch) for kind, n in mix.members for _ in range(n)]
         alike = ((1.0, 1.0),) * workers
-        stated = job.virtual.relative_times(workers) if job.launch == "virtual" else alike
-        told = job.launch == "virtual" and job.virtual.step_seconds is not None
+        stated = job.virtual.relative_times(workers) if job.launcher.simulated else alike
+        told = job.launcher.simulated and job.virtual.step_seconds is not None
         profile, parts = first.profile, first.profile.memory_parts
         size = parts.parameters + parts.buffers if parts else _BYTES * self.network.parameters
         model = fit_collectives(profile.collectives)
@@ -336,9 +335,9 @@ def stated_times(
     precision = job.precision if job.precision != "auto" else "float32"
     job = resolved(job, data, precision=precision, workers=workers, least_side=network.least_side)
     top = max(sides(job))
-    for side in sides(job) if job.method in CYCLED else (top,):
+    for side in sides(job) if job.method_spec.cycles else (top,):
         check_side(side, network)
-    if job.method in SERVED:
+    if job.method_spec.served:
         if local:
             raise PlanError(
                 f"method={job.method} finds the small batch itself: give dual.large_batches "
@@ -390,7 +389,7 @@ def _exchanges(job: Job, size: int, workers: int, seconds: float | None) -> tupl
     """
     if seconds is None:
         seconds = exchange_seconds(size, 2, job.link, "push-pull") if link_given(job.link) else 0.0
-    links = job.virtual.links if job.launch == "virtual" else ()
+    links = job.virtual.links if job.launcher.simulated else ()
     if not links or job.link.bandwidth is None:
         return (seconds,) * workers
     whole = 2 * size / job.link.bandwidth

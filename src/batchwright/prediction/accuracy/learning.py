@@ -54,6 +54,7 @@ from batchwright.prediction.accuracy.trainings import (
 )
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
+from batchwright.records.registries.optimizers import SGD
 
 REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 """Training after which the level is read; around it tasks and optimizers are compared."""
@@ -94,18 +95,21 @@ class Prior:
     seed: float  # scatter of logit u from seed to seed and around the law
 
 
+OTHER = "other"
+"""Optimizers of which no task has been seen."""
+
 PRIOR = Prior(
     level=Normal(-0.1, 2.4),
     slope=Normal(0.75, 0.4),
     critical=Normal(4.9, 0.6),
-    level_apart={"muon": Normal(0.9, 0.5), "adamw": Normal(0.0, 0.7)},
-    slope_apart={"muon": Normal(-0.1, 0.2), "adamw": Normal(0.0, 0.2)},
-    critical_apart={"muon": Normal(1.2, 1.0), "adamw": Normal(0.5, 1.0)},
-    best_rate={"sgd": Normal(0.0, 2.2), "muon": Normal(0.0, 1.1), "adamw": Normal(0.0, 2.0)},
-    rate_weight={"sgd": Normal(-2.3, 0.7), "muon": Normal(-1.7, 0.7), "adamw": Normal(-2.0, 0.7)},
+    level_apart={"muon": Normal(0.9, 0.5), OTHER: Normal(0.0, 0.7)},
+    slope_apart={"muon": Normal(-0.1, 0.2), OTHER: Normal(0.0, 0.2)},
+    critical_apart={"muon": Normal(1.2, 1.0), OTHER: Normal(0.5, 1.0)},
+    best_rate={"sgd": Normal(0.0, 2.2), "muon": Normal(0.0, 1.1), OTHER: Normal(0.0, 2.0)},
+    rate_weight={"sgd": Normal(-2.3, 0.7), "muon": Normal(-1.7, 0.7), OTHER: Normal(-2.0, 0.7)},
     seed=0.06,
 )
-"""Means and spreads over seven tasks, of SGD and Muon (docs/log.md); AdamW was not among them."""
+"""Means and spreads over seven tasks, of SGD and Muon (docs/log.md)."""
 
 
 class Aim(NamedTuple):
@@ -338,7 +342,7 @@ def fit_learning(
         optimizers: To predict for, beside those observed.
         prior: What is known of tasks.
     """
-    names = tuple(dict.fromkeys(("sgd", *optimizers, *(one.optimizer for one in observed))))
+    names = tuple(dict.fromkeys((SGD.name, *optimizers, *(one.optimizer for one in observed))))
     weights, wanted = _prior_rows(names, prior)
     mean = np.linalg.solve(weights, wanted)  # as many rows as parameters
     longest = max((one.samples for one in observed), default=0)
@@ -408,15 +412,15 @@ def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndar
         for part, (known, apart) in enumerate(parts):
             row = np.zeros(5 * len(names))
             row[3 * index + part] = 1.0
-            if name == "sgd":
+            if index == 0:
                 mean, error = known
             else:
-                mean, error = apart[name]
+                mean, error = apart.get(name, apart[OTHER])
                 row[part] = -1.0  # the others are known by how far they are from SGD
             rows.append(row / error)
             wanted.append(mean / error)
     for name in names:
-        of_rate = (prior.best_rate[name], prior.rate_weight[name])
+        of_rate = [one.get(name, one[OTHER]) for one in (prior.best_rate, prior.rate_weight)]
         for place, (mean, error) in zip(_rate_places(names, name), of_rate, strict=True):
             row = np.zeros(5 * len(names))
             row[place] = 1 / error

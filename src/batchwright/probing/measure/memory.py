@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.probing.bench import PROBE_RATES, Batch, Bench, sides_of
+from batchwright.probing.bench import Batch, Bench, sides_of
 from batchwright.records import DataFacts, Job, Precision
+from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.workload.host import autocast
 from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
 from batchwright.workload.tensor_bytes import counting_tensors
@@ -83,7 +84,7 @@ def _peak_of_fakes(job: Job, classes: int, resolution: int, size: int) -> int:
         for name, buffer in list(module.named_buffers(recurse=False)):
             module.register_buffer(name, mode.from_tensor(buffer))
     with mode:
-        optimizer = build_optimizer(network, job, PROBE_RATES[job.optimizer])
+        optimizer = build_optimizer(network, job, OPTIMIZERS[job.optimizer].rate)
         tracker = MemTracker()
         tracker.track_external(network, optimizer)
         with tracker:

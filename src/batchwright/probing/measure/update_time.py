@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 
 from batchwright.errors import JobError
-from batchwright.probing.bench import PROBE_RATES, Bench
+from batchwright.probing.bench import Bench
 from batchwright.probing.measure.timing import follow, now, spread
 from batchwright.records import UpdateTime
+from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
 from batchwright.workload.task import build_optimizer
 
 _WARM_UP, _LEAST, _MOST = 2, 3, 50
@@ -28,9 +27,11 @@ def update_times(bench: Bench, *, seconds: float) -> tuple[UpdateTime, ...]:
         for parameter in bench.trained:
             parameter.grad = torch.full_like(parameter, 1e-3).normal_(std=1e-3)
         found = []
-        for name in get_args(UpdateTime.model_fields["optimizer"].annotation):
+        for name in AUTO:
             try:
-                optimizer = build_optimizer(bench.network, bench.job, PROBE_RATES[name], name=name)
+                optimizer = build_optimizer(
+                    bench.network, bench.job, OPTIMIZERS[name].rate, name=name
+                )
             except JobError:
                 continue
             low, middle, high, repeats = _timed(bench, optimizer, seconds)

@@ -9,6 +9,7 @@ from math import floor, isclose, isfinite, log10
 from pathlib import Path
 
 from batchwright.records.base import Estimate
+from batchwright.records.registries.data_sources import source_of
 
 
 def local_batches(sizes: tuple[int, ...]) -> str:
@@ -138,7 +139,7 @@ def data_name(data: str) -> str:
     ('flowers', 'cifar100')
     """
     kind, _, place = data.partition(":")
-    if kind == "imagefolder" and place:
+    if source_of(data).named_by_folder and place:
         return Path(place).expanduser().resolve().name or kind
     return kind
 

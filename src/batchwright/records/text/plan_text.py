@@ -65,16 +65,16 @@ def cluster_words(workers: int, kinds: Sequence[KindCount]) -> str:
 
 def local_batch_word(plan: PlanFields) -> str:
     """What the planned local batches are: those of the run, or only its first."""
-    return "local batch at first" if plan.method == "dynamic-batch" else "local batch"
+    return "local batch at first" if plan.method_spec.follows_speed else "local batch"
 
 
 def method_words(plan: PlanFields) -> str:
     """How the workers share the batch."""
     if plan.server is not None:
         return f"{plan.method}: {_server_words(plan.server)}"
-    if plan.method == "cyclic":
+    if plan.method_spec.cycles:
         return f"{plan.method}: {len(plan.stages)} stretches of one resolution and rate each"
-    if plan.method == "plain":
+    if not plan.method_spec.follows_speed:
         return plan.method
     steps = plan.job.rebalance_steps
     often = f"every {counted(steps, 'step')} and epoch" if steps else "every epoch"
@@ -192,7 +192,7 @@ def _header_lines(plan: PlanFields) -> list[str]:
         f"{len(data.classes)} classes)",
         f"{counted(plan.workers, 'worker')}{kinds}, {batch}, "
         f"{plan.precision}, {plan.update}, {plan.merge}, {counted(plan.epochs, 'epoch')}",
-        *([method_words(plan)] if plan.method != "plain" else []),
+        *(words for words in [method_words(plan)] if words != plan.method),
     ]
 
 
@@ -202,7 +202,7 @@ def _stage_lines(plan: PlanFields, width: int | None) -> list[str]:
     columns = _stage_columns(plan)
     table = _aligned([list(columns), *zip(*columns.values(), strict=True)], width, keys=2)
     notes = []
-    if plan.job.launch == "virtual":
+    if plan.job.launcher.simulated:
         notes.append("seconds are those of the simulated clock")
     return [*table, *notes]
 

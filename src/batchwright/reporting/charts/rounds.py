@@ -89,7 +89,7 @@ def newest_rounds(plan: Plan, rounds: Sequence[RoundRecord]) -> Lanes:
                 title = f"{words} {_word(part)} {duration(seconds)}"
                 boxes.append(Box(f"bar part-{part}", at, until, title, high=_height(part)))
         lanes.append(Lane(f"{worker} {'large' if worker < large else 'small'}", boxes))
-    clock = "simulated " if plan.job.launch == "virtual" else ""
+    clock = "simulated " if plan.job.launcher.simulated else ""
     x = exact_axis(clock + _CLOCK, start, end)
     return Lanes("The newest rounds", x, lanes, _names(ROUND_PARTS[:-1], " (lower)"))
 

@@ -113,7 +113,7 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
         epochs=tuple(epochs),
         setup_seconds=0.0,
         wall_seconds=wall,
-        simulated=plan.job.launch == "virtual",
+        simulated=plan.job.launcher.simulated,
     )
 
 

@@ -100,7 +100,7 @@ def batches_words(plan: Plan) -> str:
     told = list(dict.fromkeys(local_batches(stage.local_batch_sizes) for stage in plan.stages))
     if len(told) > 1:
         return f"{told[0]} at first, {told[-1]} at last"
-    return f"{told[0]}{' at first' if plan.method == 'dynamic-batch' else ''}"
+    return f"{told[0]}{' at first' if plan.method_spec.follows_speed else ''}"
 
 
 def range_words(values: Iterable[int]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Plan, Profile
+from batchwright.records.registries.methods import METHODS as METHOD_SPECS
 from batchwright.records.service import PlanRequest
 from batchwright.service.plan_answers import planned
 from batchwright.service.problems import TooMany
@@ -32,12 +33,10 @@ OBJECTIVES = (
 LEAST = (("", "as the profile's job says"), ("time", "least time"), ("cost", "least cost"))
 METHODS = (
     ("", "as the profile's job says"),
-    ("plain", "plain: one batch"),
-    ("dynamic-batch", "dynamic-batch: shares follow speed"),
-    ("dual-batch", "dual-batch: two batch sizes"),
-    ("cyclic", "cyclic: resolutions in turn"),
-    ("hybrid", "hybrid: both"),
-    ("auto", "auto: quickest that learns as much"),
+    *(
+        (one.name, f"{one.name}: {one.short}")
+        for one in (*METHOD_SPECS.values(), METHOD_SPECS["auto"])
+    ),
 )
 
 

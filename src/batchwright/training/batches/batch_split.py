@@ -114,7 +114,7 @@ class Sharing(Division):
         self._balancer: Balancer | None = None
         self._told: tuple[int, ...] = ()  # the sizes that the records have last
         self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
-        if plan.method == "dynamic-batch" and group.size > 1:
+        if plan.method_spec.follows_speed and group.size > 1:
             self._balancer = Balancer(
                 plan.job,
                 group.places,

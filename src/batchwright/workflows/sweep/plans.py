@@ -14,11 +14,11 @@ from pathlib import Path
 
 from batchwright.errors import BatchwrightError, Interrupted, one_line
 from batchwright.planning.planner import make_plan, plan_without_profile
-from batchwright.planning.validation import PLANNING_KEYS, SERVED
+from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import job_value
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
 from batchwright.workflows.prepare_job import data_facts, ready_for
@@ -31,13 +31,16 @@ _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "worke
 def needs_probe(job: Job) -> bool:
     """Whether a plan waits for measurements: no batch is given, or no time that it goes by."""
     stated = None not in (job.virtual.sample_seconds, job.virtual.step_seconds)
-    if (job.method in SERVED or job.launch == "virtual") and not (
-        stated and job.launch == "virtual"
+    if (job.method_spec.served or job.launcher.simulated) and not (
+        stated and job.launcher.simulated
     ):
         return True
     batches = (
-        *(job.global_batch, job.cycle.batches if job.method == "cyclic" else "auto"),
-        *([job.dual.large_batches] if job.method in SERVED else []),
+        *(
+            job.global_batch,
+            job.cycle.batches if job.method_spec.takes("cycle.batches") else "auto",
+        ),
+        *([job.dual.large_batches] if job.method_spec.served else []),
     )
     return all(batch == "auto" for batch in batches)
 
@@ -233,6 +236,6 @@ def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 def _start_of(plan: Plan) -> dict[str, str]:
     """One worker by itself needs no launcher: it computes the same in the cell's own process."""
-    if plan.job.launch == "local" and plan.workers == 1 and plan.server is None:
+    if plan.job.launcher.processes and plan.workers == 1 and plan.server is None:
         return {"launch": "in-process"}
     return {}

@@ -38,7 +38,7 @@ def machine_for(plans: Sequence[Plan]) -> Machine:
 
 def width_of(plan: Plan) -> int:
     """Processes of a cell that compute at the same time."""
-    return plan.workers if plan.job.launch == "local" else 1
+    return plan.workers if plan.job.launcher.processes else 1
 
 
 def read_at_once(value: str | int) -> AtOnce:

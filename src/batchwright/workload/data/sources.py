@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from batchwright.errors import DataError
 from batchwright.records import DataFacts, Job
+from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
 from batchwright.records.text.formatting import data_name
 from batchwright.workload.data import cifar, image_folder
 from batchwright.workload.data.cifar import Arrays
@@ -28,8 +29,6 @@ from batchwright.workload.data.store import Progress, is_stored, open_index, ope
 from batchwright.workload.data.store_writer import PARTS, Part, StoreWriter, bytes_of
 from batchwright.workload.task import import_object
 
-_FORMS = ("digits", "cifar10:PATH", "cifar100:PATH", "imagefolder:PATH", "package.module:function")
-_KINDS = tuple(form.partition(":")[0] for form in _FORMS[:-1])
 _IMPORT_STRING = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _DIGITS_HELD_OUT = 36  # of each of the ten digits
 
@@ -69,27 +68,21 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
         FileError: The cache cannot be written, or is full.
         JobError: An import string names nothing.
     """
-    kind, _, place = job.data.partition(":")
-    if kind == "digits" and ":" not in job.data:
-        return _open_arrays({"data": "digits"}, _read_digits, progress, verify)
-    if kind in cifar.EDITIONS:
-        return _open_cifar(kind, _path(kind, place), progress, verify)
-    if kind == "imagefolder":
-        found = _open_image_folder(_path(kind, place), job, progress, verify)
-        # Not out of the cache, which may be older than the folder's name.
-        named = found.facts.model_copy(update={"name": data_name(job.data)})
-        return replace(found, facts=named)
-    if kind not in _KINDS and _IMPORT_STRING.fullmatch(job.data):
-        return _import_data(job.data)
-    near = get_close_matches(kind, _KINDS, n=1, cutoff=0.5)
-    hint = f"did you mean {_FORMS[_KINDS.index(near[0])]}?" if near else ""
-    raise DataError(f"data={job.data} is unknown; {hint or 'choose one of ' + ', '.join(_FORMS)}")
-
-
-def _path(kind: str, place: str) -> Path:
-    if not place:
-        raise DataError(f"data={kind} needs the folder: data={kind}:PATH")
-    return Path(place).expanduser()
+    kind, colon, place = job.data.partition(":")
+    source = source_of(job.data)
+    misplaced = bool(colon) and not source.takes_path
+    if not _IMPORT_STRING.fullmatch(job.data) if source is FUNCTION else misplaced:
+        near = get_close_matches(kind, DATA, n=1, cutoff=0.5)
+        forms = ", ".join(one.form for one in (*DATA.values(), FUNCTION))
+        hint = f"did you mean {DATA[near[0]].form}?" if near else f"choose one of {forms}"
+        raise DataError(f"data={job.data} is unknown; {hint}")
+    if source.takes_path and not place:
+        raise DataError(f"data={kind} needs the folder: data={source.form}")
+    found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
+    if not source.named_by_folder:
+        return found
+    # Not out of the cache, which may be older than the folder's name.
+    return replace(found, facts=found.facts.model_copy(update={"name": data_name(job.data)}))
 
 
 # ------------------------------------------------------------------------ images that are arrays
@@ -148,6 +141,12 @@ def _facts_of_arrays(data: _ArrayData) -> DataFacts:
     )
 
 
+def open_digits(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """Scikit-learn's handwritten digits."""
+    del place
+    return _open_arrays({"data": job.data}, _read_digits, progress, verify)
+
+
 def _read_digits() -> _ArrayData:
     """Handwritten digits, 8 x 8 pixels of 17 grey levels (UCI, Optical Recognition of Digits).
 
@@ -175,9 +174,11 @@ def _read_digits() -> _ArrayData:
     )
 
 
-def _open_cifar(kind: str, path: Path, progress: Progress | None, verify: bool) -> ImageData:
+def open_cifar(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """CIFAR-10 or CIFAR-100, from the folder of its original files or the one above."""
+    kind = job.data.partition(":")[0]
     edition = cifar.EDITIONS[kind]
-    folder = cifar.find_folder(edition, path)
+    folder = cifar.find_folder(edition, Path(place).expanduser())
 
     def read() -> _ArrayData:
         classes = cifar.read_classes(edition, folder)
@@ -199,8 +200,9 @@ def _open_cifar(kind: str, path: Path, progress: Progress | None, verify: bool) 
     return _open_arrays(recipe, read, progress, verify)
 
 
-def _open_image_folder(path: Path, job: Job, progress: Progress | None, verify: bool) -> ImageData:
-    listing = image_folder.list_images(path, job)
+def open_image_folder(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """A folder of images: decoded into the cache, or in their files where they are too many."""
+    listing = image_folder.list_images(Path(place).expanduser(), job)
     sides = job.resolutions
     top = image_folder.natural_side(listing) if sides == "auto" else max(sides)
     recipe = image_folder.recipe(listing, top, job.unreadable)
@@ -261,20 +263,33 @@ def _open_files(
 # --------------------------------------------------------------------------- images from a function
 
 
-def _import_data(text: str) -> ImageData:
-    """What the function named by the import string returns: (train, validation, class names).
-
-    Its items are (image, label) and are used as they come, but for their size where the plan has
-    another resolution: float tensors (channels, height, width), all of one size, normalized by the
-    function's own transforms, and whole numbers. They may be random, so the digest covers the
-    import string, the lengths, the classes and the image size, but no pixels.
-    """
-    function = import_object(text, "data")
+def open_function(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """What the function that ``job.data`` names returns; see `from_datasets`."""
+    del place, progress, verify
+    function = import_object(job.data, "data")
     try:
         returned = function()
     except Exception as error:
         cause = str(error).partition("\n")[0]
-        raise DataError(f"data={text} failed: {type(error).__name__}: {cause}") from error
+        raise DataError(f"data={job.data} failed: {type(error).__name__}: {cause}") from error
+    return from_datasets(job.data, returned)
+
+
+def from_datasets(text: str, returned: Any) -> ImageData:
+    """Images of data sets of one's own: (train, validation, class names).
+
+    Their items are (image, label) and are used as they come, but for their size where the plan has
+    another resolution: float tensors (channels, height, width), all of one size, normalized by
+    transforms of their own, and whole numbers. They may be random, so the digest covers the job
+    key, the lengths, the classes and the image size, but no pixels.
+
+    Args:
+        text: What the job calls them.
+        returned: The three.
+
+    Raises:
+        DataError: They are something else, or empty.
+    """
     if not isinstance(returned, (tuple, list)) or len(returned) != 3:
         raise DataError(f"data={text} must return (train, validation, class names)")
     train, val, names = returned

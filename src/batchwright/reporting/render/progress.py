@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from batchwright.records import Plan
 from batchwright.records.text.formatting import percent
 from batchwright.records.text.problems import printable
-from batchwright.reporting.text.live_tables import LiveRounds, LiveWorkers
+from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -67,7 +67,7 @@ class RunProgress:
         self._epochs = epochs
         self._plan = plan
         self._clock, self._begun, self._pace = clock, clock(), Pace()
-        self._simulated = plan is not None and plan.job.launch == "virtual"
+        self._simulated = plan is not None and plan.job.launcher.simulated
         self._rounds = LiveRounds(plan) if plan is not None and plan.server is not None else None
         self._workers = LiveWorkers()
         self._bar: Progress | None = _bar(console) if is_live(console) else None

@@ -1,0 +1,62 @@
+"""Data sources: job key ``data``, which names one, and a folder if it takes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchwright.records.base import Augmentation
+from batchwright.records.registries.registry import Registry
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A kind of data.
+
+    Attributes:
+        name: As in a job, before any colon.
+        open: Import string of a function: (job, place, progress, verify) -> `ImageData`, as
+            `open_data` has them; the place is what stands behind the colon.
+        takes_path: Whether a folder is named behind a colon.
+        augment: What `augment=auto` comes to.
+        named_by_folder: Whether its folder's name says which data they are.
+        takes_val: Whether job key `val` may hold some images out.
+        as_they_come: Whether images are augmented and normalized before we get them.
+    """
+
+    name: str
+    open: str
+    takes_path: bool = False
+    augment: Augmentation = "crop-flip"
+    named_by_folder: bool = False
+    takes_val: bool = False
+    as_they_come: bool = False
+
+    @property
+    def form(self) -> str:
+        """How a job writes it."""
+        return f"{self.name}:PATH" if self.takes_path else self.name
+
+
+_SOURCES = "batchwright.workload.data.sources"
+
+DATA = Registry(
+    "data",
+    DataSource("digits", f"{_SOURCES}:open_digits", augment="crop"),
+    DataSource("cifar10", f"{_SOURCES}:open_cifar", takes_path=True),
+    DataSource("cifar100", f"{_SOURCES}:open_cifar", takes_path=True),
+    DataSource(
+        "imagefolder",
+        f"{_SOURCES}:open_image_folder",
+        takes_path=True,
+        named_by_folder=True,
+        takes_val=True,
+    ),
+    group="batchwright.data",
+)
+FUNCTION = DataSource("package.module:function", f"{_SOURCES}:open_function", as_they_come=True)
+"""Any other import string: what the function that it names returns."""
+
+
+def source_of(data: str) -> DataSource:
+    """The source of a job's ``data``, which may yet be refused when it is opened."""
+    return DATA.get(data.partition(":")[0], FUNCTION)

@@ -1,0 +1,47 @@
+"""Launchers: job key ``launch``, where and as which processes the workers compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchwright.records.registries.registry import Registry
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A way to start workers.
+
+    Attributes:
+        name: As in a job.
+        words: What it does, for the job key's description.
+        train: Import string of what trains a run folder's plan: a function as
+            `workflows.run_training.launch_workers`.
+        one_worker: Whether there is one worker, in the process that asks for it.
+        simulated: Whether all workers' gradients are computed in one process, in simulated time.
+    """
+
+    name: str
+    words: str
+    train: str
+    one_worker: bool = False
+    simulated: bool = False
+
+    @property
+    def processes(self) -> bool:
+        """Whether each worker is a process of its own."""
+        return not (self.one_worker or self.simulated)
+
+
+_RUN = "batchwright.workflows.run_training"
+
+LAUNCHERS = Registry(
+    "launch",
+    Launcher("local", "a process for each worker", f"{_RUN}:launch_workers"),
+    Launcher("in-process", "one worker, here", f"{_RUN}:train_here", one_worker=True),
+    Launcher(
+        "virtual",
+        "all workers' gradients in one process, in simulated time",
+        f"{_RUN}:train_simulated",
+        simulated=True,
+    ),
+)

@@ -1,0 +1,73 @@
+"""Optimizers: job key ``optimizer``, and what a plan trains with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchwright.records.registries.registry import Registry
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer.
+
+    Attributes:
+        name: As in a job.
+        build: Import string of a function: (network on its final device, job, rate) ->
+            `torch.optim.Optimizer` over the parameters that are trained. A `JobError` says that
+            the network has nothing for it to do.
+        rate: Default learning rate at the base batch, per step.
+        title: In sentences; unset: its name.
+        unnormalized_rate: Default rate for networks without batch normalization; unset: `rate`.
+        reach: Least sum of the rates of a training, if its rate is left open and the network has
+            batch normalization; 0: any.
+        follows_gradients: Whether its steps are as long as gradients are, so that factors on them
+            act as factors on the rate.
+        on_factors: What to say to who scales gradients all the same, a sentence.
+        own_loop: How a loop of one's own makes it, where a plan for it fits no other optimizer,
+            nor the plan for another fits it.
+    """
+
+    name: str
+    build: str
+    rate: float
+    title: str = ""
+    unnormalized_rate: float | None = None
+    reach: float = 0.0
+    follows_gradients: bool = False
+    on_factors: str = ""
+    own_loop: str = ""
+
+
+SGD = OptimizerSpec(
+    "sgd", "batchwright.workload.optimizers:sgd", rate=0.1, title="SGD", follows_gradients=True
+)
+ADAMW = OptimizerSpec(
+    "adamw",
+    "batchwright.workload.optimizers:adamw",
+    rate=0.001,
+    title="AdamW",
+    on_factors="AdamW divides each gradient by its own recent size, so a factor that changes "
+    "slowly nearly cancels: expect little.",
+)
+MUON = OptimizerSpec(
+    "muon",
+    "batchwright.workload.muon:for_job",
+    rate=0.1,
+    title="Muon",
+    # Steps as long as they are at 0.1, whatever the gradient, are undone by batch normalization
+    # where it is; elsewhere outputs grow with the weights, layer on layer, until nothing is learnt:
+    # `vgg8` from some 0.1 per step on (docs/log.md).
+    unnormalized_rate=0.02,
+    # A step at rate r moves a matrix by some r in spectral norm whatever its gradient, and matrices
+    # begin 1 to 3 long: below a sum of 3 accuracy falls steeply, above it hardly, until single
+    # rates come to 1 (docs/log.md).
+    reach=4.0,
+    on_factors="Muon makes the updates of its matrices equally large whatever their gradients' "
+    "size, so factors act on what is left to SGD only.",
+    own_loop="bw.muon(model, lr=...)",
+)
+
+OPTIMIZERS = Registry("optimizer", SGD, ADAMW, MUON, group="batchwright.optimizers", auto=SGD)
+AUTO = (SGD.name, MUON.name)
+"""What `optimizer=auto` comes to, for small batches and for large ones; probes measure with SGD."""

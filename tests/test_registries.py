@@ -1,0 +1,226 @@
+"""Registries: what they hold, what other packages add, and that names are asked nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+import batchwright
+from batchwright.errors import JobError
+from batchwright.records import Job, OptimizerName
+from batchwright.records.registries.data_sources import DATA, FUNCTION
+from batchwright.records.registries.launchers import LAUNCHERS
+from batchwright.records.registries.methods import METHODS
+from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
+from batchwright.workload.task import import_object
+
+OTHER_PACKAGE = Path(__file__).parent / "other_package"
+
+
+def in_other_process(
+    code: str, *paths: Path, words: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Runs code where another package lies on the path beside its entry points."""
+    path = os.pathsep.join(map(str, [*paths, *sys.path]))
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def told_by(code: str, *paths: Path, words: Sequence[str] = ()) -> str:
+    done = in_other_process(code, *(paths or (OTHER_PACKAGE,)), words=words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS, METHODS)
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
+def test_a_member_stands_under_its_own_name(registry):
+    assert all(name == member.name for name, member in registry.items())
+    assert "auto" not in registry
+    assert len(registry) == len({*registry}) == len([*registry])
+
+
+def test_what_members_name_is_there_to_call():
+    for one in (*OPTIMIZERS.values(), *NETWORKS.values()):
+        assert callable(import_object(one.build, one.name))
+    for source in (*DATA.values(), FUNCTION):
+        assert callable(import_object(source.open, source.name))
+    for launcher in LAUNCHERS.values():
+        assert callable(import_object(launcher.train, launcher.name))
+    assert {*AUTO} <= {*OPTIMIZERS}
+
+
+def test_a_record_takes_a_decided_name_and_a_job_an_open_one():
+    with pytest.raises(ValidationError, match="'sgd', 'adamw' or 'muon'"):
+        TypeAdapter(OptimizerName).validate_python("auto")
+    with pytest.raises(JobError, match=r"should be 'auto', 'sgd', 'adamw' or 'muon'$"):
+        Job(optimizer="lion")
+    schema = Job.model_json_schema()["properties"]["optimizer"]
+    assert schema["enum"] == ["auto", "sgd", "adamw", "muon"]
+
+
+# ------------------------------------------------------------------------- of another package
+
+
+def test_an_optimizer_of_another_package_is_known_planned_with_and_built():
+    found = told_by(
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "from batchwright.records import Job, Plan\n"
+        "from batchwright.planning.planner import plan_without_profile\n"
+        "from samples import make_data, make_network\n"
+        "job = Job(optimizer='lion', workers=1, resolutions=[8], precision='float32')\n"
+        "plan = plan_without_profile(job, make_data(), make_network())\n"
+        "plan = Plan.model_validate_json(plan.model_dump_json())\n"
+        "assert 'torch' not in sys.modules\n"
+        "from batchwright.workload.task import build_network, build_optimizer\n"
+        "network = build_network('resnet8', classes=10, side=8)\n"
+        "made = build_optimizer(network, plan.job, plan.learning_rate.peak, name=plan.update)\n"
+        "import json\n"
+        "print(json.dumps([plan.update, plan.learning_rate.base, type(made).__name__]))"
+    )
+    assert json.loads(found) == ["lion", 0.0003, "Lion"]
+
+
+def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
+    found = told_by(
+        "from batchwright.errors import JobError\n"
+        "from batchwright.workload.task import build_network, network_facts\n"
+        "network = build_network('tiny', classes=10, side=8)\n"
+        "print(network_facts('tiny', network, 8).least_side)\n"
+        "for name in ('tiny', 'tinny'):\n"
+        "    try: build_network(name, classes=10, side=1)\n"
+        "    except JobError as error: print(error)\n"
+    )
+    assert found.splitlines() == [
+        "2",
+        "network=tiny: takes images of at least 2 pixels, not 1",
+        "network=tinny: unknown; did you mean tiny, or give an import string module:function",
+    ]
+
+
+def test_data_of_another_package_are_opened_at_their_place_and_name_no_code_to_confirm():
+    found = told_by(
+        "from batchwright.errors import DataError\n"
+        "from batchwright.records import Job\n"
+        "from batchwright.records.text.formatting import data_name\n"
+        "from batchwright.workload.data.sources import open_data\n"
+        "job = Job(data='plates:12')\n"
+        "print(open_data(job).facts.train_samples, job.code_keys, data_name(job.data))\n"
+        "for name in ('plates', 'plate:12'):\n"
+        "    try: open_data(Job(data=name))\n"
+        "    except DataError as error: print(error)\n"
+    )
+    assert found.splitlines() == [
+        "12 () plates",
+        "data=plates needs the folder: data=plates:PATH",
+        "data=plate:12 is unknown; did you mean plates:PATH?",
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_with_nothing_but_members_of_another_package_ends_in_a_report(tmp_path):
+    told_by(
+        "from batchwright.cli.commands import main; main()",
+        OTHER_PACKAGE,
+        words=[
+            *("run", "data=plates:64", "network=tiny", "optimizer=lion", "workers=2", "epochs=1"),
+            *("probe.budget=1", "probe.learning=0", "--out", str(tmp_path / "run")),
+        ],
+    )
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["plan"]["update"] == "lion"
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_refused_name_is_answered_with_those_of_other_packages_too():
+    done = in_other_process(
+        "from batchwright.records import Job; Job(optimizer='lions')", OTHER_PACKAGE
+    )
+    assert "'auto', 'sgd', 'adamw', 'muon' or 'lion'" in done.stderr.splitlines()[-1]
+
+
+def test_what_another_package_adds_cannot_stand_for_ours_and_must_be_a_member(tmp_path):
+    (tmp_path / "other-1.dist-info").mkdir()
+    (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(
+        "[batchwright.optimizers]\nsgd = json:dumps\nbroken = nowhere:SPEC\nodd = json:dumps\n"
+    )
+    told = told_by(
+        "from batchwright.errors import JobError\n"
+        "from batchwright.records import Job\n"
+        "from batchwright.records.registries.optimizers import OPTIMIZERS, SGD\n"
+        "assert OPTIMIZERS['sgd'] is SGD\n"
+        "for name in ('broken', 'odd'):\n"
+        "    try: Job(optimizer=name)\n"
+        "    except JobError as error: print(error)\n",
+        tmp_path,
+    )
+    broken, odd = told.splitlines()
+    assert broken == (
+        "optimizer=broken: entry point batchwright.optimizers = nowhere:SPEC cannot be loaded "
+        "(ModuleNotFoundError: No module named 'nowhere'): mend or remove the package that adds it"
+    )
+    assert odd == (
+        "optimizer=odd: entry point batchwright.optimizers = json:dumps is no OptimizerSpec "
+        "called odd"
+    )
+
+
+# ------------------------------------------------------------------------------- names elsewhere
+
+ASKING = ("startswith", "endswith", "match", "fullmatch")
+NAMES = {name for registry in REGISTRIES for name in registry.own}
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Members' names, and what begins with one and a colon, that stand in an expression."""
+    words = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+    return {word for word in words if isinstance(word, str) and word.partition(":")[0] in NAMES}
+
+
+def questions_in(tree: ast.AST) -> Iterator[tuple[int, ast.AST]]:
+    """Where something is compared, matched, or asked how it begins or ends."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            yield from ((node.lineno, one) for one in (node.left, *node.comparators))
+        elif isinstance(node, ast.MatchValue):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ASKING:
+            yield from ((node.lineno, one) for one in node.args)
+
+
+def test_no_member_is_asked_for_by_name():
+    source = Path(batchwright.__file__).parent
+    found = {
+        f"{path.relative_to(source)}:{line}": names_in(asked)
+        for path in source.rglob("*.py")
+        for line, asked in questions_in(ast.parse(path.read_text(encoding="utf-8")))
+        if names_in(asked)
+    }
+    assert not found
+
+
+def test_such_questions_are_seen():
+    for line in (
+        'job.method == "plain"',
+        'plan.update not in ("sgd", "muon")',
+        'job.data.startswith("imagefolder:")',
+        'match job.launch:\n    case "virtual" | "local": pass',
+    ):
+        assert any(names_in(one) for _, one in questions_in(ast.parse(line))), line
