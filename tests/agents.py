@@ -10,8 +10,7 @@ from pathlib import Path
 
 from batchwright.client import job_work
 from batchwright.client.agent import Agent
-from batchwright.client.http import Service
-from batchwright.client.tokens import find_token
+from batchwright.client.http import Service, find_token
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import AgentIntroduction
 

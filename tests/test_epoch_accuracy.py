@@ -15,7 +15,7 @@ from batchwright.records import Estimate, Plan
 from batchwright.reporting.data.reading import accuracy_comparison, accuracy_words, learnt_words
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.render.figures import write_figures
-from batchwright.reporting.text.progress import epoch_words, joined
+from batchwright.reporting.render.progress import epoch_words, joined
 from batchwright.training.recorder import Recorder
 from samples import make_epoch, make_summary
 from samples import make_plan as bare_plan

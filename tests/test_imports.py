@@ -224,7 +224,7 @@ def is_block(node: ast.stmt) -> bool:
         "import sys; sys.path.insert(0, TESTS)\n"
         "from samples import make_plan; make_plan().explain()\n"
         "import batchwright.reporting.pages.page, batchwright.reporting.render.figures\n"
-        "import batchwright.reporting.text.tables, batchwright.reporting.text.progress",
+        "import batchwright.reporting.render.tables, batchwright.reporting.render.progress",
     ],
     ids=["import", "help", "plan", "reporting"],
 )

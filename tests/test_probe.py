@@ -20,7 +20,7 @@ from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.probe import _Reporter, measure_points, probe
 from batchwright.records import DataFacts, Job, ProbeSettings, Profile
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 from batchwright.workload.data.sources import ImageData
 
 CPU = torch.device("cpu")

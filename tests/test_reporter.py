@@ -23,8 +23,7 @@ from batchwright.client.http import ServiceError
 from batchwright.client.outbox import Lines, read_report, seal_of, sound
 from batchwright.client.reporter import Order, Reporter
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
-from batchwright.client.send_verb import report_to_send, send
-from batchwright.client.sending import MOST_LINES, Sender
+from batchwright.client.sending import MOST_LINES, Sender, report_to_send, send
 from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
 from batchwright.records import Plan
 from batchwright.records.documents import read_record, write_record

@@ -14,7 +14,7 @@ from batchwright.reporting.data.comparison import compared, comparison_rows, set
 from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.pages.page_comparison import comparison_page
 from batchwright.reporting.render.figures import draw_comparison
-from batchwright.reporting.text.tables import comparison_table
+from batchwright.reporting.render.tables import comparison_table
 from batchwright.workflows import verbs
 from samples import (
     VAL,

@@ -78,8 +78,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_reporting_is_imported_without_the_libraries_that_draw():
     code = (
-        "import sys, batchwright.reporting.render.figures, batchwright.reporting.text.tables,"
-        "batchwright.reporting.text.progress\n"
+        "import sys, batchwright.reporting.render.figures, batchwright.reporting.render.tables,"
+        "batchwright.reporting.render.progress\n"
         "print([m for m in ('matplotlib', 'rich', 'torch', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

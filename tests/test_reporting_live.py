@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 from rich.console import Console
 
-from batchwright.reporting.text.live_tables import LiveRounds, LiveWorkers
-from batchwright.reporting.text.progress import RunProgress, joined
+from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
+from batchwright.reporting.render.progress import RunProgress, joined
 from dynamic_runs import step_line
 from samples import TRAIN, make_cyclic_plan, make_dual_plan, make_hybrid_plan, make_rounds
 

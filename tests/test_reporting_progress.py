@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from batchwright.reporting.text.live_tables import LiveWorkers
-from batchwright.reporting.text.progress import LINE_SECONDS, StepsProgress, progress, steps
+from batchwright.reporting.render.live_tables import LiveWorkers
+from batchwright.reporting.render.progress import LINE_SECONDS, StepsProgress, progress, steps
 from dynamic_runs import shares_line, step_line
 
 

@@ -35,7 +35,7 @@ from batchwright.reporting.pages.page import page
 from batchwright.reporting.pages.page_rounds import rounds_part
 from batchwright.reporting.render.figures import draw_run, write_figures
 from batchwright.reporting.render.image import COLOURS
-from batchwright.reporting.text.tables import summary_table
+from batchwright.reporting.render.tables import summary_table
 from samples import (
     TRAIN,
     make_cyclic_plan,

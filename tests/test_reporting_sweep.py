@@ -28,8 +28,8 @@ from batchwright.reporting.render.figures import (
     draw_curves,
     write_sweep_figures,
 )
-from batchwright.reporting.text.sweep_progress import SweepProgress
-from batchwright.reporting.text.tables import sweep_table
+from batchwright.reporting.render.sweep_progress import SweepProgress
+from batchwright.reporting.render.tables import sweep_table
 from sweeps import make_cell, make_sweep
 from test_reporting_page import HOSTILE, Document
 

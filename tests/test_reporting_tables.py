@@ -27,7 +27,7 @@ from batchwright.reporting.data.reading import (
 )
 from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.pages.page import page
-from batchwright.reporting.text.tables import check_table, profile_table, summary_table
+from batchwright.reporting.render.tables import check_table, profile_table, summary_table
 from clusters import make_measured
 from dynamic_runs import dynamic_summary
 from samples import (

@@ -23,7 +23,7 @@ from batchwright.reporting.data.worker_curves import (
 )
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.render.figures import draw_run, write_figures
-from batchwright.reporting.text.tables import summary_table
+from batchwright.reporting.render.tables import summary_table
 from dynamic_runs import STEPS, dynamic_epoch, dynamic_summary
 from samples import make_plan, make_summary
 from test_reporting_page import Document

@@ -19,7 +19,7 @@ from batchwright.records import Job, LearningRateRule, Plan, RateSchedule
 from batchwright.records.documents import job_yaml, write_record
 from batchwright.reporting.data.schedule_words import start_lines
 from batchwright.reporting.render.figures import draw_schedule, write_schedule_figure
-from batchwright.reporting.text.tables import EVENLY, schedule_table, shown_points
+from batchwright.reporting.render.tables import EVENLY, schedule_table, shown_points
 from batchwright.training.batches.sampler import step_sizes
 from batchwright.workflows import run_training
 from samples import (

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from batchwright.records.service import RunEnd
 from batchwright.service.access import COOKIE, check_form, csrf_of, need_page, remember
-from batchwright.service.caller import Caller
+from batchwright.service.store.tokens import Caller
 from samples import make_plan
 from services import ADDRESS, step
 

@@ -383,10 +383,10 @@ def test_advice_is_taken_by_whom_the_run_belongs_to(service):
 def test_an_adviser_survives_runs_that_are_gone_and_takes_nothing_on_once_closed(service):
     run, adviser = introduced(service), Adviser(service.store)
     service.report(run, *lines(PLAN, 4, **SLOW_LINK))
-    adviser.heard("00000000-0000-0000-0000-000000000000")
-    adviser.heard(run)
+    adviser.add("00000000-0000-0000-0000-000000000000")
+    adviser.add(run)
     assert adviser.wait(30)
     assert len(service.store.advice.list(run)) == 1
     adviser.close()
-    adviser.heard(run)
+    adviser.add(run)
     assert adviser.wait(0)

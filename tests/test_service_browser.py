@@ -14,7 +14,7 @@ from batchwright.records.service import (
     RunIntroduction,
 )
 from batchwright.service import plan_answers
-from batchwright.service.bounds import PLANNING
+from batchwright.service.plan_answers import PLANNING
 from browsers import browsing, serving, violations
 from clusters import make_measured
 from samples import make_plan, make_profile, make_summary

@@ -8,9 +8,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from batchwright.client import tokens
-from batchwright.client.http import Backoff, Service, ServiceError, checked_url, is_loopback
-from batchwright.client.tokens import find_token
+from batchwright.client import http as tokens
+from batchwright.client.http import (
+    Backoff,
+    Service,
+    ServiceError,
+    checked_url,
+    find_token,
+    is_loopback,
+)
 from batchwright.errors import BatchwrightError, FileError
 from clients import remote
 

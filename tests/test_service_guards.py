@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from batchwright.service.app import create_app
 from batchwright.service.middleware.bodies import STRANGERS_BYTES, check_json
-from batchwright.service.middleware.headers import HEADERS
+from batchwright.service.middleware.hosts import HEADERS
 from batchwright.service.middleware.identify import MOST_KEYS, Rates
-from batchwright.service.operating.logs import JsonLines
+from batchwright.service.operating.serving import JsonLines
 from batchwright.service.problems import Refused
 from batchwright.service.settings import Limits
 from services import ADDRESS, HandClock, serving_from, step

@@ -6,7 +6,7 @@ import pytest
 
 from batchwright.records import Job
 from batchwright.records.service import AgentIntroduction, JobProgress
-from batchwright.service.pages.planning.job_text import JobTextError, job_of_text
+from batchwright.service.pages.jobs import JobTextError, job_of_text
 from pages import (
     LONG,
     NASTY,

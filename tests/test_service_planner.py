@@ -9,8 +9,8 @@ import pytest
 
 from batchwright.records.service import RunIntroduction
 from batchwright.service import plan_answers
-from batchwright.service.bounds import PLANNING
-from batchwright.service.pages.planning.planner_form import ALL_FIELDS, answer_form, read_form
+from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
+from batchwright.service.plan_answers import PLANNING
 from batchwright.workflows import verbs
 from clusters import make_measured, make_step
 from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - fixtures

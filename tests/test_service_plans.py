@@ -11,7 +11,7 @@ from batchwright.cli.commands import main
 from batchwright.records.documents import record_text, write_record
 from batchwright.records.service import PlanRequest
 from batchwright.service import plan_answers
-from batchwright.service.bounds import PLANNING
+from batchwright.service.plan_answers import PLANNING
 from batchwright.service.problems import TooMany
 from samples import make_epoch, make_job, make_kind_profile, make_plan, make_profile, make_summary
 

@@ -176,7 +176,7 @@ def test_whatever_is_delivered_in_whatever_order_each_record_is_there_once(deliv
 
 
 def test_another_token_may_not_report(store):
-    from batchwright.service.caller import Caller
+    from batchwright.service.store.tokens import Caller
 
     run = a_run(store)
     batch = RecordBatch(first=0, records=(step(0),))

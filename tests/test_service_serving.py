@@ -23,7 +23,7 @@ import uvicorn
 
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records.service import RecordBatch, RunIntroduction
-from batchwright.service.operating import connections
+from batchwright.service.operating import serving as process
 from batchwright.service.operating.backup import backup
 from batchwright.service.operating.local import LOCAL, keep_local_token, local_token_file
 from batchwright.service.operating.serving import (
@@ -149,7 +149,7 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
 
 def test_who_connects_and_does_not_ask_is_sent_away(monkeypatch):
     """Else a thousand silent connections would keep everybody out."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(process, "HEAD_SECONDS", 1.0)
     released = threading.Event()
 
     async def app(scope, receive, send):
@@ -184,7 +184,7 @@ def answering(app, listener):
     """uvicorn with our protocol; it would keep idle connections for a minute by itself."""
     config = uvicorn.Config(
         app,
-        http=connections.TimedProtocol,
+        http=process.TimedProtocol,
         lifespan="off",
         log_config=None,
         timeout_keep_alive=60,

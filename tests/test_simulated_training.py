@@ -344,6 +344,26 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, par
     assert pieces.resumed == 1
 
 
+@pytest.mark.parametrize("kind", ["plain", "plain scaled"])
+def test_a_run_that_is_killed_within_an_epoch_goes_on_from_its_last_step(kind, tmp_path, whole_run):
+    plan, task, calls = plan_of(kind, checkpoint_steps=5), make_task(), []
+    parts = 3 if "scaled" in kind else 1  # micro-batches of each of the three workers
+
+    def killing(*args):
+        calls.append(args)
+        if len(calls) > 5 * 3 * parts:  # in the sixth step, the second of the second epoch
+            raise KeyboardInterrupt
+        return functional.cross_entropy(*args)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_task(plan, replace(task, loss=killing), CPU, tmp_path / "run", resume=False)
+    kept = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")["state"]
+    assert (kept["epoch"], kept["step"]) == (1, 1)
+    summary, weights = train(plan_of(kind), tmp_path / "run", resume=True)
+    assert same(weights, whole_run(kind)[1])
+    assert told(summary) == told(whole_run(kind)[0])
+
+
 def test_shares_go_on_following_after_a_stop(tmp_path):
     with pytest.raises(DeadlineReached):
         train(plan_of("dynamic-batch", goal={"deadline": 1.5}), tmp_path / "run")

@@ -38,17 +38,17 @@ from typing import Any, NamedTuple
 import httpx
 from sqlalchemy import func, select
 
+from batchwright.client.http import TOKEN
 from batchwright.client.reporter_process import ReporterProcess
-from batchwright.client.tokens import TOKEN
 from batchwright.records import Job, Plan
 from batchwright.records.documents import write_record
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
 from batchwright.service.access import COOKIE
-from batchwright.service.caller import Caller
 from batchwright.service.database.engine import open_engine
 from batchwright.service.database.tables import records as stored
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value
 from benchmarks.harness.loads import until

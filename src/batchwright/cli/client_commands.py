@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from batchwright.cli.output import job_and_file
 from batchwright.errors import BatchwrightError
 
 TokenFile = Annotated[
@@ -20,13 +21,6 @@ TokenFile = Annotated[
 Server = Annotated[
     str, typer.Option(metavar="URL", help="The service, such as http://127.0.0.1:8400.")
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Make these commands of the command line."""
-    app.command()(submit)
-    app.command()(send)
-    app.command()(agent)
 
 
 def submit(
@@ -56,12 +50,8 @@ def submit(
     from batchwright.client.http import Service
     from batchwright.client.submitting import follow, state_words
     from batchwright.client.submitting import submit as hand_in
-    from batchwright.records.documents import load_job
 
-    given = list(words or ())
-    is_file = bool(given) and ("=" not in given[0] or Path(given[0]).exists())
-    path = given.pop(0) if is_file else None
-    job = load_job(path, given)
+    job, path = job_and_file(words)
     called = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
     url, token = _reached(server, token_file)
     with Service(url, token) as service:
@@ -90,8 +80,8 @@ def send(
     """Send a service what it does not have of a run."""
     from batchwright.client.http import Service, checked_url
     from batchwright.client.outbox import seal_of
-    from batchwright.client.send_verb import report_to_send
-    from batchwright.client.send_verb import send as send_run
+    from batchwright.client.sending import report_to_send
+    from batchwright.client.sending import send as send_run
 
     report = report_to_send(run, checked_url(to) if to is not None else None)
     url, token = _reached(report.url, token_file)
@@ -154,8 +144,7 @@ def _reached(server: str, token_file: Path | None) -> tuple[str, str]:
     Raises:
         BatchwrightError: The address is none, or there is no token.
     """
-    from batchwright.client.http import checked_url
-    from batchwright.client.tokens import find_token
+    from batchwright.client.http import checked_url, find_token
 
     url = checked_url(server)
     token = find_token(url, token_file)

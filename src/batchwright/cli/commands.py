@@ -154,12 +154,15 @@ def run(
     def tell(plan: Plan) -> None:
         print_plan(plan, explain=explain)
 
-    told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
-    if resume:
-        told |= {"resume": True, "overrides": words or ()}
-        summary = verbs.run(run_folder=out, on_plan=tell, **told)
-    else:
-        summary = verbs.run(job_of(words), run_folder=out, on_plan=tell, **told)
+    summary = verbs.run(
+        None if resume else job_of(words),
+        run_folder=out,
+        resume=resume,
+        on_plan=tell,
+        report_to=report_to,
+        follow_advice=follow_advice,
+        overrides=(words or ()) if resume else (),
+    )
     finish(summary, as_json)
 
 
@@ -169,7 +172,7 @@ def probe(
     out: Annotated[Path | None, typer.Option(help="File for the profile; - is stdout.")] = None,
 ) -> None:
     """Measure: step times, memory, exchange times, gradient noise, and how the network learns."""
-    from batchwright.reporting.text.tables import profile_table
+    from batchwright.reporting.render.tables import profile_table
     from batchwright.workflows import verbs
 
     refuse_bad_target(out)
@@ -242,7 +245,7 @@ def check(
     from batchwright.records import Plan
     from batchwright.records.documents import read_record
     from batchwright.reporting.data.reading import check_words
-    from batchwright.reporting.text.tables import check_table
+    from batchwright.reporting.render.tables import check_table
     from batchwright.workflows import verbs
     from batchwright.workflows.prepare_job import refuse_unconfirmed_code
 
@@ -279,7 +282,7 @@ def schedule(
 ) -> None:
     """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
     from batchwright.reporting.render.figures import check_figure, write_schedule_figure
-    from batchwright.reporting.text.tables import schedule_table
+    from batchwright.reporting.render.tables import schedule_table
     from batchwright.workflows import verbs
 
     places, overrides = files_and_keys(words)
@@ -385,16 +388,20 @@ def sweep(
 ) -> None:
     """Run a job over a grid of its keys and several seeds, and compare."""
     from batchwright.reporting.data.sweep_curves import best_setting, progress_words
-    from batchwright.reporting.text.tables import sweep_table
+    from batchwright.reporting.render.tables import sweep_table
     from batchwright.workflows.sweep.grid import read_seeds, words_of_grid
     from batchwright.workflows.sweep.verb import sweep as run_sweep
 
     varied = words_of_grid(grid or ())
-    options: dict[str, Any] = {"seeds": read_seeds(seeds), "out": out, "at_once": at_once}
-    if resume:
-        found = run_sweep(None, varied, resume=True, overrides=words or (), **options)
-    else:
-        found = run_sweep(job_of(words), varied, **options)
+    found = run_sweep(
+        None if resume else job_of(words),
+        varied,
+        seeds=read_seeds(seeds),
+        out=out,
+        at_once=at_once,
+        resume=resume,
+        overrides=(words or ()) if resume else (),
+    )
     show(sweep_table(found))
     for line in (best_setting(found), f"page: {Path(found.folder) / 'sweep.html'}"):
         if line:
@@ -426,8 +433,13 @@ def doctor(as_json: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
-client_commands.add_to(app)
-service_commands.add_to(app)
+app.command()(client_commands.submit)
+app.command()(client_commands.send)
+app.command()(client_commands.agent)
+app.command()(service_commands.serve)
+app.command()(service_commands.token)
+app.command(name="sign-in")(service_commands.sign_in)
+app.command()(service_commands.backup)
 
 
 def main() -> None:

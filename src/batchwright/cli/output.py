@@ -16,14 +16,19 @@ if TYPE_CHECKING:
     from batchwright.records import Job, Plan, Profile, Record, RunSummary
 
 
-def job_of(words: list[str] | None) -> Job:
-    """The job of ``[JOB.yaml] [KEY=VALUE]...``."""
+def job_and_file(words: list[str] | None) -> tuple[Job, str | None]:
+    """The job of ``[JOB.yaml] [KEY=VALUE]...``, and the file if there is one."""
     from batchwright.records.documents import load_job
 
     words = list(words or ())
     is_file = bool(words) and ("=" not in words[0] or Path(words[0]).exists())
     path = words.pop(0) if is_file else None
-    return load_job(path, words)
+    return load_job(path, words), path
+
+
+def job_of(words: list[str] | None) -> Job:
+    """The job of ``[JOB.yaml] [KEY=VALUE]...``."""
+    return job_and_file(words)[0]
 
 
 def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
@@ -111,7 +116,7 @@ def show(table: Any) -> None:
 def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
     """What a run comes to: a table for a person, one object for a program."""
     from batchwright.reporting.data.reading import learnt_words, refit_words
-    from batchwright.reporting.text.tables import summary_table
+    from batchwright.reporting.render.tables import summary_table
 
     show(summary_table(summary))
     for line in (refit_words(summary), learnt_words(summary)):
@@ -130,7 +135,7 @@ def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None
 
 def compare(runs: list[str], out: Path, as_json: bool) -> None:
     """Several runs beside each other: page, figure, table."""
-    from batchwright.reporting.text.tables import comparison_table
+    from batchwright.reporting.render.tables import comparison_table
     from batchwright.workflows import verbs
 
     told, page = verbs.compare_runs(runs, out=out)

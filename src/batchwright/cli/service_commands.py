@@ -33,14 +33,6 @@ Database = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Make these commands of the command line."""
-    app.command()(serve)
-    app.command()(token)
-    app.command(name="sign-in")(sign_in)
-    app.command()(backup)
-
-
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8400,
@@ -72,8 +64,7 @@ def serve(
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_database
-        from batchwright.service.operating.logs import log_to
-        from batchwright.service.operating.serving import Started
+        from batchwright.service.operating.serving import log_to
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import Limits, Settings
 
@@ -93,10 +84,10 @@ def serve(
         limits=limits,
     )
 
-    def tell(started: Started) -> None:
-        link = sign_in_address(started.address, started.store.sign_in.link(["admin"]))
+    def tell(address: str, store: Store) -> None:
+        link = sign_in_address(address, store.sign_in.link(["admin"]))
         minutes = round(settings.link_seconds / 60)
-        _say(f"batchwright serves at {started.address}, from {shown(settings.database)}")
+        _say(f"batchwright serves at {address}, from {shown(settings.database)}")
         _say(f"sign in within {minutes} minutes: {link}")
         log_to(level=log_level)
 
@@ -131,7 +122,7 @@ def token(
             store.audit.note("operator", "token.revoke", name)
             _say(f"{name} is refused from now on")
             return
-        words = [word.strip() for word in (scopes or "").split(",") if word.strip()]
+        words = _scopes(scopes or "")
         secret = store.tokens.create(name, words)
         store.audit.note("operator", "token.create", name, " ".join(words))
         _say(f"the token of {name}, shown this once; for BATCHWRIGHT_TOKEN:")
@@ -158,7 +149,7 @@ def sign_in(
             return
         from batchwright.service.access import sign_in_address
 
-        words = [word.strip() for word in scopes.split(",") if word.strip()]
+        words = _scopes(scopes)
         link = store.sign_in.link(words)
         store.audit.note("operator", "sign-in.link", "browser", " ".join(words))
         print(sign_in_address(server, link))
@@ -204,6 +195,10 @@ def _store(database: str | None) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def _scopes(words: str) -> list[str]:
+    return [word.strip() for word in words.split(",") if word.strip()]
 
 
 def _when(seconds: float | None) -> str:

@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from batchwright.distributed.processes import VERB_PARENT, die_with_parent
 
-
-def _main() -> None:
+if __name__ == "__main__":
     die_with_parent(VERB_PARENT)
     from batchwright.cli.commands import main
 
     main()
-
-
-if __name__ == "__main__":
-    _main()

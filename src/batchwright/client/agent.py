@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 from urllib.parse import quote
-
-from pydantic import ValidationError
 
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.client.job_work import JobWork
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
+from batchwright.client.submitting import understood
 from batchwright.errors import BatchwrightError, Interrupted
-from batchwright.records import Record
 from batchwright.records.agent_rules import rules_of
 from batchwright.records.service import AgentIntroduction, JobOrders, JobProgress, Lease
 from batchwright.storage.files import make_folder
@@ -29,8 +26,6 @@ from batchwright.storage.locks import take
 
 ASK_SECONDS = 2.0  # between two questions for a job
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-Answer = TypeVar("Answer", bound=Record)
 
 
 class Agent:
@@ -57,6 +52,7 @@ class Agent:
     ) -> None:
         self._service, self._token, self._folder = service, token, folder
         self._introduction, self._follow_advice, self._tell = introduction, follow_advice, tell
+        self._place = f"/v1/agents/{quote(introduction.name, safe='')}"
         self._stopping = threading.Event()
         self._number = 0
 
@@ -95,14 +91,12 @@ class Agent:
         raise Interrupted(self._number, f"stopped by signal {self._number}")
 
     def _introduce(self) -> None:
-        name = quote(self._introduction.name, safe="")
-        self._service.put(f"/v1/agents/{name}", self._introduction.model_dump_json().encode())
+        self._service.put(self._place, self._introduction.model_dump_json().encode())
         self._tell(f"{self._introduction.name} waits for jobs of {self._service.url}")
 
     def _lease(self) -> Lease | None:
-        name = quote(self._introduction.name, safe="")
-        found = self._service.post(f"/v1/agents/{name}/lease")
-        return None if found is None else _read(Lease, found, self._service.url)
+        found = self._service.post(f"{self._place}/lease")
+        return None if found is None else understood(Lease, found, self._service.url)
 
     def _carry_out(self, lease: Lease) -> None:
         """One job; whatever becomes of it, the agent goes on."""
@@ -110,7 +104,7 @@ class Agent:
         def report(progress: JobProgress) -> JobOrders:
             body = progress.model_dump_json().encode()
             answer = self._service.post(f"/v1/jobs/{lease.job.id}/progress", body)
-            return _read(JobOrders, answer, self._service.url)
+            return understood(JobOrders, answer, self._service.url)
 
         name = lease.job.name
         with LeaseHeartbeat(report, lease.key, lease.seconds, self._stopping) as pulse:
@@ -152,16 +146,6 @@ class Agent:
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
-
-
-def _read(model: type[Answer], values: object, url: str) -> Answer:
-    try:
-        return model.model_validate(values)
-    except ValidationError:
-        raise ServiceError(
-            f"{url} answers what this version does not understand: use the same one on both sides",
-            status=400,
-        ) from None
 
 
 def allowed(rules: Sequence[str]) -> tuple[str, ...]:

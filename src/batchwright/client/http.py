@@ -1,19 +1,24 @@
 """Requests to a service: with a token, and with one line for whatever may go wrong.
 
-Nothing here tries again by itself; `Backoff` says how long to wait for those who do.
+A token comes from a file, the environment, or this machine's own service. Nothing here tries again
+by itself; `Backoff` says how long to wait for those who do.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import random
 import ssl
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, FileError
 
+TOKEN = "BATCHWRIGHT_TOKEN"  # noqa: S105 - the name of a variable
+LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of a file
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 _MOST_TEXT = 300  # characters of what a server says that are passed on
@@ -74,7 +79,8 @@ class Backoff:
 
 
 class Service:
-    """A service at an address; safe to use from several threads.
+    """A service at an address; safe to use from several threads. Each request raises `ServiceError`
+    where there is no answer, or one that refuses.
 
     Args:
         url: Its address, as `checked_url` gives it.
@@ -122,11 +128,6 @@ class Service:
         return self._ask("POST", path, body)
 
     def _ask(self, method: str, path: str, body: bytes | dict[str, Any] | None) -> Any:
-        """One request.
-
-        Raises:
-            ServiceError: No answer, or one that refuses.
-        """
         content, headers = None, {}
         if body is not None:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -144,8 +145,12 @@ class Service:
             raise ServiceError(f"lost {self.url} ({_cause(error)}): try again later") from None
         if answer.status_code == 204:
             return None
-        values = _json_of(answer.content)
-        if answer.is_success and values is not _NOT_JSON:
+        values, sound = None, True
+        try:
+            values = json.loads(answer.content) if answer.content else None
+        except (ValueError, RecursionError):
+            sound = False
+        if answer.is_success and sound:
             return values
         raise self._refusal(answer.status_code, values, answer.headers.get("retry-after"))
 
@@ -171,18 +176,6 @@ class Service:
             next_sequence=following if isinstance(following, int) and following >= 0 else None,
             retry_seconds=float(retry) if retry and retry.isdecimal() else None,
         )
-
-
-_NOT_JSON = object()
-
-
-def _json_of(content: bytes) -> Any:
-    if not content:
-        return None
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return _NOT_JSON
 
 
 def _cause(error: Exception) -> str:
@@ -227,3 +220,44 @@ def is_loopback(url: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def find_token(url: str, file: Path | None = None) -> str | None:
+    """The token for a service; ``None`` if there is none.
+
+    Args:
+        url: The service. One on this machine has left a token where its user finds it.
+        file: Holds the token; else the environment does.
+
+    Raises:
+        FileError: The file cannot be read, or holds no token.
+    """
+    if file is not None:
+        return _token_in(file)
+    given = os.environ.get(TOKEN, "").strip()
+    if given:
+        return given
+    if not is_loopback(url):
+        return None
+    try:
+        return _token_in(local_token_path())
+    except FileError:
+        return None
+
+
+def local_token_path() -> Path:
+    """Where `batchwright serve` keeps the token for clients of the same user on this machine."""
+    from platformdirs import user_data_path
+
+    return user_data_path("batchwright") / LOCAL_TOKEN
+
+
+def _token_in(file: Path) -> str:
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or "it is not text"
+        raise FileError(f"cannot read the token in {file}: {cause}") from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise FileError(f"{file} holds no token: `batchwright token create` prints one")
+    return token

@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.http import TOKEN, Backoff, Service, ServiceError
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.outbox import read_report, write_report
 from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.sending import Sender
-from batchwright.client.tokens import TOKEN
 from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.processes import VERB_PARENT
@@ -42,8 +41,6 @@ VERBS = "batchwright.cli.verb_child"  # the command line, in a process that ends
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
-
-
 _MOST_ERROR = 2000  # characters of an error
 
 
@@ -126,9 +123,6 @@ class JobWork:
         """The job, if this agent may carry it out.
 
         A profile or plan that comes with it names data and code of its own, as another agent said.
-
-        Raises:
-            JobError: It may not, or it is none.
         """
         job = change_job(Job(), self._lease.job.job)
         given = (self._lease.profile, self._lease.plan)
@@ -143,12 +137,14 @@ class JobWork:
     def _planned(self, job: Job) -> Plan:
         """A plan for the job, which the service has then."""
         place = self._folder / "profile.json"
-        self._begin_anew_if_changed(job)
+        text, file = job_yaml(job), self._folder / "job.yaml"
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            place.unlink(missing_ok=True)  # another job left it; there should be none
+            write_text(text, file)
         if self._lease.profile is not None:
             write_record(self._lease.profile, place)
         elif not place.exists() or read_record(place, Profile).trials_open:
-            job_file = str(self._folder / "job.yaml")
-            self._verb("probe", job_file, *code_words(job), "--out", str(place))
+            self._verb("probe", str(file), *code_words(job), "--out", str(place))
             self._pulse.say(profile=read_record(place, Profile))
         plan = self._plan_once(place)
         if plan.server is not None and not plan.job.launcher.simulated:
@@ -156,13 +152,6 @@ class JobWork:
         profile = read_record(place, Profile)
         self._pulse.say("planned", profile=profile, plan=plan)
         return plan
-
-    def _begin_anew_if_changed(self, job: Job) -> None:
-        """What another job left in the folder is of no use; there should be none."""
-        text, file = job_yaml(job), self._folder / "job.yaml"
-        if not file.exists() or file.read_text(encoding="utf-8") != text:
-            (self._folder / "profile.json").unlink(missing_ok=True)
-            write_text(text, file)
 
     def _plan_once(self, profile: Path) -> Plan:
         place = self._folder / "plan.json"
@@ -189,7 +178,8 @@ class JobWork:
             self._note_run()
             return
         words = ["--out", str(self._run), "--report-to", self._service.url]
-        words += ["--follow-advice"] * self._may_follow(plan)
+        if self._follow_advice and plan.server is None and not plan.job.launcher.simulated:
+            words.append("--follow-advice")
         if (self._run / "plan.json").exists():
             words = ["train", "--resume", *words]
         else:
@@ -200,9 +190,6 @@ class JobWork:
             write_record(plan, place)
             words = ["train", str(place), *words]
         self._verb(*words, *code_words(plan.job))
-
-    def _may_follow(self, plan: Plan) -> bool:
-        return self._follow_advice and plan.server is None and not plan.job.launcher.simulated
 
     def _note_run(self) -> None:
         """The next sign of life tells which run carries out the job."""
@@ -229,7 +216,10 @@ class JobWork:
             except ServiceError as error:
                 if not error.passing:
                     raise BatchwrightError(f"the run is done and not reported: {error}") from None
-                self._wait(backoff.seconds(error))
+                end = time.monotonic() + backoff.seconds(error)
+                while time.monotonic() < end:
+                    self._stop_if_ended()
+                    time.sleep(POLL_SECONDS)
             finally:
                 write_report(self._run, sender.report)
         if report is not None:
@@ -238,12 +228,7 @@ class JobWork:
     # ----------------------------------------------------------------------------------- processes
 
     def _verb(self, *words: str) -> None:
-        """Run a command to its end.
-
-        Raises:
-            VerbFailed: It ended with an error.
-            LeaseEnded: It was stopped, because the work is to end.
-        """
+        """Run a command to its end; an error of it is `VerbFailed`."""
         self._stop_if_ended()
         self._tell(f"{words[0]}: {self._lease.job.name}")
         log = self._folder / "logs" / f"{words[0]}.log"
@@ -283,12 +268,6 @@ class JobWork:
             RUN_JOB: job.id,
         }
         return {key: value for key, value in os.environ.items() if key != REPORT_TO} | own
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._stop_if_ended()
-            time.sleep(POLL_SECONDS)
 
     def _stop_if_ended(self) -> None:
         if self._pulse.ended:

@@ -16,14 +16,12 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.http import Backoff, Service, ServiceError, find_token
 from batchwright.client.outbox import read_report, seal_of, write_report
 from batchwright.client.sending import Sender
-from batchwright.client.tokens import find_token
 from batchwright.errors import BatchwrightError, one_line
 
 LOOK_SECONDS = 0.2  # between two looks at the run folder
@@ -34,18 +32,11 @@ LAST_SECONDS = 5.0  # to send what is left, once the training process is gone
 NICENESS = 10
 
 
-@dataclass(frozen=True)
-class Order:
-    """To come to an end.
+class Order(NamedTuple):
+    """To come to an end within so many seconds."""
 
-    Attributes:
-        outcome: How the run ended; empty: nobody knows.
-        error: The line that the user saw, if it failed.
-        seconds: How long that may take.
-    """
-
-    outcome: str
-    error: str | None
+    outcome: str  # how the run ended; empty: nobody knows
+    error: str | None  # the line that the user saw, if it failed
     seconds: float
 
 

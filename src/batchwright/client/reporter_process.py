@@ -17,17 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from batchwright.client.http import checked_url, is_loopback
+from batchwright.client.http import checked_url, find_token, is_loopback
 from batchwright.client.outbox import (
     METRICS,
     Lines,
-    Report,
     new_report,
     read_report,
     seal_of,
     write_report,
 )
-from batchwright.client.tokens import find_token
 from batchwright.distributed.worker_processes import Companion
 from batchwright.errors import BatchwrightError, Interrupted, NewPlan, one_line
 
@@ -66,11 +64,7 @@ def destination(former: Path | None, wanted: str | None) -> str | None:
 
 
 def _remembered(folder: Path, set_to: str | None) -> str | None:
-    """Where the run of a folder reported before, if it was with this user's token.
-
-    Raises:
-        BatchwrightError: It was with another one.
-    """
+    """Where the run of a folder reported before, which was with this user's token."""
     try:
         report = read_report(folder)
     except BatchwrightError:
@@ -100,8 +94,13 @@ class ReporterProcess:
         self._own: deque[str] = deque()  # lines besides the reporter's
         self._process: Companion | None = None
         try:
-            report = _report_of(folder, url, follow_advice)
-            self.report = report.to(seal=seal_of(url, find_token(url)))
+            report = read_report(folder)
+            if report is None or report.url != url:
+                job = os.environ.get(RUN_JOB) or None
+                report = new_report(folder, url, name=os.environ.get(RUN_NAME, ""), job=job)
+            report = report.to(state="running", error=None, told=False)
+            seal = seal_of(url, find_token(url))
+            self.report = report.to(follows_advice=follow_advice, seal=seal)
             write_report(folder, self.report)
             self._process = Companion(
                 "batchwright.client.reporter",
@@ -153,20 +152,6 @@ class ReporterProcess:
             f"{what} could not be sent to {report.url} yet; "
             f"`{shlex.join(['batchwright', 'send', str(self._folder)])}` sends what is left"
         )
-
-
-def _report_of(folder: Path, url: str, follow_advice: bool) -> Report:
-    """Where the run reports to: as before, if it is the same service."""
-    former = read_report(folder)
-    if former is None or former.url != url:
-        return new_report(
-            folder,
-            url,
-            name=os.environ.get(RUN_NAME, ""),
-            job=os.environ.get(RUN_JOB) or None,
-            follows_advice=follow_advice,
-        )
-    return former.to(state="running", error=None, told=False, follows_advice=follow_advice)
 
 
 @contextmanager

@@ -9,16 +9,25 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from batchwright.client.http import Service, ServiceError
-from batchwright.client.outbox import METRICS, Lines, Report, sound
+from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.outbox import (
+    METRICS,
+    Lines,
+    Report,
+    new_report,
+    read_report,
+    sound,
+    write_report,
+)
 from batchwright.errors import FileError
 
 MOST_LINES = 1000  # of a message; `records.service.MOST_RECORDS`, without importing all records
 MOST_BYTES = 2**20
+ATTEMPTS = 4  # of `send`, in a row that come to nothing, before it gives up
 ADVICE = "advice.json"  # where training looks for advice
 _MOST_ERROR = 2000  # characters of an error
 _MOST_CORRECTIONS = 5  # in a row, of the line that comes next
@@ -120,7 +129,7 @@ class Sender:
 
     def tell_taken(self) -> None:
         """Tell of advice that training has put aside as taken, and of the plan that came of it."""
-        for number in sorted(map(_number_of, self._folder.glob("advice-*.json"))):
+        for number in sorted(_taken_in(self._folder)):
             advice = self._put_aside(number) if number > self.report.advice_told else None
             if advice is None:
                 continue
@@ -268,11 +277,7 @@ class Sender:
 
 
 def _json_in(path: Path) -> bytes:
-    """A file that other programs wrote as JSON.
-
-    Raises:
-        FileError: It cannot be read, or is none.
-    """
+    """A file that other programs wrote as JSON."""
     try:
         content = path.read_bytes()
         json.loads(content)
@@ -292,12 +297,76 @@ def _mark_of(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _number_of(path: Path) -> int:
-    """N of ``advice-N.json``; -1 for others."""
-    number = path.stem.partition("-")[2]
-    return int(number) if number.isdecimal() else -1
+def _taken_in(folder: Path) -> Iterator[int]:
+    """N of each ``advice-N.json``."""
+    for path in folder.glob("advice-*.json"):
+        number = path.stem.partition("-")[2]
+        if number.isdecimal():
+            yield int(number)
 
 
 def _count_in(values: Any, key: str) -> int | None:
     found = values.get(key) if isinstance(values, dict) else None
     return found if isinstance(found, int) and found >= 0 and not isinstance(found, bool) else None
+
+
+def report_to_send(folder: Path, url: str | None) -> Report:
+    """What is known of a run's reporting, and where it goes now.
+
+    Args:
+        folder: The run folder.
+        url: The service; ``None``: where it reported before.
+
+    Raises:
+        FileError: The folder holds no run, or never reported anywhere and no service is given.
+    """
+    if not (folder / "plan.json").exists() or not (folder / METRICS).exists():
+        raise FileError(f"{folder} holds no run that has begun: name a run folder")
+    report = read_report(folder)
+    if report is None or (url is not None and url != report.url):
+        if url is None:
+            raise FileError(f"{folder} never reported anywhere: name the service with --to URL")
+        report = new_report(folder, url)
+    if (folder / "summary.json").exists():
+        report = report.to(state="finished", error=None)
+    return report
+
+
+def send(folder: Path, report: Report, service: Service, tell: Callable[[str], None]) -> Report:
+    """Send all that the service does not have, and how the run ended if that is known.
+
+    Args:
+        folder: The run folder.
+        report: From `report_to_send`.
+        service: Where it goes.
+        tell: Takes a line for whoever watches.
+
+    Returns:
+        The report then; ``report.json`` holds it too.
+
+    Raises:
+        ServiceError: The service cannot be reached for a while, or refuses; what is sent is noted.
+        FileError: The folder cannot be read or written.
+    """
+    sender, backoff = Sender(folder, report, service, tell), Backoff(0.5, 5.0)
+    introduced, left = False, ATTEMPTS
+    while True:
+        try:
+            if not introduced:
+                sender.introduce()
+                introduced = True
+            while sender.send_some():
+                left = ATTEMPTS
+            sender.tell_taken()
+            if report.state != "running":
+                sender.end(report.state, report.error)
+            break
+        except ServiceError as error:
+            left -= 1
+            if not error.passing or not left:
+                error.args = (f"{error}; {sender.left} lines are left to send",)
+                raise
+            time.sleep(backoff.seconds(error))
+        finally:
+            write_report(folder, sender.report)
+    return sender.report

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from urllib.parse import quote
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.errors import JobError, WorkerError
-from batchwright.records import Job
+from batchwright.records import Job, Record
 from batchwright.records.service import JobInfo, JobSubmission
 
 ASK_SECONDS = 1.0  # between two looks at a job
 ENDED = ("done", "failed", "cancelled")
+
+Answer = TypeVar("Answer", bound=Record)
 
 
 def submit(service: Service, job: Job, *, name: str, auto: bool) -> JobInfo:
@@ -37,7 +39,8 @@ def submit(service: Service, job: Job, *, name: str, auto: bool) -> JobInfo:
     backoff = Backoff(0.5, 2.0)
     for left in range(3, -1, -1):
         try:
-            return _info(service.post("/v1/jobs", asked.model_dump_json().encode()), service.url)
+            info = service.post("/v1/jobs", asked.model_dump_json().encode())
+            return understood(JobInfo, info, service.url)
         except ServiceError as error:
             if error.sent or not left:  # what may have arrived is not sent again
                 raise
@@ -67,7 +70,7 @@ def follow(service: Service, info: JobInfo, tell: Callable[[str], None]) -> JobI
             break
         try:
             time.sleep(ASK_SECONDS)
-            info = _info(service.get(f"/v1/jobs/{quote(info.id)}"), service.url)
+            info = understood(JobInfo, service.get(f"/v1/jobs/{info.id}"), service.url)
             backoff.reset()
             problem = ""
         except ServiceError as error:
@@ -98,9 +101,14 @@ def state_words(info: JobInfo, url: str) -> str:
     return f"job {info.name}: {words}"
 
 
-def _info(values: object, url: str) -> JobInfo:
+def understood(model: type[Answer], values: object, url: str) -> Answer:
+    """An answer of the service at ``url`` as a record.
+
+    Raises:
+        ServiceError: It is none; the service is of another version.
+    """
     try:
-        return JobInfo.model_validate(values)
+        return model.model_validate(values)
     except ValidationError:
         raise ServiceError(
             f"{url} answers what this version does not understand: use the same one on both sides",

@@ -10,6 +10,13 @@ all others, without statistics:
 * below the smallest :math:`b_1`, the first segment extended lies below, and :math:`M_1` above.
 
 What an allocator rounds, and what breaks this in the points themselves, goes into a stated margin.
+
+The resident size of the process is what it is without the step, and a step's tensors as often as
+the allocator keeps them: a line in the predicted peak M, whose slope is known beforehand,
+
+.. math:: R = a + k M, \qquad k = 1.5 \pm 0.5
+
+so that a few small batches, whose sizes scatter by more than they differ, do not set the slope.
 """
 
 from __future__ import annotations
@@ -18,10 +25,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from math import hypot, sqrt
 from pathlib import Path
+from statistics import fmean
 
 from batchwright.errors import ArgumentError, PlanError
-from batchwright.prediction.fit import Line, between, fit_line, interval, student_t_975
+from batchwright.prediction.fit import between
 from batchwright.records import Estimate, MemoryParts, MemoryPoint, Profile
 from batchwright.records.text.problems import described
 
@@ -30,6 +39,10 @@ MARGIN = {"cpu": 0.005, "cuda": 0.03}
 
 RESIDENT_ERROR = 0.05
 """Assumed standard error of a resident size: what allocators keep strays so far."""
+
+RESIDENT_SLOPE, RESIDENT_SLOPE_ERROR = 1.5, 0.5
+"""Resident bytes with each byte of tensors, and its standard error. Assumed: 1.0 to 2.1 were
+measured where batches were up to 32 times as large as the smallest."""
 
 _MOST_SAMPLES = 2**24
 
@@ -99,6 +112,32 @@ class _Bounds:
 
 
 @dataclass(frozen=True)
+class _Resident:
+    """Resident size against peak bytes, as measured at one resolution and number of workers.
+
+    Attributes:
+        peak: Mean of the points' peak bytes.
+        size: Mean of their resident sizes.
+        points: How many.
+        slope: Resident bytes with each byte of tensors.
+        slope_error: Its standard error.
+    """
+
+    peak: float
+    size: float
+    points: int
+    slope: float
+    slope_error: float
+
+    def at(self, peak: float) -> Estimate:
+        """Resident size of a step with so many peak bytes; never below these."""
+        away, scatter = peak - self.peak, RESIDENT_ERROR * self.size
+        error = hypot(away * self.slope_error, scatter / sqrt(self.points), scatter)
+        value = max(peak, self.size + self.slope * away)
+        return Estimate(value=value, low=max(0.0, value - 2 * error), high=value + 2 * error)
+
+
+@dataclass(frozen=True)
 class MemoryModel:
     """Peak bytes of one worker, tensors only, and its resident size.
 
@@ -112,7 +151,7 @@ class MemoryModel:
     margin: float
     notes: tuple[str, ...]
     _bounds: Mapping[tuple[int, int], _Bounds]
-    _resident: Mapping[tuple[int, int], Line] = field(repr=False)
+    _resident: Mapping[tuple[int, int], _Resident] = field(repr=False)
 
     @cached_property
     def resolutions(self) -> tuple[int, ...]:
@@ -184,13 +223,10 @@ class MemoryModel:
         """
         if resolution not in self.resolutions:
             return None
-        line = self._resident.get((self._nearest_workers(workers, resolution), resolution))
-        if line is None:
+        key = self._nearest_workers(workers, resolution), resolution
+        if key not in self._resident:
             return None
-        error = line.relative_error or 0.0
-        quantile = student_t_975(line.degrees) if line.degrees else 2.0
-        width = max(quantile * error, 2 * RESIDENT_ERROR)
-        return interval(line.at(micro_batch_size), width)
+        return self._resident[key].at(self._bounds[key].at(micro_batch_size)[0])
 
     def bytes_per_sample(self, resolution: int) -> float:
         """Bytes that one more sample takes where the batch is large: activations and input."""
@@ -299,7 +335,7 @@ def fit_memory(
         max(MARGIN[device], violation),
         tuple(notes),
         bounds,
-        _fit_resident(groups),
+        {key: fitted for key, group in groups.items() if (fitted := _fit_resident(group))},
     )
 
 
@@ -379,12 +415,14 @@ def _violation(batches: Sequence[int], peaks: Sequence[int]) -> float:
     return worst
 
 
-def _fit_resident(
-    groups: Mapping[tuple[int, int], Mapping[int, MemoryPoint]],
-) -> dict[tuple[int, int], Line]:
-    lines = {}
-    for key, group in groups.items():
-        known = [(b, p.resident_bytes) for b, p in group.items() if p.resident_bytes is not None]
-        if known:
-            lines[key] = fit_line([b for b, _ in known], [size for _, size in known])
-    return lines
+def _fit_resident(group: Mapping[int, MemoryPoint]) -> _Resident | None:
+    """Least squares with `RESIDENT_SLOPE` as one more observation of the slope."""
+    known = [(p.peak_bytes, p.resident_bytes) for p in group.values() if p.resident_bytes]
+    if not known:
+        return None
+    peak, size = fmean(x for x, _ in known), fmean(y for _, y in known)
+    weight, scatter = RESIDENT_SLOPE_ERROR**-2, (RESIDENT_ERROR * size) ** 2
+    seen = sum((x - peak) ** 2 for x, _ in known) / scatter
+    across = sum((x - peak) * (y - size) for x, y in known) / scatter
+    slope = (across + weight * RESIDENT_SLOPE) / (seen + weight)
+    return _Resident(peak, size, len(known), slope, (seen + weight) ** -0.5)

@@ -14,10 +14,10 @@ from fastapi import Depends, Request, Response, Security
 from fastapi.security import HTTPBearer
 
 from batchwright.records.service import Scope
-from batchwright.service.caller import Caller
 from batchwright.service.problems import Forbidden, Unauthorized
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 COOKIE = "batchwright_session"
 CSRF_FIELD = "csrf"
@@ -50,9 +50,7 @@ def settings_of(request: Request) -> Settings:
 
 
 def need(*scopes: Scope) -> Any:
-    """A dependency of an API route: a token with any of ``scopes``, or with `admin`.
-
-    Its value is the `Caller`.
+    """A dependency of an API route: the `Caller`, whose token has any of ``scopes``, or `admin`.
 
     Raises:
         Unauthorized: There is no token, or it is unknown.
@@ -60,45 +58,46 @@ def need(*scopes: Scope) -> Any:
     """
 
     def check(request: Request, _shown: Annotated[Any, Security(_bearer)]) -> Caller:
-        caller: Caller | None = getattr(request.state, "caller", None)
-        if caller is None:
-            given = "authorization" in request.headers
-            raise Unauthorized(
-                "this token is unknown or was revoked"
-                if given
-                else "a token is needed, as `Authorization: Bearer TOKEN`"
-            )
-        return _allowed(caller, scopes, "this token")
+        unknown = "a token is needed, as `Authorization: Bearer TOKEN`"
+        if "authorization" in request.headers:
+            unknown = "this token is unknown or was revoked"
+        return _allowed(request, "caller", scopes, "this token", unknown)
 
     check.needed = scopes  # type: ignore[attr-defined] # for the walk over all routes
     return Depends(check)
 
 
 def need_page(*scopes: Scope) -> Any:
-    """A dependency of a page: a browser that is signed in with any of ``scopes``, or with `admin`.
-
-    Its value is the `Caller`.
+    """A dependency of a page: the `Caller`, signed in with any of ``scopes``, or with `admin`.
 
     Raises:
-        Unauthorized: It is not signed in, or no longer.
+        Unauthorized: The browser is not signed in, or no longer.
         Forbidden: It was signed in with less.
     """
 
     def check(request: Request) -> Caller:
-        caller: Caller | None = getattr(request.state, "visitor", None)
-        if caller is None:
-            raise Unauthorized("sign in first: `batchwright sign-in` prints a link")
-        return _allowed(caller, scopes, "this browser")
+        unknown = "sign in first: `batchwright sign-in` prints a link"
+        return _allowed(request, "visitor", scopes, "this browser", unknown)
 
     check.needed = scopes  # type: ignore[attr-defined]
     return Depends(check)
 
 
+def _allowed(
+    request: Request, state: str, scopes: tuple[Scope, ...], who: str, unknown: str
+) -> Caller:
+    caller: Caller | None = getattr(request.state, state, None)
+    if caller is None:
+        raise Unauthorized(unknown)
+    if scopes and not caller.may(*scopes):
+        raise Forbidden(f"{who} may not do this: it needs the scope {' or '.join(scopes)}")
+    return caller
+
+
 def open_to_all() -> Any:
     """A dependency of a route that anybody may call; it says so, and does nothing."""
 
-    def check() -> None:
-        return None
+    def check() -> None: ...
 
     check.needed = ()  # type: ignore[attr-defined]
     return Depends(check)
@@ -112,12 +111,7 @@ PageSubmitter = Annotated[Caller, need_page("submit")]
 
 
 def sign_in_address(base: str, secret: str) -> str:
-    """The link to hand to a person.
-
-    Args:
-        base: Address of the service, such as ``http://127.0.0.1:8400``.
-        secret: From `SignIn.link`.
-    """
+    """The link to hand to a person; ``secret`` is `SignIn.link`'s."""
     return f"{base.rstrip('/')}{SIGN_IN}?link={secret}"
 
 
@@ -179,9 +173,3 @@ def forget(response: Response, settings: Settings) -> None:
 def _csrf(session: str) -> str:
     key = session.encode("utf-8", "replace")
     return hmac.new(key, b"batchwright form", hashlib.sha256).hexdigest()
-
-
-def _allowed(caller: Caller, scopes: tuple[Scope, ...], who: str) -> Caller:
-    if scopes and not caller.may(*scopes):
-        raise Forbidden(f"{who} may not do this: it needs the scope {' or '.join(scopes)}")
-    return caller

@@ -10,7 +10,7 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Profile
 from batchwright.records.service import Advice, RunInfo
 from batchwright.service.background_queue import Errands
-from batchwright.service.bounds import PLANNING, refuse_costly
+from batchwright.service.plan_answers import PLANNING, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
 
@@ -23,32 +23,17 @@ NEWS = 0.05
 """Change of the measured time that makes thinking again worth while, as a share."""
 
 
-class Adviser:
-    """Thinks about one run at a time.
+class Adviser(Errands):
+    """Thinks about one run at a time; `add` one that has finished an epoch.
 
     Planning takes tenths of a second: a reporter must not wait for that, and two must not plan at
     the same time. What was not thought about when the service ends comes again with the next epoch.
-
-    Args:
-        store: Where runs and advice are.
     """
 
     def __init__(self, store: Store) -> None:
+        super().__init__(self._think, "adviser")
         self._store = store
-        self._errands = Errands(self._think, "adviser")
         self._thought: OrderedDict[str, tuple[str, float]] = OrderedDict()
-
-    def heard(self, run: str) -> None:
-        """A run has finished an epoch: think about it soon."""
-        self._errands.add(run)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until there is nothing left to think about; returns whether it came to that."""
-        return self._errands.wait(seconds)
-
-    def close(self) -> None:
-        """Take nothing more on, and let what is being thought about end."""
-        self._errands.close()
 
     def consider(self, run: str) -> Advice | None:
         """Think about a run now; returns the advice that it was offered, if any.

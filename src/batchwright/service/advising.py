@@ -159,7 +159,9 @@ def advice_for(
     if new.workers != plan.workers or new.predicted_epoch_seconds is None:
         return None
     followed = [drift.stage.global_batch_size]
-    followed += [_batch_from(advice.plan, epoch) for advice in offered[-1:]]
+    for former in offered[-1:]:
+        at = former.plan.stage_of(min(epoch, former.plan.epochs - 1))
+        followed.append(former.plan.stages[at].global_batch_size)
     if plan.job.goal.target is not None and profile.trials:
         # With one optimizer's trials and the likeliest epochs the choice is another by itself.
         unmoved, _ = _planned_again(plan, profile, drift, epoch, spent)
@@ -277,10 +279,6 @@ def _time_of(line: Line) -> EpochTime | None:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and value > 0 else 0.0
-
-
-def _batch_from(plan: Plan, epoch: int) -> int:
-    return plan.stages[plan.stage_of(min(epoch, plan.epochs - 1))].global_batch_size
 
 
 def _alike(one: int, other: int) -> bool:

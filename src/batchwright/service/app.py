@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,15 +19,23 @@ from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
 from batchwright.service.api import jobs, operation, plans, records, runs
 from batchwright.service.api.error_responses import answer, problem_of
+from batchwright.service.background_queue import Remover
 from batchwright.service.middleware.bodies import Bodies
-from batchwright.service.middleware.headers import SecurityHeaders
-from batchwright.service.middleware.hosts import Hosts
+from batchwright.service.middleware.hosts import Hosts, SecurityHeaders
 from batchwright.service.middleware.identify import Identify
-from batchwright.service.middleware.observe import Observe
-from batchwright.service.operating.meters import Meters
-from batchwright.service.operating.remover import Remover
-from batchwright.service.pages.problem import error_page
-from batchwright.service.pages.routers import ROUTERS as PAGES
+from batchwright.service.middleware.observe import Meters, Observe
+from batchwright.service.pages import (
+    assets,
+    compare,
+    demo,
+    planner,
+    run_page,
+    sign_in,
+)
+from batchwright.service.pages import jobs as jobs_page
+from batchwright.service.pages import runs as runs_page
+from batchwright.service.pages.rendering import error_page
+from batchwright.service.problems import DESCRIPTIONS
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 
@@ -45,20 +52,19 @@ API: Sequence[APIRouter] = (
     jobs.agents_router,
 )
 
+PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
+    assets.router,
+    sign_in.router,
+    runs_page.router,  # its /runs/rows comes before /runs/{run}
+    run_page.router,
+    compare.router,
+    planner.router,
+    jobs_page.router,
+    demo.router,
+)
+
 TIDY_SECONDS = 3600.0
 """Between two looks for what is too old to be kept."""
-
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "It cannot be read."},
-    401: {"model": Problem, "description": "A token is needed, or it is unknown."},
-    403: {"model": Problem, "description": "The token may not do this."},
-    404: {"model": Problem, "description": "There is no such thing."},
-    409: {"model": Problem, "description": "It does not fit what is stored."},
-    413: {"model": Problem, "description": "The body is too large."},
-    422: {"model": Problem, "description": "A value is wrong; the line says which."},
-    429: {"model": Problem, "description": "Too many requests: come again after `retry_after`."},
-    503: {"model": Problem, "description": "The database does not answer just now."},
-}
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
@@ -72,7 +78,10 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         docs_url=None,  # would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        responses=PROBLEMS,
+        responses={
+            status: {"model": Problem, "description": words}
+            for status, words in DESCRIPTIONS.items()
+        },
         lifespan=_lifespan,
         middleware=[  # the first one is the outermost
             Middleware(SecurityHeaders),
@@ -92,6 +101,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     for router in PAGES:
         app.include_router(router, include_in_schema=False)
     app.state.error_page = error_page
+    app.state.draw_run = run_page.run_pages(store)
+    app.state.plan_answers = planner.Answers()
     for kind in (BatchwrightError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _tell)
     return app

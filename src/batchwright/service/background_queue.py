@@ -7,7 +7,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
+from batchwright.service.store import Store
+
 log = logging.getLogger("batchwright.service")
+
+PAUSE_SECONDS = 0.05
+"""Between two transactions that remove something, for others that write."""
 
 
 class Errands:
@@ -67,3 +72,23 @@ class Errands:
                 self._do(errand)
             except Exception as error:
                 log.error("%s failed", self._name, exc_info=error)
+
+
+class Remover(Errands):
+    """Removes what deleted runs held: millions of records take a minute, and nobody finds the run
+    meanwhile. What is left when the service ends, or is killed, is removed after its next start.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(self._remove, "remover")
+        self._store = store
+
+    def soon(self) -> None:
+        """A run was deleted: remove what it held; what fails is tried again in an hour."""
+        self.add("deleted runs")
+
+    def _remove(self, _: str) -> None:
+        for run in self._store.runs.to_remove():
+            while self._store.runs.remove_some(run):
+                if self.closed.wait(PAUSE_SECONDS):
+                    return

@@ -149,8 +149,8 @@ def report(
     if key != job.key:
         raise Conflict("the lease of this job was lost: stop working on it, and lease again")
     if not job.held:
-        if _repeats(job, state):
-            return job
+        if state == job.state or (state == "queued" and job.state == "planned"):
+            return job  # it ended its lease with this very message, and missed the answer
         raise Conflict(f"the job is {job.state}, and its lease has ended: lease again")
     job = replace(job, expires=expires, has_plan=job.has_plan or plan)
     if state is None or state == job.state:
@@ -201,11 +201,6 @@ def _given_back(job: Standing) -> Standing:
 
 def _ended(job: Standing, state: JobState, error: str | None = None) -> Standing:
     return replace(job, state=state, cancelling=False, expires=None, error=error)
-
-
-def _repeats(job: Standing, state: JobState | None) -> bool:
-    """Whether the agent ended its lease with this very message, and missed the answer."""
-    return state == job.state or (state == "queued" and job.state == "planned")
 
 
 def _doing(job: Standing) -> str:

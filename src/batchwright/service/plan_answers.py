@@ -1,21 +1,33 @@
-"""Plans for clients, by the function that the command line calls."""
+"""Plans for clients, by the function that the command line calls; and what they may cost: figures
+from clients that the service's time and memory grow with.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.validation import planning_job
-from batchwright.records import Plan
+from batchwright.records import Job, Plan, Profile
 from batchwright.records.documents import change_job
 from batchwright.records.service import PlanRequest
-from batchwright.service.bounds import PLANNING, refuse_costly
 from batchwright.service.problems import Refused, TooMany
 
 log = logging.getLogger("batchwright.service")
+
+PLANNING = Lock()
+"""Held by who plans: two plans at once take twice as long, and all other requests wait for both."""
+
+MOST_WORKERS = 4096
+MOST_RESOLUTIONS = 32
+MOST_KINDS = 32
+MOST_POINTS = 2000
+"""Measured points of all profiles; a thorough probe has some fifty."""
+MOST_VISITS = 200
+"""Of one measured point."""
 
 PATIENCE_SECONDS = 10.0
 """How long a client waits for its turn; most plans take some hundredths of a second."""
@@ -52,11 +64,7 @@ def planned(request: PlanRequest) -> Plan:
 
 @contextmanager
 def _turn() -> Iterator[None]:
-    """Inside, nobody else plans.
-
-    Raises:
-        TooMany: As `planned` says.
-    """
+    """Inside, nobody else plans."""
     if not _PLACES.acquire(blocking=False):
         raise TooMany(_BUSY, 1.0)
     try:
@@ -68,3 +76,34 @@ def _turn() -> Iterator[None]:
             PLANNING.release()
     finally:
         _PLACES.release()
+
+
+def refuse_costly(job: Job, profiles: Sequence[Profile]) -> None:
+    """Nothing, if planning takes a few seconds at most.
+
+    Raises:
+        Refused: A figure is beyond what any training needs; the command line takes it.
+    """
+    counts = [job.workers, job.goal.max_workers, job.dual.small_workers]
+    counts += [kind.count for kind in job.goal.kinds]
+    counts += [point.workers for profile in profiles for point in profile.steps]
+    workers = max((count for count in counts if isinstance(count, int)), default=0)
+    points = [
+        point
+        for profile in profiles
+        for point in (*profile.steps, *profile.memory, *profile.collectives, *profile.pairs)
+    ]
+    visits = [len(point.visits) for profile in profiles for point in profile.steps]
+    visits += [len(pair.ratios) for profile in profiles for pair in profile.pairs]
+    for name, found, most in (
+        ("workers", workers, MOST_WORKERS),
+        ("resolutions", 0 if job.resolutions == "auto" else len(job.resolutions), MOST_RESOLUTIONS),
+        ("kinds of workers", len(job.goal.kinds), MOST_KINDS),
+        ("measured points", len(points), MOST_POINTS),
+        ("visits to a point", max(visits, default=0), MOST_VISITS),
+    ):
+        if found > most:
+            raise Refused(
+                f"{found:,} {name}: the service plans for {most:,} at most; "
+                "`batchwright plan` takes more"
+            )

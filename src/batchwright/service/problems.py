@@ -26,19 +26,19 @@ class ServiceProblem(BatchwrightError):  # noqa: N818 - no mistake of ours
 
 
 class Unauthorized(ServiceProblem):
-    """No token, or none that is known."""
+    """A token is needed, or it is unknown."""
 
     status = 401
 
 
 class Forbidden(ServiceProblem):
-    """Known, but not allowed to do this."""
+    """The token may not do this."""
 
     status = 403
 
 
 class NotFound(ServiceProblem):
-    """There is no such thing, or no longer."""
+    """There is no such thing."""
 
     status = 404
 
@@ -50,19 +50,19 @@ class Conflict(ServiceProblem):
 
 
 class TooLarge(ServiceProblem):
-    """A body beyond `Limits.body_bytes`."""
+    """The body is too large."""
 
     status = 413
 
 
 class Refused(ServiceProblem):
-    """Well formed, and wrong."""
+    """A value is wrong; the line says which."""
 
     status = 422
 
 
 class TooMany(ServiceProblem):
-    """Faster than `Limits` allows; `retry_after` says in how many seconds to come again."""
+    """Too many requests: come again after `retry_after`."""
 
     status = 429
 
@@ -72,6 +72,12 @@ class TooMany(ServiceProblem):
 
 
 class Unavailable(ServiceProblem):
-    """The database does not answer just now; the same request may pass later."""
+    """The database does not answer just now."""
 
     status = 503
+
+
+DESCRIPTIONS = {400: "It cannot be read."} | {
+    kind.status: str(kind.__doc__) for kind in ServiceProblem.__subclasses__()
+}
+"""What each status says, for the API's description."""

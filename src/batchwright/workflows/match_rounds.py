@@ -21,7 +21,7 @@ from batchwright.errors import PlanError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.records import PairTime, Plan, Profile, Reason, RoundCheck, Stage
 from batchwright.records.text.formatting import counted, number, percent
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.check_plan import with_points
 

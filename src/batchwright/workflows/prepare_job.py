@@ -40,7 +40,7 @@ from batchwright.records.registries.data_sources import source_of
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,7 +20,7 @@ from batchwright.records.documents import read_record, write_record
 from batchwright.records.run_folder import read_summary, resuming_command, telling_how_to_resume
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.schedule_words import start_lines
-from batchwright.reporting.text.progress import RunProgress, progress
+from batchwright.reporting.render.progress import RunProgress, progress
 from batchwright.storage.follow_lines import Tail, following
 from batchwright.storage.locks import Lock, writing
 from batchwright.workflows.replan import refit

@@ -68,7 +68,7 @@ def _read(place: str | Path) -> Plan | Profile | RunSummary | Job:
 
 def _plan_of_job(job: Job) -> Plan:
     """As for training without measuring; data and network are looked at here."""
-    from batchwright.reporting.text.progress import steps
+    from batchwright.reporting.render.progress import steps
     from batchwright.workload.data.sources import open_data
     from batchwright.workload.task import build_network, network_facts
 

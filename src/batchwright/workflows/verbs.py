@@ -57,7 +57,7 @@ from batchwright.reporting.data.comparison import RunComparison, compared
 from batchwright.reporting.pages.page import write_page
 from batchwright.reporting.pages.page_comparison import write_comparison_page
 from batchwright.reporting.render.figures import write_comparison_figure, write_figures
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.check_plan import (
     chosen_points,

@@ -97,7 +97,7 @@ class Progress:
         """Epochs to the target accuracy; `None` if nothing tells."""
         if batch not in self._epochs:
             found = self.model(batch).epochs(batch)
-            told = None if self._misses(batch) else self.learnt  # runs tell better
+            told = self.trials(batch)
             if found is None and told is not None and self.target is not None:
                 found = told.epochs_to(self.optimizer(batch), batch, self.target)
             self._epochs[batch] = found
@@ -119,9 +119,10 @@ class Progress:
             return None
         most = most or self.planned
         if (batch, most) not in self._needed:
-            if self.learnt is not None and self.target is not None and self.by_trials(batch):
+            trials = self.trials(batch)
+            if trials is not None and self.target is not None:
                 aim = self.optimizer(batch), batch, self.target, self.confidence
-                found = self.learnt.needed(*aim, most)
+                found = trials.needed(*aim, most)
             else:
                 found = self._fewest_by_runs(batch, most)
             self._needed[batch, most] = found and max(found, self.least or 1)
@@ -138,18 +139,19 @@ class Progress:
 
     def sure(self, batch: int, epochs: int) -> float | None:
         """Accuracy that so many epochs reach with the stated probability, as trials tell."""
-        if self.learnt is None or not self.by_trials(batch):
+        trials = self.trials(batch)
+        if trials is None:
             return None
-        training = self.learnt.candidate(self.optimizer(batch), batch, epochs)
-        return self.learnt.model.surely(training, self.confidence)
+        training = trials.candidate(self.optimizer(batch), batch, epochs)
+        return trials.model.surely(training, self.confidence)
 
     def chance(self, batch: int) -> float:
         """Probability that all planned epochs reach the target; 0 where nothing tells."""
         if self.target is None:
             return 0.0
-        if self.learnt is not None and self.by_trials(batch):
-            training = self.learnt.candidate(self.optimizer(batch), batch, self.planned)
-            return self.learnt.model.probability(training, self.target)
+        if (trials := self.trials(batch)) is not None:
+            training = trials.candidate(self.optimizer(batch), batch, self.planned)
+            return trials.model.probability(training, self.target)
         epochs = self.epochs(batch)
         if epochs is None:
             return 0.0
@@ -163,9 +165,9 @@ class Progress:
         """Epochs that a candidate with such a batch is trained."""
         return self.needed(batch) or self.planned
 
-    def by_trials(self, batch: int) -> bool:
-        """Whether trials tell of such a batch, and no run does."""
-        return self.learnt is not None and not self._misses(batch)
+    def trials(self, batch: int) -> Learnt | None:
+        """What trials tell of such a batch; `None` where a run does, which tells better."""
+        return None if self._misses(batch) else self.learnt
 
     def accuracy(self, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy after so many epochs; `None` if nothing tells."""
@@ -257,7 +259,7 @@ def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[
 def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str]:
     model = progress.model(batch)
     scale = model.noise_scale
-    by_trials = progress.by_trials(batch) and progress.epochs(batch) is not None
+    by_trials = progress.trials(batch) is not None and progress.epochs(batch) is not None
     told = [one for one in model.notes if not (by_trials and one.startswith(EPOCHS_NOTE))]
     notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in told)
     notes = f"{notes} {in_training}".strip()
@@ -283,7 +285,7 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
 
 def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
     most, trained = FAR * progress.planned, progress.trained(batch)
-    whence = "as the trials tell" if progress.by_trials(batch) else "from the runs given"
+    whence = "as the trials tell" if progress.trials(batch) else "from the runs given"
     why = f"To goal.accuracy={progress.target:g}, {whence}."
     if progress.chooses:
         why += (

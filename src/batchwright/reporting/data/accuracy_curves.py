@@ -85,15 +85,11 @@ def accuracy_picture(curves: PlanCurves) -> AccuracyPicture | None:
 
 def _line(cluster: ClusterCurve, right: float) -> list[AccuracyPoint]:
     return [
-        AccuracyPoint(one, one.seconds, _percent(one.accuracy))
+        AccuracyPoint(one, one.seconds, (100 * value, 100 * low, 100 * high))
         for one in cluster.points
         if one.accuracy is not None and one.seconds[0] <= right
+        for value, low, high in [one.accuracy]
     ]
-
-
-def _percent(share: Range) -> Range:
-    value, low, high = (100 * end for end in share)
-    return value, low, high
 
 
 def _ends(drawn: Sequence[AccuracyPoint]) -> tuple[float, float]:

@@ -115,8 +115,7 @@ def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
     priced = bool(groups) and all(one.cost for ones in groups.values() for one in ones)
     shown = _worth_showing(plan, groups)
     curves = tuple(
-        _curve(plan, sorted(groups[key], key=_batch), _knee_of(plan, key), profiles, priced=priced)
-        for key in shown
+        _curve(plan, groups[key], _knee_of(plan, key), profiles, priced=priced) for key in shown
     )
     return PlanCurves(
         network=plan.network.name,
@@ -225,6 +224,7 @@ def _curve(
     *,
     priced: bool,
 ) -> ClusterCurve:
+    considered = sorted(considered, key=lambda one: one.global_batch_size)
     first = considered[0]
     points = tuple(_point(plan, one, priced=priced) for one in considered)
     return ClusterCurve(
@@ -235,10 +235,6 @@ def _curve(
         knee=_knee(points, knee),
         measured=_measured(plan, considered, points, profiles),
     )
-
-
-def _batch(one: Prediction) -> int:
-    return one.global_batch_size
 
 
 def _training(plan: Plan, one: Prediction) -> Estimate:

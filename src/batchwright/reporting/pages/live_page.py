@@ -46,6 +46,8 @@ from batchwright.reporting.pages.page_rounds import newest_rounds, rounds_part
 from batchwright.reporting.pages.page_workers import workers_charts
 
 _MOST_NOTES = 20
+_MOST_ROWS = 100  # of a table
+_MOST_BARS = 16  # workers of a chart
 _MOST_ROUNDS = 2000  # of a finished run that are drawn
 
 
@@ -100,7 +102,7 @@ def run_parts(story: RunStory) -> list[Part]:
     """The sections of the page, those that have something to say."""
     summary, plan = story.so_far, story.plan
     clock = simulated_word(summary)
-    workers = workers_now_part(() if story.ended else workers_now(story.lines), clock)
+    workers = _workers_now(() if story.ended else workers_now(story.lines), clock)
     workers += workers_charts(summary)
     told = [
         Part("predicted", "Predicted against measured", _predicted(story)),
@@ -108,7 +110,7 @@ def run_parts(story: RunStory) -> list[Part]:
         Part(
             "schedule",
             "Rate, resolution and batch",
-            over_time_part(plan, story.schedule, summary.epochs, story.lines),
+            _over_time(plan, story.schedule, summary.epochs, story.lines),
         ),
         Part("workers", "Workers", workers),
         Part("rounds", "Rounds", _rounds(story)),
@@ -253,13 +255,13 @@ def _spending(told: Spending, clock: str = "") -> str:
                 f"{clock}time",
                 "-" if planned is None else _times(planned),
                 duration(told.so_far),
-                "-" if expected is None else duration(expected),
+                markup.or_dash(expected, duration),
             ],
             [
                 money,
                 "-" if cost is None else between(cost),
                 number(told.cost(told.so_far)),
-                "-" if expected is None else number(told.cost(expected)),
+                markup.or_dash(None if expected is None else told.cost(expected)),
             ],
         ],
     )
@@ -270,21 +272,10 @@ def _times(estimate: Estimate) -> str:
     return f"{duration(estimate.value)} ({low} to {high})"
 
 
-_MOST_ROWS = 100  # of a table
-_MOST_BARS = 16  # workers of a chart
-
-
-def over_time_part(
+def _over_time(
     plan: Plan, schedule: RateSchedule, epochs: Sequence[EpochRecord], lines: RunLines
 ) -> str:
-    """Learning rate, resolution and batches over the epochs: planned, and as trained.
-
-    Args:
-        plan: What is followed.
-        schedule: Its rate over the epochs.
-        epochs: Those that are finished.
-        lines: What the run has told.
-    """
+    """Learning rate, resolution and batches over the epochs: planned, and as trained."""
     charts = [rate_chart(plan, schedule, epochs, lines)]
     for title, label, name, unit in (
         ("Global batch", "samples per step", "global_batch_size", "samples per step"),
@@ -320,13 +311,8 @@ def _epochs_table(epochs: Sequence[EpochRecord]) -> str:
     )
 
 
-def workers_now_part(workers: Sequence[WorkerNow], clock: str = "") -> str:
-    """The workers at the newest line: a bar of each one's step, and a table; empty without any.
-
-    Args:
-        workers: By rank.
-        clock: ``simulated `` before seconds that are.
-    """
+def _workers_now(workers: Sequence[WorkerNow], clock: str = "") -> str:
+    """The workers at the newest line: a bar of each one's step, and a table; empty without any."""
     if not workers:
         return ""
     table = markup.table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.metadata import version
@@ -20,13 +20,17 @@ def safe(text: str) -> str:
     return escape(printable(text))
 
 
-def document(title: str, body: str) -> str:
+def document(kind: str, title: str, head: str, body: Iterable[str]) -> str:
     """A page that opens without a network: inline style, allowed by its hash, and nothing else.
 
     Args:
-        title: For the window.
-        body: Markup of the page.
+        kind: What of Batchwright's it is, in a word.
+        title: At its head, and with the kind for the window.
+        head: Markup below the title.
+        body: Markup of its parts.
     """
+    kind = f"Batchwright {kind}"
+    parts = "\n".join(body)
     style_hash = b64encode(sha256(STYLE.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{style_hash}'; base-uri 'none'; form-action 'none'"
@@ -39,12 +43,13 @@ def document(title: str, body: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <meta name="color-scheme" content="light dark">
-<title>{safe(title)}</title>
+<title>{safe(f"{title} - {kind}")}</title>
 <style>{STYLE}</style>
 </head>
 <body>
 <main>
-{body}
+<header><p class="kicker">{kind}</p><h1>{safe(title)}</h1>{head}</header>
+{parts}
 </main>
 <footer>
 Batchwright {safe(version("batchwright"))}. Intervals are meant to hold 95 times in 100.
@@ -107,6 +112,6 @@ def left_out(rows: Sequence[object], most: int, where: str = "") -> str:
     return f" ({most} of {len(rows):,}{where})" if len(rows) > most else ""
 
 
-def or_dash(value: float | None) -> str:
-    """A number, or a dash where there is none."""
-    return "-" if value is None else number(value)
+def or_dash(value: float | None, say: Callable[[float], str] = number) -> str:
+    """A number in words, or a dash where there is none."""
+    return "-" if value is None else say(value)

@@ -75,27 +75,24 @@ def write_page(summary: RunSummary, path: Path) -> None:
 def page(summary: RunSummary) -> str:
     """The report as an HTML document."""
     title = f"{summary.plan.network.name} on {summary.plan.data.name}"
-    body = "\n".join(
-        [
-            _headline(summary, title),
-            markup.section("Learning", accuracy_part(summary)),
-            markup.section("Predicted against measured", predicted_part(summary)),
-            *([markup.section("Rounds", rounds_part(summary))] if summary.rounds else []),
-            markup.section("Where the time went", time_part(summary)),
-            markup.section("The plan", plan_part(summary.plan, summary.profile, summary.epochs)),
-            markup.section("The job", job_part(summary)),
-            markup.section("Data, network and environment", environment_part(summary)),
-        ]
-    )
-    return markup.document(f"{title} - Batchwright report", body)
+    body = [
+        markup.section("Learning", accuracy_part(summary)),
+        markup.section("Predicted against measured", predicted_part(summary)),
+        *([markup.section("Rounds", rounds_part(summary))] if summary.rounds else []),
+        markup.section("Where the time went", time_part(summary)),
+        markup.section("The plan", plan_part(summary.plan, summary.profile, summary.epochs)),
+        markup.section("The job", job_part(summary)),
+        markup.section("Data, network and environment", environment_part(summary)),
+    ]
+    return markup.document("report", title, _headline(summary), body)
 
 
 # --------------------------------------------------------------------------------------- sections
 
 
-def _headline(summary: RunSummary, title: str) -> str:
+def _headline(summary: RunSummary) -> str:
     plan = summary.plan
-    workers = counted(plan.workers, "worker")
+    workers, last = counted(plan.workers, "worker"), last_evaluated(summary)
     done = f"{len(summary.epochs)} of {plan.epochs} epochs"
     if summary.resumed:
         done += f", continued {counted(summary.resumed, 'time')}"
@@ -108,7 +105,7 @@ def _headline(summary: RunSummary, title: str) -> str:
         ("Predicted epoch time", *pace_words(summary)),
         (
             "Held-out accuracy",
-            _top1(last_evaluated(summary)),
+            "not evaluated" if last is None else percent(last.top1 or 0.0),
             f"last epoch; best {accuracy(summary.best_epoch)}",
         ),
         ("Time", *_time_words(summary, done)),
@@ -119,10 +116,7 @@ def _headline(summary: RunSummary, title: str) -> str:
         for name, value, more in tiles
     )
     note = f'<p class="note">{markup.safe(SIMULATED)}</p>' if summary.simulated else ""
-    return (
-        f'<header><p class="kicker">Batchwright report</p><h1>{markup.safe(title)}</h1>'
-        f'<ul class="tiles">{cells}</ul>{note}</header>'
-    )
+    return f'<ul class="tiles">{cells}</ul>{note}'
 
 
 def _time_words(summary: RunSummary, done: str) -> tuple[str, str]:
@@ -132,10 +126,6 @@ def _time_words(summary: RunSummary, done: str) -> tuple[str, str]:
     seconds = sum(epoch.training_seconds for epoch in summary.epochs)
     real = f"computing it took {duration(summary.wall_seconds)} of real time"
     return training_words(summary, seconds), f"{done}; {real}"
-
-
-def _top1(epoch: EpochRecord | None) -> str:
-    return "not evaluated" if epoch is None or epoch.top1 is None else percent(epoch.top1)
 
 
 def plan_part(
@@ -200,7 +190,7 @@ def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
         summary: The run, or its finished epochs.
         now: The epoch in progress, if one is.
     """
-    charts = markup.pair(epochs_chart(summary, now), candidates_chart(summary))
+    charts = markup.pair(_epochs_chart(summary, now), _candidates_chart(summary))
     head, *rows = compared_rows(summary)
     table = markup.table(f"Predicted and {measured_word(summary)}", head, rows)
     notes = (
@@ -218,7 +208,7 @@ def accuracy_part(summary: RunSummary) -> str:
     if not summary.epochs:
         return "<p>No epoch was finished.</p>"
     last, best = last_evaluated(summary), summary.best_epoch
-    return learning_charts(summary) + (
+    return _learning_charts(summary) + (
         f"<p>Last evaluated epoch: <strong>{markup.safe(accuracy(last))}</strong>. "
         f"Best: <strong>{markup.safe(accuracy(best))}</strong>"
         + (f" in epoch {best.epoch + 1}" if best else "")
@@ -250,12 +240,14 @@ def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
     )
     if not worker_curves(summary):
         return table
+    head, *rows = worker_rows(summary)
+    workers = markup.table(f"Workers{', simulated time' * summary.simulated}", head, rows)
+    chart = markup.figure(charts.time_chart(summary), workers)
     over_epochs = workers_charts(summary) if by_epoch else ""
-    return markup.pair(worker_chart(summary), f"<div>{table}</div>") + over_epochs
+    return markup.pair(chart, f"<div>{table}</div>") + over_epochs
 
 
-def candidates_chart(summary: RunSummary) -> str:
-    """Predicted seconds of the plan's own cluster, the measured point on top; or nothing."""
+def _candidates_chart(summary: RunSummary) -> str:
     chart = charts.candidates_chart(summary)
     if chart is None:
         return ""
@@ -279,11 +271,7 @@ def candidates_chart(summary: RunSummary) -> str:
     return markup.figure(chart, table)
 
 
-def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> str:
-    """Measured seconds of each epoch over the predicted interval; empty without epochs.
-
-    The one in progress, ``now``, is drawn as long as it would take at its pace so far.
-    """
+def _epochs_chart(summary: RunSummary, now: EpochNow | None) -> str:
     chart = charts.epochs_chart(summary, now)
     if chart is None:
         return ""
@@ -307,7 +295,7 @@ def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> str:
     return markup.figure(chart, table)
 
 
-def learning_charts(summary: RunSummary) -> str:
+def _learning_charts(summary: RunSummary) -> str:
     """Loss and held-out accuracy over the epochs; at least one was finished."""
     epochs, clock, word = summary.epochs, training_clock(summary), simulated_word(summary)
     told = epoch_accuracies(summary)
@@ -337,13 +325,6 @@ def _predicted_cells(one: Comparison | None) -> list[str]:
     return [shares_between(one.predicted), one.verdict.replace("the 95 % interval", "the interval")]
 
 
-def worker_chart(summary: RunSummary) -> str:
-    """Where each worker's time went, a bar as long as the wall time for each."""
-    head, *told = worker_rows(summary)
-    table = markup.table(f"Workers{', simulated time' * summary.simulated}", head, told)
-    return markup.figure(charts.time_chart(summary), table)
-
-
 def job_part(summary: RunSummary) -> str:
     """The job, as YAML that reads back."""
     import yaml
@@ -365,11 +346,14 @@ def environment_part(summary: RunSummary) -> str:
         ("exchanged gradient", size(network.trained_bytes)),
         ("run folder", Path(summary.run_folder).name),
     ]
+    measured = [("hardware", "not measured: the run had no profile")]
+    if summary.profile is not None:
+        measured = _measured(summary.profile)
     classes = ", ".join(markup.safe(name) for name in data.classes)
     names = f"<summary>Names of the classes ({len(data.classes):,})</summary><p>{classes}</p>"
     return markup.pair(
         f"<div>{markup.table('Data and network', None, facts)}<details>{names}</details></div>",
-        f"<div>{markup.table('Environment', None, _cluster(summary))}</div>",
+        f"<div>{markup.table('Environment', None, measured)}</div>",
     )
 
 
@@ -380,12 +364,6 @@ def profile_facts(profile: Profile) -> str:
         ("step times", f"{len(profile.steps):,} measured"),
     ]
     return markup.table("What was measured", None, [*steps, *_measured(profile)])
-
-
-def _cluster(summary: RunSummary) -> list[tuple[str, str]]:
-    if summary.profile is None:
-        return [("hardware", "not measured: the run had no profile")]
-    return _measured(summary.profile)
 
 
 def _measured(profile: Profile) -> list[tuple[str, str]]:

@@ -32,12 +32,7 @@ def write_comparison_page(told: RunComparison, path: Path) -> None:
 
 def comparison_page(told: RunComparison) -> str:
     """The comparison as an HTML document."""
-    body = [
-        f'<header><p class="kicker">Batchwright comparison</p>'
-        f"<h1>{markup.safe(told.title)}</h1>{clock_note(told)}</header>",
-        *comparison_parts(told),
-    ]
-    return markup.document(f"{told.title} - Batchwright comparison", "\n".join(body))
+    return markup.document("comparison", told.title, clock_note(told), comparison_parts(told))
 
 
 def comparison_parts(told: RunComparison, *, by_run: bool = False) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from batchwright.records import EpochRecord, Plan, Prediction, Profile
 from batchwright.records.text.formatting import (
@@ -134,7 +134,16 @@ def stages_part(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> str:
 
 def candidates_table(plan: Plan) -> str:
     """The candidates that a choice could fall on, a row for each."""
-    return markup.table(*_candidates(plan))
+    kept = kept_candidates(plan)
+    left = len(plan.considered) - len(kept)
+    aimed, told = any(one.target_seconds for one in kept), any(one.accuracy for one in kept)
+    head = ["global batch", "cluster", "side", "steps", "s / step", "s / epoch", "s of training"]
+    head += [*["s to target"] * aimed, "cost", *["accuracy"] * told, "peak memory", ""]
+    return markup.table(
+        "Candidates" + (f" ({left:,} more in plan.json)" if left else ""),
+        head,
+        [_row(plan, one, aimed=aimed, told=told) for one in kept],
+    )
 
 
 def _knees(plan: Plan) -> str:
@@ -145,18 +154,6 @@ def _knees(plan: Plan) -> str:
     head, *rows = knee_rows(plan)
     table = markup.table(f"Knees: doubling the batch beyond saves at most {gain}", head, rows)
     return f"<details><summary>Where a larger batch stops paying</summary>{table}</details>"
-
-
-def _candidates(plan: Plan) -> tuple[str, Sequence[str], Iterable[Sequence[str]]]:
-    kept = kept_candidates(plan)
-    left = len(plan.considered) - len(kept)
-    caption = "Candidates" + (f" ({left:,} more in plan.json)" if left else "")
-    aimed = any(one.target_seconds for one in kept)
-    head = ["global batch", "cluster", "side", "steps", "s / step", "s / epoch", "s of training"]
-    head += [*(["s to target"] if aimed else []), "cost"]
-    told = any(one.accuracy for one in kept)
-    head += [*(["accuracy"] if told else []), "peak memory", ""]
-    return caption, head, [_row(plan, one, aimed=aimed, told=told) for one in kept]
 
 
 def _row(plan: Plan, one: Prediction, *, aimed: bool, told: bool) -> list[str]:
@@ -170,9 +167,9 @@ def _row(plan: Plan, one: Prediction, *, aimed: bool, told: bool) -> list[str]:
         in_seconds(one.step_seconds),
         in_seconds(one.epoch_seconds),
         between(one.train_seconds) if one.train_seconds else "-",
-        *([target] if aimed else []),
+        *[target] * aimed,
         between(one.cost) if one.cost else "-",
-        *([accuracy] if told else []),
+        *[accuracy] * told,
         in_bytes(one.peak_bytes),
         candidate_words(plan, one),
     ]

@@ -75,8 +75,8 @@ def _epochs_table(summary: RunSummary) -> str:
             [
                 str(one.epoch + 1),
                 str(one.rounds),
-                "-" if one.spread is None else percent(one.spread),
-                "-" if one.over_predicted is None else f"{one.over_predicted:.3f}",
+                markup.or_dash(one.spread, percent),
+                markup.or_dash(one.over_predicted, "{:.3f}".format),
                 percent(one.exchange_share),
                 percent(one.wait_share),
                 str(one.lead),

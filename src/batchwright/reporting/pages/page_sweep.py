@@ -39,13 +39,11 @@ def sweep_page(sweep: Sweep) -> str:
     told = "".join(f"<p>{markup.safe(line)}</p>" for line in lines if line)
     table = markup.table("Mean ± standard error", setting_head(sweep), setting_rows(sweep))
     body = [
-        f'<header><p class="kicker">Batchwright sweep</p><h1>{markup.safe(title)}</h1>{told}'
-        "</header>",
         markup.section("Setting by setting", table),
         *(markup.section(one.key, _charts(sweep, one)) for one in varying(sweep)),
         markup.section("Run by run", _runs(sweep)),
     ]
-    return markup.document(f"{title} - Batchwright sweep", "\n".join(body))
+    return markup.document("sweep", title, told, body)
 
 
 def _charts(sweep: Sweep, key: SweptKey) -> str:
@@ -81,10 +79,6 @@ def _runs(sweep: Sweep) -> str:
     head = [*(one.key for one in sweep.keys), "seed", "last", "best", "how it ended"]
     rows = []
     for cell in sweep.cells:
-        shares = [_share(cell.accuracy), _share(cell.best_accuracy)]
+        shares = [markup.or_dash(one, percent) for one in (cell.accuracy, cell.best_accuracy)]
         rows.append([*map(job_value, cell.values), str(cell.seed), *shares, cell_words(cell)])
     return markup.table("Runs; their folders are under cells/", head, rows)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else percent(value)

@@ -1,1 +1,1 @@
-"""What draws a chart: as SVG for a page, by matplotlib for a file."""
+"""What draws: charts as SVG for pages and by matplotlib for files, tables in a terminal."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
@@ -12,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from batchwright.errors import BatchwrightError
+from batchwright.records.text.problems import shorten
 from batchwright.service.problems import (
     NotFound,
     Refused,
@@ -20,9 +19,6 @@ from batchwright.service.problems import (
     Unauthorized,
     Unavailable,
 )
-
-ErrorPage = Callable[[Request, ServiceProblem], Response]
-"""Draws a problem as a page; `app.state.error_page` holds one."""
 
 FOR_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics")
 
@@ -35,12 +31,11 @@ class Broken(ServiceProblem):
 
 def answer(request: Request, problem: ServiceProblem) -> Response:
     """The answer that tells of ``problem``."""
-    draw: ErrorPage | None = getattr(request.app.state, "error_page", None)
     response: Response
-    if draw is None or is_for_programs(request):
+    if is_for_programs(request):
         response = JSONResponse({"detail": problem.detail, **problem.values}, problem.status)
     else:
-        response = draw(request, problem)
+        response = request.app.state.error_page(request, problem)
     if isinstance(problem, Unauthorized):
         response.headers["www-authenticate"] = "Bearer"
     if isinstance(problem, TooMany):
@@ -62,8 +57,12 @@ def problem_of(error: Exception) -> ServiceProblem:
         return Refused(" ".join(str(error).split()))
     if isinstance(error, RequestValidationError):
         return Refused(_first_of(error))
+    if isinstance(error, HTTPException) and error.status_code == NotFound.status:
+        return NotFound("there is nothing at this address")
     if isinstance(error, HTTPException):
-        return _of_status(error)
+        problem = ServiceProblem(str(error.detail))
+        problem.status = error.status_code
+        return problem
     if isinstance(error, DataError | OverflowError):
         return Refused("a number or a text is larger than the service can store")
     if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError):
@@ -71,22 +70,12 @@ def problem_of(error: Exception) -> ServiceProblem:
     return Broken("something went wrong inside the service; its log says what")
 
 
-def _of_status(error: HTTPException) -> ServiceProblem:
-    if error.status_code == NotFound.status:
-        return NotFound("there is nothing at this address")
-    problem = ServiceProblem(str(error.detail))
-    problem.status = error.status_code
-    return problem
-
-
 def _first_of(error: RequestValidationError) -> str:
     """The first thing that is wrong, with its place and value, in one line."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    value = repr(first.get("input"))
-    value = value if len(value) <= 60 else f"{value[:57]}..."
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] in ("missing", "extra_forbidden", "json_invalid"):
         return f"{place}: {message}"
-    text = f"{place} = {value}: {message}"
+    text = f"{place} = {shorten(first.get('input'))}: {message}"
     return text.encode("utf-8", "replace").decode()

@@ -58,13 +58,7 @@ def _documents() -> dict[str, Any]:
 
 
 def example_of(schema: dict[str, Any], known: dict[str, Any], name: str = "") -> Any:
-    """A value that a schema allows.
-
-    Args:
-        schema: As OpenAPI writes it.
-        known: Schemas by the name that others refer to.
-        name: Of the field.
-    """
+    """A value that a schema allows; ``known`` are those that others refer to by name."""
     if "$ref" in schema:
         return example_of(known[schema["$ref"].rpartition("/")[2]], known, name)
     if "anyOf" in schema:

@@ -67,7 +67,7 @@ def append_records(
     taken = store.records.append(run, batch, caller)
     request.app.state.meters.records.inc(len(batch.records))
     if any(record.get("kind") == "epoch" for record in batch.records):
-        request.app.state.adviser.heard(run)
+        request.app.state.adviser.add(run)
     return taken
 
 

@@ -20,8 +20,8 @@ from batchwright.records.service import (
     RunState,
 )
 from batchwright.service.access import Reader, Reporter, Stored, need, own
-from batchwright.service.caller import Caller
 from batchwright.service.problems import NotFound
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 advice_router = APIRouter(prefix="/v1/runs/{run}/advice", tags=["advice"])

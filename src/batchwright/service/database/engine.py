@@ -100,7 +100,12 @@ def open_engine(url: str) -> Engine:
             f"the service needs a database that lasts: {url} names no file; "
             "write sqlite:////folder/service.sqlite"
         )
-    _make_private(Path(place.database))
+    file = Path(place.database)
+    make_folder(file.parent)
+    try:  # only its owner may read it; SQLite's files beside it are as private
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise FileError(f"cannot open the database {file}: {error.strerror}") from None
     engine = create_engine(
         place,
         pool_size=CONNECTIONS,
@@ -131,15 +136,6 @@ def _read(url: str) -> URL:
             "sqlite:////folder/service.sqlite or postgresql://user:password@host/name"
         )
     return place
-
-
-def _make_private(file: Path) -> None:
-    """An empty database that only its owner may read; SQLite's files beside it are as private."""
-    make_folder(file.parent)
-    try:
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
-    except OSError as error:
-        raise FileError(f"cannot open the database {file}: {error.strerror}") from None
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

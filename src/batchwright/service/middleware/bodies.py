@@ -13,7 +13,7 @@ import re
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchwright.service.api.error_responses import answer, is_for_programs
+from batchwright.service.api.error_responses import is_for_programs
 from batchwright.service.middleware.identify import caller_of
 from batchwright.service.problems import Refused, ServiceProblem, TooLarge, Unauthorized
 from batchwright.service.settings import Limits
@@ -37,12 +37,7 @@ _AS_LISTS = bytes.maketrans(b"{}", b"[]")
 
 
 class Bodies:
-    """Reads and checks the body of each request.
-
-    Args:
-        app: The next one.
-        limits: What is refused.
-    """
+    """Reads and checks the body of each request."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -57,28 +52,25 @@ class Bodies:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await self._read(request, receive)
-            if body and _is_json(request):
+            told = request.headers.get("content-type", "application/json")
+            kind = told.partition(";")[0].strip().lower()
+            if body and (kind == "application/json" or kind.endswith("+json")):
                 check_json(body, self._limits.nesting)
         except TimeoutError:
-            problem = ServiceProblem(f"the body did not come within {BODY_SECONDS:.0f} s")
-            await answer(request, problem)(scope, receive, send)
-            return
-        except ServiceProblem as problem:
-            await answer(request, problem)(scope, receive, send)
-            return
+            told = f"the body did not come within {BODY_SECONDS:.0f} s"
+            raise ServiceProblem(told) from None
         if body is not None:  # else the client has gone
             await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, request: Request, receive: Receive) -> bytes | None:
-        too_large: ServiceProblem = _too_large(self._limits.body_bytes)
-        most = self._limits.body_bytes
-        if caller_of(request.scope) is None:
+        most, stranger = self._limits.body_bytes, caller_of(request.scope) is None
+        if stranger:
             most = min(most, STRANGERS_BYTES)
-            too_large = _too_large(most)
-            if is_for_programs(request):
-                too_large = Unauthorized(
-                    "a known token is needed, as `Authorization: Bearer TOKEN`"
-                )
+        too_large: ServiceProblem = TooLarge(
+            f"the body is larger than {most} bytes: send less at once"
+        )
+        if stranger and is_for_programs(request):
+            too_large = Unauthorized("a known token is needed, as `Authorization: Bearer TOKEN`")
         told = request.headers.get("content-length", "")
         if told.isdecimal() and len(told) < 20 and int(told) > most:
             raise too_large
@@ -131,15 +123,6 @@ def _is_deeper(body: bytes, levels: int) -> bool:
             return False
         brackets = brackets.replace(b"[]", b"")
     return bool(brackets)
-
-
-def _is_json(request: Request) -> bool:
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
-    return kind.lower() == "application/json" or kind.lower().endswith("+json")
-
-
-def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {most} bytes: send less at once")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

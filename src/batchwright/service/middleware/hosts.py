@@ -1,4 +1,5 @@
-"""Requests that were meant for somebody else are refused, on loopback too.
+"""Requests that were meant for somebody else are refused, on loopback too; and headers that say
+what a browser may do with an answer.
 
 A page of any site can have a browser send requests to 127.0.0.1, and with a name of its own that it
 lets point there it could read the answers (DNS rebinding). Such a request names that other host, or
@@ -11,23 +12,38 @@ import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchwright.service.api.error_responses import answer
-from batchwright.service.problems import Forbidden, ServiceProblem
+from batchwright.service.problems import Forbidden
 
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "style-src 'self'",
+        "script-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # Not `no-referrer`: browsers then send `Origin: null` with forms, which nothing can check.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
 _PORTS = {"http": 80, "https": 443}
 
 
 class Hosts:
-    """Checks the Host and Origin headers.
-
-    Args:
-        app: The next one.
-        names: Names and addresses that are this service, beside loopback's.
-    """
+    """Checks the Host and Origin headers: ``names`` are this service, beside loopback's."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
         self._app = app
@@ -36,17 +52,14 @@ class Hosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the headers, then go on."""
         if scope["type"] == "http":
-            problem = self._problem(Headers(scope=scope))
-            if problem is not None:
-                await answer(Request(scope), problem)(scope, receive, send)
-                return
+            self._check(Headers(scope=scope))
         await self._app(scope, receive, send)
 
-    def _problem(self, headers: Headers) -> ServiceProblem | None:
+    def _check(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
         host = _parts(f"//{hosts[0]}") if len(hosts) == 1 else None
-        if host is None or not self._is_ours(host[0]):
-            return Forbidden(
+        if host is None or not (host[0] in self._names or is_loopback(host[0])):
+            raise Forbidden(
                 "this service does not go by that name: use its own, or start it with "
                 "--allowed-host NAME"
             )
@@ -60,11 +73,7 @@ class Hosts:
                 and ((from_[1] or _PORTS[scheme]) == (host[1] or _PORTS[scheme]))
             )
             if not same:
-                return Forbidden("requests from pages of other sites are not answered")
-        return None
-
-    def _is_ours(self, name: str) -> bool:
-        return name in self._names or _is_loopback(name)
+                raise Forbidden("requests from pages of other sites are not answered")
 
 
 def _parts(url: str) -> tuple[str, int | None] | None:
@@ -79,10 +88,29 @@ def _parts(url: str) -> tuple[str, int | None] | None:
     return name.rstrip("."), port
 
 
-def _is_loopback(name: str) -> bool:
-    if name == "localhost":
-        return True
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class SecurityHeaders:
+    """Adds `HEADERS`, and has nothing kept in caches unless the answer says otherwise."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go on, with the headers added to what is sent."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)

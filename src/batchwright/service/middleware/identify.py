@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchwright.service.access import COOKIE
-from batchwright.service.api.error_responses import answer
-from batchwright.service.caller import Caller
 from batchwright.service.problems import TooMany
 from batchwright.service.settings import Limits
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 MOST_KEYS = 10_000
 """Tokens and addresses whose rate is remembered."""
@@ -28,14 +28,7 @@ LONGEST_SECRET = 200
 
 
 class Identify:
-    """Puts the `Caller` of a request into its state: as `caller` by token, as `visitor` by cookie.
-
-    Args:
-        app: The next one.
-        store: Knows tokens and sessions.
-        limits: Requests per second.
-        clock: Seconds that only go forward; tests set it.
-    """
+    """Puts who asks into a request's state: as `caller` by token, as `visitor` by cookie."""
 
     def __init__(
         self,
@@ -56,37 +49,31 @@ class Identify:
         request = Request(scope)
         address = f"address {request.client.host if request.client else ''}"
         caller = visitor = None
-        token, session = _token_of(request), request.cookies.get(COOKIE, "")
+        kind, _, secret = request.headers.get("authorization", "").partition(" ")
+        token = secret.strip() if kind.lower() == "bearer" else ""
+        token = token if len(token) <= LONGEST_SECRET else ""
+        session = request.cookies.get(COOKIE, "")
         if token or session:
             # A guesser is slowed down before each guess costs a look into the database.
             if self._rates.is_empty(address):
-                await self._refuse(scope, receive, send, address)
-                return
+                self._refuse(address)
             if token:
                 caller = await run_in_threadpool(self._store.tokens.find, token)
             elif len(session) <= LONGEST_SECRET:
                 visitor = await run_in_threadpool(self._store.sign_in.find, session)
         key = f"token {caller.name}" if caller else address
         if not self._rates.take(key):
-            await self._refuse(scope, receive, send, key)
-            return
+            self._refuse(key)
         scope.setdefault("state", {}).update(caller=caller, visitor=visitor)
         await self._app(scope, receive, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, key: str) -> None:
+    def _refuse(self, key: str) -> NoReturn:
         wait = self._rates.wait(key)
-        problem = TooMany(f"too many requests: come again in {wait:.1f} s", wait)
-        await answer(Request(scope), problem)(scope, receive, send)
+        raise TooMany(f"too many requests: come again in {wait:.1f} s", wait)
 
 
 class Rates:
-    """A bucket of requests for each key, filled again steadily.
-
-    Args:
-        per_second: How fast it fills.
-        burst: How much it holds.
-        clock: Seconds.
-    """
+    """A bucket of requests for each key, filled again steadily up to ``burst``."""
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float]) -> None:
         self._per_second = per_second
@@ -128,9 +115,3 @@ def caller_of(scope: Scope) -> Caller | None:
     state = scope.get("state", {})
     found: Caller | None = state.get("caller") or state.get("visitor")
     return found
-
-
-def _token_of(request: Request) -> str:
-    kind, _, secret = request.headers.get("authorization", "").partition(" ")
-    secret = secret.strip()
-    return secret if kind.lower() == "bearer" and len(secret) <= LONGEST_SECRET else ""

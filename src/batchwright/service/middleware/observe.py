@@ -1,4 +1,6 @@
-"""Each request is counted, timed and logged; an exception that nobody foresaw ends here."""
+"""Each request is counted, timed and logged. What the middleware within refuses is answered here;
+so is an exception that nobody foresaw.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,55 @@ import logging
 import time
 import uuid
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.service.api.error_responses import answer, problem_of
 from batchwright.service.middleware.identify import caller_of
-from batchwright.service.operating.meters import Meters
 
 log = logging.getLogger("batchwright.service")
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 REQUEST_ID = "x-request-id"
 OURS = 500
 """The least status that is a mistake of the service's."""
 UNKNOWN_ROUTE = "none"
 """Route of requests that no route is for; what they asked for would let anybody make up labels."""
+
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Meters:
+    """Counters of one app; each app has its own, so that tests do not add up."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "batchwright_requests_total",
+            "Requests answered, by method, route and status.",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "batchwright_request_seconds",
+            "Time to answer, by route.",
+            ("route",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.in_progress = Gauge(
+            "batchwright_requests_in_progress",
+            "Requests being answered.",
+            registry=self.registry,
+        )
+        self.records = Counter(
+            "batchwright_records_total",
+            "Records of runs in batches that were accepted.",
+            registry=self.registry,
+        )
 
 
 class Observe:
@@ -64,11 +100,12 @@ class Observe:
 
     def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-        self._meters.requests.labels(_method(scope), route, str(status)).inc()
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        self._meters.requests.labels(method, route, str(status)).inc()
         self._meters.seconds.labels(route).observe(seconds)
         caller = caller_of(scope)
         fields = {
-            "method": _method(scope),
+            "method": method,
             "route": route,
             "status": status,
             "seconds": round(seconds, 6),
@@ -77,8 +114,3 @@ class Observe:
             "request_id": request_id,
         }
         log.info("request", extra={"fields": fields})
-
-
-def _method(scope: Scope) -> str:
-    known = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
-    return scope["method"] if scope["method"] in known else "OTHER"

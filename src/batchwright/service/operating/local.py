@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from platformdirs import user_data_path
@@ -51,9 +52,10 @@ def keep_local_token(store: Store) -> Path | None:
     if known is not None:
         if known.revoked is not None:
             return None
-        found = store.tokens.find(_content(file))
-        if found is not None and found.name == LOCAL:
-            return file
+        with suppress(OSError, ValueError):
+            found = store.tokens.find(file.read_text(encoding="ascii").strip())
+            if found is not None and found.name == LOCAL:
+                return file
         try:
             store.tokens.revoke(LOCAL)  # its secret is lost, so nobody can hold it rightly
         except NotFound:
@@ -64,13 +66,6 @@ def keep_local_token(store: Store) -> Path | None:
         return file
     _write_private(file, f"{secret}\n")
     return file
-
-
-def _content(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _write_private(file: Path, text: str) -> None:

@@ -1,14 +1,30 @@
-"""The service as a process: listens, answers, and ends in good order."""
+"""The service as a process: listens, answers, logs, and ends in good order.
+
+Connections that somebody opens and does not use are closed. uvicorn closes those that are idle
+after an answer. For the first request of a connection, and for the end of any request's head, it
+would wait for ever, and nobody is answered once `CONNECTIONS` are open.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import json
+import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from batchwright.errors import BatchwrightError
+from batchwright.service.app import create_app
+from batchwright.service.middleware.hosts import is_loopback
 from batchwright.service.operating.local import LOCAL, keep_local_token
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
@@ -19,37 +35,29 @@ GRACE_SECONDS = 15
 CONNECTIONS = 1000
 """At once; further ones are answered 503."""
 
+HEAD_SECONDS = 10.0
+"""In which the head of a request must have come, from the connection's or its own first byte on."""
 
-class Started(NamedTuple):
-    """What to tell whoever started the service."""
-
-    address: str
-    """Such as ``http://127.0.0.1:8400``."""
-    store: Store
+LOGGERS = ("batchwright.service", "uvicorn.error")
 
 
 def serve(
     settings: Settings,
     *,
-    on_start: Callable[[Started], None],
+    on_start: Callable[[str, Store], None],
     proxy: str | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; requests in progress are answered first.
 
     Args:
         settings: How.
-        on_start: Called when connections are taken.
+        on_start: Called with address and store when connections are taken.
         proxy: Address of a proxy whose word on who its clients are is taken.
 
     Raises:
         BatchwrightError: The database cannot be opened, the address is taken, or it is a public
             one and nobody has a token.
     """
-    import uvicorn
-
-    from batchwright.service.app import create_app
-    from batchwright.service.operating.connections import TimedProtocol
-
     store = Store.open(settings)
     try:
         keep_local_token(store)
@@ -72,7 +80,7 @@ def serve(
             # there before. Being told to end is no failure: these do nothing, and we exit with 0.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
-            on_start(Started(address_of(settings, listener), store))
+            on_start(address_of(settings, listener), store)
             uvicorn.Server(config).run(sockets=[listener])
     finally:
         store.close()
@@ -103,17 +111,10 @@ def listen(host: str, port: int) -> socket.socket:
 def address_of(settings: Settings, listener: socket.socket) -> str:
     """Where a browser finds the service."""
     host, port = settings.host, listener.getsockname()[1]
-    if _is_everywhere(host):
-        host = settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_unspecified:
+            host = settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def refuse_public_without_tokens(settings: Settings, store: Store) -> None:
@@ -131,8 +132,62 @@ def refuse_public_without_tokens(settings: Settings, store: Store) -> None:
         )
 
 
-def _is_everywhere(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, for those who ask in time."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what has come."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        super().connection_lost(exc)
+        self._stop()
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()  # a request is being answered; its body has a time of its own
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self._close)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close(self) -> None:
+        self._deadline = None
+        self.transport.close()
+
+
+class JsonLines(logging.Formatter):
+    """Time (UTC), level, what happened, the fields that were given, and a traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        values = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            values["error"] = self.formatException(record.exc_info)
+        return json.dumps(values, default=str)
+
+
+def log_to(stream: TextIO | None = None, level: str = "info") -> None:
+    """Send what the service logs from ``level`` on to ``stream``, else to standard error."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False

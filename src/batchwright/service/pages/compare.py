@@ -12,10 +12,8 @@ from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.comparison import compared
 from batchwright.reporting.pages.live_page import Part
 from batchwright.reporting.pages.page_comparison import clock_note, comparison_parts
-from batchwright.service.access import need_page, store_of
-from batchwright.service.caller import Caller
-from batchwright.service.pages.fragments import digest_of, live_parts, tagged, unchanged
-from batchwright.service.pages.rendering import piece, render
+from batchwright.service.access import PageReader, Stored
+from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
 from batchwright.service.pages.run_page import OVER, story_of
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -27,56 +25,38 @@ MOST_RUNS = 12
 MOST_OFFERED = 30
 """Of the newest runs that one may add."""
 
-Reader = Annotated[Caller, need_page("read")]
 Chosen = Annotated[list[Identifier], Query(max_length=50)]
-Have = Annotated[str, Query(max_length=2000)]
 
 
 @router.get("")
-def compare_page(request: Request, caller: Reader, run: Chosen = []) -> Response:  # noqa: B006
+def compare_page(request: Request, store: Stored, caller: PageReader, run: Chosen = []) -> Response:  # noqa: B006
     """The page."""
-    store = store_of(request)
     runs = _runs(store, run)
-    others = [one for one in store.runs.list(MOST_OFFERED) if one.id not in run]
     query = "&".join(f"run={one.id}" for one in runs)
     return render(
         request,
         "compare.html",
         caller,
         runs=runs,
-        others=others,
+        others=[one for one in store.runs.list(MOST_OFFERED) if one.id not in run],
         most=MOST_RUNS,
         fragment=f"/compare/live?{query}",
-        over=_over(runs),
-        says=_says(runs),
-        parts=live_parts(_parts(store, runs)),
+        live=_live(store, runs),
     )
 
 
 @router.get("/live")
 def compare_live(
     request: Request,
-    caller: Reader,
+    store: Stored,
+    caller: PageReader,
     run: Chosen = [],  # noqa: B006 - FastAPI's way to say it; nothing changes it
     have: Have = "",
 ) -> Response:
     """What has changed on it."""
-    store = store_of(request)
     runs = _runs(store, run)
     etag = digest_of(*(one.model_dump_json(exclude={"changed"}) for one in runs))
-    same = unchanged(request, etag)
-    if same is not None:
-        return same
-    response = render(
-        request,
-        "live.html",
-        caller,
-        title="",
-        says=_says(runs),
-        over=_over(runs),
-        parts=live_parts(_parts(store, runs), have),
-    )
-    return tagged(response, etag)
+    return answer_live(request, caller, have, etag, lambda: _live(store, runs))
 
 
 def _runs(store: Store, identifiers: list[str]) -> list[RunInfo]:
@@ -90,30 +70,25 @@ def _runs(store: Store, identifiers: list[str]) -> list[RunInfo]:
     return found[:MOST_RUNS]
 
 
-def _over(runs: list[RunInfo]) -> bool:
-    return all(one.state in OVER for one in runs)
-
-
-def _says(runs: list[RunInfo]) -> str:
+def _live(store: Store, runs: list[RunInfo]) -> Live:
     done = ", ".join(f"{one.name} {one.epochs_done} of {one.epochs} epochs" for one in runs)
-    return f"{done}." if done else "No run is chosen."
+    says = f"{done}." if done else "No run is chosen."
+    content = _content(store, runs)
+    return Live(says, [Part("comparison", "", content)], all(one.state in OVER for one in runs))
 
 
-def _parts(store: Store, runs: list[RunInfo]) -> list[Part]:
+def _content(store: Store, runs: list[RunInfo]) -> str:
     """The comparison, or why there is none."""
     if len(runs) < 2:
-        return [Part("comparison", "", piece("compare_none.html", count=len(runs), problem=""))]
+        return piece("compare_none.html", count=len(runs), problem="")
     try:
         told = compared([_summary(store, one, runs) for one in runs])
     except FileError as error:
-        words = one_line(error)
-        return [Part("comparison", "", piece("compare_none.html", count=2, problem=words))]
+        return piece("compare_none.html", count=2, problem=one_line(error))
     if all(not one.curve for one in told.runs):
         words = "none of these runs has finished and evaluated an epoch yet"
-        return [Part("comparison", "", piece("compare_none.html", count=2, problem=words))]
-    return [
-        Part("comparison", "", clock_note(told) + "\n".join(comparison_parts(told, by_run=True)))
-    ]
+        return piece("compare_none.html", count=2, problem=words)
+    return clock_note(told) + "\n".join(comparison_parts(told, by_run=True))
 
 
 def _summary(store: Store, info: RunInfo, runs: list[RunInfo]) -> RunSummary:

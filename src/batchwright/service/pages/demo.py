@@ -7,13 +7,13 @@ import json
 from importlib.resources import files
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunEnd, RunIntroduction
-from batchwright.service.access import check_form, need_page, store_of
-from batchwright.service.caller import Caller
+from batchwright.service.access import Stored, check_form, need_page
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
@@ -21,13 +21,10 @@ DEMO = "00000000-0000-4000-8000-00000000de30"
 """The run's identifier: loading it again finds it there."""
 OWNER = "demo"
 
-Visitor = Annotated[Caller, need_page("report", "submit")]
-
 
 @router.post("/demo", dependencies=[Depends(check_form)])
-def load(request: Request, caller: Visitor) -> Response:
+def load(store: Stored, caller: Annotated[Caller, need_page("report", "submit")]) -> Response:
     """Load it, if it is not there, and show it."""
-    store = store_of(request)
     load_demo(store)
     store.audit.note(caller.name, "demo.load", DEMO)
     return RedirectResponse(f"/runs/{DEMO}", 303)

@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from contextlib import suppress
+from typing import Annotated, Any, get_args
 
+import yaml
 from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job
-from batchwright.records.documents import job_yaml
-from batchwright.records.service import AgentInfo, Identifier, JobInfo, JobState, RunInfo
+from batchwright.records.documents import change_job, job_yaml, parse_yaml, yaml_problem
+from batchwright.records.service import Identifier, JobInfo, JobState, RunInfo
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.reporting.pages.live_page import Part, plan_parts
-from batchwright.service.access import check_form, csrf_of, need_page, own, settings_of, store_of
-from batchwright.service.caller import Caller
-from batchwright.service.pages.fragments import digest_of, live_parts, tagged, unchanged
-from batchwright.service.pages.planning.job_text import EXAMPLE, JobTextError, job_of_text
-from batchwright.service.pages.rendering import origin_of, piece, render
+from batchwright.service.access import (
+    PageReader,
+    PageSubmitter,
+    Stored,
+    check_form,
+    csrf_of,
+    store_of,
+)
+from batchwright.service.api import jobs as api
+from batchwright.service.job_states import ENDED
+from batchwright.service.pages.rendering import (
+    Have,
+    Live,
+    answer_live,
+    digest_of,
+    fill,
+    render,
+    sentence,
+)
 from batchwright.service.problems import NotFound
+from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/jobs", include_in_schema=False)
 
 MOST_ROWS = 50
 
+LONGEST_JOB = 64 * 1024
+"""Characters of a job."""
+DEEPEST_JOB = 8
+"""Levels of lists and maps; a job has four."""
+
+EXAMPLE = """data: digits
+network: resnet8
+epochs: 10
+method: dynamic-batch
+goal:
+  objective: knee
+"""
+
 STEPS = ("queued", "probing", "planned", "training", "done")
 """The way of a job that goes well."""
-ENDED = ("done", "failed", "cancelled")
 
 SAYS = {
     "queued": "It waits for an agent that may carry it out.",
@@ -38,9 +69,6 @@ SAYS = {
     "cancelled": "It was cancelled.",
 }
 
-Reader = Annotated[Caller, need_page("read")]
-Submitter = Annotated[Caller, need_page("submit")]
-Have = Annotated[str, Query(max_length=2000)]
 Before = Annotated[Identifier | None, Query()]
 
 
@@ -50,7 +78,7 @@ Before = Annotated[Identifier | None, Query()]
 @router.get("")
 def jobs_page(
     request: Request,
-    caller: Reader,
+    caller: PageReader,
     state: Annotated[str, Query(max_length=20)] = "",
     before: Before = None,
 ) -> Response:
@@ -61,7 +89,7 @@ def jobs_page(
 @router.get("/rows")
 def jobs_rows(
     request: Request,
-    caller: Reader,
+    caller: PageReader,
     state: Annotated[str, Query(max_length=20)] = "",
     before: Before = None,
     have: Have = "",
@@ -69,33 +97,27 @@ def jobs_rows(
     """What has changed in the lists."""
     told = _lists(request, caller, _state(state), before)
     etag = digest_of(*(part.content for part in told))
-    same = unchanged(request, etag)
-    if same is not None:
-        return same
-    says = _says(request)
-    parts = live_parts(told, have)
-    response = render(request, "live.html", caller, title="", says=says, over=False, parts=parts)
-    return tagged(response, etag)
+    return answer_live(request, caller, have, etag, lambda: Live(_says(request), told))
 
 
 @router.post("", dependencies=[Depends(check_form)])
 def submit_job(
     request: Request,
-    caller: Submitter,
+    store: Stored,
+    caller: PageSubmitter,
     job: Annotated[str, Form()] = "",
     name: Annotated[str, Form()] = "",
     auto: Annotated[str, Form()] = "",
 ) -> Response:
     """Queue a job, and show it."""
-    store = store_of(request)
-    told = printable(" ".join(name.split()))
+    told, errors = printable(" ".join(name.split())), {}
     try:
         read = job_of_text(job)
+        if len(told) > 120:
+            errors["name"] = "A name has at most 120 characters."
     except JobTextError as error:
-        filled = {"job": job, "name": told, "auto": auto, "errors": {"job": str(error)}}
-        return _page(request, caller, None, None, 422, **filled)
-    if len(told) > 120:
-        errors = {"name": "A name has at most 120 characters."}
+        errors["job"] = str(error)
+    if errors:
         filled = {"job": job, "name": told, "auto": auto, "errors": errors}
         return _page(request, caller, None, None, 422, **filled)
     told = told or printable(f"{read.network} on {read.data}")[:120]
@@ -125,9 +147,8 @@ def _page(
     **filled: object,
 ) -> Response:
     form = {"job": EXAMPLE, "name": "", "auto": "", "errors": {}} | filled
-    query = "&".join(
-        f"{name}={value}" for name, value in (("state", state), ("before", before)) if value
-    )
+    asked = {"state": state, "before": before}
+    query = "&".join(f"{name}={value}" for name, value in asked.items() if value)
     return render(
         request,
         "jobs.html",
@@ -137,137 +158,148 @@ def _page(
         states=get_args(JobState),
         form=form,
         fragment=f"/jobs/rows?{query}",
-        says=_says(request),
-        parts=live_parts(_lists(request, caller, state, before)),
+        live=Live(_says(request), _lists(request, caller, state, before)),
     )
 
 
 def _lists(
     request: Request, caller: Caller, state: JobState | None, before: str | None
 ) -> list[Part]:
-    store, settings = store_of(request), settings_of(request)
+    store = store_of(request)
     found = store.jobs.list(MOST_ROWS + 1, before, state)
     shown, more = found[:MOST_ROWS], len(found) > MOST_ROWS
     older = f"/jobs?{f'state={state}&' if state else ''}before={shown[-1].id}" if more else ""
-    common = {"caller": caller, "csrf": csrf_of(request), "origin": origin_of(request)}
-    rows = piece(
+    rows = fill(
+        request,
         "jobs_rows.html",
-        **common,
+        caller,
         jobs=shown,
         filtered=state is not None or before is not None,
         older=older,
     )
-    agents = [(one, _is_there(request, one)) for one in store.agents.list()]
-    return [
-        Part("rows", "", rows),
-        Part(
-            "agents",
-            "Agents",
-            piece("agents.html", **common, agents=agents, seconds=settings.lease_seconds),
-        ),
-    ]
-
-
-def _is_there(request: Request, agent: AgentInfo) -> bool:
-    """Whether an agent was heard of so lately that it would keep a job."""
-    store, seconds = store_of(request), settings_of(request).lease_seconds
-    return store.clock() - agent.seen <= seconds
+    seconds, now = store.settings.lease_seconds, store.clock()
+    # An agent is there if it was heard of so lately that it would keep a job.
+    agents = [(one, now - one.seen <= seconds) for one in store.agents.list()]
+    told = fill(request, "agents.html", caller, agents=agents, seconds=seconds)
+    return [Part("rows", "", rows), Part("agents", "Agents", told)]
 
 
 # ------------------------------------------------------------------------------------------ a job
 
 
 @router.get("/{job}")
-def job_page(request: Request, caller: Reader, job: Identifier) -> Response:
+def job_page(request: Request, store: Stored, caller: PageReader, job: Identifier) -> Response:
     """The page of one job."""
-    info = store_of(request).jobs.get(job)
-    return render(
-        request,
-        "job.html",
-        caller,
-        job=info,
-        says=_says_of(info),
-        over=info.state in ENDED,
-        parts=live_parts(_parts(request, caller, info)),
-    )
+    info = store.jobs.get(job)
+    return render(request, "job.html", caller, job=info, live=_live(request, store, caller, info))
 
 
 @router.get("/{job}/live")
-def job_live(request: Request, caller: Reader, job: Identifier, have: Have = "") -> Response:
+def job_live(
+    request: Request, store: Stored, caller: PageReader, job: Identifier, have: Have = ""
+) -> Response:
     """What has changed on it."""
-    info = store_of(request).jobs.get(job)
-    etag = digest_of(info.model_dump_json(), _run_of(request, info), csrf_of(request))
-    same = unchanged(request, etag)
-    if same is not None:
-        return same
-    response = render(
-        request,
-        "live.html",
-        caller,
-        title=f"{info.state}: {info.name} - Batchwright",
-        says=_says_of(info),
-        over=info.state in ENDED,
-        parts=live_parts(_parts(request, caller, info), have),
-    )
-    return tagged(response, etag)
+    info = store.jobs.get(job)
+    etag = digest_of(info.model_dump_json(), _run_of(store, info), csrf_of(request))
+    return answer_live(request, caller, have, etag, lambda: _live(request, store, caller, info))
 
 
 @router.post("/{job}/approve", dependencies=[Depends(check_form)])
-def approve_job(request: Request, caller: Submitter, job: Identifier) -> Response:
+def approve_job(store: Stored, caller: PageSubmitter, job: Identifier) -> Response:
     """Let a plan be followed, and show the job."""
-    store = store_of(request)
-    own(caller, store.jobs.owner(job))
-    store.jobs.approve(job)
-    store.audit.note(caller.name, "job.approve", job)
+    api.approve_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)
 
 
 @router.post("/{job}/cancel", dependencies=[Depends(check_form)])
-def cancel_job(request: Request, caller: Submitter, job: Identifier) -> Response:
+def cancel_job(store: Stored, caller: PageSubmitter, job: Identifier) -> Response:
     """End a job, and show it."""
-    store = store_of(request)
-    own(caller, store.jobs.owner(job))
-    store.jobs.cancel(job)
-    store.audit.note(caller.name, "job.cancel", job)
+    api.cancel_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)
 
 
-def _says_of(info: JobInfo) -> str:
+def _run_of(store: Store, info: JobInfo) -> RunInfo | None:
+    """The run that carries a job out, once it has been introduced."""
+    with suppress(NotFound):
+        return None if info.run is None else store.runs.get(info.run)
+    return None
+
+
+def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live:
+    """Where the job stands, then its plan if it has one, else what it asks for."""
+    says = SAYS[info.state]
     if info.state == "planned" and (info.approved or info.auto):
         says = "Its plan is approved; it waits for an agent."
-    else:
-        says = SAYS[info.state]
-    if info.waiting is None:
-        return says
-    return f"{says[:-1]}: {info.waiting}."
-
-
-def _run_of(request: Request, info: JobInfo) -> RunInfo | None:
-    """The run that carries a job out, once it has been introduced."""
-    if info.run is None:
-        return None
-    try:
-        return store_of(request).runs.get(info.run)
-    except NotFound:
-        return None
-
-
-def _parts(request: Request, caller: Caller, info: JobInfo) -> list[Part]:
-    """Where the job stands, then its plan if it has one, else what it asks for."""
-    store = store_of(request)
-    now = piece(
+    if info.waiting is not None:
+        says = f"{says[:-1]}: {info.waiting}."
+    now = fill(
+        request,
         "job_now.html",
-        caller=caller,
-        csrf=csrf_of(request),
+        caller,
         job=info,
-        says=_says_of(info),
+        says=says,
         steps=STEPS,
         ended=info.state in ENDED,
-        run=_run_of(request, info),
+        run=_run_of(store, info),
     )
     parts = [Part("now", "", now)]
     plan = store.jobs.plan(info.id) if info.has_plan else None
     if plan is not None:
-        return parts + plan_parts(plan, store.jobs.profile(info.id))
-    text = job_yaml(Job.model_validate(info.job))
-    return [*parts, Part("job", "The job", piece("job_yaml.html", text=text))]
+        parts += plan_parts(plan, store.jobs.profile(info.id))
+    else:
+        text = job_yaml(Job.model_validate(info.job))
+        parts.append(Part("job", "The job", fill(request, "job_yaml.html", caller, text=text)))
+    title = f"{info.state}: {info.name} - Batchwright"
+    return Live(says, parts, info.state in ENDED, title)
+
+
+# ------------------------------------------------------------- a job as people paste it, untrusted
+
+
+class JobTextError(ValueError):
+    """What is wrong with a job's text, in a sentence."""
+
+
+def job_of_text(text: str) -> Job:
+    """The job that a text describes.
+
+    Raises:
+        JobTextError: It is too long, not YAML with keys, or a key is wrong.
+    """
+    try:
+        return change_job(Job(), keys_of_text(text))
+    except BatchwrightError as error:
+        raise JobTextError(sentence(one_line(error))) from None
+
+
+def keys_of_text(text: str) -> dict[str, Any]:
+    """The keys of a YAML text. Anchors are refused: a few of them can stand for gigabytes.
+
+    Raises:
+        JobTextError: It is too long, too deep, or not YAML with keys.
+    """
+    if len(text) > LONGEST_JOB:
+        raise JobTextError(f"A job has at most {LONGEST_JOB // 1024} KiB of text.")
+    try:
+        _check_shape(text)
+        values = parse_yaml(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise JobTextError(f"This is not YAML{where}: {yaml_problem(error)}.") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise JobTextError("Write a key on each line, such as epochs: 3.")
+    return values
+
+
+def _check_shape(text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise JobTextError("Anchors (& and *) are not taken: write the values out.")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEEPEST_JOB:
+                raise JobTextError("This is more deeply nested than any job.")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1

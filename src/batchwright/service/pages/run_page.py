@@ -1,14 +1,20 @@
-"""A run's page, part by part, from what the store holds: a few hundred records of however many."""
+"""One run: its page, what changes on it, and its files.
+
+The page is drawn part by part from what the store holds: a few hundred records of however many.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import RedirectResponse
 
 from batchwright.planning.schedule import rate_schedule
-from batchwright.records import RunSummary
-from batchwright.records.service import Advice, RunInfo
+from batchwright.records.base import record_text
+from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.pages.live_page import (
     Part,
@@ -18,9 +24,14 @@ from batchwright.reporting.pages.live_page import (
     run_parts,
     tiles,
 )
-from batchwright.service.pages.fragments import digest_of
-from batchwright.service.pages.rendering import piece
+from batchwright.reporting.pages.page import page as report_page
+from batchwright.service.access import PageReader, Stored, check_form, need_page
+from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
+from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import Caller
+
+router = APIRouter(prefix="/runs", include_in_schema=False)
 
 MOST_EPOCHS = 160
 """Epoch lines that are drawn; of a longer run, evenly spaced ones."""
@@ -37,78 +48,87 @@ OVER = ("finished", "failed")
 ENDED = ("finished", "failed", "stopped")
 
 
-@dataclass(frozen=True)
-class RunPage:
-    """A run as its page shows it.
-
-    Attributes:
-        info: The run.
-        parts: In order.
-        says: The newest thing, in a sentence.
-        etag: Of all that it is made from.
-    """
-
-    info: RunInfo
-    parts: list[Part]
-    says: str
-    etag: str
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is to come."""
-        return self.info.state in OVER
-
-    @property
-    def title(self) -> str:
-        """For the window: how far it is, and its name."""
-        info = self.info
-        return f"{info.epochs_done}/{info.epochs} {info.name} - Batchwright"
+Draw = Callable[[RunInfo, str], Live]
 
 
-class RunPages:
-    """Draws the pages of runs, and keeps the newest ones.
+def run_pages(store: Store) -> Draw:
+    """Draws the page of a run, of which `_etag` says what it depends on; the newest are kept."""
 
-    Args:
-        store: Where the runs are.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._kept: OrderedDict[str, RunPage] = OrderedDict()
-        self._turn = threading.Lock()
-
-    def etag(self, info: RunInfo) -> str:
-        """What the page of a run depends on; cheap to find out."""
-        return digest_of(info.model_dump_json(), self._store.advice.numbers(info.id))
-
-    def page(self, info: RunInfo, etag: str | None = None) -> RunPage:
-        """The page of a run.
-
-        Args:
-            info: The run.
-            etag: From `etag`, if it is known already.
-        """
-        etag = etag or self.etag(info)
-        with self._turn:
-            found = self._kept.get(info.id)
-            if found is not None and found.etag == etag:
-                self._kept.move_to_end(info.id)
-                return found
-        drawn = self._draw(info, etag)
-        with self._turn:
-            self._kept[info.id] = drawn
-            self._kept.move_to_end(info.id)
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-        return drawn
-
-    def _draw(self, info: RunInfo, etag: str) -> RunPage:
-        story = story_of(self._store, info)
-        advice = self._store.advice.list(info.id)
-        parts = [Part("now", "", _now(story, info, advice))]
+    @lru_cache(maxsize=MOST_KEPT)
+    def draw(info: RunInfo, _etag: str) -> Live:
+        story = story_of(store, info)
+        left = None if info.state in ENDED else seconds_left(story, info)
+        now = piece(
+            "run_now.html",
+            run=info,
+            tiles=tiles(story, left),
+            advice=store.advice.list(info.id)[::-1],
+            has_profile=story.profile is not None,
+            has_summary=story.summary is not None,
+        )
         told = [*run_parts(story), *plan_parts(story.plan, story.profile)]
-        parts.append(Part("contents", "", piece("contents.html", parts=told)))
-        return RunPage(info, [*parts, *told], happened(story), etag)
+        contents = Part("contents", "", piece("contents.html", parts=told))
+        return Live(
+            happened(story),
+            [Part("now", "", now), contents, *told],
+            over=info.state in OVER,
+            title=f"{info.epochs_done}/{info.epochs} {info.name} - Batchwright",
+        )
+
+    return draw
+
+
+@router.get("/{run}")
+def run_page(request: Request, store: Stored, caller: PageReader, run: Identifier) -> Response:
+    """The page."""
+    info = store.runs.get(run)
+    live = request.app.state.draw_run(info, _etag(store, info))
+    return render(request, "run.html", caller, run=info, live=live)
+
+
+@router.get("/{run}/live")
+def run_live(
+    request: Request, store: Stored, caller: PageReader, run: Identifier, have: Have = ""
+) -> Response:
+    """What has changed on the page."""
+    info = store.runs.get(run)
+    etag, draw = _etag(store, info), request.app.state.draw_run
+    return answer_live(request, caller, have, etag, lambda: draw(info, etag))
+
+
+@router.post("/{run}/delete", dependencies=[Depends(check_form)])
+def delete_run(
+    request: Request, store: Stored, caller: Annotated[Caller, need_page("admin")], run: Identifier
+) -> Response:
+    """Delete a run, and show the others."""
+    store.runs.delete(run)
+    request.app.state.remover.soon()
+    store.audit.note(caller.name, "run.delete", run)
+    return RedirectResponse("/runs", 303)
+
+
+@router.get("/{run}/files/{name}")
+def run_file(store: Stored, _caller: PageReader, run: Identifier, name: str) -> Response:
+    """A document of the run as a file to keep; there are four names."""
+    runs = store.runs
+    kind = "application/json"
+    if name == "plan.json":
+        text = record_text(runs.plan(run))
+    elif name == "profile.json" and (profile := runs.profile(run)) is not None:
+        text = record_text(profile)
+    elif name == "summary.json" and (summary := runs.summary(run)) is not None:
+        text = record_text(summary)
+    elif name == "report.html" and (summary := runs.summary(run)) is not None:
+        text, kind = report_page(summary), "text/html; charset=utf-8"
+    else:
+        raise NotFound("this run has no such file")
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(text, media_type=kind, headers=headers)
+
+
+def _etag(store: Store, info: RunInfo) -> str:
+    """What the page of a run depends on; cheap to find out."""
+    return digest_of(info.model_dump_json(), store.advice.numbers(info.id))
 
 
 def story_of(store: Store, info: RunInfo) -> RunStory:
@@ -121,7 +141,8 @@ def story_of(store: Store, info: RunInfo) -> RunStory:
         profile=profile,
         schedule=rate_schedule(plan),
         lines=lines_of(store, info),
-        summary=None if summary is None else _named(summary, info.name),
+        # Where the run's files are on another machine is nobody's business here.
+        summary=summary and summary.model_copy(update={"run_folder": info.name}),
         ended=info.state in ENDED,
     )
 
@@ -150,20 +171,3 @@ def seconds_left(story: RunStory, info: RunInfo) -> float | None:
     if not done:
         return None
     return (info.changed - info.created) * max(0.0, story.plan.epochs - done) / done
-
-
-def _named(summary: RunSummary, name: str) -> RunSummary:
-    """Where the run's files are on another machine is nobody's business here."""
-    return summary.model_copy(update={"run_folder": name})
-
-
-def _now(story: RunStory, info: RunInfo, advice: list[Advice]) -> str:
-    left = None if info.state in ENDED else seconds_left(story, info)
-    return piece(
-        "run_now.html",
-        run=info,
-        tiles=tiles(story, left),
-        advice=advice[::-1],
-        has_profile=story.profile is not None,
-        has_summary=story.summary is not None,
-    )

@@ -11,24 +11,21 @@ from fastapi.responses import RedirectResponse
 from batchwright.records.service import Identifier, RunInfo, RunState
 from batchwright.records.text.formatting import counted
 from batchwright.reporting.pages.live_page import Part
-from batchwright.service.access import csrf_of, need_page, store_of
-from batchwright.service.caller import Caller
-from batchwright.service.pages.fragments import digest_of, live_parts, tagged, unchanged
-from batchwright.service.pages.rendering import origin_of, piece, render
+from batchwright.service.access import PageReader, csrf_of, store_of
+from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, fill, render
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
 MOST_ROWS = 50
 
-Reader = Annotated[Caller, need_page("read")]
 Words = Annotated[str, Query(max_length=120, pattern="^[^\x00]*$")]
 State = Annotated[RunState | None, Query()]
 Before = Annotated[Identifier | None, Query()]
-Have = Annotated[str, Query(max_length=2000)]
 
 
 @router.get("/")
-def home(_caller: Reader) -> Response:
+def home(_caller: PageReader) -> Response:
     """The runs are what most come for."""
     return RedirectResponse("/runs", 303)
 
@@ -36,7 +33,7 @@ def home(_caller: Reader) -> Response:
 @router.get("/runs")
 def runs_page(
     request: Request,
-    caller: Reader,
+    caller: PageReader,
     query: Words = "",
     state: Annotated[RunState | str | None, Query(max_length=20)] = None,
     before: Before = None,
@@ -52,15 +49,14 @@ def runs_page(
         state=chosen,
         states=get_args(RunState),
         fragment=listed.address("/runs/rows"),
-        says=listed.says,
-        parts=live_parts([listed.part()]),
+        live=listed.live(),
     )
 
 
 @router.get("/runs/rows")
 def runs_rows(
     request: Request,
-    caller: Reader,
+    caller: PageReader,
     query: Words = "",
     state: State = None,
     before: Before = None,
@@ -68,19 +64,7 @@ def runs_rows(
 ) -> Response:
     """What has changed in the list."""
     listed = _Listed(request, caller, query, state, before)
-    same = unchanged(request, listed.etag)
-    if same is not None:
-        return same
-    response = render(
-        request,
-        "live.html",
-        caller,
-        title="",
-        says=listed.says,
-        over=False,
-        parts=live_parts([listed.part()], have),
-    )
-    return tagged(response, listed.etag)
+    return answer_live(request, caller, have, listed.etag, listed.live)
 
 
 class _Listed:
@@ -102,28 +86,22 @@ class _Listed:
         told = [one.model_dump_json() for one in self.runs]
         self.etag = digest_of(*told, self._more, self._asked, csrf_of(request))
 
-    @property
-    def says(self) -> str:
-        """How many run, in a sentence."""
-        running = sum(one.state == "running" for one in self.runs)
-        return f"{counted(running, 'run')} going on, {len(self.runs)} shown."
-
     def address(self, path: str, **changes: str | None) -> str:
         """A page of the same words and state."""
         asked = {key: value for key, value in (self._asked | changes).items() if value}
         return f"{path}?{urlencode(asked)}" if asked else path
 
-    def part(self) -> Part:
-        """The rows, or what to do where there are none."""
-        older = self.address("/runs", before=self.runs[-1].id) if self._more else ""
-        content = piece(
+    def live(self) -> Live:
+        """How many run, and the rows, or what to do where there are none."""
+        running = sum(one.state == "running" for one in self.runs)
+        content = fill(
+            self._request,
             "runs_rows.html",
-            caller=self._caller,
-            csrf=csrf_of(self._request),
-            origin=origin_of(self._request),
+            self._caller,
             runs=self.runs,
             filtered=any(self._asked.values()),
-            older=older,
+            older=self.address("/runs", before=self.runs[-1].id) if self._more else "",
             newest=self.address("/runs", before=None) if self._asked["before"] else "",
         )
-        return Part("rows", "", content)
+        says = f"{counted(running, 'run')} going on, {len(self.runs)} shown."
+        return Live(says, [Part("rows", "", content)])

@@ -13,16 +13,16 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.service.access import (
     COOKIE,
+    Stored,
     check_form,
     forget,
     need_page,
     open_to_all,
     remember,
     settings_of,
-    store_of,
 )
-from batchwright.service.caller import Caller
 from batchwright.service.pages.rendering import render
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
@@ -39,9 +39,10 @@ def sign_in_page(request: Request, link: Secret = "") -> Response:
 
 
 @router.post("/sign-in", dependencies=[open_to_all()])
-def sign_in(request: Request, link: Annotated[str, Form(max_length=200)]) -> Response:
+def sign_in(
+    request: Request, store: Stored, link: Annotated[str, Form(max_length=200)]
+) -> Response:
     """Exchange a link's secret for a session. Nobody is signed in, so there is no form to check."""
-    store = store_of(request)
     session = store.sign_in.enter(link)
     if session is None:
         return render(request, "sign_in.html", None, status=403, link="", failed=True)
@@ -52,9 +53,8 @@ def sign_in(request: Request, link: Annotated[str, Form(max_length=200)]) -> Res
 
 
 @router.post("/sign-out", dependencies=[Depends(check_form)])
-def sign_out(request: Request, caller: Annotated[Caller, need_page()]) -> Response:
+def sign_out(request: Request, store: Stored, caller: Annotated[Caller, need_page()]) -> Response:
     """End the session."""
-    store = store_of(request)
     store.sign_in.leave(request.cookies.get(COOKIE, ""))
     store.audit.note(caller.name, "sign-out", "")
     response = RedirectResponse("/sign-in", 303)

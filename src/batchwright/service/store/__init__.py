@@ -23,8 +23,7 @@ from batchwright.service.store.part import Clock
 from batchwright.service.store.profiles import Profiles
 from batchwright.service.store.records import Records
 from batchwright.service.store.runs import Runs
-from batchwright.service.store.sign_in import SignIn
-from batchwright.service.store.tokens import Tokens
+from batchwright.service.store.tokens import SignIn, Tokens
 
 __all__ = ["Store"]
 

@@ -20,23 +20,22 @@ from batchwright.records.agent_rules import DEFAULTS
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
 from batchwright.records.text.problems import printable
 from batchwright.service import job_states
-from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs
 from batchwright.service.job_states import ENDED, Standing
 from batchwright.service.problems import Conflict, Refused, TooMany
-from batchwright.service.settings import Settings
 from batchwright.service.store.agents import missing_agent
 from batchwright.service.store.job_rows import (
     DOCUMENTS,
     SHOWN,
     columns_of,
+    fitting,
     held_rows,
     info_of,
     job_row,
     standing_of,
+    waits_for,
 )
-from batchwright.service.store.matching import Matching
-from batchwright.service.store.part import Clock, Part, count, opened
+from batchwright.service.store.part import Part, count, opened
 
 NOTED_SHARE = 1 / 6
 """Of a lease: who asks for work and gets none is noted to be there again after so long only."""
@@ -45,9 +44,10 @@ NOTED_SHARE = 1 / 6
 class Jobs(Part):
     """The table of jobs."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
-        super().__init__(database, settings, clock)
-        self._matching = Matching(settings, clock)
+    @property
+    def _since(self) -> float:
+        """Agents heard of after this are there."""
+        return self._clock() - self._settings.lease_seconds
 
     # ------------------------------------------------------------------------------------ users
 
@@ -82,15 +82,17 @@ class Jobs(Part):
                     **columns_of(Standing(auto=auto)),
                 )
             )
-            row = job_row(connection, identifier)
-            return info_of(row, self._matching.waits_for(connection, row))
+            return self._told(connection, identifier)
 
     def get(self, identifier: str) -> JobInfo:
         """A job."""
         self.settle()
         with self._database.reading() as connection:
-            row = job_row(connection, identifier)
-            return info_of(row, self._matching.waits_for(connection, row))
+            return self._told(connection, identifier)
+
+    def _told(self, connection: Connection, identifier: str) -> JobInfo:
+        row = job_row(connection, identifier)
+        return info_of(row, waits_for(connection, row, self._since))
 
     def list(
         self, limit: int = 50, before: str | None = None, state: JobState | None = None
@@ -111,8 +113,7 @@ class Jobs(Part):
             wanted = wanted.where(jobs.c.state == state)
         with self._database.reading() as connection:
             if before is not None:
-                created = job_row(connection, before)["created"]
-                last = tuple_(created, before)
+                last = tuple_(job_row(connection, before)["created"], before)
                 wanted = wanted.where(tuple_(jobs.c.created, jobs.c.id) < last)
             rows = connection.execute(wanted).mappings().all()
         return [info_of(row) for row in rows]
@@ -176,7 +177,7 @@ class Jobs(Part):
             for row in held_rows(connection, jobs.c.agent == agent):
                 self._store(connection, row, job_states.lose(standing_of(row)))
             key = str(uuid.uuid4())
-            for job in self._matching.fitting(connection, agent, allow):
+            for job in fitting(connection, agent, allow, self._since):
                 leased = self._lease(connection, job, agent, key)
                 if leased is not None:
                     return leased
@@ -244,11 +245,7 @@ class Jobs(Part):
     def _change(
         self, identifier: str, step: Callable[[Standing], Standing], **documents: Any
     ) -> RowMapping:
-        """Make one step; that a lease has expired is kept, whatever becomes of the step.
-
-        Returns:
-            The job's row as it is then.
-        """
+        """A job's row after one step; that a lease has expired is kept, whatever becomes of it."""
         problem: Conflict | None = None
         with self._database.writing() as connection:
             row = job_row(connection, identifier, lock=True)
@@ -311,11 +308,7 @@ class Jobs(Part):
         )
 
     def _has_nothing_for(self, agent: str) -> bool:
-        """Whether an agent that asks for work changes nothing: as it is nearly always.
-
-        Raises:
-            NotFound: No agent of this name has introduced itself.
-        """
+        """Whether an agent that asks for work changes nothing: as it is nearly always."""
         with self._database.reading() as connection:
             known = connection.execute(
                 select(agents.c.allow, agents.c.seen).where(agents.c.name == agent)
@@ -327,4 +320,4 @@ class Jobs(Part):
             held = select(jobs.c.id).where(jobs.c.agent == agent, jobs.c.lease_expires.is_not(None))
             if connection.execute(held.limit(1)).first() is not None:
                 return False
-            return next(self._matching.fitting(connection, agent, known.allow), None) is None
+            return next(fitting(connection, agent, known.allow, self._since), None) is None

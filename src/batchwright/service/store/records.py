@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Select, select, union_all, update
 
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
-from batchwright.service.caller import Caller
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import THERE, records, runs
 from batchwright.service.problems import Conflict, Forbidden, Refused, ServiceProblem
 from batchwright.service.settings import Settings
 from batchwright.service.store.lines import checked
 from batchwright.service.store.part import Clock, Part, missing
+from batchwright.service.store.tokens import Caller
 
 MOST_KINDS = 64
 """Of the records of a run, beside notes; our own runs write five. How many there are of each is
@@ -134,7 +135,7 @@ class Records(Part):
             leads, self._led = not self._led, True
         if not leads:
             delivery.turn.wait()
-            if delivery.settled:
+            if delivery.taken is not None or delivery.problem is not None:
                 return
         with self._queue:
             together, self._waiting = self._waiting, []
@@ -187,7 +188,12 @@ class Records(Part):
         if new:
             counts = json.loads(run.counts)
             rows = rows_of(run.next_sequence, new, counts)
-            _refuse_kinds(counts)
+            # Notes are always taken: a reporter sends them in place of what was refused.
+            if len(counts.keys() - {"note"}) > MOST_KINDS:
+                raise Refused(
+                    f"this service keeps {MOST_KINDS} kinds of records of a run: write what "
+                    "differs into their keys"
+                )
             values |= {"next_sequence": following, "counts": json.dumps(counts)}
             values |= progress_in(new)
             insert_rows(connection, delivery.run, rows)
@@ -195,33 +201,18 @@ class Records(Part):
         return RecordsTaken(next=following, advice=run.advice)
 
 
-def _refuse_kinds(counts: Mapping[str, Any]) -> None:
-    """Notes are always taken: a reporter sends them in place of what was refused."""
-    if len(counts.keys() - {"note"}) > MOST_KINDS:
-        raise Refused(
-            f"this service keeps {MOST_KINDS} kinds of records of a run: write what differs into "
-            "their keys"
-        )
-
-
+@dataclass(eq=False)
 class _Delivery:
     """A batch on its way into the database, and what became of it."""
 
-    def __init__(
-        self, run: str, first: int, lines: Sequence[tuple[str, str]], caller: Caller | None
-    ) -> None:
-        self.run = run
-        self.first = first
-        self.lines = lines
-        self.caller = caller
-        self.taken: RecordsTaken | None = None
-        self.problem: Exception | None = None
-        self.turn = threading.Event()
-        """Set when it is settled, or when its thread is to lead."""
-
-    @property
-    def settled(self) -> bool:
-        return self.taken is not None or self.problem is not None
+    run: str
+    first: int
+    lines: Sequence[tuple[str, str]]
+    caller: Caller | None
+    taken: RecordsTaken | None = None
+    problem: Exception | None = None
+    turn: threading.Event = field(default_factory=threading.Event)
+    """Set when it is settled, or when its thread is to lead."""
 
 
 def _counts(connection: Connection, identifier: str) -> dict[str, tuple[int, int]]:

@@ -94,7 +94,6 @@ class Runs(Part):
             told["profile"] = introduction.profile.model_dump_json()
         with self._database.writing() as connection:
             found = _row(connection, identifier, lock=True)
-            _refuse_gone(found)
             if found is None:
                 most = self._settings.limits.runs
                 # The second count looks at each row, which takes long.
@@ -116,7 +115,7 @@ class Runs(Part):
                     )
                 )
             else:
-                _refuse_another(found, owner, facts)
+                _refuse(found, owner, facts)
                 if found["outcome"] in ("stopped", "failed"):
                     told |= {"outcome": None, "error": None}
                 connection.execute(
@@ -295,19 +294,17 @@ def _wanted(connection: Connection, identifier: str) -> RowMapping:
     return row
 
 
-def _refuse_gone(found: RowMapping | None) -> None:
-    """A reporter that goes on would otherwise bring back what somebody has deleted."""
-    if found is not None and found["outcome"] == EXPIRED:
+def _refuse(found: RowMapping, owner: str, facts: dict[str, Any]) -> None:
+    """A run keeps its owner, data, network, method and length; batches and rates may change. And a
+    reporter that goes on does not bring back what somebody has deleted.
+    """
+    if found["outcome"] == EXPIRED:
         raise Unavailable("this run is being removed, being too old: come again in a moment")
-    if found is not None and found["outcome"] == DELETED:
+    if found["outcome"] == DELETED:
         raise Conflict(
             "this run was deleted here: to report it anew, end it, remove report.json from its run "
             "folder, and use `batchwright send`"
         )
-
-
-def _refuse_another(found: RowMapping, owner: str, facts: dict[str, Any]) -> None:
-    """A run keeps its owner, data, network, method and length; batches and rates may change."""
     if found["owner"] != owner:
         raise Conflict("this run was introduced by another token; runs report with the same one")
     for name in ("data", "network", "method", "epochs"):

@@ -1,5 +1,5 @@
-"""Tokens of programs: created and revoked by an operator, found by what a client sends. And what
-they share with browsers' sessions: secrets, of which a hash is stored, and scopes.
+"""Tokens of programs, created and revoked by an operator, and sessions of browsers, to which a link
+leads that works once. Both are secrets that a client sends, of which a hash is stored, with scopes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from typing import NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import delete, insert, or_, select, update
 
 from batchwright.records.service import Name, Scope
-from batchwright.service.caller import Caller
-from batchwright.service.database.tables import tokens
+from batchwright.service.database.tables import links, sessions, tokens
 from batchwright.service.problems import Conflict, NotFound, Refused
 from batchwright.service.store.part import Part
 
@@ -23,8 +22,27 @@ PREFIX = "bw_"  # so that a token is recognized where it should not be, such as 
 USED_SECONDS = 60.0
 """How exactly it is known when a token was last used; each request would be a write else."""
 
-RESERVED = ("browser", "operator")
+BROWSER = "browser"
+"""Who a session is, in the audit log and as an owner."""
+
+RESERVED = (BROWSER, "operator")
 """Names that the audit log uses for others."""
+
+
+class Caller(NamedTuple):
+    """Who sent a request."""
+
+    name: str
+    """A token's name; `browser` for a page that is signed in."""
+    scopes: frozenset[str]
+
+    def may(self, *scopes: str) -> bool:
+        """Whether any of ``scopes`` is among the caller's; `admin` may do everything."""
+        return "admin" in self.scopes or not self.scopes.isdisjoint(scopes)
+
+    def owns(self, owner: str) -> bool:
+        """Whether what belongs to ``owner`` may be changed: it is the caller's own, or all is."""
+        return self.name == owner or "admin" in self.scopes
 
 
 class TokenInfo(NamedTuple):
@@ -107,6 +125,64 @@ class Tokens(Part):
             stale = or_(tokens.c.used.is_(None), tokens.c.used <= now - USED_SECONDS)
             self._write(update(tokens).where(tokens.c.id == row.id, stale).values(used=now))
         return Caller(row.name, frozenset(row.scopes.split()))
+
+
+class SignIn(Part):
+    """The tables of links and sessions."""
+
+    def link(self, scopes: Iterable[str]) -> str:
+        """The secret of a new link, which works once, for `Settings.link_seconds`."""
+        secret, words = new_secret(), scope_words(scopes)
+        expires = self._clock() + self._settings.link_seconds
+        self._write(insert(links).values(hash=hash_of(secret), scopes=words, expires=expires))
+        return secret
+
+    def enter(self, secret: str) -> str | None:
+        """The secret of a new session, in exchange for a link's.
+
+        Returns:
+            `None` where the link is unknown, too old, or was used before.
+        """
+        now = self._clock()
+        session = new_secret()
+        with self._database.writing() as connection:
+            row = connection.execute(
+                delete(links).where(links.c.hash == hash_of(secret)).returning(links)
+            ).one_or_none()
+            if row is None or row.expires <= now:
+                return None
+            connection.execute(
+                insert(sessions).values(
+                    hash=hash_of(session),
+                    scopes=row.scopes,
+                    created=now,
+                    expires=now + self._settings.session_seconds,
+                )
+            )
+        return session
+
+    def find(self, session: str) -> Caller | None:
+        """Whose browser's cookie holds this session; `None` if there is none, or no longer."""
+        valid = (sessions.c.hash == hash_of(session), sessions.c.expires > self._clock())
+        found = self._read(select(sessions.c.scopes).where(*valid))
+        return Caller(BROWSER, frozenset(found[0].scopes.split())) if found else None
+
+    def leave(self, session: str) -> None:
+        """Sign out; nothing happens if that was so already."""
+        self._write(delete(sessions).where(sessions.c.hash == hash_of(session)))
+
+    def leave_all(self) -> int:
+        """Sign all browsers out and void all links; returns how many were signed in."""
+        with self._database.writing() as connection:
+            connection.execute(delete(links))
+            return connection.execute(delete(sessions)).rowcount
+
+    def forget_expired(self) -> None:
+        """Delete links and sessions that no longer work."""
+        now = self._clock()
+        with self._database.writing() as connection:
+            connection.execute(delete(links).where(links.c.expires <= now))
+            connection.execute(delete(sessions).where(sessions.c.expires <= now))
 
 
 def new_secret(prefix: str = "") -> str:

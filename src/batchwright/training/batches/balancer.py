@@ -28,8 +28,8 @@ class Balancer:
         fixed_samples: Fixed cost of a step, as so many samples' worth.
 
     Attributes:
-        speeds: As given, then as measured.
-        fixed_samples: Likewise.
+        speeds: Samples per second by place: those of before, then as measured.
+        fixed_samples: Fixed cost of a step, that of before, then as measured.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class EpochSteps:
         least: Fewest samples that a worker can train on.
 
     Attributes:
-        order: As given.
+        order: Indices of all samples in the epoch's order, int64 (samples,).
         taken: Last step whose samples the feed has asked for.
         table: The shares, by their first step.
     """

@@ -115,7 +115,7 @@ class CheckpointManager:
         plan: What is followed; a checkpoint is refused that is of another plan, unless the two
             differ from its epoch on only.
         model: Trained in place.
-        optimizer: Likewise.
+        optimizer: Of its parameters; its state is kept too.
         group: The workers.
         recorder: Its records are kept too.
         description: What a user of the network must know of its input.

@@ -18,7 +18,7 @@ from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import job_value
-from batchwright.reporting.text.progress import steps
+from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
 from batchwright.workflows.prepare_job import data_facts, ready_for

@@ -32,7 +32,7 @@ from batchwright.records.text.problems import printable
 from batchwright.reporting.data.sweep_curves import sweep_csv
 from batchwright.reporting.pages.page_sweep import write_sweep_page
 from batchwright.reporting.render.figures import write_sweep_figures
-from batchwright.reporting.text.sweep_progress import SweepProgress
+from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.storage.files import make_folder
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.workflows.sweep.gathering import Book

@@ -5,48 +5,49 @@ The page's address holds all that was asked, so that it can be kept or sent to a
 
 from __future__ import annotations
 
-import hashlib
-import threading
-from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, File, Form, Request, Response, UploadFile
 from fastapi.responses import RedirectResponse
+from pydantic import TypeAdapter, ValidationError
 
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Plan, Profile
 from batchwright.records.base import record_text
+from batchwright.records.documents import parse_record
 from batchwright.records.service import Identifier, Name
 from batchwright.records.text.formatting import between, counted, duration, in_seconds, percent
 from batchwright.records.text.plan_text import is_chosen
+from batchwright.records.text.problems import printable
 from batchwright.reporting.data.plan_words import batches_words, decided_words
 from batchwright.reporting.pages.page import plan_part, profile_facts
 from batchwright.reporting.pages.page_plan import accuracy_chart, pareto_part
-from batchwright.service.access import check_form, need_page, own, store_of
-from batchwright.service.caller import Caller
-from batchwright.service.pages.planning.planner_form import (
-    ALL_FIELDS,
+from batchwright.service.access import PageReader, PageSubmitter, Stored, check_form, store_of
+from batchwright.service.api import plans as api
+from batchwright.service.pages.planner_form import (
     FIELDS,
     MORE_FIELDS,
     Asked,
     answer_form,
     read_form,
 )
-from batchwright.service.pages.planning.profiles import ProfileError, chosen_profile, read_profile
-from batchwright.service.pages.rendering import drawn, render
+from batchwright.service.pages.rendering import drawn, render, sentence
 from batchwright.service.problems import NotFound, Refused, ServiceProblem
 from batchwright.service.store import Store
 from batchwright.service.store.profiles import ProfileInfo
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
 MOST_KEPT = 64
 """Answers that are kept: going back to one costs nothing."""
 
-Reader = Annotated[Caller, need_page("read")]
-Submitter = Annotated[Caller, need_page("submit")]
+_IDENTIFIER: TypeAdapter[str] = TypeAdapter(Identifier)
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,9 @@ class Answers:
     """Plans, the newest of them kept: each takes a while of a processor with other things to do."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, ...], Answer] = OrderedDict()
-        self._turn = threading.Lock()
+        self._planned = lru_cache(maxsize=MOST_KEPT)(_planned)
 
-    def answer(self, store: Store, given: dict[str, str]) -> Answer:
+    def answer(self, store: Store, given: Mapping[str, str]) -> Answer:
         """The answer to a filled-in form.
 
         Raises:
@@ -113,49 +113,35 @@ class Answers:
         try:
             profile = chosen_profile(store, chosen)
         except NotFound as problem:
-            asked.errors["profile"] = f"{problem.detail[:1].upper()}{problem.detail[1:]}."
+            asked.errors["profile"] = sentence(problem.detail)
             return Answer(asked, None, None)
         # By what is in it: the profile of a run or a job is replaced when a new one is sent.
-        content = hashlib.sha256(profile.model_dump_json().encode()).hexdigest()
-        key = (content, *(asked.words[one.name] for one in ALL_FIELDS))
-        with self._turn:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        told = Answer(asked, answer_form(profile, asked), profile)
-        with self._turn:
-            self._kept[key] = told
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-        return told
+        return self._planned(profile, tuple(asked.words.items()))
 
 
-def answers_of(request: Request) -> Answers:
-    """The answers of this app."""
-    found: Answers | None = getattr(request.app.state, "planner_answers", None)
-    if found is None:
-        found = request.app.state.planner_answers = Answers()
-    return found
+def _planned(profile: Profile, words: tuple[tuple[str, str], ...]) -> Answer:
+    asked = read_form(dict(words))
+    return Answer(asked, answer_form(profile, asked), profile)
 
 
 @router.get("/planner")
-def planner_page(request: Request, caller: Reader) -> Response:
+def planner_page(request: Request, caller: PageReader) -> Response:
     """The page, with the answer to what its address asks."""
     return _page(request, caller)
 
 
 @router.get("/planner/answer")
-def planner_answer(request: Request, caller: Reader) -> Response:
+def planner_answer(request: Request, caller: PageReader) -> Response:
     """The answer alone."""
     given = _given(request)
-    told = answers_of(request).answer(store_of(request), given)
+    told = request.app.state.plan_answers.answer(store_of(request), given)
     return render(request, "planner_answer.html", caller, **_shown(told, given))
 
 
 @router.get("/planner/plan.json")
-def planner_plan(request: Request, _caller: Reader) -> Response:
+def planner_plan(request: Request, store: Stored, _caller: PageReader) -> Response:
     """The plan as a file, equal to the byte with what `batchwright plan` writes."""
-    told = answers_of(request).answer(store_of(request), _given(request))
+    told = request.app.state.plan_answers.answer(store, _given(request))
     if told.plan is None:
         raise Refused(told.says.rstrip("."))
     headers = {"Content-Disposition": 'attachment; filename="plan.json"'}
@@ -166,30 +152,26 @@ def planner_plan(request: Request, _caller: Reader) -> Response:
 @router.post("/planner/profiles", dependencies=[Depends(check_form)])
 def upload_profile(
     request: Request,
-    caller: Submitter,
+    store: Stored,
+    caller: PageSubmitter,
     file: Annotated[UploadFile, File()],
     name: Annotated[Name | str, Form(max_length=120)] = "",
 ) -> Response:
     """Store a profile, and plan from it."""
-    store = store_of(request)
     try:
         profile, told = read_profile(file.file.read(), name)
     except ProfileError as error:
         return _page(request, caller, wrong=str(error), status=422)
-    identifier = store.profiles.add(told, profile, caller.name)
-    store.audit.note(caller.name, "profile.add", identifier, told)
-    return RedirectResponse(f"/planner?{urlencode({'profile': identifier})}", 303)
+    kept = api.add_profile(store, caller, api.NewProfile(name=told, profile=profile))
+    return RedirectResponse(f"/planner?{urlencode({'profile': kept.id})}", 303)
 
 
 @router.post("/planner/profiles/delete", dependencies=[Depends(check_form)])
 def delete_profile(
-    request: Request, caller: Submitter, profile: Annotated[Identifier, Form()]
+    store: Stored, caller: PageSubmitter, profile: Annotated[Identifier, Form()]
 ) -> Response:
     """Delete a stored profile, and plan from another."""
-    store = store_of(request)
-    own(caller, store.profiles.owner(profile))
-    store.profiles.delete(profile)
-    store.audit.note(caller.name, "profile.delete", profile)
+    api.delete_profile(store, caller, profile)
     return RedirectResponse("/planner", 303)
 
 
@@ -203,7 +185,7 @@ def _page(request: Request, caller: Caller, wrong: str = "", status: int = 200) 
     newest = store.profiles.list(1)
     if "profile" not in given and newest:
         given["profile"] = newest[0].id
-    told = answers_of(request).answer(store, given)
+    told = request.app.state.plan_answers.answer(store, given)
     return render(
         request,
         "planner.html",
@@ -225,23 +207,16 @@ def _options(store: Store, chosen: str) -> list[tuple[str, str]]:
     found = [_option(one) for one in store.profiles.list()]
     kind, _, identifier = chosen.partition(":")
     if kind in ("run", "job") and identifier:
-        found.insert(0, (chosen, f"of {kind} {_name_of(store, kind, identifier)}"))
+        try:
+            name = (store.runs if kind == "run" else store.jobs).get(identifier).name
+        except ServiceProblem:
+            name = identifier[:36]
+        found.insert(0, (chosen, f"of {kind} {name}"))
     return found
 
 
 def _option(one: ProfileInfo) -> tuple[str, str]:
-    return one.id, f"{one.name} ({_day(one.created)})"
-
-
-def _day(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
-
-
-def _name_of(store: Store, kind: str, identifier: str) -> str:
-    try:
-        return (store.runs if kind == "run" else store.jobs).get(identifier).name
-    except ServiceProblem:
-        return identifier[:36]
+    return one.id, f"{one.name} ({datetime.fromtimestamp(one.created, UTC):%Y-%m-%d})"
 
 
 def _shown(told: Answer, given: dict[str, str]) -> dict[str, Any]:
@@ -255,3 +230,54 @@ def _shown(told: Answer, given: dict[str, str]) -> dict[str, Any]:
         "plan": drawn(plan_part(plan, told.profile, learning=False)) if plan else "",
         "measured": drawn(profile_facts(told.profile)) if told.profile else "",
     }
+
+
+class ProfileError(ValueError):
+    """An upload that is no profile, in a sentence."""
+
+
+def chosen_profile(store: Store, chosen: str) -> Profile:
+    """A profile by what the form says: its identifier, or `run:` or `job:` and that of one.
+
+    Raises:
+        NotFound: There is no such profile.
+    """
+    kind, _, identifier = chosen.rpartition(":")
+    try:
+        _IDENTIFIER.validate_python(identifier)
+    except ValidationError:
+        raise NotFound("there is no such profile: choose one from the list") from None
+    if kind == "run":
+        found = store.runs.profile(identifier)
+    elif kind == "job":
+        found = store.jobs.profile(identifier)
+    elif kind:
+        found = None
+    else:
+        found = store.profiles.get(identifier)
+    if found is None:
+        raise NotFound("that one came without a profile: choose another")
+    return found
+
+
+def read_profile(content: bytes, name: str) -> tuple[Profile, str]:
+    """An uploaded profile, and what it is called.
+
+    Args:
+        content: The file.
+        name: What it shall be called; empty: what it measured.
+
+    Raises:
+        ProfileError: It is none.
+    """
+    if not content.strip():
+        raise ProfileError("Choose a file: `batchwright probe --out profile.json` writes one.")
+    try:
+        text = content.decode("utf-8")
+        profile = parse_record(text, "this file", Profile)
+    except UnicodeDecodeError:
+        raise ProfileError("This file is not text in UTF-8, as profiles are.") from None
+    except BatchwrightError as error:
+        raise ProfileError(sentence(one_line(error))) from None
+    told = " ".join(name.split()) or f"{profile.network.name} on {profile.data.name}"
+    return profile, printable(told)[:120]

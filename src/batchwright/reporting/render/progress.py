@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from batchwright.records import Plan
 from batchwright.records.text.formatting import percent
 from batchwright.records.text.problems import printable
-from batchwright.reporting.text.live_tables import LiveRounds, LiveWorkers
+from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -51,7 +51,7 @@ from batchwright.reporting.data.reading import (
 from batchwright.reporting.data.round_curves import round_facts, round_rows
 from batchwright.reporting.data.schedule_words import fact_rows
 from batchwright.reporting.data.sweep_curves import setting_head, setting_rows
-from batchwright.reporting.text.terminal import facts, rows_below, stacked, table
+from batchwright.reporting.render.terminal import facts, rows_below, stacked, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,7 @@ from batchwright.records import SweepCell
 from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.sweep_curves import cell_words
-from batchwright.reporting.text.progress import (
+from batchwright.reporting.render.progress import (
     BAR_WIDTH,
     Pace,
     is_live,

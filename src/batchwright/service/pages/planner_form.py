@@ -1,0 +1,224 @@
+"""What the planner's form asks, and how its words become job keys.
+
+People write `2 h 30 min`, `8 GiB` and `0.35`; a job has seconds, bytes and numbers. What is wrong
+is told beside the field that it is in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchwright.errors import BatchwrightError, one_line
+from batchwright.records import Plan, Profile
+from batchwright.records.registries.methods import METHODS as METHOD_SPECS
+from batchwright.records.service import PlanRequest
+from batchwright.service.plan_answers import planned
+from batchwright.service.problems import TooMany
+
+MOST_KEYS = 40
+"""Lines of further keys."""
+
+OBJECTIVES = (
+    ("", "as the profile's job says"),
+    ("auto", "quickest of the most accurate"),
+    ("knee", "knee: until more pays little"),
+    ("time", "least time"),
+    ("cost", "least cost"),
+    ("accuracy", "most accurate"),
+    ("target-accuracy", "least time or cost to an accuracy"),
+)
+LEAST = (("", "as the profile's job says"), ("time", "least time"), ("cost", "least cost"))
+METHODS = (
+    ("", "as the profile's job says"),
+    *(
+        (one.name, f"{one.name}: {one.short}")
+        for one in (*METHOD_SPECS.values(), METHOD_SPECS["auto"])
+    ),
+)
+
+
+_UNITS = {
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("us", "µs", "microsecond", "microseconds"), 1e-6),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+_SIZES = {
+    **dict.fromkeys(("", "b", "byte", "bytes"), 1.0),
+    **{f"{letter}{end}": 1000.0**n for n, letter in enumerate("kmgt", 1) for end in ("b", "")},
+    **{f"{letter}ib": 1024.0**n for n, letter in enumerate("kmgt", 1)},
+}
+_NUMBER = r"[0-9]+(?:[.,][0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
+_PARTS = re.compile(rf"\s*({_NUMBER})\s*([a-zµ]*)\s*", re.IGNORECASE)
+
+
+def _number(words: str) -> float:
+    if not re.fullmatch(rf"{_NUMBER}", words):
+        raise ValueError("Write a number, such as 0.35.")
+    return float(words.replace(",", "."))
+
+
+def _count(words: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", words) or not int(words):
+        raise ValueError("Write a whole number, 1 or more.")
+    return int(words)
+
+
+def _share(words: str) -> float:
+    value = _number(words.removesuffix("%").strip())
+    value = value / 100 if words.endswith("%") else value
+    if not 0 < value < 1:
+        raise ValueError("Write a share between 0 and 1, such as 0.95, or 95 %.")
+    return value
+
+
+def _duration(words: str) -> float:
+    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms`` or ``5400``."""
+    return _sum(words, _UNITS, "Write a time, such as 2 h 30 min, or a number of seconds.")
+
+
+def _bytes(words: str) -> int:
+    """Bytes of ``8 GiB`` or ``500 MB``; a rate may end in ``/s`` or ``a second``."""
+    bare = re.sub(r"\s*(/\s*s|a second|per second)$", "", words, flags=re.IGNORECASE)
+    return max(1, round(_sum(bare, _SIZES, "Write a size, such as 8 GiB or 500 MB.")))
+
+
+def _sum(words: str, units: Mapping[str, float], wrong: str) -> float:
+    total, place = 0.0, 0
+    while place < len(words):
+        part = _PARTS.match(words, place)
+        if part is None or part[2].lower() not in units:
+            raise ValueError(wrong)
+        total += float(part[1].replace(",", ".")) * units[part[2].lower()]
+        place = part.end()
+    if not 0 < total < 1e18:
+        raise ValueError(wrong)
+    return total
+
+
+def _lines(words: str) -> list[tuple[str, str]]:
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    if len(lines) > MOST_KEYS:
+        raise ValueError(f"Give at most {MOST_KEYS} keys.")
+    found = []
+    for line in lines:
+        key, equals, value = line.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{line[:60]!r} is no job key: write key=value, such as epochs=3.")
+        found.append((key.strip(), value.strip()))
+    return found
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the form.
+
+    Attributes:
+        name: Of the field, and the job key that it sets.
+        label: Before it.
+        hint: Below that.
+        read: Makes a value of what is written in it; a `ValueError` says what is wrong.
+        options: To choose from, as (value, words).
+    """
+
+    name: str
+    label: str
+    hint: str
+    read: Callable[[str], Any] = str
+    options: tuple[tuple[str, str], ...] = ()
+
+
+FIELDS = (
+    Field("goal.objective", "Objective", "what to aim for", options=OBJECTIVES),
+    Field("goal.price", "Price", "of one worker for an hour, such as 0.35", _number),
+    Field("goal.deadline", "Deadline", "for the whole training, such as 2 h 30 min", _duration),
+    Field("goal.memory", "Memory", "most that one worker may use, such as 8 GiB", _bytes),
+    Field("goal.max_workers", "Workers", "at most so many", _count),
+)
+MORE_FIELDS = (
+    Field("goal.max_cost", "Most cost", "of the whole training, in the price's currency", _number),
+    Field("goal.accuracy", "Target accuracy", "to train to, such as 95 %", _share),
+    Field("goal.confidence", "Confidence", "of reaching it, such as 80 %", _share),
+    Field("goal.least", "To the target", "what to take the least of", options=LEAST),
+    Field("method", "Method", "how batch and resolution are used", options=METHODS),
+    Field("epochs", "Epochs", "to train, or at most to a target", _count),
+    Field("link.latency", "Latency", "of the network between machines, such as 0.2 ms", _duration),
+    Field("link.bandwidth", "Bandwidth", "of that network, such as 1.2 GB a second", _bytes),
+    Field("keys", "Other job keys", "one key=value a line", _lines),
+)
+ALL_FIELDS = (*FIELDS, *MORE_FIELDS)
+
+
+@dataclass
+class Asked:
+    """What was filled in.
+
+    Attributes:
+        words: By field, as written.
+        keys: Job keys to change.
+        texts: Further ones, as (key, value).
+        errors: By field, in a sentence; under the empty name what belongs to none.
+    """
+
+    words: dict[str, str]
+    keys: dict[str, Any] = field(default_factory=dict)
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def read_form(given: Mapping[str, str]) -> Asked:
+    """Understand a form; empty fields change nothing."""
+    asked = Asked({one.name: given.get(one.name, "").strip() for one in ALL_FIELDS})
+    for one in ALL_FIELDS:
+        words = asked.words[one.name]
+        if not words:
+            continue
+        try:
+            if one.name == "keys":
+                asked.texts = _lines(words)
+            else:
+                asked.keys[one.name] = one.read(words)
+        except ValueError as error:
+            asked.errors[one.name] = str(error)
+    return asked
+
+
+def answer_form(profile: Profile, asked: Asked) -> Plan | None:
+    """The plan that was asked for, as `batchwright plan` makes it; `None` adds to the errors.
+
+    Raises:
+        TooMany: Others plan; nothing is wrong with what was asked.
+    """
+    if asked.errors:
+        return None
+    # As the command line takes them.
+    keys = asked.keys | {key: None if raw in ("null", "~") else raw for key, raw in asked.texts}
+    try:
+        return planned(PlanRequest(profiles=(profile,), keys=keys))
+    except TooMany:
+        raise
+    except BatchwrightError as error:
+        words = one_line(error)
+        asked.errors[_field_of(words, asked)] = words
+        return None
+
+
+def _field_of(words: str, asked: Asked) -> str:
+    """The field that a message is about: the first one that it names, of those filled in first."""
+    names = [one.name for one in ALL_FIELDS if one.name != "keys"]
+    found = sorted((words.find(name), name) for name in names if _names(words, name))
+    filled = [name for _, name in found if asked.words[name]]
+    if filled:
+        return filled[0]
+    if any(_names(words, key) for key, _ in asked.texts):
+        return "keys"
+    return found[0][1] if found else ""
+
+
+def _names(words: str, key: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w])", words) is not None

@@ -1,1 +1,0 @@
-"""The planner's pages: its form, its profiles, and jobs as text."""
