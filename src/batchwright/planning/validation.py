@@ -125,7 +125,8 @@ def check_counts(job: Job) -> None:
 def method_keys() -> dict[str, tuple[str, ...]]:
     """Job keys that do something with some methods alone, and these."""
     takers = {
-        key: tuple(name for name, one in METHODS.items() if one.takes(key)) for key in job_keys(Job)
+        key: tuple(name for name, one in METHODS.items() if one.takes(key))
+        for key in sorted(job_keys(Job), key=lambda key: "." not in key)  # those of parts first
     }
     return {key: methods for key, methods in takers.items() if methods}
 
