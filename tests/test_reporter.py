@@ -692,8 +692,8 @@ def remote_of(server):
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from batchwright.client.reporter_process import Companion
-companion = Companion(Path(sys.argv[1]), sys.argv[2])
+from batchwright.client.reporter_process import ReporterProcess
+companion = ReporterProcess(Path(sys.argv[1]), sys.argv[2])
 print("ready", flush=True)
 time.sleep(60)
 """
