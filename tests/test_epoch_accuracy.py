@@ -12,7 +12,12 @@ from batchwright.prediction.accuracy.learning import AT_PEAK, falls_short
 from batchwright.prediction.accuracy.straying import straying
 from batchwright.prediction.accuracy.trainings import Candidate
 from batchwright.records import Estimate, Plan
-from batchwright.reporting.data.reading import accuracy_comparison, accuracy_words, learnt_words
+from batchwright.reporting.data.reading import (
+    accuracy_comparison,
+    accuracy_words,
+    compared_rows,
+    learnt_words,
+)
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.render.figures import write_figures
 from batchwright.reporting.render.progress import epoch_words, joined
@@ -198,6 +203,18 @@ def test_the_end_is_judged_by_the_prediction_for_it():
     assert found["predicted_accuracy"] == 0.5
     assert found["accuracy_as_predicted"] is False
     assert result(make_summary())["predicted_accuracy"] is None
+
+
+def test_a_run_that_ended_at_its_target_is_judged_by_the_prediction_for_that_epoch():
+    run = run_of(0.31, 0.44)
+    goal = run.plan.job.goal.model_copy(update={"accuracy": 0.42})
+    plan = run.plan.model_copy(update={"job": run.plan.job.model_copy(update={"goal": goal})})
+    run = run.model_copy(update={"plan": plan})
+    reached = accuracy_comparison(run)
+    assert (reached.predicted.value, reached.measured) == (0.4, 0.44)
+    assert "held-out accuracy, epoch 2" in [cells[0] for cells in compared_rows(run)]
+    stopped = accuracy_comparison(run_of(0.31, 0.44))  # no target: it may still go on
+    assert (stopped.predicted.value, stopped.measured) == (0.5, None)
 
 
 def test_a_run_that_missed_is_to_be_given_to_the_next_plan():

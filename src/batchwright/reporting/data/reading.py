@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from batchwright.records import Check, EpochRecord, Estimate, RunSummary
+from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import (
     counted,
     duration,
@@ -198,13 +199,20 @@ def memory_comparisons(summary: RunSummary) -> list[Comparison]:
 
 
 def accuracy_comparison(summary: RunSummary) -> Comparison:
-    """Held-out accuracy after the last epoch of a run that trained all of them."""
-    ended = len(summary.epochs) == summary.plan.epochs
-    reached = summary.accuracy if ended else None
+    """Held-out accuracy after the last epoch: of the plan, or the one that reached its target."""
     plan, chosen = summary.plan, summary.plan.chosen
-    at_end = plan.epoch_accuracy[-1] if plan.epoch_accuracy else None
+    told, epochs = plan.epoch_accuracy, len(summary.epochs)
+    early = ended_at_its_target(summary) and 0 < epochs <= len(told)
+    reached = summary.accuracy if early or epochs == plan.epochs else None
+    at_end = told[epochs - 1 if early else -1] if told else None
     predicted = at_end or (chosen.accuracy if chosen else None)
     return Comparison(0, predicted, reached, None, None, is_share=True)
+
+
+def ended_at_its_target(summary: RunSummary) -> bool:
+    """Whether training ended before the plan's last epoch, as an evaluation reached the target."""
+    few = len(summary.epochs) < summary.plan.epochs
+    return few and reached_epoch(summary.plan, summary.epochs) is not None
 
 
 def epoch_accuracies(summary: RunSummary) -> dict[int, Comparison]:
@@ -316,7 +324,9 @@ def compared_rows(summary: RunSummary) -> list[list[str]]:
     ]
     learnt = accuracy_comparison(summary)
     if (told := learnt.predicted) is not None:
-        times.append(row("held-out accuracy", learnt, shares_between(told), percent))
+        early = ended_at_its_target(summary) and learnt.measured is not None
+        word = f"held-out accuracy, epoch {len(summary.epochs)}" if early else "held-out accuracy"
+        times.append(row(word, learnt, shares_between(told), percent))
     if summary.simulated:
         return [cells[:-1] for cells in (head, *times)]
     peaks = [
