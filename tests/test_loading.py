@@ -77,7 +77,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from batchwright.records import Job
-from batchwright.workload import image_files
+from batchwright.workload.data import image_files
 from batchwright.workload.data.sources import open_data
 
 def batches(files, loaders):
