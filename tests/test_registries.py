@@ -182,6 +182,27 @@ def test_what_another_package_adds_cannot_stand_for_ours_and_must_be_a_member(tm
     )
 
 
+@pytest.mark.slow
+def test_a_broken_package_of_others_stops_nobody_who_does_not_name_it(tmp_path):
+    (tmp_path / "other-1.dist-info").mkdir()
+    (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(
+        "[batchwright.optimizers]\nbroken = nowhere:SPEC\n[batchwright.data]\nodd = nowhere:SPEC\n"
+    )
+    told_by(
+        "from batchwright.cli.commands import main; main()",
+        tmp_path,
+        words=[
+            *("run", "data=digits", "resolutions=8", "workers=1", "launch=in-process", "epochs=1"),
+            *("optimizer=sgd", "global_batch=64", "probe.budget=1", "probe.learning=0"),
+            *("--out", str(tmp_path / "run")),
+        ],
+    )
+    assert (tmp_path / "run" / "summary.json").exists()
+    said = "from batchwright.workload.data.sources import open_data; open_data(Job(data='digts'))"
+    refused = in_other_process(f"from batchwright.records import Job; {said}", tmp_path)
+    assert "data=digts is unknown; did you mean digits?" in refused.stderr
+
+
 # ------------------------------------------------------------------------------- names elsewhere
 
 ASKING = ("startswith", "endswith", "match", "fullmatch")

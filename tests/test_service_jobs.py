@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 
 import pytest
+from sqlalchemy import update
 
 from batchwright.records import Job
 from batchwright.records.documents import change_job, record_text
 from batchwright.records.service import AgentIntroduction, JobProgress
+from batchwright.service.database import tables
 from batchwright.service.problems import NotFound, ServiceProblem, TooMany
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store import Store
@@ -143,6 +146,16 @@ def test_the_whole_way_with_approval(through, request):
     done = jobs.get(job)
     assert (done["state"], done["agent"], done["attempts"]) == ("done", "one", 2)
     assert jobs.lease() is None
+
+
+def test_a_job_whose_plan_cannot_be_read_holds_up_no_other(jobs, store):
+    job, _ = jobs.planned()
+    jobs.post(job, "approve")
+    with store.database.writing() as connection:
+        gone = json.dumps(PLAN | {"update": "lion"})
+        connection.execute(update(tables.jobs).values(plan=gone))
+    other = jobs.submit()
+    assert jobs.lease()["job"]["id"] == other["id"]
 
 
 def test_with_auto_one_lease_goes_from_the_probe_to_the_end(jobs):

@@ -254,19 +254,20 @@ def rule_for(
 def remark_on_rate(job: Job, rule: LearningRateRule, update: OptimizerName) -> str:
     """Why the default rate is not what it usually is, in a sentence; empty if it is."""
     spec = OPTIMIZERS[update]
+    name = spec.title or spec.name
     if job.learning_rate != "auto":
         return ""
     base = rule.base / rule.tried
     if spec.unnormalized_rate and isclose(base, spec.unnormalized_rate):
         return (
-            f"It is {spec.title}'s for networks without batch normalization, where {spec.rate:g} "
+            f"It is {name}'s for networks without batch normalization, where {spec.rate:g} "
             "lets outputs grow until nothing is learnt."
         )
     if base > 1.000001 * spec.rate:
         return (
-            f"{spec.title}'s usual {spec.rate:g} was raised, as there are few steps: a step moves "
-            f"a matrix by the rate at most, and rates that add up to less than {spec.reach:g} "
-            "leave weights near where they began."
+            f"{name}'s usual {spec.rate:g} was raised, as there are few steps: a step moves a "
+            f"matrix by the rate at most, and rates that add up to less than {spec.reach:g} leave "
+            "weights near where they began."
         )
     return ""
 

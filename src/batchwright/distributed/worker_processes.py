@@ -20,9 +20,7 @@ from batchwright.distributed.exit_reports import ERRORS_FOLDER
 from batchwright.distributed.processes import child_environment
 
 POLL_SECONDS = 0.1
-_LAST_LINES = (
-    1.0  # seconds for what a companion has said last; a child of its own may hold the pipe
-)
+_LAST_LINES = 1.0  # seconds, for what a companion said last: a child of its own may hold the pipe
 _ANOTHERS = ("GROUP_", "MASTER_", "ROLE_", "TORCHELASTIC_")  # of a launcher that started this one
 
 

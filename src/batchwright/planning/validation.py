@@ -15,8 +15,6 @@ from batchwright.records.job_keys import job_keys
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.optimizers import AUTO
 
-"""Methods with two batch sizes, trained through a parameter server."""
-
 PLANNING_KEYS = frozenset(
     (
         *("ags", "base_batch", "checkpoint_seconds", "checkpoint_steps", "clip_norm", "cycle"),

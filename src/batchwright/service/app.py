@@ -74,7 +74,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         title="Batchwright",
         version=version("batchwright"),
         summary="Plans for image trainings, runs that report, jobs that agents carry out.",
-        openapi_url=None,  # served by api.health, to those who may read
+        openapi_url=None,  # served by api.operation, to those who may read
         docs_url=None,  # would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,

@@ -487,7 +487,8 @@ class Session:
         # SGD for AdamW goes without a word: rates are factors on the user's own, times are close.
         name = type(self.optimizer).__name__
         spec, like = OPTIMIZERS[plan.update], name.lower()  # ours, torch's, or somebody's own
-        special = [one for one in OPTIMIZERS.values() if one.own_loop]
+        # Not all members: other packages' are loaded where a job names them, and nowhere else.
+        special = [one for one in (*OPTIMIZERS.own.values(), spec) if one.own_loop]
         found = next((one for one in special if one.name in like), None)
         if first and found != (spec if spec in special else None):
             if found:

@@ -11,12 +11,12 @@ console given, by default standard error, so that standard output stays free for
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from batchwright.records import Plan
-from batchwright.records.text.formatting import percent
+from batchwright.records.text.formatting import duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
     from rich.progress import Progress, TaskID
-
-
-from collections.abc import Iterable
-
-from batchwright.records.text.formatting import duration, number
 
 LINE_SECONDS = 10.0
 REDRAW_SECONDS = 0.05

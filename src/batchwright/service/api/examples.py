@@ -34,7 +34,7 @@ def described(app: FastAPI) -> dict[str, Any]:
     """The description; made once for each app."""
     made: dict[str, Any] | None = getattr(app.state, "description", None)
     if made is None:
-        made = app.state.description = app.openapi()
+        made = app.openapi()
         known = made["components"]["schemas"] | _documents()
         for path in made["paths"].values():
             for operation in path.values():
@@ -44,6 +44,7 @@ def described(app: FastAPI) -> dict[str, Any]:
                 for parameter in operation.get("parameters", ()):
                     name, schema = parameter["name"], parameter["schema"]
                     parameter["example"] = example_of(schema, known, name)
+        app.state.description = made  # whole: others may ask meanwhile
     return made
 
 

@@ -8,17 +8,19 @@ where it stands next. A lease is decided in one transaction that locks the agent
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, RowMapping, delete, insert, select, tuple_, update
 
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.agent_rules import DEFAULTS
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
-from batchwright.records.text.problems import printable
+from batchwright.records.text.problems import first_problem, printable
 from batchwright.service import job_states
 from batchwright.service.database.tables import agents, jobs
 from batchwright.service.job_states import ENDED, Standing
@@ -36,6 +38,8 @@ from batchwright.service.store.job_rows import (
     waits_for,
 )
 from batchwright.service.store.part import Part, count, opened
+
+log = logging.getLogger("batchwright.service")
 
 NOTED_SHARE = 1 / 6
 """Of a lease: who asks for work and gets none is noted to be there again after so long only."""
@@ -296,16 +300,16 @@ class Jobs(Part):
         row = free.mappings().one_or_none()
         if row is None or not (job := standing_of(row)).leasable:
             return None
+        try:
+            profile, plan = opened(Profile, row["profile"]), opened(Plan, row["plan"])
+        except ValidationError as error:  # an optimizer, say, whose package was removed from here
+            log.error("job %s is not handed out: %s", identifier, first_problem(error, ""))
+            return None
         seconds = self._settings.lease_seconds
         expires = self._clock() + seconds
         self._store(connection, row, job_states.lease(job, agent=agent, key=key, expires=expires))
-        return Lease(
-            key=key,
-            seconds=seconds,
-            job=info_of(job_row(connection, identifier)),
-            profile=opened(Profile, row["profile"]),
-            plan=opened(Plan, row["plan"]),
-        )
+        info = info_of(job_row(connection, identifier))
+        return Lease(key=key, seconds=seconds, job=info, profile=profile, plan=plan)
 
     def _has_nothing_for(self, agent: str) -> bool:
         """Whether an agent that asks for work changes nothing: as it is nearly always."""

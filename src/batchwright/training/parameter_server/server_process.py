@@ -33,6 +33,7 @@ from batchwright.training.parameter_server.messages import (
     Bye,
     Farewell,
     Hello,
+    Next,
     Refused,
     Settled,
     Stop,
@@ -221,10 +222,12 @@ class ServerProcess:
             coordinator.push(rank, link, weights, message, seconds)
         elif isinstance(message, Bye):
             coordinator.leave(rank, link)
-        else:
+        elif isinstance(message, Next | Stop):
             if isinstance(message, Stop):
                 coordinator.ask_to_stop(rank, link, message.signal)
             coordinator.ask(rank, link)
+        else:  # nothing that a worker says here
+            return
         self._answer(link, rank)
 
     def _answer(self, link: Transport, rank: int) -> None:

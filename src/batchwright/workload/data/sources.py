@@ -73,9 +73,10 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     misplaced = bool(colon) and not source.takes_path
     if not _IMPORT_STRING.fullmatch(job.data) if source is FUNCTION else misplaced:
         near = get_close_matches(kind, DATA, n=1, cutoff=0.5)
+        if near:
+            raise DataError(f"data={job.data} is unknown; did you mean {DATA[near[0]].form}?")
         forms = ", ".join(one.form for one in (*DATA.values(), FUNCTION))
-        hint = f"did you mean {DATA[near[0]].form}?" if near else f"choose one of {forms}"
-        raise DataError(f"data={job.data} is unknown; {hint}")
+        raise DataError(f"data={job.data} is unknown; choose one of {forms}")
     if source.takes_path and not place:
         raise DataError(f"data={kind} needs the folder: data={source.form}")
     found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
