@@ -1,13 +1,9 @@
 """`prediction.collective`: exchange times measured, between and beyond."""
 
-import random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
-from batchwright.prediction.collective import exchange_seconds, fit_collectives, fit_link
+from batchwright.prediction.collective import exchange_seconds, fit_collectives
 from batchwright.records import CollectiveTime, Link
 
 LINK = Link(latency=1e-4, bandwidth=1e9)
@@ -74,26 +70,6 @@ def test_without_a_link_the_message_says_which_keys_to_give(link, missing):
     assert missing in str(error.value)
     assert "workers=16" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11), st.integers(0, 2**32 - 1))
-def test_latency_and_bandwidth_are_recovered_from_noisy_times(latency, bandwidth, seed):
-    rng = random.Random(seed)
-    link = Link(latency=latency, bandwidth=bandwidth)
-    sizes = [int(latency * bandwidth * factor) + 1 for factor in (0.01, 0.1, 1, 10, 100, 1000)]
-    points = [
-        timed(size, exchange_seconds(size, k, link) * (1 + rng.gauss(0, 0.02)), k)
-        for size in sizes
-        for k in (2, 4)
-    ]
-    found = fit_link(points)
-    assert found.latency == pytest.approx(latency, rel=0.12, abs=4 / bandwidth)
-    assert found.bandwidth == pytest.approx(bandwidth, rel=0.12)
-
-
-def test_one_size_does_not_tell_a_link():
-    assert fit_link([timed(1000, 0.002), timed(1000, 0.003)]) is None
-    assert fit_link([timed(1000, 0.002), timed(9000, 0.001)]) is None
 
 
 def test_scatter_of_the_calls_sets_the_interval():

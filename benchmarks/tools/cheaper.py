@@ -80,7 +80,7 @@ LAST = ("double", "smooth-0.2")
 LOW_PART, LOW_SIDE = 0.6, 0.75
 HORIZONS = (0.02, 0.05, 0.1)  # of averages, as parts of all steps
 LINES = RESULTS / "cheaper.jsonl"
-STEPS = RESULTS / "cheaper-steps.json"
+STEPS = RESULTS / "cheaper-steps.jsonl"
 TURNS, TURN_IMAGES = 6, 1024  # of steps that are timed; of 16 px in each turn
 FIGURES = "cheaper.json"  # of a run, in its folder
 
@@ -272,7 +272,7 @@ def cost_of_steps(data: Path, folder: Path) -> None:
             cost = float(f"{statistics.median(values):.4g}")
             shape = {"side": side, "batch": batch, "step_seconds": cost}
             found.append({"task": name, "optimizer": optimizer, **shape})
-    STEPS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    STEPS.write_text("".join(f"{json.dumps(one)}\n" for one in found), encoding="utf-8")
 
 
 def _turn(task: Any, shape: tuple[int, int], precision: str, turn: int) -> float:
@@ -409,7 +409,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if asked.kind == "train":
         train(read_record(asked.plan, Plan), asked.arm, asked.out)
     elif asked.kind == "table":
-        say(table(lines_of(read_lines(LINES), json.loads(STEPS.read_text(encoding="utf-8")))))
+        say(table(lines_of(read_lines(LINES), read_lines(STEPS))))
     else:
         with scratch(asked.folder) as folder:
             if asked.kind == "steps":

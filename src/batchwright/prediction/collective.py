@@ -22,7 +22,7 @@ from typing import Literal
 
 from batchwright.errors import PlanError
 from batchwright.prediction.drift import QUARTILES_PER_DEVIATION
-from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, fit_line, interval
+from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, interval
 from batchwright.records import CollectiveTime, Estimate, Link
 
 Operation = Literal["all-reduce", "push-pull"]
@@ -119,23 +119,6 @@ def fit_collectives(
         link,
         max(_LEAST_ERROR, median(spreads)) if spreads else UNKNOWN_RELATIVE_ERROR,
     )
-
-
-def fit_link(measured: Sequence[CollectiveTime]) -> Link | None:
-    r"""Latency and bandwidth that the measured all-reduces would have as a ring.
-
-    The ring's time is a line: :math:`t / (2 (K - 1)) = \alpha + (G / K) / \beta`. It is fitted on
-    relative errors with neither below 0.
-
-    Returns:
-        The link; `None` if fewer than two sizes were measured, or larger ones took no longer.
-    """
-    points = [one for one in measured if one.operation == "all-reduce" and one.workers > 1]
-    shares = [one.bytes / one.workers for one in points]
-    if len(set(shares)) < 2:
-        return None
-    line = fit_line(shares, [one.seconds / (2 * (one.workers - 1)) for one in points])
-    return Link(latency=line.intercept, bandwidth=1 / line.slope) if line.slope > 0 else None
 
 
 def _between_sizes(size: int, points: Sequence[tuple[int, float]]) -> float:
