@@ -8,6 +8,7 @@ filled up to whole batches, so the rate is written as a function of the share of
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from pprint import pformat
@@ -291,7 +292,7 @@ def _factor(made: Recipe) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _literal(options: dict[str, object]) -> str:
+def _literal(options: Mapping[str, object]) -> str:
     return pformat(options, sort_dicts=False, width=100)
 
 
