@@ -29,6 +29,7 @@ from batchwright.records.service import AgentIntroduction, KeptAdvice, RunIntrod
 from batchwright.service.database.tables import jobs
 from batchwright.storage import locks
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
+from run_lines import values_of
 from samples import make_dual_plan, make_job, make_plan, make_profile, make_summary
 
 TESTS = Path(__file__).parent
@@ -122,9 +123,8 @@ def test_a_job_is_probed_planned_trained_and_reported(service, queued, hold, tmp
     run = service.store.runs.get(found.run)
     assert (run.name, run.state, run.job, run.records) == ("a job", "finished", queued.id, 21)
     folder = tmp_path / "agent" / "jobs" / queued.id
-    assert service.store.records.after(found.run, None, -1, 100).records == tuple(
-        lines_of(folder / "run")
-    )
+    records = service.store.records.after(found.run, None, -1, 100).records
+    assert [values_of(record) for record in records] == lines_of(folder / "run")
     assert not here.work()
 
 

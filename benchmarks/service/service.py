@@ -42,6 +42,7 @@ from batchwright.client.http import TOKEN
 from batchwright.client.reporter_process import ReporterProcess
 from batchwright.records import Job, Plan
 from batchwright.records.documents import write_record
+from batchwright.records.lines.line_files import line_text, read_line
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
 from batchwright.service.access import COOKIE
 from batchwright.service.database.engine import open_engine
@@ -234,7 +235,7 @@ def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
                     doubled += sequence in bodies
                     bodies[sequence] = body
                 lost += sum(
-                    number not in bodies or json.loads(bodies[number]) != record(number)
+                    number not in bodies or read_line(bodies[number]) != record(number)
                     for number in range(count)
                 )
                 lost += sum(number >= count for number in bodies)  # nobody was told of them
@@ -274,8 +275,9 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
         httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client,
     ):
         for number in range(records, records + LOOKS):  # it is live: each look finds one more
-            batch = {"first": number, "records": [record(number)]}
-            client.post(f"/v1/runs/{run}/records", json=batch, headers=api).raise_for_status()
+            body = f'{{"first":{number},"records":[{line_text(record(number))}]}}'
+            told = {**api, "content-type": "application/json"}
+            client.post(f"/v1/runs/{run}/records", content=body, headers=told).raise_for_status()
             for name, (path, headers) in paths.items():
                 before = time.perf_counter()
                 answer = client.get(path, headers=headers)
@@ -325,7 +327,7 @@ def live(plan: Plan, folder: Path) -> list[float]:
                 raise SystemExit(f"{address} is not there")
             for number in range(1 + EVENTS):
                 time.sleep(draws.uniform(*PAUSES))
-                lines.write(json.dumps(record(number)) + "\n")
+                lines.write(line_text(record(number)) + "\n")
                 lines.flush()
                 written = time.perf_counter()
                 page.wait_for_function(SHOWN, arg=f"step {number:,} of 100", polling=20)

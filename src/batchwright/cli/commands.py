@@ -346,13 +346,27 @@ def report(
         typer.Argument(metavar="RUN...", help="Run folder or summary.json; several: compared."),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for page and figures.")] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the run's lines here instead, under flat names as trackers take them: "
+            ".csv is a table, else JSON lines. The run may still go on.",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
+    from batchwright.records.lines import export
     from batchwright.records.run_folder import read_summary
     from batchwright.workflows import verbs
     from batchwright.workflows.run_training import with_refit
 
+    if metrics is not None:
+        if len(runs) > 1:
+            raise BatchwrightError("--metrics writes the lines of one run: name one run folder")
+        export.metrics(runs[0], metrics)
+        return
     if len(runs) > 1:
         compare(runs, out or Path(), as_json)
         return

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import FailFast, Field, StringConstraints, field_validator
 
 from batchwright.records.agent_rules import rules_of
 from batchwright.records.base import Count, Index, NonNegative, Positive, Record
+from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
 from batchwright.records.run import RunSummary
@@ -30,6 +31,8 @@ Identifier = Annotated[
     str,
     StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
 ]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 over lines, each with its end, in hex."""
 OneLine = Annotated[str, StringConstraints(max_length=2000)]
 Scope = Literal["read", "report", "submit", "admin"]
 RunState = Literal["running", "finished", "stopped", "failed", "silent"]
@@ -56,8 +59,18 @@ class RecordBatch(Record):
     """Lines of a run's metrics.jsonl, in order and without a gap."""
 
     first: Index = Field(description="Sequence number of the first: its line, zero-based.")
-    records: tuple[dict[str, Any], ...] = Field(
-        min_length=1, max_length=MOST_RECORDS, description="The lines."
+    before: Digest | None = Field(
+        None, description="Of all lines before them in the run folder; null: not compared."
+    )
+    after: Digest | None = Field(None, description="Of all lines up to the last of them.")
+    anew: bool = Field(
+        False,
+        description="With `first` 0: in place of all that is stored of the run, which differs.",
+    )
+    records: Annotated[tuple[RunLine, ...], FailFast()] = Field(
+        min_length=1,
+        max_length=MOST_RECORDS,
+        description="The lines; flat ones of earlier versions are taken, too.",
     )
 
 
@@ -66,6 +79,9 @@ class RecordsTaken(Record):
 
     next: Index = Field(description="Sequence number of the record that is wanted next.")
     advice: Index = Field(0, description="Number of the newest advice; 0 if there is none.")
+    digest: Digest | None = Field(
+        None, description="Of the lines that are stored; null where not all came with theirs."
+    )
 
 
 class RunEnd(Record):
@@ -101,6 +117,7 @@ class RunInfo(Record):
     created: NonNegative = Field(description="When it was introduced, Unix time in seconds.")
     changed: NonNegative = Field(description="When it was last heard of, Unix time in seconds.")
     records: Index = Field(description="How many are stored.")
+    digest: Digest | None = Field(description="As in `RecordsTaken`.")
     epochs: Count = Field(description="Planned.")
     epochs_done: Index = Field(description="Finished.")
     top1: float | None = Field(description="Newest held-out accuracy, in [0, 1].")
@@ -122,7 +139,7 @@ class RecordPage(Record):
     total: Index = Field(description="Records of this kind that are stored.")
     stride: Count = Field(description="Every so many of them is here; the newest always is.")
     sequences: tuple[Index, ...] = Field(description="Their sequence numbers.")
-    records: tuple[dict[str, Any], ...]
+    records: tuple[RunLine, ...]
 
 
 # ------------------------------------------------------------------------------------------- jobs
@@ -246,7 +263,9 @@ class Problem(Record):
 
     detail: str
     next: Index | None = Field(
-        None, description="With 409 to records: sequence number of the one that is wanted next."
+        None,
+        description="With 409 to records: sequence number of the one that is wanted next. If it is "
+        "`first`, the lines before it differ from those that are stored: all are wanted anew.",
     )
     retry_after: NonNegative | None = Field(
         None, description="With 429: seconds after which to come again."

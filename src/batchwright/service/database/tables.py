@@ -71,6 +71,7 @@ runs = Table(
     Column("next_sequence", BigInteger, nullable=False),
     # JSON: for each kind how many records are stored and the sequence number of the newest
     Column("counts", Text, nullable=False),
+    Column("digest", String(64)),  # of the lines that are stored; null where it is not known
     Column("advice", Integer, nullable=False),  # number of the newest advice, 0 without
     # From the plan, so that a list of runs opens no plan.
     Column("epochs", BigInteger, nullable=False),
