@@ -188,6 +188,8 @@ class Recorder:
         for name, found in (("ags/factor", record.gradient_factors), ("lr/gain", record.rate_gain)):
             if found is not None:
                 line |= {f"{name}_{key}": value for key, value in found.model_dump().items()}
+        tracked = {"gradient_norm": record.gradient_norm, "hessian": record.hessian_eigenvalue}
+        line |= {f"track/{name}": one for name, one in tracked.items() if one is not None}
         for rank, worker in enumerate(record.workers):
             line[f"batch/local/{rank}"] = worker.local_batch_size
             line[f"time/rank{rank}/input_s"] = worker.input_seconds

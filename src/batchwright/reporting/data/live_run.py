@@ -284,6 +284,8 @@ def _epoch(plan: Plan, epoch: int, line: Line, steps: int | None, shares: _Share
         val_correct=right,
         val_count=evaluated,
         noise_scale=amount(line, "gns/simple") or None,
+        gradient_norm=amount(line, "track/gradient_norm"),
+        hessian_eigenvalue=_loss(line, "track/hessian"),
         training_seconds=seconds,
         evaluation_seconds=amount(line, "time/eval_s") or 0.0,
         checkpoint_seconds=amount(line, "time/checkpoint_s") or 0.0,

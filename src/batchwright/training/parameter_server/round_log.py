@@ -14,6 +14,7 @@ from typing import Any
 from batchwright.records import EpochRecord, Plan, RoundRecord, WorkerTime
 from batchwright.storage.files import end_of_lines
 from batchwright.training.recorder import Recorder
+from batchwright.training.step.epoch_totals import tracked_fields
 
 # Where the fields of a round's record stand in its line of metrics.jsonl.
 _FIELDS = {
@@ -294,6 +295,7 @@ class RoundLog:
             "val_loss": mean if math.isfinite(mean) else None,
             "val_correct": round(correct) if correct is not None else None,
             "val_count": scores.count,
+            **tracked_fields(scores.sums, scores.count),
             "evaluation_seconds": scores.seconds,
         }
 
