@@ -162,6 +162,13 @@ class LearningRateRule(Record):
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         description="Shape after warm-up; `one-cycle` begins its rise at its own rate, too."
     )
+    warmup_start: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the peak at which the rise begins; null: the base rate, for "
+        "`one-cycle` its own.",
+    )
     tried: Positive = Field(
         1.0,
         description="The rate over that which a plan without trials gives: what trials at several "
