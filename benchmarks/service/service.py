@@ -54,6 +54,7 @@ from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value
 from benchmarks.harness.loads import until
 from benchmarks.harness.plans import opened, planned
+from benchmarks.service import jobs
 from benchmarks.service.reporters import record
 from benchmarks.service.service_process import DATABASES, Service, make_tokens
 
@@ -86,6 +87,7 @@ BENCHMARK = Benchmark(
                "run's page in a browser shows it, the longest of 20", at_most=2.0),
         Figure("fuzz_server_errors", "answers", "mean", "requests made up from the description "
                "that end in a server error or an undeclared answer", at_most=0),
+        *jobs.FIGURES,
         Figure("live_update_seconds", "s", "median"),
         *(Figure(f"p99_seconds_{name}", "s", "mean") for name in ("sqlite", "postgresql")),
     ),
@@ -132,9 +134,11 @@ def measure(arguments: Arguments, folder: Path) -> Found:
     looks = full_page(plan, extent.page_records, folder / "page")
     say("a page that is looked at")
     updates = live(plan, folder / "live")
+    of_jobs, behind_jobs = jobs.measure(arguments.full, folder)
     say("nonsense")
     answered, errors = fuzz(extent, folder / "fuzz")
-    return found_of(loads, kept, looks, updates, answered, errors), {
+    return found_of(loads, kept, looks, updates, answered, errors) | of_jobs, {
+        **behind_jobs,
         "seconds": {name: one["seconds"] for name, one in loads.items()},
         "looks": looks,
         "updates": updates,

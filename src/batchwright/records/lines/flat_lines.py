@@ -110,8 +110,8 @@ _ABSENT = object()
 def flat_values(line: RunLine) -> dict[str, Any]:
     """A line under flat names, in an order that is always the same.
 
-    What a job does not have, such as factors without `ags.mode` or curvature without `track`, has no name; what is not known of
-    this line is `None`.
+    What a job does not have, such as factors without `ags.mode` or curvature without `track`, has
+    no name; what is not known of this line is `None`.
     """
     found: dict[str, Any] = {"kind": line.kind}
     for name, path in _NAMES[line.kind].items():
