@@ -608,6 +608,7 @@ def test_a_run_that_was_too_old_may_come_again(store):
     run = a_run(store)
     send(store, run, 0, step(0))
     store.settings = store.settings.model_copy(update={"retention_days": 1e-9})
+    store.tidy()
     assert store.tidy() == [run]
     again = RunIntroduction(name="digits", plan=make_plan())
     with pytest.raises(Unavailable):
