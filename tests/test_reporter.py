@@ -665,6 +665,7 @@ def test_a_copy_that_is_a_run_of_its_own_gets_advice_of_its_own(service, folder,
     run = sender.report.run
     assert run != former
     advice = offer(service, run, 1)
+    write_lines(folder, step(7))
     sent(sender)
     sender.exchange_advice()
     assert read_record(folder / "advice.json", KeptAdvice) == kept(advice, run)

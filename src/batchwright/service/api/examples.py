@@ -86,5 +86,5 @@ def example_of(schema: dict[str, Any], known: dict[str, Any], name: str = "") ->
         case "number":
             return _VALUES.get(name, 1.0)
     if "[0-9a-f]" in schema.get("pattern", ""):
-        return ID
+        return 64 * "0" if "{64}" in schema["pattern"] else ID
     return _VALUES.get(name, "gpu-box")

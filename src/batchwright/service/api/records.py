@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -13,6 +13,7 @@ from batchwright.service.access import Reader, Reporter, Stored
 from batchwright.service.api.runs import RunId
 from batchwright.service.problems import Refused
 from batchwright.service.store.lines import read_batch
+from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/v1/runs", tags=["records"])
 
@@ -23,8 +24,15 @@ BATCH = {
 """The body of the request, for the description: it is read here, straight from its bytes."""
 
 
-async def batch_in(request: Request, store: Stored, _caller: Reporter, run: RunId) -> RecordBatch:
-    """The records that a request brings.
+class Sent(NamedTuple):
+    """Records that came, and from whom."""
+
+    batch: RecordBatch
+    caller: Caller
+
+
+async def sent_in(request: Request, store: Stored, caller: Reporter, run: RunId) -> Sent:
+    """The records that a request brings; who may not report is told so before they are read.
 
     Raises:
         Refused: They are none, or no JSON.
@@ -32,7 +40,8 @@ async def batch_in(request: Request, store: Stored, _caller: Reporter, run: RunI
     if "json" not in request.headers.get("content-type", "application/json"):
         raise Refused("the body must be application/json")
     body = await request.body()
-    return await run_in_threadpool(read_batch, body, partial(store.records.data, run))
+    batch = await run_in_threadpool(read_batch, body, partial(store.records.data, run))
+    return Sent(batch, caller)
 
 
 Kind = Annotated[
@@ -48,18 +57,17 @@ Kind = Annotated[
 def append_records(
     request: Request,
     store: Stored,
-    caller: Reporter,
     run: RunId,
-    batch: Annotated[RecordBatch, Depends(batch_in)],
+    sent: Annotated[Sent, Depends(sent_in)],
 ) -> RecordsTaken:
     """Store records. When this answers they are there for good; what was sent before is skipped.
 
     A batch that leaves a gap, or that follows on other lines than those that are stored, is
     answered with 409, whose `next` says which record is wanted.
     """
-    taken = store.records.append(run, batch, caller)
-    request.app.state.meters.records.inc(len(batch.records))
-    if any(line.kind == "epoch" for line in batch.records):
+    taken = store.records.append(run, sent.batch, sent.caller)
+    request.app.state.meters.records.inc(len(sent.batch.records))
+    if any(line.kind == "epoch" for line in sent.batch.records):
         request.app.state.adviser.add(run)
     return taken
 
