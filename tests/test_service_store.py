@@ -92,8 +92,39 @@ def test_old_runs_are_deleted_when_asked_and_demo_runs_never(service):
     new = service.a_run()
     assert service.store.tidy() == []
     service.store.settings = service.settings.model_copy(update={"retention_days": 30.0})
+    assert service.store.tidy() == []  # a clock that is ahead, perhaps
     assert service.store.tidy() == [old]
     assert [run.id for run in service.store.runs.list()] == [new]
+
+
+def test_a_clock_that_is_ahead_at_the_start_deletes_nothing(service):
+    run = service.a_run()
+    service.store.settings = service.settings.model_copy(update={"retention_days": 30.0})
+    service.clock.go(400 * 24 * 3600)
+    assert service.store.tidy() == []
+    service.clock.go(-400 * 24 * 3600)  # it was set right
+    assert service.store.tidy() == []
+    service.clock.go(400 * 24 * 3600)
+    assert service.store.tidy() == []
+    assert [one.id for one in service.store.runs.list()] == [run]
+
+
+def test_one_look_deletes_a_tenth_at_most_and_the_oldest_first(service, monkeypatch):
+    monkeypatch.setattr("batchwright.service.store.part.FEW", 2)
+    store = service.store
+    runs = []
+    for number in range(4):
+        runs.append(service.a_run())
+        store.profiles.add(f"{number}", make_profile())
+        store.audit.note("me", f"{number}", "")
+        service.clock.go(1)
+    store.settings = service.settings.model_copy(update={"retention_days": 30.0})
+    service.clock.go(40 * 24 * 3600)
+    store.tidy()
+    assert set(store.tidy()) == set(runs[:2])
+    assert [one.name for one in store.profiles.list()] == ["3", "2"]
+    assert [one.action for one in store.audit.list()] == ["3", "2"]
+    assert set(store.tidy()) == set(runs[2:])
 
 
 def test_what_a_deleted_run_held_is_removed_after_the_answer(service):
@@ -176,6 +207,7 @@ def test_old_profiles_and_notes_of_writes_are_deleted_when_asked(service):
     service.store.tidy()
     assert kept() == (["new", "old"], ["new", "old"])
     service.store.settings = service.settings.model_copy(update={"retention_days": 30.0})
+    service.store.tidy()
     service.store.tidy()
     assert kept() == (["new"], ["new"])
 

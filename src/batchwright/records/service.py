@@ -235,6 +235,13 @@ class PlanRequest(Record):
     )
 
 
+class NewProfile(Record):
+    """A profile to keep."""
+
+    name: Name
+    profile: Profile
+
+
 class AdviceTaken(Record):
     """A run follows an advice from here on."""
 

@@ -15,6 +15,7 @@ class Limits(Record):
 
     body_bytes: Count = Field(8 * MIB, description="Of a request.")
     nesting: Count = Field(32, description="Levels of lists and objects in a body.")
+    values: Count = Field(400_000, description="In a body of JSON: items, and values of keys.")
     requests_per_second: Positive = Field(200.0, description="Of one token or address, sustained.")
     burst: Count = Field(800, description="Requests beyond that at once.")
     runs: Count = Field(100_000, description="Stored in all.")
@@ -31,6 +32,9 @@ class Settings(Record):
     port: int = Field(8400, ge=0, le=65535, description="0: any that is free.")
     allowed_hosts: tuple[str, ...] = Field(
         (), description="Names in the Host header beside loopback's and `host`."
+    )
+    public_url: str | None = Field(
+        None, description="Address by which browsers reach it through a proxy, for sign-in links."
     )
     secure_cookies: bool = Field(
         False, description="Whether browsers may send the cookie over HTTPS only."

@@ -141,8 +141,7 @@ def story_of(store: Store, info: RunInfo) -> RunStory:
         profile=profile,
         schedule=rate_schedule(plan),
         lines=lines_of(store, info),
-        # Where the run's files are on another machine is nobody's business here.
-        summary=summary and summary.model_copy(update={"run_folder": info.name}),
+        summary=summary,
         ended=info.state in ENDED,
     )
 

@@ -42,6 +42,7 @@ class Store:
         self.settings = settings
         self.clock = clock
         self.database = Database(engine)
+        self._looked: float | None = None  # when `tidy` looked last
         common = (self.database, settings, clock)
         self.tokens = Tokens(*common)
         self.sign_in = SignIn(*common)
@@ -89,12 +90,21 @@ class Store:
             raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
 
     def tidy(self) -> list[str]:
-        """Delete what `Settings` says is too old; returns the runs' identifiers."""
+        """Delete what `Settings` says is too old; returns the runs' identifiers.
+
+        It must have been so at the last look, too, so the first one deletes nothing; and each takes
+        a tenth of them at most, the oldest. A machine's clock may be ahead, most likely just after
+        its start, and what is deleted by it does not come back.
+        """
         self.sign_in.forget_expired()
         self.runs.forget_deleted()
         if self.settings.retention_days is None:
             return []
-        before = self.clock() - self.settings.retention_days * DAY
+        now, last = self.clock(), self._looked
+        self._looked = now
+        if last is None:
+            return []
+        before = min(now, last) - self.settings.retention_days * DAY
         for part in (self.jobs, self.profiles, self.audit):
             part.delete_old(before)
         return self.runs.delete_old(before)
