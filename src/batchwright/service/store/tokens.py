@@ -221,11 +221,6 @@ class SignIn(Part):
         signed_in = select(audit.c.id).where(audit.c.action == "sign-in").limit(1)
         return bool(self._read(select(sessions.c.created).limit(1)) or self._read(signed_in))
 
-    def ever(self) -> bool:
-        """Whether anybody is signed in, or was."""
-        signed_in = select(audit.c.id).where(audit.c.action == "sign-in").limit(1)
-        return bool(self._read(select(sessions.c.created).limit(1)) or self._read(signed_in))
-
     def leave(self, session: str) -> None:
         """Sign out; nothing happens if that was so already."""
         self._write(delete(sessions).where(sessions.c.hash == hash_of(session)))
