@@ -299,6 +299,11 @@ class PlanFields(Document):
     learning_rate: LearningRateRule = Field(description="The rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table.")
     considered: tuple[Prediction, ...] = Field((), description="Candidates, small to large.")
+    max_epochs: Count | None = Field(
+        None,
+        description="Epochs that the job allows, where the plan chose fewer to reach its target: "
+        "a run that misses it goes on for so many at most. Null where the plan does not choose.",
+    )
     epoch_accuracy: tuple[Estimate | None, ...] = Field(
         (),
         description="Held-out accuracy after each epoch, a share, as counted on the job's held-out "

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from batchwright.records import EpochRecord, FactorRange, LocalBatches, Stage, WorkerTime
+from batchwright.records.run import told_loss
 
 OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication", "loading", "peak")
 """Of one worker; the others are for all."""
@@ -55,7 +56,7 @@ class EpochMeter:
     def mean_loss(self) -> float | None:
         """Mean training loss so far; ``None`` where it is not finite or nothing was seen."""
         mean = self.loss / self.weight if self.weight else math.nan
-        return mean if math.isfinite(mean) else None
+        return told_loss(mean)
 
     @property
     def samples_per_second(self) -> float:
@@ -107,7 +108,7 @@ class EpochMeter:
             samples=self.samples,
             learning_rate=self.rate,
             train_loss=self.mean_loss,
-            val_loss=_finite(loss / self.score_count) if loss is not None else None,
+            val_loss=told_loss(loss / self.score_count) if loss is not None else None,
             val_correct=round(correct) if correct is not None else None,
             val_count=self.score_count or None,
             noise_scale=noise_scale,
@@ -147,7 +148,3 @@ def _range(met: Sequence[float]) -> FactorRange | None:
         return None
     steps, total, least, most = met
     return FactorRange(mean=total / steps, least=least, most=most)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
