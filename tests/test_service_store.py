@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from batchwright.errors import BatchwrightError
-from batchwright.records.service import RunEnd
+from batchwright.records import Job
+from batchwright.records.service import AgentIntroduction, RunEnd
 from batchwright.service.database.engine import Database, open_engine, shown
 from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.database.tables import metadata
@@ -272,6 +274,31 @@ def test_a_database_of_the_first_version_keeps_what_it_has(empty):
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     assert store.profiles.get("a") == make_profile()
     assert store.profiles.owner("a") == ""
+    store.close()
+
+
+def test_jobs_of_the_first_version_are_live_or_have_ended(empty):
+    database = Database(open_engine(empty))
+    make_first(database)
+    common = {"name": "a", "owner": "me", "auto": True, "approved": False, "cancelling": False}
+    common |= {"created": 1.0, "job": Job().model_dump_json(), "attempts": 1, "lost": 2}
+    names = ", ".join(common)
+    values = ", ".join(f":{name}" for name in common)
+    with database.writing() as connection:
+        for number, state in enumerate(("queued", "done", "failed", "cancelled")):
+            connection.execute(
+                text(
+                    f"INSERT INTO jobs (id, state, changed, {names}) "  # noqa: S608
+                    f"VALUES ('{uuid.UUID(int=number)}', '{state}', {10 + number}, {values})"
+                ),
+                common,
+            )
+    database.close()
+    store = Store.open(Settings(database=empty))
+    assert [one.state for one in store.jobs.live()] == ["queued"]
+    assert [one.state for one in store.jobs.ended()] == ["cancelled", "failed", "done"]
+    store.agents.introduce(AgentIntroduction(name="one", allow=()), "me")
+    assert store.jobs.lease("one").number == 2
     store.close()
 
 

@@ -44,6 +44,7 @@ from batchwright.client.http import TOKEN
 from batchwright.client.reporter_process import ReporterProcess
 from batchwright.records import Job, Plan
 from batchwright.records.documents import write_record
+from batchwright.records.lines.line_files import line_text, read_line
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
 from batchwright.service.access import cookie_name
 from batchwright.service.database.engine import open_engine
@@ -55,6 +56,7 @@ from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value
 from benchmarks.harness.loads import until
 from benchmarks.harness.plans import opened, planned
+from benchmarks.service import jobs
 from benchmarks.service.hostile import hostile
 from benchmarks.service.reporters import record
 from benchmarks.service.service_process import DATABASES, Service, make_tokens
@@ -95,6 +97,7 @@ BENCHMARK = Benchmark(
                "run's page in a browser shows it, the longest of 20", at_most=2.0),
         Figure("fuzz_server_errors", "answers", "mean", "requests made up from the description "
                "that end in a server error or an undeclared answer", at_most=0),
+        *jobs.FIGURES,
         Figure("fuzz_exit_code", "code", "mean", "of schemathesis, with its own errors counted "
                "above", at_most=0),
         Figure("live_update_seconds", "s", "median"),
@@ -144,12 +147,14 @@ def measure(arguments: Arguments, folder: Path) -> Found:
     looks = full_page(plan, extent.page_records, folder / "page")
     say("a page that is looked at")
     updates = live(plan, folder / "live")
+    of_jobs, behind_jobs = jobs.measure(arguments.full, folder)
     say("requests that are made to cost much")
     with DATABASES["sqlite"](folder / "hostile") as url:
         attacked = hostile(str(url), plan, extent.hostile_seconds, folder / "hostile")
     say("nonsense")
     fuzzed = fuzz(extent, folder / "fuzz")
-    return found_of(loads, kept, looks, updates, attacked, fuzzed), {
+    return found_of(loads, kept, looks, updates, attacked, fuzzed) | of_jobs, {
+        **behind_jobs,
         "seconds": {name: one["seconds"] for name, one in loads.items()},
         "looks": looks,
         "updates": updates,
@@ -255,7 +260,7 @@ def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
                     doubled += sequence in bodies
                     bodies[sequence] = body
                 lost += sum(
-                    number not in bodies or json.loads(bodies[number]) != record(number)
+                    number not in bodies or read_line(bodies[number]) != record(number)
                     for number in range(count)
                 )
                 lost += sum(number >= count for number in bodies)  # nobody was told of them
@@ -295,8 +300,9 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
         httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client,
     ):
         for number in range(records, records + LOOKS):  # it is live: each look finds one more
-            batch = {"first": number, "records": [record(number)]}
-            client.post(f"/v1/runs/{run}/records", json=batch, headers=api).raise_for_status()
+            body = f'{{"first":{number},"records":[{line_text(record(number))}]}}'
+            told = {**api, "content-type": "application/json"}
+            client.post(f"/v1/runs/{run}/records", content=body, headers=told).raise_for_status()
             for name, (path, headers) in paths.items():
                 before = time.perf_counter()
                 answer = client.get(path, headers=headers)
@@ -346,7 +352,7 @@ def live(plan: Plan, folder: Path) -> list[float]:
                 raise SystemExit(f"{address} is not there")
             for number in range(1 + EVENTS):
                 time.sleep(draws.uniform(*PAUSES))
-                lines.write(json.dumps(record(number)) + "\n")
+                lines.write(line_text(record(number)) + "\n")
                 lines.flush()
                 written = time.perf_counter()
                 page.wait_for_function(SHOWN, arg=f"step {number:,} of 100", polling=20)

@@ -59,6 +59,13 @@ def serve(
     retention_days: Annotated[
         float | None, typer.Option(help="Delete what is so old: runs, jobs, profiles.")
     ] = None,
+    lease_seconds: Annotated[
+        float, typer.Option(min=5, help="How long an agent may be silent over its job.")
+    ] = 30.0,
+    keep_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="How much longer a training is kept for its agent."),
+    ] = 600.0,
     rate: Annotated[
         float | None, typer.Option(help="Requests per second of one token or address.")
     ] = None,
@@ -92,6 +99,8 @@ def serve(
         public_url=public_url and public_url.rstrip("/"),
         secure_cookies=secure_cookies or scheme == "https",
         retention_days=retention_days,
+        lease_seconds=lease_seconds,
+        keep_seconds=keep_seconds,
         limits=limits,
     )
 

@@ -69,6 +69,9 @@ PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
 TIDY_SECONDS = 3600.0
 """Between two looks for what is too old to be kept."""
 
+TICK_SECONDS = 1.0
+"""Between two looks for agents that are silent, at most."""
+
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
     """The service over ``store``, which the caller closes."""
@@ -120,11 +123,11 @@ def _tell(request: Request, error: Exception) -> Response:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    await run_in_threadpool(app.state.store.jobs.forgive_absence)
     store: Store = app.state.store
     tasks = (
         asyncio.create_task(_tidy_now_and_then(store, app.state.remover)),
         asyncio.create_task(_note_now_and_then(store)),
+        asyncio.create_task(_watch_leases(store)),
     )
     yield
     for task in tasks:
@@ -133,6 +136,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(store.tokens.note_used)
     await run_in_threadpool(app.state.remover.close)
     await run_in_threadpool(app.state.adviser.close)
+
+
+async def _watch_leases(store: Store) -> None:
+    """Look who is silent, and note meanwhile that agents can be heard."""
+    failing = False
+    while True:
+        try:
+            await run_in_threadpool(store.jobs.tick)
+            failing = False
+        except Exception as error:
+            if not failing:  # a database that is away is told of once
+                log.error("agents cannot be heard", exc_info=error)
+            failing = True
+        await asyncio.sleep(min(TICK_SECONDS, store.settings.lease_seconds / 20))
 
 
 async def _note_now_and_then(store: Store) -> None:

@@ -36,9 +36,16 @@ class Store:
         engine: From `open_engine`; its schema is up to date.
         settings: Limits and delays.
         clock: Unix time in seconds; tests set it.
+        steady: Seconds by a clock that never jumps; unset: the system's, or a test's ``clock``.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, clock: Clock = time.time) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        clock: Clock = time.time,
+        steady: Clock | None = None,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.database = Database(engine)
@@ -49,13 +56,16 @@ class Store:
         self.runs = Runs(*common)
         self.records = Records(*common)
         self.advice = AdviceStore(*common)
-        self.jobs = Jobs(*common)
+        steady = steady or (time.monotonic if clock is time.time else clock)
+        self.jobs = Jobs(*common, steady)
         self.agents = Agents(*common)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 
     @classmethod
-    def open(cls, settings: Settings, clock: Clock = time.time) -> Store:
+    def open(
+        cls, settings: Settings, clock: Clock = time.time, steady: Clock | None = None
+    ) -> Store:
         """The store of ``settings.database``, its schema brought up to date.
 
         Raises:
@@ -74,7 +84,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, settings, clock)
+        return cls(engine, settings, clock, steady)
 
     def check(self) -> None:
         """Nothing, if the database answers and is of this version.

@@ -49,6 +49,7 @@ _NOTHING = {
     **dict.fromkeys(("profile", "summary", "error", "job_id", "top1")),
     "counts": "{}",
     "next_sequence": 0,
+    "digest": None,
 }
 
 _SHOWN = [
@@ -130,11 +131,11 @@ class Runs(Part):
                 update(runs)
                 .where(runs.c.id == identifier, THERE)
                 .values(changed=self._clock())
-                .returning(runs.c.next_sequence, runs.c.advice)
+                .returning(runs.c.next_sequence, runs.c.advice, runs.c.digest)
             ).one_or_none()
         if row is None:
             raise missing("run", identifier)
-        return RecordsTaken(next=row.next_sequence, advice=row.advice)
+        return RecordsTaken(next=row.next_sequence, advice=row.advice, digest=row.digest)
 
     def end(self, identifier: str, end: RunEnd) -> RunInfo:
         """Note how a run ended."""
