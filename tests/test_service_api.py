@@ -109,7 +109,7 @@ MESSAGES = {
     *("Health", "Problem", "Plan", "Profile", "RunSummary", "RunIntroduction", "RunInfo", "RunEnd"),
     *("RecordBatch", "RecordsTaken", "RecordPage", "Advice", "AdviceTaken", "PlanRequest"),
     *("NewProfile", "StoredProfile", "JobSubmission", "JobInfo", "AgentIntroduction", "AgentInfo"),
-    *("Lease", "JobProgress", "JobOrders"),
+    *("Lease", "JobProgress", "JobOrders", "JobArtifacts", "ArtifactInfo"),
 }
 """All that travels, each with an example."""
 

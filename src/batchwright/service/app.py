@@ -17,17 +17,19 @@ from starlette.middleware import Middleware
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
-from batchwright.service.api import jobs, operation, plans, records, runs
+from batchwright.service.api import artifacts, jobs, operation, plans, records, runs
 from batchwright.service.api.error_responses import answer, problem_of
 from batchwright.service.background_queue import Remover
 from batchwright.service.middleware.bodies import Bodies
 from batchwright.service.middleware.hosts import Hosts, SecurityHeaders
 from batchwright.service.middleware.identify import Identify
 from batchwright.service.middleware.observe import Meters, Observe
+from batchwright.service.operating.figures import StoreFigures
 from batchwright.service.pages import (
     assets,
     compare,
     demo,
+    job_files,
     planner,
     run_page,
     sign_in,
@@ -38,6 +40,7 @@ from batchwright.service.pages.rendering import error_page
 from batchwright.service.problems import DESCRIPTIONS
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.webhook import Webhook
 
 log = logging.getLogger("batchwright.service")
 
@@ -50,6 +53,7 @@ API: Sequence[APIRouter] = (
     runs.advice_router,
     jobs.router,
     jobs.agents_router,
+    artifacts.router,
 )
 
 PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
@@ -60,6 +64,7 @@ PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
     compare.router,
     planner.router,
     jobs_page.router,
+    job_files.router,
     demo.router,
 )
 
@@ -70,6 +75,8 @@ TIDY_SECONDS = 3600.0
 def create_app(store: Store, settings: Settings) -> FastAPI:
     """The service over ``store``, which the caller closes."""
     meters = Meters()
+    meters.registry.register(StoreFigures(store))
+    store.database.meter = meters.note_write
     app = FastAPI(
         title="Batchwright",
         version=version("batchwright"),
@@ -96,6 +103,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.meters = meters
     app.state.adviser = Adviser(store)
     app.state.remover = Remover(store)
+    app.state.webhook = Webhook(store)
+    app.state.transfers = artifacts.Transfers(settings.limits.transfers)
     for router in API:
         app.include_router(router)
     for router in PAGES:
@@ -119,7 +128,9 @@ def _tell(request: Request, error: Exception) -> Response:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(app.state.store.jobs.forgive_absence)
     tidying = asyncio.create_task(_tidy_now_and_then(app.state.store, app.state.remover))
+    app.state.webhook.start()
     yield
+    await run_in_threadpool(app.state.webhook.close)
     tidying.cancel()
     await run_in_threadpool(app.state.remover.close)
     await run_in_threadpool(app.state.adviser.close)

@@ -17,8 +17,10 @@ from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.advice import AdviceStore
 from batchwright.service.store.agents import Agents
+from batchwright.service.store.artifacts import Artifacts
 from batchwright.service.store.audit import Audit
 from batchwright.service.store.jobs import Jobs
+from batchwright.service.store.notices import Notices
 from batchwright.service.store.part import Clock
 from batchwright.service.store.profiles import Profiles
 from batchwright.service.store.records import Records
@@ -50,6 +52,8 @@ class Store:
         self.advice = AdviceStore(*common)
         self.jobs = Jobs(*common)
         self.agents = Agents(*common)
+        self.artifacts = Artifacts(*common)
+        self.notices = Notices(*common)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 
@@ -92,12 +96,15 @@ class Store:
         """Delete what `Settings` says is too old; returns the runs' identifiers."""
         self.sign_in.forget_expired()
         self.runs.forget_deleted()
-        if self.settings.retention_days is None:
-            return []
-        before = self.clock() - self.settings.retention_days * DAY
-        for part in (self.jobs, self.profiles, self.audit):
-            part.delete_old(before)
-        return self.runs.delete_old(before)
+        gone: list[str] = []
+        if self.settings.retention_days is not None:
+            before = self.clock() - self.settings.retention_days * DAY
+            for part in (self.jobs, self.profiles, self.audit):
+                part.delete_old(before)
+            gone = self.runs.delete_old(before)
+        self.artifacts.forget_lost()
+        self.notices.forget_old()
+        return gone
 
     def close(self) -> None:
         """Close all connections."""

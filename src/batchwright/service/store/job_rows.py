@@ -33,7 +33,7 @@ _LONGEST_KNOWN = 8000
 _COLUMNS = {"key": "lease_key", "expires": "lease_expires"}
 """Of what has another name in a `Standing`."""
 
-_FREE = and_(
+FREE = and_(
     jobs.c.lease_expires.is_(None),
     or_(
         jobs.c.state == "queued",
@@ -74,7 +74,7 @@ def waiting_jobs(agent: str) -> Select[Any]:
     own = func.coalesce(jobs.c.agent, "") == agent
     return (
         select(jobs.c.id, jobs.c.agent, jobs.c.job)
-        .where(_FREE)
+        .where(FREE)
         .order_by(own.desc(), jobs.c.created, jobs.c.id)
     )
 

@@ -46,7 +46,13 @@ NOTED_SHARE = 1 / 6
 
 
 class Jobs(Part):
-    """The table of jobs."""
+    """The table of jobs.
+
+    Attributes:
+        leases_lost: Those that this process has taken from silent agents.
+    """
+
+    leases_lost = 0
 
     @property
     def _since(self) -> float:
@@ -270,6 +276,7 @@ class Jobs(Part):
     ) -> None:
         """Store where a job stands; a mere heartbeat leaves the time of its last change alone."""
         before = standing_of(row)
+        self.leases_lost += job.lost > before.lost
         values = documents | {
             name: value
             for name, value in columns_of(job).items()
